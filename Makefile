@@ -1,0 +1,49 @@
+# The two commands, `make recover` and `make test`, and their relatives. `make help` lists them.
+# PYTHON names the interpreter that makes .venv; everything else runs inside .venv.
+PYTHON ?= python3
+RATIO ?= 0.75
+ARGS ?=
+WORKERS ?= 2
+# Names of recipes/benchmarks that `make gpu` measures once its tests pass.
+BENCHMARKS ?=
+CHECKED := bosch data training eval recipes launch
+
+SETUP := $(PYTHON) launch/setup_environment.py
+# Test processes run side by side, so each one keeps to a single thread.
+PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help recover test slow faults gpu clean
+
+help: ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@echo 'Variables: RATIO=0.5  ARGS="--method fisher"  PYTHON=python3.12  WORKERS=4'
+
+recover: ## set up, then run the chain on the embedded tiny model
+	@$(SETUP)
+	.venv/bin/accelerate launch recipes/recover.py --ratio $(RATIO) $(ARGS)
+
+test: ## set up, then lint, types and the tests (minutes)
+	@$(SETUP) dev eval
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy $(CHECKED)
+	$(PYTEST) -n $(WORKERS) $(ARGS)
+
+slow: ## tests too long for every commit
+	@$(SETUP) dev eval
+	$(PYTEST) -n $(WORKERS) -m slow $(ARGS)
+
+faults: ## kill counts: stages killed at many points
+	@$(SETUP) dev eval
+	$(PYTEST) -n $(WORKERS) -m faults $(ARGS)
+
+gpu: ## tests that need a GPU; BENCHMARKS="a b" are measured after them
+	@$(SETUP) dev eval
+	$(PYTEST) -m gpu $(ARGS)
+	set -e; for name in $(BENCHMARKS); do \
+	  .venv/bin/python recipes/benchmark.py $$name --out benchmarks/$$name.json; done
+
+clean: ## remove .venv and caches; run folders stay
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(CHECKED) tests -name __pycache__ -type d -prune -exec rm -rf {} +

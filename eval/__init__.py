@@ -1,0 +1,1 @@
+"""Judging a model: task suites, generation, and the comparison of runs."""

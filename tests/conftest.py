@@ -1,0 +1,43 @@
+"""What every test shares: no network, one thread a worker, fixed seeds, the shared test data."""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+
+def pytest_configure() -> None:
+    # Before a test module imports the libraries that read these once, at their import.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["MPLBACKEND"] = "agg"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it warns when a process with threads forks
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    # The same examples in every run, none refused for being slow, no folder of past failures.
+    hypothesis.settings.register_profile(
+        "reproducible", derandomize=True, deadline=None, database=None
+    )
+    hypothesis.settings.load_profile("reproducible")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Covers what draws from a global generator; torch and numpy only where they are in use."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real inputs that are not in the repository: mask patterns of other projects, essays."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("BOSCH_SHARED_DATA", beside))
+    if not folder.is_dir():
+        pytest.skip(f"no shared test data in {folder}; set BOSCH_SHARED_DATA to its folder")
+    return folder

@@ -1,0 +1,193 @@
+"""The set-up behind `make recover` and `make test`: what it reuses, repairs and says beforehand.
+
+Each checkout here is small and of its own, set up by real processes. The packages it asks for
+are wheels of a few bytes in a folder, so that nothing is downloaded.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch.setup_environment import check_python, describe_cuda_download, is_linux_without_gpu
+from tests.unit.tiny_wheel import write_wheel
+
+REPOSITORY = Path(__file__).parents[2]
+
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "tiny_wheel"
+backend-path = ["."]
+[project]
+name = "toy"
+version = "1"
+dependencies = ["torch>=2", "transformers", "accelerate"]
+[project.optional-dependencies]
+dev = []
+[tool.setuptools]
+"""
+
+
+def new_checkout(folder: Path) -> Path:
+    (folder / "launch").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "launch" / "setup_environment.py", folder / "launch")
+    shutil.copy(REPOSITORY / "tests" / "unit" / "tiny_wheel.py", folder)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    write_wheel(wheels, "torch", "2.13.0+cpu")
+    write_wheel(wheels, "transformers", "5.17")
+    write_wheel(wheels, "accelerate", "1.0")
+    return folder
+
+
+def start(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(checkout), "PIP_NO_INDEX": "1"}
+    environment |= {"PIP_FIND_LINKS": "wheels", "PIP_CONFIG_FILE": os.devnull}
+    return subprocess.Popen(
+        [sys.executable, "launch/setup_environment.py", *arguments],
+        cwd=checkout,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def run(checkout: Path, *arguments: str) -> str:
+    process = start(checkout, *arguments)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout that was set up without extras."""
+    checkout = new_checkout(tmp_path_factory.mktemp("setup") / "made")
+    assert "build .venv (there is none)" in run(checkout)
+    return checkout
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    """The same in another folder, as if it had been set up there."""
+    checkout = shutil.copytree(made, tmp_path / "copied", symlinks=True)
+    change_record(checkout, folder=str(checkout / ".venv"))
+    return checkout
+
+
+def change_record(checkout: Path, **changes: object) -> None:
+    path = checkout / ".venv" / "setup.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_second_setup_reuses_the_first_until_extras_or_requirements_change(made: Path) -> None:
+    assert run(made) == "set-up: reuse .venv (it is up to date)\n"
+    assert "update .venv (it lacks the extras dev)" in run(made, "dev")
+    assert "reuse" in run(made, "dev")
+    assert "reuse" in run(made), "an environment that has more serves a command that asks for less"
+    project = made / "pyproject.toml"
+    project.write_text(PROJECT.replace("torch>=2", "torch>=2.1"))
+    assert "update .venv (what has to be installed has changed)" in run(made)
+    assert "reuse" in run(made, "dev"), "an update keeps the extras that were there"
+    project.write_text(project.read_text() + "[tool.ruff]\n")
+    assert "reuse" in run(made), "settings of a linter install nothing"
+
+
+def remove_modules(checkout: Path, *names: str) -> None:
+    packages = next((checkout / ".venv" / "lib").glob("python*/site-packages"))
+    for name in names:
+        path = packages / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def replace_interpreter(checkout: Path, target: str) -> None:
+    python = checkout / ".venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    ("damage", "decision"),
+    [
+        (lambda c: change_record(c, finished=False), "build: the last set-up did not finish"),
+        (lambda c: change_record(c, folder="/moved/.venv"), "build: it was made in /moved/.venv"),
+        (lambda c: change_record(c, future=1), "build: its setup.json cannot be read"),
+        (lambda c: (c / ".venv/setup.json").write_text("{"), "build: its setup.json cannot"),
+        (lambda c: replace_interpreter(c, "/nowhere/python"), "build: its Python does not run"),
+        (lambda c: replace_interpreter(c, "/bin/true"), "build: its Python does not run"),
+        (lambda c: remove_modules(c, "torch.py"), "build: it lacks torch"),
+        (lambda c: remove_modules(c, "pip"), "build: it lacks pip"),
+        (lambda c: (c / ".venv/setup.json").unlink(), "update: this set-up did not make it"),
+        (lambda c: shutil.rmtree(c / ".venv"), "build: there is none"),
+        (lambda c: None, "reuse: it is up to date"),
+    ],
+)
+def test_plan_names_what_is_wrong(
+    copied: Path, damage: Callable[[Path], object], decision: str
+) -> None:
+    damage(copied)
+    before = sorted(copied.rglob("*"))
+    assert run(copied, "--plan").startswith(decision)
+    assert sorted(copied.rglob("*")) == before, "a plan changes nothing"
+
+
+def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) -> None:
+    checkout = new_checkout(tmp_path / "checkout")
+    for pipe in ("hold", "never"):
+        os.mkfifo(checkout / pipe)
+    first = start(checkout)
+    keep = os.open(checkout / "never", os.O_RDWR)  # a writer, lest the backend read an end
+    with (checkout / "hold").open() as hold:
+        assert hold.read(5) == "begun"
+    second = start(checkout)
+    assert second.stdout is not None
+    assert "waiting for it" in second.stdout.readline()
+    (checkout / "hold").unlink()
+    os.killpg(first.pid, signal.SIGKILL)  # pip too: while it lives, it holds the lock
+    output, _ = second.communicate()
+    os.close(keep)
+    first.communicate()
+    assert second.returncode == 0, output
+    assert "build .venv (the last set-up did not finish)" in output
+    assert "reuse" in run(checkout)
+
+
+def test_download_of_cuda_packages_is_announced_without_a_gpu(tmp_path: Path) -> None:
+    checkout = new_checkout(tmp_path / "checkout")
+    wheels = checkout / "wheels"
+    (wheels / "torch-2.13.0+cpu-py3-none-any.whl").unlink()
+    write_wheel(wheels, "torch", "2.13.0", ["nvidia-cudnn==9"])
+    write_wheel(wheels, "nvidia-cudnn", "9")
+    said = "built for CUDA" in run(checkout)
+    assert said == is_linux_without_gpu()
+
+
+def test_message_about_cuda_names_the_packages_and_the_variable() -> None:
+    # The form of pip's report, the requirements of torch 2.13.0 for Linux as published (shortened).
+    requires = ["filelock", 'nvidia-nccl-cu13==2.29.7; platform_system == "Linux"']
+    report = {"install": [{"metadata": {"version": "2.13.0", "requires_dist": requires}}]}
+    message = describe_cuda_download(report)
+    assert "torch 2.13.0" in message
+    assert "nvidia-nccl-cu13: several GB" in message
+    assert "PIP_EXTRA_INDEX_URL" in message
+    report["install"][0]["metadata"]["requires_dist"] = requires[:1]
+    assert describe_cuda_download(report) == ""
+    assert describe_cuda_download({"install": []}) == "", "torch is there already"
+
+
+def test_unsuitable_python_is_one_sentence() -> None:
+    with pytest.raises(SystemExit, match=r"3\.11 or newer is needed.*is 3\.9.*PYTHON="):
+        check_python((3, 9), has_ensurepip=True)
+    with pytest.raises(SystemExit, match=r"apt install python3\.12-venv"):
+        check_python((3, 12), has_ensurepip=False)
+    check_python((3, 11), has_ensurepip=True)
