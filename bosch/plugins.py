@@ -1,0 +1,75 @@
+"""A folder of plug-ins is its own registry: `bosch/methods/fisher.py` is the method `fisher`. There
+is no list to edit.
+
+The folders are bosch/methods, bosch/backends, bosch/families and eval/suites. A file whose name
+begins with `_` is a part of the folder, not a plug-in.
+"""
+
+import ast
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+
+def list_plugins(package: str) -> tuple[str, ...]:
+    """Names of the plug-ins in a package (`bosch.methods`), sorted. No plug-in is imported for
+    it.
+    """
+    return tuple(
+        sorted(
+            path.stem
+            for folder in _folders(package)
+            for path in folder.glob("*.py")
+            if not path.name.startswith("_")
+        )
+    )
+
+
+def load_plugin(package: str, name: str) -> ModuleType:
+    """The module behind a plug-in's name. Its ValueError offers the nearest name and lists them
+    all.
+    """
+    names = list_plugins(package)
+    if name not in names:
+        kind = package.rsplit(".", 1)[-1]
+        raise ValueError(f"{name!r} is not one of the {kind}: {suggest(name, names)}")
+    return importlib.import_module(f"{package}.{name}")
+
+
+def describe_plugin(package: str, name: str) -> str:
+    """First sentence of a plug-in's docstring, for --help: read from the file, which is not
+    imported.
+    """
+    if name not in list_plugins(package):
+        load_plugin(package, name)  # says what there is
+    path = next(p for folder in _folders(package) if (p := folder / f"{name}.py").is_file())
+    return first_sentence(ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
+
+
+def first_sentence(docstring: str) -> str:
+    """A docstring up to its first full stop or empty line, on one line."""
+    paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
+    sentence, stop, _ = paragraph.partition(". ")
+    return sentence + stop.strip()
+
+
+def suggest(name: str, names: Sequence[str]) -> str:
+    """The part of an error that helps after an unknown name: the nearest one, then all of them."""
+    if not names:
+        return "there are none."
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{hint}There are {', '.join(names)}."
+
+
+def _folders(package: str) -> list[Path]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or spec.submodule_search_locations is None:
+        raise ValueError(f"{package} is not a package, so it has no plug-ins.")
+    return [Path(folder) for folder in spec.submodule_search_locations]

@@ -1,0 +1,191 @@
+"""The layout of the repository: which package may import which, and what files may be called.
+
+`recipes -> {training, eval} -> data -> bosch`; training and eval do not know each other.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+MAY_IMPORT = {
+    "bosch": set(),
+    "data": {"bosch"},
+    "training": {"data", "bosch"},
+    "eval": {"data", "bosch"},
+    "recipes": {"training", "eval", "data", "bosch"},
+}
+SCRIPTS = {"tests", "launch"}  # folders of Python files that no package may import
+# Functions whose first argument, when it is written out, names a module or package to load.
+LOADERS = {"import_module", "__import__", "find_spec", "load_plugin", "list_plugins"}
+
+
+# --- the checker ---
+
+
+def wrong_imports(root: Path) -> list[str]:
+    """`file:line: a package imports another that it may not`, for all packages below root."""
+    ours = MAY_IMPORT.keys() | SCRIPTS
+    problems = []
+    for package, allowed in MAY_IMPORT.items():
+        for path in sorted((root / package).rglob("*.py")):
+            relative = path.relative_to(root)
+            for line, module in imported_modules(path, relative.parent.parts):
+                target = module.split(".")[0]
+                if target in ours - allowed - {package}:
+                    problems.append(f"{relative}:{line}: {package} imports {module}")
+    return problems
+
+
+def imported_modules(path: Path, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Line and full name of each module a file imports, anywhere in it; `package` is its own."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*_ancestors(package, node.level), *filter(None, [node.module])]
+            names = [".".join(base)] if base else [alias.name for alias in node.names]
+            yield from ((node.lineno, name) for name in names)
+        elif isinstance(node, ast.Call) and (literal := _loaded_name(node)):
+            module = literal.lstrip(".")
+            parts = _ancestors(package, len(literal) - len(module))
+            yield node.lineno, ".".join([*parts, module])
+
+
+def _ancestors(package: tuple[str, ...], level: int) -> tuple[str, ...]:
+    """What the dots of a relative import stand for: one the file's own package, two its parent."""
+    return package[: max(0, len(package) - level + 1)] if level else ()
+
+
+def _loaded_name(call: ast.Call) -> str | None:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in LOADERS and call.args and isinstance(call.args[0], ast.Constant):
+        return str(call.args[0].value)
+    return None
+
+
+def wrong_names(root: Path) -> list[str]:
+    """What is called as it must not be: a package beside ours, a recipe that hides one, utils."""
+    problems = []
+    for folder in sorted(root.iterdir()):
+        known = MAY_IMPORT.keys() | SCRIPTS
+        if folder.is_dir() and (folder / "__init__.py").is_file() and folder.name not in known:
+            problems.append(f"{folder.name}: a top-level package that DESIGN does not name")
+    for path in sorted(root.glob("*.py")):
+        problems.append(f"{path.name}: Python files live in packages")
+    for package in MAY_IMPORT:
+        if not (root / package / "__init__.py").is_file():
+            problems.append(f"{package}: the package is missing")
+    # A script's own folder comes first on the import path: recipes/eval.py would hide the package.
+    hidden = MAY_IMPORT.keys() | SCRIPTS | sys.stdlib_module_names
+    for path in sorted((root / "recipes").glob("*.py")):
+        if path.stem in hidden and path.stem != "__init__":
+            problems.append(f"recipes/{path.name}: hides the module {path.stem}")
+    for package in sorted(MAY_IMPORT.keys() | SCRIPTS):
+        for path in sorted((root / package).rglob("util*.py")):
+            if path.stem in ("util", "utils"):
+                problems.append(f"{path.relative_to(root)}: say in its name what it is for")
+    return problems
+
+
+# --- this repository ---
+
+
+def test_imports_point_one_way() -> None:
+    assert wrong_imports(ROOT) == []
+
+
+def test_files_are_called_as_the_design_says() -> None:
+    assert wrong_names(ROOT) == []
+
+
+# --- the checker itself, on a small tree that is right until a test spoils it ---
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for package in MAY_IMPORT:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "data" / "pack.py").write_text("import json\nfrom bosch import mask\n")
+    (tmp_path / "eval" / "runner.py").write_text("import data.pack\nfrom . import suites\n")
+    (tmp_path / "recipes" / "train_model.py").write_text("from training import loop\nimport eval\n")
+    assert wrong_imports(tmp_path) == []
+    assert wrong_names(tmp_path) == []
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "told"),
+    [
+        ("bosch/mask.py", "import data", "bosch imports data"),
+        ("bosch/mask.py", "import data.pack as p", "bosch imports data.pack"),
+        ("bosch/mask.py", "import os, recipes.recover", "bosch imports recipes.recover"),
+        ("bosch/methods/apl.py", "from training.loop import train", "bosch imports training.loop"),
+        ("data/pack.py", "from eval import runner", "data imports eval"),
+        ("training/loop.py", "import eval.runner", "training imports eval.runner"),
+        ("eval/runner.py", "from training import loop", "eval imports training"),
+        ("eval/runner.py", "import recipes", "eval imports recipes"),
+        ("eval/suites/niah.py", "import tests.conftest", "eval imports tests.conftest"),
+        ("recipes/recover.py", "import launch", "recipes imports launch"),
+        ("data/pack.py", "from ..eval import runner", "data imports eval"),
+        ("data/pack.py", "from .. import eval", "data imports eval"),
+        ("data/toy/world.py", "from ...training.loop import x", "data imports training.loop"),
+        ("data/pack.py", "def f():\n    import eval", "data imports eval"),
+        ("data/pack.py", "if TYPE_CHECKING:\n    import eval", "data imports eval"),
+        ("data/pack.py", "importlib.import_module('eval.runner')", "data imports eval.runner"),
+        ("data/pack.py", "import_module('..eval', __package__)", "data imports eval"),
+        ("data/pack.py", "__import__('training')", "data imports training"),
+        ("bosch/stage.py", "load_plugin('eval.suites', name)", "bosch imports eval.suites"),
+    ],
+)
+def test_the_checker_names_an_import_against_the_direction(
+    tree: Path, file: str, line: str, told: str
+) -> None:
+    path = tree / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{line}\n")
+    number = line.count("\n") + 1
+    assert wrong_imports(tree) == [f"{file}:{number}: {told}"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from .toy import world",
+        "from ..data import toy",
+        "import evaluate",  # another project's package whose name begins as ours
+        "import_module('bosch.mask')",
+        "import_module(name)",
+        "text = 'import eval'",
+    ],
+)
+def test_the_checker_lets_good_imports_through(tree: Path, line: str) -> None:
+    (tree / "data" / "pack.py").write_text(f"{line}\n")
+    assert wrong_imports(tree) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("helpers/__init__.py", "helpers: a top-level package that DESIGN does not name"),
+        ("run.py", "run.py: Python files live in packages"),
+        ("recipes/eval.py", "recipes/eval.py: hides the module eval"),
+        ("recipes/tokenize.py", "recipes/tokenize.py: hides the module tokenize"),
+        ("data/utils.py", "data/utils.py: say in its name what it is for"),
+        ("tests/unit/util.py", "tests/unit/util.py: say in its name what it is for"),
+    ],
+)
+def test_the_checker_names_a_wrong_name(tree: Path, file: str, told: str) -> None:
+    (tree / file).parent.mkdir(parents=True, exist_ok=True)
+    (tree / file).touch()
+    assert wrong_names(tree) == [told]
+
+
+def test_the_checker_names_a_missing_package(tree: Path) -> None:
+    (tree / "data" / "__init__.py").unlink()
+    assert wrong_names(tree) == ["data: the package is missing"]

@@ -1,0 +1,45 @@
+"""How a user's mistake, a user's Ctrl-C, and a reader that leaves end a command."""
+
+import signal
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+from bosch.errors import exit_on_user_error
+
+def work():
+    print("ready", flush=True)
+    sys.stdin.read()
+    print("x" * 10**6)
+
+exit_on_user_error(work, debug=False)
+"""
+
+
+def start() -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", PROGRAM]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_ctrl_c_ends_in_one_sentence_and_the_shells_exit_code() -> None:
+    with start() as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors == "interrupted; the same command goes on from here\n"
+
+
+def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
+    with start() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
