@@ -1,0 +1,90 @@
+"""Fingerprints: one short name for everything that decides a result, so that equal work is
+recognized and reused.
+
+A fingerprint is the hash of a canonical JSON text. A stage's covers its name, version, settings and
+the fingerprints of its inputs, so it is known before anything has run, and a change early in the
+chain changes every name after it.
+"""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+CHUNK_BYTES = 1 << 22
+_AFFECTS_RESULT = "affects_result"
+
+
+def speed_only(default: Any) -> Any:
+    """A config field that changes how fast a result comes, never the result: fingerprints leave it
+    out."""
+    return dataclasses.field(default=default, metadata={_AFFECTS_RESULT: False})
+
+
+def fingerprint(value: Any) -> str:
+    """32 hexadecimal digits that stand for `value` (settings, mappings, nested as they come)."""
+    return xxhash.xxh3_128_hexdigest(canonical_json(value).encode())
+
+
+def fingerprint_files(folder: Path) -> str:
+    """Fingerprint, by content, of all files below a folder that no stage of ours wrote (names with
+    a dot in front left out)."""
+    files = [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and not is_hidden(path, folder)
+    ]
+    if not files:
+        raise FileNotFoundError(
+            f"{folder} holds no files; an input must be a folder with something in it."
+        )
+    return fingerprint({path.relative_to(folder).as_posix(): hash_file(path) for path in files})
+
+
+def is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a name on the way from folder to path begins with a dot: such files are book-keeping,
+    not results."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def hash_file(path: Path, sync: bool = False) -> str:
+    """xxh3 (128 bits) of a file's bytes. `sync` forces them to the disk first, before a manifest
+    vouches for them."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one meaning: sorted keys, no spaces."""
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: dataclasses become dicts without their speed-only fields, and 1.0 is
+    1."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kept = [f for f in dataclasses.fields(value) if f.metadata.get(_AFFECTS_RESULT, True)]
+        return {f.name: plain(getattr(value, f.name)) for f in kept}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(
+                f"A setting is {value}; settings must be finite numbers. Use None for 'off'."
+            )
+        return int(value) if value.is_integer() else value
+    if value is None or isinstance(value, str | int):
+        return value
+    raise TypeError(f"A setting of type {type(value).__name__} has no JSON form: {value!r}")

@@ -1,0 +1,179 @@
+"""One look for the whole tool: bars on a terminal, plain lines when piped, and every line in the
+run's `recover.log`.
+
+    say("mask: 22 of 64 groups")
+    with track("search", total=800, unit="evaluations") as bar:
+        bar.advance(1, best_score=0.97)
+
+Rank 0 alone speaks: `set_up` makes the other ranks silent. Lines go through the logger `bosch`, so
+code that uses this package as a library sees them, or not, as it sees any library's.
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+LINE_SECONDS = 10.0  # between two plain lines of one bar, at least
+LINE_SHARE = 0.01  # and this share of the time passed: a run of days fills no disk with them
+
+logger = logging.getLogger("bosch")
+_console: Console | None = None  # a terminal to draw bars on; None: plain lines only
+
+
+def set_up(rank: int = 0) -> None:
+    """Called once by a recipe: decide who speaks, and how."""
+    global _console
+    close()
+    if rank != 0:
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False
+        return
+    console = Console(soft_wrap=True)
+    _console = console if console.is_terminal and not console.is_dumb_terminal else None
+    logger.addHandler(_LineHandler(console))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def log_to(path: Path) -> None:
+    """Write every line from now on to a file as well, behind what it holds, each with date and
+    time."""
+    if any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    logger.addHandler(handler)
+
+
+def close() -> None:
+    """Take back what set_up and log_to did."""
+    global _console
+    _console = None
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+
+
+def say(line: str) -> None:
+    """One line for the user and for recover.log."""
+    logger.info(line)
+
+
+class Bar:
+    """Work done so far. `advance` is cheap enough to be called for every sample."""
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        unit: str,
+        done: int = 0,
+        draw: Callable[[int, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.title, self.total, self.unit, self.done = title, total, unit, done
+        self.figures: dict[str, float | str] = {}
+        self._draw, self._clock = draw, clock
+        self._done_at_start = done  # an earlier attempt says nothing about the speed of this
+        self._begin = self._told = clock()
+        self._told_done = -1
+
+    def advance(self, count: int = 1, **figures: float | str) -> None:
+        """`count` more are done; `figures` (loss=2.31) stand beside the bar from now on."""
+        self.done += count
+        self.figures |= figures
+        if self._draw:
+            self._draw(self.done, self.describe_pace())
+        now = self._clock()
+        if now - self._told >= max(LINE_SECONDS, LINE_SHARE * (now - self._begin)):
+            self.tell()
+
+    def tell(self) -> None:
+        """Say now where the work stands."""
+        self._told, self._told_done = self._clock(), self.done
+        share = f" ({100 * self.done / self.total:.0f} %)" if self.total else ""
+        line = f"{self.title}: {self.done:,} of {self.total:,} {self.unit}{share}"
+        # On a terminal the bar shows it already: the line is for the log file only.
+        logger.info(", ".join(filter(None, [line, self.describe_pace()])), extra={"bar": True})
+
+    def describe_pace(self) -> str:
+        """Speed, time left, and the figures."""
+        seconds, done = self._clock() - self._begin, self.done - self._done_at_start
+        parts = []
+        if seconds > 0 and done > 0:
+            parts.append(f"{_round(done / seconds)} {self.unit}/s")
+            left = (self.total - self.done) * seconds / done
+            in_all = f"in {describe_seconds(seconds)}"
+            parts.append(f"{describe_seconds(left)} left" if left > 0 else in_all)
+        for name, value in self.figures.items():
+            parts.append(f"{name.replace('_', ' ')} {_show(value)}")
+        return ", ".join(parts)
+
+    def finish(self) -> None:
+        """A last line, unless it was told already."""
+        if self._told_done != self.done:
+            self.tell()
+
+
+@contextlib.contextmanager
+def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
+    """Show work of `total` units. `done` of them were finished by an earlier attempt."""
+    if _console is None:
+        bar = Bar(title, total, unit, done)
+        yield bar
+        bar.finish()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TextColumn("{task.fields[pace]}", style="dim"),
+    )
+    with Progress(*columns, console=_console, transient=True) as display:
+        task = display.add_task(title, total=total, completed=done, pace="")
+
+        def draw(now_done: int, pace: str) -> None:
+            display.update(task, completed=now_done, pace=pace)
+
+        bar = Bar(title, total, unit, done, draw)
+        yield bar
+    bar.finish()
+
+
+def describe_seconds(seconds: float) -> str:
+    """A duration as one reads it: 4.2 s, 3 min 20 s, 5 h 7 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+class _LineHandler(logging.Handler):
+    """Lines on standard output: above a bar that is being drawn, or simply printed."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _console is None:
+            print(record.getMessage(), file=sys.stdout, flush=True)
+        elif not getattr(record, "bar", False):
+            self.console.print(record.getMessage(), markup=False, highlight=False)
+
+
+def _round(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _show(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

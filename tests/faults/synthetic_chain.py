@@ -1,0 +1,121 @@
+"""A chain of three small stages as a program: what the kill tests kill, and run again until it
+ends.
+
+    python synthetic_chain.py RUN_FOLDER '{"kill_at": 17, "ratio": 0.5}'
+
+`kill_at` n: SIGKILL from inside just before the n-th operation on a file below the folder of all
+runs (an audit hook of Python counts them), so that tests reach every point between two operations
+without a clock.
+"""
+
+import atexit
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from bosch.manifest import write_atomically
+from bosch.ranks import rank_and_world
+from bosch.run_folder import RunFolder
+from bosch.stage import Artifact, Stage
+
+COUNTED = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate", "synthetic.half_line")
+
+
+def write_words(folder: Path) -> None:
+    """Several files, each whole or not there."""
+    for number in range(4):
+        part = folder / "parts" / f"part-{number}.txt"
+        part.parent.mkdir(exist_ok=True)
+        if not part.exists():
+            write_atomically(part, f"part {number}\n" * (number + 1))
+
+
+def write_journal(folder: Path, words: Artifact, ratio: float) -> None:
+    """One file that grows line by line; a torn last line is dropped on the way back in."""
+    journal = folder / "journal.jsonl"
+    text = journal.read_text() if journal.exists() else ""
+    kept = text[: text.rfind("\n") + 1]
+    with journal.open("a") as file:
+        file.truncate(len(kept))
+        for number in range(kept.count("\n"), 5):
+            line = json.dumps({"number": number, "ratio": ratio, "words": words.fingerprint}) + "\n"
+            file.write(line[:7])
+            file.flush()
+            sys.audit("synthetic.half_line", str(journal))
+            file.write(line[7:])
+            file.flush()
+            os.fsync(file.fileno())
+            print(f"line {number}", flush=True)
+
+
+def write_rank_files(folder: Path, journal: Artifact) -> None:
+    """Every rank writes its own file, as a sharded evaluation does."""
+    rank, world = rank_and_world()
+    num_lines = len((journal.folder / "journal.jsonl").read_text().splitlines())
+    write_atomically(folder / f"rank-{rank}.txt", f"{rank} of {world}: {num_lines} lines\n")
+
+
+def stages(ratio: float = 0.75) -> list[Stage]:
+    words = Stage("words", run=write_words, settings={"parts": 4}, shared=True)
+    journal = Stage(
+        "journal",
+        run=lambda folder, words: write_journal(folder, words, ratio),
+        settings={"ratio": ratio},
+        inputs={"words": words},
+    )
+    shards = Stage("shards", run=write_rank_files, inputs={"journal": journal}, ranks="all")
+    return [words, journal, shards]
+
+
+def kill_at(point: int, root: Path) -> None:
+    seen = 0
+
+    def count(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in COUNTED and str(args[0]).startswith(str(root)):
+            seen += 1
+            if seen == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+
+
+def count_operations(root: Path) -> None:
+    """Print at exit how many points there are to be killed at."""
+    seen = 0
+
+    def count(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal seen
+        seen += event in COUNTED and str(args[0]).startswith(str(root))
+
+    sys.addaudithook(count)
+    atexit.register(lambda: print(f"operations {seen}"))
+
+
+def main() -> None:
+    run_path, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    if "kill_at" in options:
+        kill_at(options["kill_at"], run_path.parent)
+    if "count" in options:
+        count_operations(run_path.parent)
+    rank, world = rank_and_world()
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    with RunFolder(run_path, rank, world, say, beat_seconds=0.2, stale_seconds=5) as run:
+        if "hold" in options:  # keeps the folder until standard input closes
+            say("held")
+            sys.stdin.read()
+        for stage in stages(options.get("ratio", 0.75)):
+            if options.get("die_before") == [rank, stage.name]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            run.complete(stage)
+    say("finished")
+
+
+if __name__ == "__main__":
+    main()

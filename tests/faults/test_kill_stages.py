@@ -1,0 +1,241 @@
+"""Chains of stages as real processes: killed anywhere, locked, followed by a second rank. Fractions
+of a second each."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("synthetic_chain.py")
+MOMENTS = random.Random(3)  # picks the points at which processes are killed
+
+
+def start(
+    run: Path, rank: int = 0, world: int = 1, launch: object = "one", **options: object
+) -> subprocess.Popen[str]:
+    """One rank of a launch. A launcher gives each of its launches an id in the environment; here
+    `launch` stands for it."""
+    environment = os.environ | {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "TORCHELASTIC_RUN_ID": str(launch),
+    }
+    command = [sys.executable, str(PROGRAM), str(run), json.dumps(options)]
+    return subprocess.Popen(
+        command,
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+def results(root: Path) -> dict[str, bytes]:
+    """Every result below a folder of runs, byte for byte; of a manifest all but the seconds it
+    tells."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if not path.is_file() or "/." in f"/{name}":
+            continue
+        found[name] = path.read_bytes()
+        if path.name == "manifest.json":
+            manifest = json.loads(found[name])
+            del manifest["wall_seconds"], manifest["checksum"]
+            found[name] = json.dumps(manifest).encode()
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], int]:
+    """Results of a chain that nobody kills, and the number of file operations in it."""
+    root = tmp_path_factory.mktemp("undisturbed")
+    code, output = finish(start(root / "run", count=True))
+    assert code == 0, output
+    return results(root), int(output.split("operations")[1])
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [*range(5), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(5, 25))],
+)
+def test_chain_killed_at_a_random_operation_resumes_to_the_same_bytes(
+    attempt: int, tmp_path: Path, undisturbed: tuple[dict[str, bytes], int]
+) -> None:
+    expected, num_operations = undisturbed
+    point = random.Random(attempt).randint(1, num_operations)
+    code, output = finish(start(tmp_path / "run", kill_at=point))
+    assert code == -signal.SIGKILL, output
+    code, output = finish(start(tmp_path / "run"))
+    assert code == 0, output
+    assert results(tmp_path) == expected
+
+
+def test_chain_killed_again_and_again_still_ends_in_the_same_bytes(
+    tmp_path: Path, undisturbed: tuple[dict[str, bytes], int]
+) -> None:
+    expected, num_operations = undisturbed
+    for _ in range(8):
+        finish(start(tmp_path / "run", kill_at=MOMENTS.randint(1, num_operations)))
+    code, output = finish(start(tmp_path / "run"))
+    assert code == 0, output
+    assert results(tmp_path) == expected
+
+
+@pytest.mark.parametrize("line", ["words: done", "line 0", "line 3", "shards: starts"])
+def test_chain_killed_from_outside_resumes_to_the_same_bytes(
+    line: str, tmp_path: Path, undisturbed: tuple[dict[str, bytes], int]
+) -> None:
+    process = start(tmp_path / "run")
+    assert process.stdout
+    while not process.stdout.readline().startswith(line):
+        assert process.poll() is None
+    process.kill()
+    finish(process)
+    code, output = finish(start(tmp_path / "run"))
+    assert code == 0, output
+    assert results(tmp_path) == undisturbed[0]
+
+
+def test_complete_chain_is_reused_stage_by_stage(tmp_path: Path) -> None:
+    finish(start(tmp_path / "run"))
+    before = results(tmp_path)
+    code, output = finish(start(tmp_path / "run"))
+    assert code == 0
+    assert output.count("complete, reused") == 3
+    assert "starts" not in output
+    assert results(tmp_path) == before
+
+
+def test_second_run_uses_the_shared_artifact_of_the_first(tmp_path: Path) -> None:
+    finish(start(tmp_path / "one"))
+    code, output = finish(start(tmp_path / "two", ratio=0.5))
+    assert code == 0, output
+    assert f"words: complete, reused from {tmp_path / 'shared'}" in output
+    reference = json.loads((tmp_path / "two" / "words" / "reference.json").read_text())
+    assert (tmp_path / "two" / "words" / reference["folder"] / "manifest.json").is_file()
+
+
+def test_runs_that_race_for_a_shared_artifact_build_it_once(tmp_path: Path) -> None:
+    processes = [start(tmp_path / f"run-{number}", ratio=number / 4) for number in range(4)]
+    outputs = [finish(process) for process in processes]
+    assert [code for code, _ in outputs] == [0, 0, 0, 0], outputs
+    assert sum("words: done" in output for _, output in outputs) == 1
+    assert len(list((tmp_path / "shared").iterdir())) == 1
+
+
+def test_shared_artifact_of_a_killed_run_is_finished_by_another(tmp_path: Path) -> None:
+    # The 30th operation lies within the first stage, the shared one: asserted below.
+    finish(start(tmp_path / "one", kill_at=30))
+    [folder] = (tmp_path / "shared").iterdir()
+    assert (folder / "started.json").is_file()
+    assert not (folder / "manifest.json").exists()
+    code, output = finish(start(tmp_path / "two"))
+    assert code == 0, output
+    assert "words: goes on where it was stopped" in output
+
+
+def test_folder_in_use_is_refused_with_the_owner_named(tmp_path: Path) -> None:
+    owner = start(tmp_path / "run", hold=True)
+    assert owner.stdout
+    assert owner.stdout.readline() == "held\n"
+    code, output = finish(start(tmp_path / "run"))
+    assert code == 1
+    assert f"{tmp_path / 'run'} is in use by pid {owner.pid} on host" in output
+    assert finish(owner)[0] == 0  # standard input is closed, so it goes on and ends
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_lock_of_a_killed_process_is_taken_over_and_told(tmp_path: Path) -> None:
+    owner = start(tmp_path / "run", hold=True)
+    assert owner.stdout
+    owner.stdout.readline()
+    owner.kill()
+    finish(owner)
+    assert (tmp_path / "run" / ".lock").exists()
+    code, output = finish(start(tmp_path / "run"))
+    assert code == 0, output
+    assert f"took over the lock of pid {owner.pid} on host" in output
+
+
+def test_lock_of_a_process_not_yet_reaped_counts_as_stale(tmp_path: Path) -> None:
+    owner = start(tmp_path / "run", hold=True)
+    assert owner.stdout
+    owner.stdout.readline()
+    owner.kill()
+    os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)  # dead, its pid still exists
+    assert finish(start(tmp_path / "run"))[0] == 0
+    finish(owner)
+
+
+def test_two_ranks_make_what_one_makes_and_each_its_own_files(tmp_path: Path) -> None:
+    ranks = [start(tmp_path / "run", rank, world=2) for rank in (1, 0)]
+    outputs = [finish(process) for process in ranks]
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert outputs[0][1] == "finished\n"  # only rank 0 writes the first two stages
+    shards = tmp_path / "run" / "shards"
+    assert (shards / "rank-0.txt").read_text() == "0 of 2: 5 lines\n"
+    assert (shards / "rank-1.txt").read_text() == "1 of 2: 5 lines\n"
+    assert set(json.loads((shards / "manifest.json").read_text())["files"]) == {
+        "started.json",
+        "rank-0.txt",
+        "rank-1.txt",
+    }
+
+
+@pytest.mark.parametrize("stage", ["words", "journal", "shards"])
+def test_dead_rank_0_ends_the_others(stage: str, tmp_path: Path) -> None:
+    follower = start(tmp_path / "run", rank=1, world=2)
+    leader = start(tmp_path / "run", rank=0, world=2, die_before=[0, stage])
+    assert finish(leader)[0] == -signal.SIGKILL
+    code, output = finish(follower)
+    assert code == 1
+    assert "Rank 0 ended before" in output
+
+
+def test_rank_that_starts_late_is_waited_for(tmp_path: Path) -> None:
+    leader = start(tmp_path / "run", rank=0, world=2)
+    assert leader.stdout
+    while not leader.stdout.readline().startswith("journal: done"):
+        assert leader.poll() is None
+    follower = start(tmp_path / "run", rank=1, world=2)
+    assert finish(follower) == (0, "finished\n")
+    assert finish(leader)[0] == 0
+
+
+def test_rank_that_starts_after_rank_0_was_refused_ends_too(tmp_path: Path) -> None:
+    finish(start(tmp_path / "run", ratio=0.5))
+    assert finish(start(tmp_path / "run", rank=0, world=2))[0] == 1
+    code, output = finish(start(tmp_path / "run", rank=1, world=2))
+    assert code == 1
+    assert "Rank 0 ended before rank 1 joined" in output
+
+
+def test_dead_rank_1_ends_rank_0(tmp_path: Path) -> None:
+    follower = start(tmp_path / "run", rank=1, world=2, die_before=[1, "shards"])
+    leader = start(tmp_path / "run", rank=0, world=2)
+    assert finish(follower)[0] == -signal.SIGKILL
+    code, output = finish(leader)
+    assert code == 1
+    assert "Rank 1 ended before" in output
+    assert not (tmp_path / "run" / "shards" / "manifest.json").exists()
+
+
+def test_board_of_a_killed_launch_does_not_mislead_the_next(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        options = {"launch": f"kills {rank}", "die_before": [rank, "shards"]}
+        killed = [start(tmp_path / "run", r, 2, **options) for r in (0, 1)]
+        assert 0 not in [finish(process)[0] for process in killed]
+    ranks = [start(tmp_path / "run", rank, 2, "ends") for rank in (1, 0)]
+    assert [finish(process)[0] for process in ranks] == [0, 0]

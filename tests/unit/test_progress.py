@@ -1,0 +1,135 @@
+"""Lines, bars, and recover.log."""
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bosch import progress
+from bosch.progress import Bar, describe_seconds
+
+PROGRAM = """
+from pathlib import Path
+from bosch import progress
+progress.set_up()
+progress.log_to(Path({log!r}))
+progress.say("a line [with] brackets")
+with progress.track("search", total=3, unit="masks") as bar:
+    for score in (0.5, 0.75, 0.875):
+        bar.advance(score=score)
+        progress.say("within")
+progress.say("end")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quiet_afterwards() -> Iterator[None]:
+    yield
+    progress.close()
+
+
+def test_piped_output_is_plain_lines_and_the_log_has_the_same_with_times(tmp_path: Path) -> None:
+    log = tmp_path / "recover.log"
+    program = PROGRAM.format(log=str(log))
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert lines[0] == "a line [with] brackets"
+    assert lines[1:4] == ["within"] * 3  # the bar is silent until ten seconds have passed
+    assert lines[4].startswith("search: 3 of 3 masks (100 %)")
+    assert lines[4].endswith("score 0.875")
+    assert [line[20:] for line in log.read_text().splitlines()] == lines
+
+
+def test_terminal_gets_a_bar_and_the_log_stays_plain(tmp_path: Path) -> None:
+    log = tmp_path / "recover.log"
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    program = PROGRAM.format(log=str(log))
+    subprocess.run([sys.executable, "-c", program], stdout=theirs, env=environment, check=True)
+    os.close(theirs)
+    with open(ours, "rb", buffering=0) as terminal:
+        shown = terminal.read(1 << 16).decode()
+    assert "\u2501" in shown  # the line that rich draws a bar with
+    assert "3/3" in shown
+    assert "\x1b" not in log.read_text()
+    assert "search: 3 of 3 masks" in log.read_text()
+
+
+def test_other_ranks_are_silent_and_write_no_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress.set_up(rank=1)
+    progress.log_to(tmp_path / "recover.log")
+    progress.say("nobody hears this")
+    with progress.track("search", total=2, unit="masks") as bar:
+        bar.advance(2)
+    assert capsys.readouterr() == ("", "")
+    assert not (tmp_path / "recover.log").exists()
+
+
+def test_log_is_continued_by_the_next_attempt(tmp_path: Path) -> None:
+    for line in ("first", "second"):
+        progress.set_up()
+        progress.log_to(tmp_path / "run" / "recover.log")
+        progress.say(line)
+    text = (tmp_path / "run" / "recover.log").read_text()
+    assert [line[20:] for line in text.splitlines()] == ["first", "second"]
+
+
+def test_plain_lines_come_at_most_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.set_up()
+    now = 0.0
+    bar = Bar("pack", total=100, unit="files", clock=lambda: now)
+    for second in range(1, 41):
+        now = float(second)
+        bar.advance()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "pack: 10 of 100 files (10 %), 1 files/s, 1 min 30 s left",
+        "pack: 20 of 100 files (20 %), 1 files/s, 1 min 20 s left",
+        "pack: 30 of 100 files (30 %), 1 files/s, 1 min 10 s left",
+        "pack: 40 of 100 files (40 %), 1 files/s, 1 min 0 s left",
+    ]
+
+
+def test_lines_of_a_run_of_days_stay_few(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.set_up()
+    now = 0.0
+    bar = Bar("train", total=40_000, unit="steps", clock=lambda: now)
+    for step in range(34_560):  # four days of ten seconds
+        now = 10.0 * step
+        bar.advance()
+    # Worked by hand: 100 lines in the first 1,000 s, then about 100 * ln(345,600 / 1,000) = 584.
+    assert len(capsys.readouterr().out.splitlines()) < 750
+
+
+def test_speed_and_time_left_count_only_this_attempt() -> None:
+    now = 0.0
+    bar = Bar("train", total=100, unit="steps", done=90, clock=lambda: now)
+    now = 4.0
+    bar.advance(2)
+    assert bar.describe_pace() == "0.5 steps/s, 16.0 s left"
+
+
+def test_work_done_before_shows_without_speed() -> None:
+    bar = Bar("train", total=100, unit="steps", done=100, clock=lambda: 0.0)
+    assert bar.describe_pace() == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (4.2, "4.2 s"),
+        (59.96, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (18_420, "5 h 7 min"),
+    ],
+)
+def test_durations_read_as_one_says_them(seconds: float, text: str) -> None:
+    assert describe_seconds(seconds) == text

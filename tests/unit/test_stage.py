@@ -1,0 +1,340 @@
+"""Stages in one process: reuse, conflicts, damage, plans. Kills are in tests/faults."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from bosch.fingerprint import fingerprint, speed_only
+from bosch.manifest import DamagedArtifactError, seal_folder, verify_folder, write_atomically
+from bosch.plan import StageBlockedError, plan_run, refuse_blocked, stages_to_redo
+from bosch.run_folder import RunFolder
+from bosch.run_lock import FolderLock, LivenessWatch, LockRecord
+from bosch.stage import Artifact, Stage
+
+
+@dataclass(frozen=True)
+class Settings:
+    ratio: float = 0.75
+    kappa: int = 30
+    num_workers: int = speed_only(4)
+
+
+def write_result(folder: Path, **inputs: Artifact) -> None:
+    """Two files, one in a folder of its own, from what the inputs hold."""
+    write_atomically(folder / "result.txt", "".join(sorted(inputs)) or "nothing before")
+    (folder / "inner").mkdir(exist_ok=True)
+    write_atomically(folder / "inner" / "numbers.txt", "1 2 3\n")
+
+
+def chain(settings: Settings = Settings(), shared: bool = True) -> list[Stage]:
+    calibration = Stage("calibration", run=write_result, settings={"examples": 64}, shared=shared)
+    mask = Stage("mask", run=write_result, settings=settings, inputs={"calibration": calibration})
+    model = Stage("model", run=write_result, inputs={"mask": mask})
+    tokens = Stage("tokens", run=write_result)
+    return [calibration, mask, model, tokens]
+
+
+def complete(path: Path, stages: Sequence[Stage]) -> list[str]:
+    lines: list[str] = []
+    with RunFolder(path, say=lines.append) as run:
+        for stage in stages:
+            run.complete(stage)
+    return lines
+
+
+def actions(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> dict[str, str]:
+    return {step.stage.name: step.action for step in plan_run(path, stages, fresh)}
+
+
+def test_complete_stages_are_reused_and_said_so_in_a_line(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    lines = complete(tmp_path / "run", chain())
+    assert len(lines) == 4
+    assert lines[1] == "mask: complete, reused"
+
+
+def test_manifest_tells_what_made_the_stage(tmp_path: Path) -> None:
+    stages = chain()
+    complete(tmp_path / "run", stages)
+    manifest = verify_folder(tmp_path / "run" / "mask")
+    assert manifest["settings"] == {"ratio": 0.75, "kappa": 30}
+    assert manifest["inputs"] == {"calibration": stages[0].fingerprint}
+    assert set(manifest["files"]) == {"started.json", "result.txt", "inner/numbers.txt"}
+    assert manifest["packages"]["torch"]
+    assert len(manifest["wall_seconds"]) == 1
+
+
+def test_other_settings_are_refused_with_the_difference_and_three_ways_on(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    with pytest.raises(StageBlockedError) as refused:
+        complete(tmp_path / "run", chain(Settings(ratio=0.5)))
+    sentence = str(refused.value)
+    assert "ratio: 0.75 -> 0.5" in sentence
+    assert "kappa" not in sentence
+    for way in ("another --run-dir", "--fresh mask", "the old setting"):
+        assert way in sentence
+
+
+def test_other_settings_are_refused_for_a_stage_that_was_only_started(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        complete(tmp_path / "run", [Stage("mask", run=fail, settings={"ratio": 0.75})])
+    other = Stage("mask", run=fail, settings={"ratio": 0.5})
+    with pytest.raises(StageBlockedError, match=r"ratio: 0\.75 -> 0\.5"):
+        complete(tmp_path / "run", [other])
+
+
+def test_failed_stage_goes_on_in_its_folder_and_keeps_the_time_of_all_attempts(
+    tmp_path: Path,
+) -> None:
+    attempts = []
+
+    def fail_once(folder: Path) -> None:
+        attempts.append(sorted(path.name for path in folder.glob("[!.]*")))
+        write_atomically(folder / f"part-{len(attempts)}", "x")
+        write_atomically(folder / ".wall_seconds.json", "[5.0]")  # as the heartbeat leaves it
+        if len(attempts) == 1:
+            raise RuntimeError("killed")
+
+    stage = Stage("mask", run=fail_once)
+    with pytest.raises(RuntimeError, match="killed"):
+        complete(tmp_path / "run", [stage])
+    lines = complete(tmp_path / "run", [stage])
+    assert lines[0] == "mask: goes on where it was stopped"
+    assert attempts == [["started.json"], ["part-1", "started.json"]]
+    assert verify_folder(tmp_path / "run" / "mask")["wall_seconds"][0] == 5
+
+
+def test_settings_that_only_change_the_speed_are_no_difference(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    assert actions(tmp_path / "run", chain(Settings(num_workers=16)))["mask"] == "reuse"
+
+
+def test_changed_input_is_named(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    stages = chain()
+    newer = replace(stages[2], inputs={"mask": replace(stages[1], version=2)})
+    [step] = [s for s in plan_run(tmp_path / "run", [*stages[:2], newer]) if s.stage is newer]
+    assert step.action == "blocked"
+    assert "its input mask" in step.reason
+
+
+def test_new_version_of_a_stage_is_a_difference(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    stages = chain()
+    [step] = plan_run(tmp_path / "run", [replace(stages[3], version=2)])
+    assert "version of the stage: 1 -> 2" in step.reason
+
+
+def test_flipped_byte_in_any_file_is_named(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    files = [p for p in tmp_path.rglob("*") if p.is_file() and "/." not in str(p)]
+    assert len(files) == 4 * 4 + 1  # four files a stage, and the reference to the shared one
+    for path in files:
+        original = path.read_bytes()
+        for position in {0, len(original) // 2, len(original) - 1}:
+            flipped = bytearray(original)
+            flipped[position] ^= 1
+            path.write_bytes(flipped)
+            blocked = [s for s in plan_run(tmp_path / "run", chain()) if s.action == "blocked"]
+            assert blocked, path
+            assert str(path) in blocked[0].reason
+            with pytest.raises(StageBlockedError, match=path.name):
+                complete(tmp_path / "run", chain())
+        path.write_bytes(original)
+    assert set(actions(tmp_path / "run", chain()).values()) == {"reuse"}
+
+
+def test_missing_and_truncated_files_are_named(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    result = tmp_path / "run" / "mask" / "result.txt"
+    result.write_bytes(b"")
+    with pytest.raises(DamagedArtifactError, match=r"mask/result\.txt is damaged: it has 0 bytes"):
+        verify_folder(result.parent)
+    result.unlink()
+    with pytest.raises(DamagedArtifactError, match=r"mask/result\.txt is missing"):
+        verify_folder(result.parent)
+
+
+def test_files_added_later_do_no_harm(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    (tmp_path / "run" / "mask" / "notes.txt").write_text("looks good")
+    assert actions(tmp_path / "run", chain())["mask"] == "reuse"
+
+
+def test_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "mask"
+    folder.mkdir(parents=True)
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(StageBlockedError, match=r"no run of ours made it; move it away"):
+        complete(tmp_path / "run", chain())
+    assert (folder / "thesis.txt").read_text() == "years of work"
+
+
+def test_plan_says_what_each_stage_would_do_and_changes_nothing(tmp_path: Path) -> None:
+    assert set(actions(tmp_path / "run", chain()).values()) == {"run"}
+    assert list(tmp_path.iterdir()) == []
+    complete(tmp_path / "run", chain()[:2])
+    assert actions(tmp_path / "run", chain()) == {
+        "calibration": "reuse",
+        "mask": "reuse",
+        "model": "run",
+        "tokens": "run",
+    }
+    planned = plan_run(tmp_path / "run", chain(Settings(ratio=0.5)))
+    assert [step.action for step in planned] == ["reuse", "blocked", "blocked", "run"]
+    assert planned[2].reason == "model needs mask, which is blocked"
+    with pytest.raises(StageBlockedError, match=r"ratio: 0\.75 -> 0\.5"):
+        refuse_blocked(planned)
+
+
+def test_fresh_makes_a_stage_and_what_depends_on_it_anew(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    changed = chain(Settings(ratio=0.5))
+    assert list(actions(tmp_path / "run", changed, fresh="mask").values()) == [
+        "reuse",
+        "run",
+        "run",
+        "reuse",
+    ]
+    lines: list[str] = []
+    with RunFolder(tmp_path / "run", say=lines.append) as run:
+        run.set_aside(stages_to_redo(changed, "mask", None))
+        for stage in changed:
+            run.complete(stage)
+    assert "model: the old one is kept in" in lines[0]
+    assert verify_folder(tmp_path / "run" / "mask")["settings"]["ratio"] == 0.5
+    assert verify_folder(tmp_path / "run" / "replaced" / "mask-1")["settings"]["ratio"] == 0.75
+
+
+def test_from_makes_later_stages_anew_but_not_shared_ones_that_do_not_depend_on_it() -> None:
+    stages = chain()
+    shared = replace(stages[3], shared=True)
+    names = [stage.name for stage in stages_to_redo(stages, None, "model")]
+    assert names == ["model", "tokens"]
+    names = [stage.name for stage in stages_to_redo([*stages[:3], shared], None, "mask")]
+    assert names == ["mask", "model"]
+
+
+def test_unknown_stage_name_suggests_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--fresh maks: no such stage; did you mean 'mask'"):
+        plan_run(tmp_path / "run", chain(), fresh="maks")
+    with pytest.raises(ValueError, match=r"--from toks: no such stage"):
+        plan_run(tmp_path / "run", chain(), start="toks")
+
+
+def test_damaged_shared_artifact_is_refused_and_made_anew_by_fresh(tmp_path: Path) -> None:
+    complete(tmp_path / "run", chain())
+    [shared] = (tmp_path / "shared").iterdir()
+    (shared / "result.txt").write_text("nothing befort")
+    with pytest.raises(StageBlockedError, match=r"result\.txt is damaged.*--fresh calibration"):
+        complete(tmp_path / "run", chain())
+    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
+        run.set_aside(stages_to_redo(chain(), "calibration", None))
+        for stage in chain():
+            run.complete(stage)
+    assert set(actions(tmp_path / "run", chain()).values()) == {"reuse"}
+
+
+def test_runs_can_be_moved_together(tmp_path: Path) -> None:
+    complete(tmp_path / "runs" / "one", chain())
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    assert set(actions(tmp_path / "moved" / "one", chain()).values()) == {"reuse"}
+
+
+def test_artifacts_of_another_run_are_verified_when_loaded(tmp_path: Path) -> None:
+    stages = chain()
+    complete(tmp_path / "run", stages)
+    loaded = Artifact.load(tmp_path / "run" / "tokens")
+    assert loaded.fingerprint == stages[3].fingerprint
+    (tmp_path / "run" / "tokens" / "result.txt").write_text("nothing befort")
+    with pytest.raises(DamagedArtifactError, match=r"tokens/result\.txt"):
+        Artifact.load(tmp_path / "run" / "tokens")
+
+
+def test_outside_files_are_known_by_their_content(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text("same")
+    first, second = (Artifact.load(tmp_path / name).fingerprint for name in ("one", "two"))
+    assert first == second
+    (tmp_path / "two" / "text.txt").write_text("sane")
+    assert Artifact.load(tmp_path / "two").fingerprint != first
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        Artifact.load(tmp_path / "three")
+
+
+def test_inner_folder_with_its_own_manifest_is_vouched_for_by_it(tmp_path: Path) -> None:
+    inner = tmp_path / "train" / "checkpoints" / "step-10"
+    inner.mkdir(parents=True)
+    (inner / "weights.bin").write_bytes(b"0123")
+    seal_folder(inner, {"step": 10})
+    seal_folder(tmp_path / "train", {"stage": "train"})
+    assert set(verify_folder(tmp_path / "train")["files"]) == {"checkpoints/step-10/manifest.json"}
+    (inner / "weights.bin").write_bytes(b"0124")
+    with pytest.raises(DamagedArtifactError, match=r"step-10/weights\.bin is damaged"):
+        verify_folder(tmp_path / "train")
+
+
+def test_config_is_kept_in_run_json(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as run:
+        run.save_config(Settings(), ["--ratio", "0.75"])
+    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert saved["config"] == {"ratio": 0.75, "kappa": 30, "num_workers": 4}
+    assert saved["command"] == ["--ratio", "0.75"]
+
+
+def test_fingerprints_know_meaning_not_form() -> None:
+    assert fingerprint({"a": 1, "b": (2.0, 3)}) == fingerprint({"b": [2, 3], "a": 1})
+    assert fingerprint({"a": True}) != fingerprint({"a": 1})
+    assert fingerprint(Settings()) == fingerprint({"ratio": 0.75, "kappa": 30})
+    with pytest.raises(ValueError, match="must be finite"):
+        fingerprint({"a": float("nan")})
+    with pytest.raises(TypeError, match="has no JSON form"):
+        fingerprint({"a": object()})
+
+
+def test_owner_on_another_machine_is_judged_by_its_beat(tmp_path: Path) -> None:
+    record = LockRecord.of_this_process()
+    elsewhere = replace(record, owner=replace(record.owner, host="another-machine"))
+    now = 0.0
+    watch = LivenessWatch(stale_seconds=60, clock=lambda: now)
+    watch.look(elsewhere)
+    assert watch.alive is None
+    now = 59.0
+    watch.look(elsewhere)
+    assert watch.alive is None
+    watch.look(replace(elsewhere, beat=1))
+    assert watch.alive is True
+    now = 119.5  # 60.5 s after the beat
+    watch.look(replace(elsewhere, beat=1))
+    assert watch.alive is False
+
+
+def test_pid_of_a_dead_owner_that_was_given_away_again_does_not_revive_it(tmp_path: Path) -> None:
+    record = LockRecord.of_this_process()
+    earlier = replace(record, owner=replace(record.owner, started="1"))
+    assert earlier.owner.alive() is False
+    rebooted = replace(record, owner=replace(record.owner, boot_id="another boot"))
+    assert rebooted.owner.alive() is False
+    assert record.owner.alive() is True
+    (tmp_path / "run").mkdir()
+    earlier.write(tmp_path / "run")
+    lines: list[str] = []
+    with FolderLock(tmp_path / "run", say=lines.append):
+        pass
+    assert "took over the lock of pid" in lines[0]
+
+
+def test_run_whose_folder_was_taken_over_stops_before_it_seals(tmp_path: Path) -> None:
+    def lose_the_lock(folder: Path) -> None:
+        LockRecord.of_this_process().write(tmp_path / "run")
+
+    with pytest.raises(Exception, match="was taken over by pid"):
+        complete(tmp_path / "run", [Stage("mask", run=lose_the_lock)])
+    assert not (tmp_path / "run" / "mask" / "manifest.json").exists()
