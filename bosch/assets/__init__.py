@@ -1,0 +1,17 @@
+"""The models that ship with the package: small enough for a laptop without a network, trained by
+recipes/pretrain_tiny.py."""
+
+from pathlib import Path
+
+DEFAULT_MODEL = "tiny-qwen3"
+
+
+def asset_folder(name: str = DEFAULT_MODEL) -> Path:
+    """The folder of a shipped model, an ordinary Hugging Face folder."""
+    folder = Path(__file__).parent / name
+    if not (folder / "config.json").is_file():
+        shipped = sorted(path.parent.name for path in Path(__file__).parent.glob("*/config.json"))
+        raise ValueError(
+            f"no model {name!r} is shipped with the package; there are {', '.join(shipped)}"
+        )
+    return folder

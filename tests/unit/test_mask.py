@@ -1,0 +1,515 @@
+"""GroupMask, the budget rule, mask.json and its strict reader, the pictures, the commands."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bosch.errors import UserError, exit_on_user_error
+from bosch.mask import (
+    GroupMask,
+    MaskFile,
+    describe_ratio,
+    num_windowed,
+    num_windowed_layers,
+    read_mask,
+    write_mask,
+)
+from bosch.mask_command import main, readable_bytes
+from bosch.mask_picture import draw_mask, mask_rows
+from bosch.model_folder import read_model_info
+from tests.masks import MODEL, make_model, masks, record_of, small_record
+
+TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
+
+
+# --- GroupMask ---
+
+
+def test_counts_and_ratios() -> None:
+    mask = GroupMask(((1, 1, 0), (0, 0, 0)), window_tokens=4)
+    assert (mask.num_layers, mask.num_groups, mask.num_total) == (2, 3, 6)
+    assert (mask.num_full, mask.num_windowed) == (2, 4)
+    assert mask.ratio == 4 / 6
+    assert mask.layer_ratios == (1 / 3, 1.0)
+    assert mask.row_texts() == ["110", "000"]
+    assert not mask.is_uniform
+    assert GroupMask.from_rows(["11", "00"], 4).is_uniform
+
+
+def test_kv_bytes_worked_by_hand() -> None:
+    mask = GroupMask(((1, 0, 0),), window_tokens=4)
+    # 1 full group x 10 entries + 2 windowed x 3 (W-1) = 16; keys and values, 8 values of 2 bytes
+    assert mask.kv_bytes(10, head_dim=8) == 16 * 2 * 8 * 2
+    assert mask.kv_bytes(10, head_dim=8, bytes_per_value=1) == 16 * 2 * 8
+    assert mask.kv_bytes(2, head_dim=8) == 3 * 2 * 2 * 8 * 2  # shorter than the window: all alike
+    assert GroupMask(((0,),), window_tokens=1).kv_bytes(10, head_dim=8) == 0
+
+
+def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
+    expected = GroupMask(((1, 0), (0, 1)), 8)
+    rows: list[Any] = [[1, 0], [0, 1]]
+    for given_rows in (
+        rows,
+        np.array(rows),
+        torch.tensor(rows),
+        torch.tensor(rows).bool(),
+        torch.tensor(rows).float(),
+        ["10", "01"],
+        (row for row in rows),
+    ):
+        mask = GroupMask.from_rows(given_rows, 8)
+        assert mask == expected
+        assert hash(mask) == hash(expected)
+        assert all(type(bit) is int for row in mask.z for bit in row)
+    assert GroupMask.from_windowed([(0, 1), (1, 0)], 2, 2, 8) == expected
+
+
+def test_masks_differ_by_z_window_and_unit() -> None:
+    mask = GroupMask(((1, 1), (0, 0)), 8)
+    others = {
+        GroupMask(((1, 1), (0, 1)), 8),
+        dataclasses.replace(mask, window_tokens=9),
+        dataclasses.replace(mask, unit="layer"),
+    }
+    assert len({mask} | others) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "window", "unit", "told"),
+    [
+        ([[1, 0]], 0, "group", "window is 0, it must be 1 or more"),
+        ([[1, 0]], -3, "group", "window is -3"),
+        ([[1, 0]], 2.5, "group", "window is 2.5"),
+        ([[1, 0]], True, "group", "window is True"),
+        ([[1, 0]], 4, "head", "unit is 'head', it must be one of group, layer"),
+        ([], 4, "group", "at least one layer"),
+        ([[]], 4, "group", "at least one layer"),
+        ([[1, 0], [1]], 4, "group", "Layer 1 has 1 groups, but layer 0 has 2"),
+        ([[1, 2]], 4, "group", "2 stands in a mask"),
+        ([[0.5, 1]], 4, "group", "0.5 stands in a mask"),
+        (["1x"], 4, "group", "'x' stands in a mask"),
+        ([[1, 1], [1, 0]], 4, "layer", "The unit is 'layer', but the groups of layer 1 differ"),
+    ],
+)
+def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        GroupMask.from_rows(rows, window, unit)
+
+
+def test_values_that_only_look_like_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="each group is 1"):
+        GroupMask(((1, True),), 4)
+    with pytest.raises(ValueError, match=r"\(0, 2\) is outside 2 layers x 2 groups"):
+        GroupMask.from_windowed([(0, 2)], 2, 2, 4)
+
+
+# --- the budget ---
+
+
+@pytest.mark.parametrize(
+    ("ratio", "layers", "groups", "count"),
+    [
+        (0.33, 8, 8, 22),  # 21.12
+        (0.75, 8, 8, 48),
+        (0.0, 8, 8, 0),
+        (1.0, 8, 8, 64),
+        (0.07, 10, 10, 7),  # 7.000000000000001 in floats: the 1e-9 of the rule
+        (1e-12, 8, 8, 0),
+        (0.875, 28, 8, 196),
+        (1 / 3, 3, 1, 1),
+    ],
+)
+def test_the_budget_is_rounded_up(ratio: float, layers: int, groups: int, count: int) -> None:
+    assert num_windowed(ratio, layers, groups) == count
+
+
+@given(st.integers(1, 80), st.integers(1, 40), st.data())
+def test_a_ratio_that_a_mask_has_gives_back_its_count(
+    layers: int, groups: int, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(0, layers * groups))
+    assert num_windowed(count / (layers * groups), layers, groups) == count
+
+
+def test_the_budget_of_layers() -> None:
+    assert num_windowed_layers(0.75, 28) == 21
+    assert num_windowed_layers(0.33, 8) == 3
+
+
+def test_a_ratio_says_what_it_means() -> None:
+    assert describe_ratio(0.33, 8, 8) == "--ratio 0.33 means 22 of 64 groups, 0.34375"
+    assert describe_ratio(0.75, 8, 8) == "--ratio 0.75 means 48 of 64 groups"
+    assert describe_ratio(0.33, 8, 8, "layer") == "--ratio 0.33 means 3 of 8 layers, 0.375"
+
+
+@pytest.mark.parametrize("ratio", [1.2, -0.1, math.nan, math.inf])
+def test_a_ratio_outside_0_to_1_is_refused(ratio: float) -> None:
+    with pytest.raises(ValueError, match=f"ratio is {ratio}, it must be from 0 to 1"):
+        num_windowed(ratio, 8, 8)
+
+
+# --- mask.json ---
+
+
+@given(masks())
+def test_every_mask_comes_back_from_its_file(tmp_path_factory: Any, mask: GroupMask) -> None:
+    path = tmp_path_factory.mktemp("mask") / "mask.json"
+    record = record_of(mask)
+    write_mask(path, record)
+    assert read_mask(path, record.model) == record
+
+
+def test_the_file_holds_what_the_issue_lists(tmp_path: Path) -> None:
+    write_mask(tmp_path / "mask.json", small_record())
+    assert json.loads((tmp_path / "mask.json").read_text()) == {
+        "schema_version": 1,
+        "mask_convention": "1: full causal attention, 0: sliding window",
+        "window_convention": "query i sees key j if 0 <= i - j < window_tokens: the token itself "
+        "counts",
+        "window_tokens": 16,
+        "unit": "group",
+        "model": {
+            "id": "org/small",
+            "revision": "0123456789abcdef",
+            "weight_hash": None,
+            "num_layers": 2,
+            "num_groups": 4,
+            "num_query_heads": 8,
+            "head_dim": 16,
+        },
+        "ratio_asked": 0.6,
+        "ratio": 0.625,
+        "z": ["1100", "0001"],
+        "method": "bosch",
+        "settings": {"kappa": 3},
+        "seed": 7,
+        "score_trace": {"evaluations": 12, "first": 0.25, "last": 0.5},
+        "provenance": {"commit": "abc"},
+    }
+
+
+def test_the_same_mask_is_the_same_bytes_and_nothing_is_left_beside(tmp_path: Path) -> None:
+    path = tmp_path / "mask.json"
+    write_mask(path, small_record())
+    before = path.read_bytes()
+    write_mask(path, small_record())
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["mask.json"]
+
+
+def test_what_json_cannot_say_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "mask.json"
+    write_mask(path, small_record())
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_mask(path, dataclasses.replace(small_record(), settings={"kappa": math.nan}))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "told"),
+    [
+        ({"schema_version": 2}, "schema_version", "2 is unknown; this code reads version 1."),
+        ({"schema_version": True}, "schema_version", "it is True, it must be int."),
+        ({"z": None}, "z", "it is None, it must be list."),
+        ({"window_convention": "W keys before"}, "window_convention", "'W keys before'"),
+        ({"mask_convention": "1: window"}, "mask_convention", "'1: window'"),
+        ({"window_tokens": 0}, "window_tokens", "window is 0"),
+        ({"window_tokens": "16"}, "window_tokens", "it is '16', it must be int."),
+        ({"unit": "head"}, "unit", "'head'"),
+        ({"unit": "layer"}, "unit", "the groups of layer 0 differ"),
+        ({"z": ["1100"]}, "z", "it has 1 layers, but the file's model has 2."),
+        ({"z": ["1100", "000"]}, "z", "layer 1 is '000', it must be a string of 4 groups."),
+        ({"z": ["1100", [0, 0, 0, 1]]}, "z", "layer 1 is [0, 0, 0, 1]"),
+        ({"z": ["1120", "0001"]}, "z", "layer 0 is '1120', only the characters 0 and 1"),
+        ({"z": ["1100", "000١"]}, "z", "only the characters 0 and 1"),
+        ({"ratio": 0.5}, "ratio", "it says 0.5, but z has 5 of 8 groups on the window, 0.625."),
+        ({"ratio": math.nan}, "ratio", "it says nan"),
+        ({"ratio": None}, "ratio", "it is None, it must be float or int."),
+        ({"ratio_asked": 0.75}, "ratio_asked", "means 6 of 8 groups, but z has 5 of 8"),
+        ({"ratio_asked": 1.5}, "ratio_asked", "ratio is 1.5, it must be from 0 to 1"),
+        ({"seed": "7"}, "seed", "it is '7', it must be int or null."),
+        ({"settings": []}, "settings", "it is [], it must be dict."),
+        ({"colour": 1}, "colour", "it is unknown"),
+        ({"method": ...}, "method", "it is missing."),
+        ({"ratio_asked": ...}, "ratio_asked", "it is missing."),
+        ({"schema_version": ...}, "schema_version", "it is missing."),
+        ({"model": "org/small"}, "model", "it must be dict."),
+        ({"model": {"id": "org/small"}}, "model.revision", "it is missing."),
+    ],
+)
+def test_each_damage_is_one_sentence_with_file_and_field(
+    tmp_path: Path, change: dict[str, Any], field: str, told: str
+) -> None:
+    path = tmp_path / "mask.json"
+    write_mask(path, small_record())
+    content = json.loads(path.read_text()) | change
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+    with pytest.raises(ValueError, match="field") as error:
+        read_mask(path)
+    message = str(error.value)
+    assert message.startswith(f"{path}, field {field}: ")
+    assert told in message
+    assert "\n" not in message
+
+
+def test_damage_inside_the_model_field_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mask.json"
+    write_mask(path, small_record())
+    content = json.loads(path.read_text())
+    for change, told in [
+        ({"size": 3}, "field model.size: it is unknown"),
+        ({"head_dim": 0}, "field model: org/small: head_dim is 0, it must be 1 or more"),
+        ({"num_query_heads": 7}, "field model: org/small: 7 query heads cannot be shared"),
+        ({"num_layers": 2.0}, "field model.num_layers: it is 2.0, it must be int"),
+    ]:
+        path.write_text(json.dumps(content | {"model": content["model"] | change}))
+        with pytest.raises(ValueError, match=told):
+            read_mask(path)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{", "\x00"])
+def test_what_is_not_a_json_object_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mask.json").write_text(text)
+    with pytest.raises(ValueError, match=r"mask\.json (is not a JSON file|must hold one JSON)"):
+        read_mask(tmp_path / "mask.json")
+    with pytest.raises(FileNotFoundError, match=r"other\.json does not exist"):
+        read_mask(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"revision": None}, True),  # one of the two does not say
+        ({"revision": "fedcba"}, False),
+        ({"id": "org/other"}, False),
+        ({"num_layers": 3}, False),
+        ({"num_groups": 2}, False),
+        ({"num_query_heads": 16}, False),
+        ({"head_dim": 32}, False),
+    ],
+)
+def test_a_mask_for_another_model_is_refused(
+    tmp_path: Path, change: dict[str, Any], same: bool
+) -> None:
+    path = tmp_path / "mask.json"
+    write_mask(path, small_record())
+    asked = dataclasses.replace(MODEL, **change)
+    if same:
+        assert read_mask(path, asked) == small_record()
+        return
+    with pytest.raises(ValueError, match="field model: the mask was made for") as error:
+        read_mask(path, asked)
+    assert str(path) in str(error.value)
+    assert "2 layers x 4 groups" in str(error.value)
+
+
+def test_weights_decide_where_both_models_have_a_hash() -> None:
+    ours = dataclasses.replace(MODEL, revision=None, weight_hash="a" * 32)
+    assert ours.is_same_model(dataclasses.replace(ours, id="a copy under another name"))
+    assert not ours.is_same_model(dataclasses.replace(ours, weight_hash="b" * 32))
+    assert ours.is_same_model(MODEL)
+
+
+def test_a_record_checks_itself() -> None:
+    with pytest.raises(ValueError, match=r"has 1 layers x 4 groups, but its model is org/small"):
+        dataclasses.replace(small_record(), mask=GroupMask(((1, 0, 0, 0),), 16))
+    layers = GroupMask.from_rows(["1111", "0000"], 16, "layer")
+    assert MaskFile(layers, MODEL, "interleave", ratio_asked=0.4).ratio_asked == 0.4
+    with pytest.raises(ValueError, match="means 2 of 2 layers, 1, but z has 4 of 8 groups"):
+        MaskFile(layers, MODEL, "interleave", ratio_asked=0.6)
+
+
+# --- model folders ---
+
+
+def test_the_tiny_models_shape() -> None:
+    info = read_model_info(TINY)
+    assert (info.num_layers, info.num_groups, info.num_query_heads) == (8, 8, 16)
+    assert info.id == "tiny-qwen3"
+    assert info.query_heads_per_group == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "groups", "head_dim"),
+    [
+        # As the config classes of transformers have it.
+        ({"model_type": "llama", "hidden_size": 64}, 16, 4),
+        ({"model_type": "qwen3", "num_key_value_heads": None, "head_dim": 8}, 16, 8),
+        ({"model_type": "qwen3_moe"}, 4, 128),
+        ({"model_type": "mistral", "hidden_size": 64}, 8, 4),
+        ({"model_type": "unheard_of", "num_key_value_heads": 2, "head_dim": 8}, 2, 8),
+    ],
+)
+def test_what_a_config_leaves_out_is_as_in_transformers(
+    tmp_path: Path, config: dict[str, Any], groups: int, head_dim: int
+) -> None:
+    content = {"num_hidden_layers": 3, "num_attention_heads": 16} | config
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    info = read_model_info(tmp_path)
+    assert (info.num_layers, info.num_groups, info.head_dim) == (3, groups, head_dim)
+
+
+def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
+    tmp_path: Path,
+) -> None:
+    snapshot = make_model(tmp_path / "models--org--small" / "snapshots" / "0123456789abcdef")
+    info = read_model_info(snapshot)
+    assert (info.id, info.revision, info.weight_hash) == ("org/small", "0123456789abcdef", None)
+    assert info == MODEL
+
+    plain = make_model(tmp_path / "plain")
+    assert read_model_info(plain).weight_hash is None
+    (plain / "model.safetensors").write_bytes(b"one")
+    first = read_model_info(plain)
+    assert (first.id, first.revision) == ("plain", None)
+    (plain / "model.safetensors").write_bytes(b"two")
+    assert not first.is_same_model(read_model_info(plain))
+
+
+def test_what_is_wrong_with_a_model_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
+        read_model_info(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        read_model_info(tmp_path)
+    for text, told in [
+        ("{", "is not a JSON file"),
+        ("{}", "transformers knows no model_type 'None'"),
+        (
+            '{"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8, '
+            '"num_key_value_heads": 0}',
+            "num_key_value_heads is 0, it must be",
+        ),
+        (
+            '{"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8, '
+            '"num_key_value_heads": 3}',
+            "4 query heads cannot be shared out evenly among 3",
+        ),
+    ]:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=told):
+            read_model_info(tmp_path)
+
+
+# --- pictures ---
+
+
+def test_the_picture_is_a_png_and_the_same_each_time(tmp_path: Path) -> None:
+    draw_mask(small_record(), tmp_path / "a.png")
+    draw_mask(small_record(), tmp_path / "b.png")
+    content = (tmp_path / "a.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert content == (tmp_path / "b.png").read_bytes()
+    assert b"Software" not in content
+
+
+def test_the_text_heat_map_has_the_last_layer_on_top() -> None:
+    assert [line.plain for line in mask_rows(small_record())] == [
+        "layer 1  :: :: :: ##  0.750",
+        "layer 0  ## ## :: ::  0.500",
+    ]
+
+
+# --- the commands ---
+
+
+def test_show_prints_the_map_and_the_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mask(tmp_path / "mask.json", small_record())
+    main(["show", str(tmp_path / "mask.json"), "--png", str(tmp_path / "mask.png"),
+          "--context", "1024"])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "org/small (0123456789ab): bosch, ratio 0.625 (5/8), window 16" in shown
+    assert "layer 1  :: :: :: ##  0.750" in shown
+    assert "ratio 0.625 (asked 0.6); window 16 tokens; unit group" in shown
+    # 3 full groups x 1024 + 5 windowed x 15 = 3147 entries of 64 bytes; dense: 8 x 1024 of them
+    assert "1024 tokens: 196.7 KiB of 512 KiB (38.4%)" in shown
+    assert (tmp_path / "mask.png").stat().st_size > 1000
+
+
+def test_bytes_are_printed_in_a_fitting_unit() -> None:
+    assert [readable_bytes(n) for n in (0, 1023, 1536, 3 * 2**40, 2**52)] == [
+        "0 B", "1023 B", "1.5 KiB", "3 TiB", "4096 TiB"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--ratio", "1.2"], "error: ratio is 1.2, it must be from 0 to 1"),
+        (["--ratio", "nan"], "error: ratio is nan, it must be from 0 to 1"),
+        (["--ratio", "0.5", "--window", "0"], "error: window is 0, it must be 1 or more"),
+        (["--ratio", "0.5", "--model", "nowhere"], "error: nowhere is not a folder"),
+        ([], "error: {file} holds reals: say --ratio or --threshold"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    file = tmp_path / "heads.tsv"
+    file.write_text("1 1 0 0\n0 0 0 1\n")
+    command = ["import", str(file), "--format", "duo", "--out", str(tmp_path / "mask.json")]
+    model = [] if "--model" in arguments else ["--model", str(make_model(tmp_path / "small"))]
+    window = [] if "--window" in arguments else ["--window", "16"]
+    with pytest.raises(SystemExit) as stop:
+        main([*command, *model, *window, *arguments])
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(told.format(file=file))
+    assert not (tmp_path / "mask.json").exists()
+
+
+def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
+    write_mask(tmp_path / "mask.json", small_record())
+    command = [sys.executable, "-m", "bosch.mask", "show"]
+    shown = subprocess.run([*command, tmp_path / "mask.json"], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "bosch, ratio 0.625" in shown.stdout
+    wrong = subprocess.run([*command, tmp_path / "no.json"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr == f"error: {tmp_path / 'no.json'} does not exist.\n"
+    debug = subprocess.run(
+        [*command, tmp_path / "no.json", "--debug"], capture_output=True, text=True
+    )
+    assert debug.returncode == 1
+    assert "Traceback" in debug.stderr
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("why"), UserError("why"), FileNotFoundError("why"), PermissionError("why")]
+)
+def test_a_users_error_ends_in_a_sentence(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        exit_on_user_error(fail, debug=False)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: why\n"
+    with pytest.raises(type(error), match="why"):
+        exit_on_user_error(fail, debug=True)
+
+
+def test_our_own_errors_keep_their_traceback_and_results_pass_through() -> None:
+    with pytest.raises(ZeroDivisionError):
+        exit_on_user_error(lambda: 1 // 0, debug=False)
+    assert exit_on_user_error(lambda: 3, debug=False) == 3
+    assert exit_on_user_error(lambda: 3, debug=True) == 3

@@ -1,0 +1,359 @@
+"""Masks of other projects: out and in again unchanged, DuoAttention's tables, every refusal."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bosch.mask import GroupMask, MaskFile, num_windowed, read_mask
+from bosch.mask_command import main
+from bosch.mask_formats import Request, export_mask, import_mask, smallest
+from bosch.model_folder import ModelInfo, read_model_info
+from tests.masks import MODEL, make_model, masks, model_of, record_of, small_record
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all examples of a property: each example writes its file anew."""
+    return tmp_path_factory.mktemp("formats")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def take(path: Path, format_name: str, **request: Any) -> tuple[MaskFile, str]:
+    """Import for MODEL; the notes as one text."""
+    record, notes = import_mask(path, format_name, MODEL, Request(**request))
+    return record, "\n".join(notes)
+
+
+# --- round trips ---
+
+
+@given(mask=masks(), by_threshold=st.booleans())
+def test_a_mask_comes_back_from_a_tsv(folder: Path, mask: GroupMask, by_threshold: bool) -> None:
+    record = record_of(mask)
+    export_mask(record, "duo", folder / "heads.tsv")
+    if by_threshold:
+        request = Request(mask.window_tokens, threshold=0.5)
+    else:
+        request = Request(mask.window_tokens, ratio=mask.ratio)
+    back, notes = import_mask(folder / "heads.tsv", "duo", record.model, request)
+    assert back.mask == mask
+    assert notes == ()
+    assert back.ratio_asked == (None if by_threshold else mask.ratio)
+
+
+@given(mask=masks(), query_heads_per_group=st.integers(1, 8))
+def test_a_mask_comes_back_from_a_headwise_config(
+    folder: Path, mask: GroupMask, query_heads_per_group: int
+) -> None:
+    record = record_of(mask, query_heads_per_group)
+    export_mask(record, "headwise", folder / "headwise.json")
+    back, _ = import_mask(folder / "headwise.json", "headwise", record.model, Request())
+    assert back.mask == mask
+
+
+@given(mask=masks(uniform=True))
+def test_a_uniform_mask_comes_back_from_layer_types(folder: Path, mask: GroupMask) -> None:
+    record = record_of(mask)
+    export_mask(record, "layer_types", folder / "config.json")
+    back, _ = import_mask(folder / "config.json", "layer_types", record.model, Request())
+    assert back.mask == mask
+
+
+@given(mask=masks())
+def test_layer_types_refuses_a_layer_that_is_mixed(folder: Path, mask: GroupMask) -> None:
+    path = folder / "refused.json"
+    path.unlink(missing_ok=True)
+    if mask.is_uniform:
+        export_mask(record_of(mask), "layer_types", path)
+        assert path.exists()
+        return
+    with pytest.raises(ValueError, match=r"Layer \d mixes full and windowed groups"):
+        export_mask(record_of(mask), "layer_types", path)
+    assert not path.exists()
+
+
+def test_the_model_of_a_layer_types_export_slides_as_the_mask_says(tmp_path: Path) -> None:
+    """transformers' own reading of the exported fields."""
+    from transformers import Qwen3Config
+
+    mask = GroupMask.from_rows(["1111", "0000", "0000"], 64, "layer")
+    export_mask(record_of(mask), "layer_types", tmp_path / "fields.json")
+    fields = json.loads((tmp_path / "fields.json").read_text())
+    config = Qwen3Config(num_hidden_layers=3, **fields)
+    assert config.layer_types == ["full_attention", "sliding_attention", "sliding_attention"]
+    assert config.sliding_window == 64
+
+
+# --- DuoAttention ---
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        (
+            "Llama-3-8B-Instruct-Gradient-1048k",
+            {"num_key_value_heads": 8, "num_attention_heads": 32},
+        ),
+        ("Llama-2-7B-32K-Instruct", {"num_attention_heads": 32}),  # every query head its own group
+    ],
+)
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.33, 0.5, 0.75, 0.875, 1.0])
+def test_the_published_patterns_meet_every_ratio_exactly(
+    shared_data: Path, tmp_path: Path, name: str, config: dict[str, int], ratio: float
+) -> None:
+    shape = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096}
+    write_json(tmp_path / "config.json", shape | config)
+    model = read_model_info(tmp_path)
+    table = shared_data / "duo_patterns" / name / "full_attention_heads.tsv"
+
+    record, notes = import_mask(table, "duo", model, Request(ratio=ratio))
+
+    mask = record.mask
+    assert mask.num_windowed == num_windowed(ratio, 32, model.num_groups)
+    assert mask.window_tokens == 256  # its config.json
+    assert any(
+        "dropped: the windowed heads there also see the first 128 tokens" in n for n in notes
+    )
+    values = [[float(text) for text in line.split("\t")] for line in table.read_text().splitlines()]
+    pairs = [(v, bit) for line, row in zip(values, mask.z, strict=True)
+             for v, bit in zip(line, row, strict=True)]  # fmt: skip
+    full, windowed = [v for v, bit in pairs if bit], [v for v, bit in pairs if not bit]
+    assert min(full, default=9.0) >= max(windowed, default=-9.0)
+    assert list(record.provenance["notes"]) == list(notes)
+    # In the first table, three groups share 0.9609375 at the border of one half (counted by hand).
+    if ratio == 0.5 and model.num_groups == 8:
+        assert record.settings["tie"] == {"value": 0.9609375, "num_tied": 3, "num_windowed": 2}
+        assert record.seed == 0
+
+
+def test_a_threshold_keeps_what_is_at_or_above_it(tmp_path: Path) -> None:
+    path = tmp_path / "heads.tsv"
+    path.write_text("0.5\t0.49\t-1e-5\t1\n0\t0.5\t0.51\t2e-1\n")
+    record, _ = take(path, "duo", window_tokens=8, threshold=0.5)
+    assert record.mask.row_texts() == ["1001", "0110"]
+    assert (record.settings, record.seed, record.ratio_asked) == ({"threshold": 0.5}, None, None)
+
+
+def test_equal_values_at_the_border_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    path = tmp_path / "heads.tsv"
+    path.write_text("9\t1\t1\t1\n1\t1\t1\t0\n")
+    request = {"window_tokens": 8, "ratio": 0.5}
+    first, notes = take(path, "duo", seed=1, **request)
+    assert first == take(path, "duo", seed=1, **request)[0]
+    assert len({take(path, "duo", seed=seed, **request)[0].mask for seed in range(20)}) > 5
+    assert (first.mask.z[0][0], first.mask.z[1][3]) == (1, 0)  # nothing to draw there
+    assert first.mask.num_windowed == 4
+    assert first.settings == {"tie": {"value": 1.0, "num_tied": 6, "num_windowed": 3}}
+    assert first.seed == 1
+    assert "6 groups share the value 1 at the border; seed 1 chose the 3 of them" in notes
+
+
+def test_values_that_differ_need_no_draw() -> None:
+    table = [[0.1, 0.4], [0.3, 0.2]]
+    for seed in range(5):
+        assert smallest(table, 2, seed) == ([(0, 0), (1, 1)], None)
+
+
+def test_the_window_of_a_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "heads.tsv"
+    path.write_text("1\t1\t0\t0\n" * 2)
+    with pytest.raises(ValueError, match=r"heads\.tsv says no window: pass --window"):
+        take(path, "duo", ratio=0.5)
+    write_json(tmp_path / "config.json", {"sink_size": 64, "recent_size": 32})
+    record, notes = take(path, "duo", ratio=0.5)
+    assert record.mask.window_tokens == 32
+    assert "also see the first 64 tokens; our window has no sinks" in notes
+    assert "the window is 32 tokens, the recent_size in config.json" in notes
+    record, notes = take(path, "duo", ratio=0.5, window_tokens=16)
+    assert record.mask.window_tokens == 16
+    assert (
+        "the recent_size in config.json beside the table is 32; the mask takes --window 16" in notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "request_", "told"),
+    [
+        ("1 1 0 0\n", {"ratio": 0.5}, "has 1 lines, but org/small (0123456789ab) has 2 layers"),
+        ("1 1 0 0\n1 1 0\n", {"ratio": 0.5}, "layer 1 has 3 values, but org/small"),
+        ("1 1 0 0\n1 x 0 0\n", {"ratio": 0.5}, "layer 1 holds 'x', which is not a finite number"),
+        ("1 1 0 0\n1 nan 0 0\n", {"ratio": 0.5}, "layer 1 holds 'nan'"),
+        ("1 1 0 0\n" * 2, {}, "say --ratio or --threshold, one of the two"),
+        ("1 1 0 0\n" * 2, {"ratio": 0.5, "threshold": 0.5}, "one of the two"),
+        ("1 1 0 0\n" * 2, {"ratio": 1.2}, "ratio is 1.2"),
+        (
+            "1 1 0 0\n" * 2,
+            {"threshold": float("inf")},
+            "threshold is inf, it must be a finite number",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(
+    tmp_path: Path, text: str, request_: dict[str, float], told: str
+) -> None:
+    path = tmp_path / "heads.tsv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(told)):
+        take(path, "duo", window_tokens=8, **request_)
+
+
+# --- rtp-llm ---
+
+HEADS = {"0": [1, 1, 1, 1, 0, 0, 0, 0], "1": [0, 0, 0, 0, 0, 0, 1, 1]}  # two query heads a group
+
+
+def test_rtp_llms_window_is_one_token_wider(tmp_path: Path) -> None:
+    """Its swa_token_num is a window_left: the tokens before the own one."""
+    config = {"sink_token_num": 4, "swa_token_num": 15, "seqlen_threshold": 100} | HEADS
+    path = write_json(tmp_path / "config.json", {"headwise_config": config, "hidden_size": 8})
+    record, notes = take(path, "headwise")
+    assert record.mask == GroupMask.from_rows(["1100", "0001"], 16)
+    assert "also see the first 4 tokens; our window has no sinks" in notes
+    assert "all heads see the whole of a text under 100 tokens" in notes
+    assert "the window is 16 tokens, the file's swa_token_num + 1." in notes
+    assert record.settings["swa_token_num"] == 15
+
+    export_mask(record, "headwise", tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == {
+        "headwise_config": {"sink_token_num": 0, "swa_token_num": 15, "seqlen_threshold": 0} | HEADS
+    }
+
+
+def test_what_a_headwise_config_leaves_out_is_as_rtp_llm_has_it(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "headwise.json", {"1": HEADS["1"]})
+    record, notes = take(path, "headwise")
+    assert record.mask == GroupMask.from_rows(["1111", "0001"], 8193)
+    assert "layers that the file leaves out keep full attention: 0." in notes
+    record, notes = take(path, "headwise", window_tokens=64)
+    assert record.mask.window_tokens == 64
+    assert "the file's swa_token_num + 1 is 8193; the mask takes --window 64." in notes
+
+
+@pytest.mark.parametrize(
+    ("change", "request_", "told"),
+    [
+        ({"1": [0] * 4}, {}, "layer 1 must list the 8 query heads of org/small"),
+        (
+            {"1": [0] * 7 + [2]},
+            {},
+            "layer 1 is [0, 0, 0, 0, 0, 0, 0, 2]; each query head is 0 or 1",
+        ),
+        ({"1": [0] * 7 + [True]}, {}, "each query head is 0 or 1"),
+        ({"1": [0] * 7 + [1]}, {}, "query heads of layer 1, group 3 are [0, 1]; they share one KV"),
+        ({"2": [0] * 8}, {}, "'2' is neither a layer of org/small (0123456789ab) (0 to 1) nor"),
+        ({"sinks": 4}, {}, "'sinks' is neither a layer"),
+        ({"swa_token_num": "15"}, {}, "swa_token_num is '15', it must be a whole number"),
+        ({"sink_token_num": -1}, {}, "sink_token_num is -1"),
+        ({}, {"ratio": 0.75}, "has 5 of 8 groups on the window, but --ratio 0.75 means 6 of 8"),
+        ({}, {"threshold": 0.5}, "holds zeros and ones, not reals: leave --threshold out"),
+    ],
+)
+def test_what_is_wrong_with_a_headwise_config_is_said(
+    tmp_path: Path, change: dict[str, Any], request_: dict[str, float], told: str
+) -> None:
+    path = write_json(tmp_path / "headwise.json", HEADS | change)
+    with pytest.raises(ValueError, match=re.escape(told)) as error:
+        take(path, "headwise", **request_)
+    assert str(error.value).startswith(str(path))
+
+
+def test_a_file_without_headwise_config_is_refused(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "headwise.json", {"swa_token_num": 15})
+    with pytest.raises(ValueError, match="holds no headwise_config"):
+        take(path, "headwise")
+    with pytest.raises(ValueError, match="holds no headwise_config"):
+        take(make_model(tmp_path / "small") / "config.json", "headwise")
+    with pytest.raises(ValueError, match="headwise_config must be an object, not 3"):
+        take(write_json(path, {"headwise_config": 3}), "headwise")
+
+
+# --- Hugging Face ---
+
+
+def test_layer_types_give_a_mask_of_whole_layers(tmp_path: Path) -> None:
+    types = ["full_attention", "sliding_attention"]
+    path = write_json(tmp_path / "config.json", {"layer_types": types, "sliding_window": 64})
+    record, notes = take(path, "layer_types", ratio=0.4)  # 0.8 of 2 layers: 1
+    assert record.mask == GroupMask.from_rows(["1111", "0000"], 64, "layer")
+    assert "the window is 64 tokens, the file's sliding_window." in notes
+    assert take(path, "layer_types", window_tokens=32)[0].mask.window_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "request_", "told"),
+    [
+        ({}, {}, "layer_types must list the 2 layers"),
+        ({"layer_types": ["full_attention"]}, {}, "layer_types must list the 2 layers"),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            {},
+            "layer 1 is 'linear_attention'; a mask knows sliding_attention and full_attention",
+        ),
+        ({"layer_types": ["full_attention"] * 2, "sliding_window": None}, {}, "says no window"),
+        ({"layer_types": ["full_attention"] * 2, "sliding_window": 0}, {}, "sliding_window is 0"),
+        (
+            {"layer_types": ["full_attention"] * 2, "sliding_window": 8},
+            {"ratio": 0.75},
+            "has 0 of 8 groups on the window, but --ratio 0.75 means 2 of 2 layers, 1; leave",
+        ),
+    ],
+)
+def test_what_is_wrong_with_layer_types_is_said(
+    tmp_path: Path, config: dict[str, Any], request_: dict[str, float], told: str
+) -> None:
+    path = write_json(tmp_path / "config.json", config)
+    with pytest.raises(ValueError, match=re.escape(told)) as error:
+        take(path, "layer_types", **request_)
+    assert str(error.value).startswith(str(path))
+
+
+# --- the commands ---
+
+
+def test_import_and_export_from_the_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(tmp_path / "small")
+    (tmp_path / "heads.tsv").write_text("0.9\t0.8\t0.1\t0.2\n0.3\t0.4\t0.5\t1.0\n")
+    mask = tmp_path / "mask.json"
+    main(["import", str(tmp_path / "heads.tsv"), "--format", "duo", "--model", str(model),
+          "--window", "16", "--ratio", "0.55", "--out", str(mask)])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "--ratio 0.55 means 5 of 8 groups, 0.625\n" in shown
+    assert f"wrote {mask}\n" in shown
+    record = read_mask(mask, read_model_info(model))
+    assert record.mask == small_record().mask
+    assert record.method == "import-duo"
+    assert record.provenance["source"] == "heads.tsv"
+    assert len(record.provenance["source_xxh3"]) == 32
+    assert "packages" in record.provenance
+
+    for format_name in ("duo", "headwise"):
+        main(["export", str(mask), "--format", format_name, "--out", str(tmp_path / format_name)])
+        assert f"wrote {tmp_path / format_name}\n" in capsys.readouterr().out
+    assert (tmp_path / "duo").read_text() == "1\t1\t0\t0\n0\t0\t0\t1\n"
+    with pytest.raises(SystemExit) as stop:
+        main(["export", str(mask), "--format", "layer_types", "--out", str(tmp_path / "x")])
+    assert stop.value.code == 2
+    assert "error: Layer 0 mixes full and windowed groups (1100)" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no\.tsv does not exist"):
+        take(tmp_path / "no.tsv", "duo", window_tokens=8, ratio=0.5)
+
+
+def test_a_table_for_another_model_is_refused(tmp_path: Path) -> None:
+    export_mask(small_record(), "duo", tmp_path / "heads.tsv")
+    other: ModelInfo = model_of(GroupMask.from_rows(["11"], 8))
+    with pytest.raises(ValueError, match="has 2 lines, but org/any"):
+        import_mask(tmp_path / "heads.tsv", "duo", other, Request(window_tokens=8, ratio=0.5))
