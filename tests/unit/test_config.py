@@ -1,0 +1,185 @@
+"""Checks of settings, and the way from a command line to them."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bosch.command_line import Command, option_names, parse_command
+from bosch.config import (
+    CalibrationConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    MaskConfig,
+    StudyConfig,
+    TrainConfig,
+    describe_changes,
+    describe_config,
+    parse_count,
+)
+from recipes import presets
+
+
+def parse(*arguments: str) -> Command:
+    return parse_command(arguments, tuple(presets.PRESETS), presets.choose)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("2.5B", 2_500_000_000), ("300M", 300_000_000), ("16k", 16_000), ("4096", 4096), ("0", 0)],
+)
+def test_token_counts_are_read_as_people_write_them(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "2.5", "many", "1..5M", "-3", "2.5Q"])
+def test_other_token_counts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a number of tokens|not a whole number"):
+        parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Config(ratio=1.2), "ratio is 1.2"),
+        (lambda: Config(ratio=float("nan")), "ratio is nan"),
+        (lambda: Config(window=0), "window is 0"),
+        (lambda: Config(seed=-1), "seed is -1"),
+        (lambda: CalibrationConfig(examples=0), "calibration.examples is 0"),
+        (
+            lambda: CalibrationConfig(examples=6, questions_per_context=4),
+            r"calibration.questions_per_context \(4\) does not divide",
+        ),
+        (lambda: CalibrationConfig(tasks=()), "calibration.tasks is empty"),
+        (
+            lambda: CalibrationConfig(tasks=("niah_singel_1",)),
+            "did you mean 'niah_single_1'",
+        ),
+        (lambda: MaskConfig(kappa=0), "mask.kappa is 0"),
+        (lambda: MaskConfig(ratio_buckets=(0.5, 0.25)), "mask.ratio_buckets must rise"),
+        (lambda: MaskConfig(drop_percentiles=(97.5, 2.5)), "mask.drop_percentiles must rise"),
+        (lambda: DataConfig(tokens=100), "data.tokens is 100, less than one sequence"),
+        (lambda: TrainConfig(peak_learning_rate=0), "train.peak_learning_rate is 0"),
+        (lambda: TrainConfig(clip_norm=float("inf")), "train.clip_norm is inf"),
+        (lambda: TrainConfig(warmup_share=10), "train.warmup_share is 10"),
+        (lambda: TrainConfig(betas=(0.9, 1.0)), "train.betas are"),
+        (lambda: TrainConfig(micro_batch_sequences=0), "train.micro_batch_sequences is 0"),
+        (lambda: EvalConfig(samples=0), "eval.samples is 0"),
+        (lambda: EvalConfig(niah_lengths=(512, 256)), "eval.niah_lengths must rise"),
+        (lambda: EvalConfig(niah_lengths=()), "eval.niah_lengths must rise"),
+        (lambda: EvalConfig(checkpoints=(0.0, 2.5)), "eval.checkpoints must be shares"),
+        (lambda: StudyConfig(long_lengths=(65_536,)), "give each length its factor"),
+    ],
+)
+def test_impossible_settings_are_refused_in_a_sentence(
+    make: Callable[[], object], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+def test_samples_set_the_size_of_every_evaluation() -> None:
+    config = EvalConfig(samples=32)
+    assert (config.niah_samples, config.longbench_rows) == (32, 32)
+
+
+def test_dials_and_sections_override_the_preset() -> None:
+    command = parse("--preset", "smoke", "--ratio", "0.5", "--calibration.length=1k", "--seed", "3")
+    expected = presets.smoke()
+    expected = dataclasses.replace(
+        expected,
+        ratio=0.5,
+        seed=3,
+        calibration=dataclasses.replace(expected.calibration, length=1000),
+    )
+    assert command.config == expected
+
+
+def test_preset_may_stand_behind_what_overrides_it() -> None:
+    assert parse("--window", "16", "--preset", "smoke") == parse("--preset=smoke", "--window=16")
+
+
+def test_our_list_of_options_is_what_the_help_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    shown = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*", capsys.readouterr().out))
+    negated = {name for name in shown if ".no-" in name}
+    assert set(option_names()) == shown - negated
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--ration", "--ratio"),
+        ("--length", "--calibration.length"),
+        ("--calibraton.length", "--calibration.length"),
+        ("--train.lerning_rate", "--train.peak-learning-rate"),
+        ("--dryrun", "--dry-run"),
+        ("--form", "--from"),
+    ],
+)
+def test_unknown_option_suggests_the_nearest(option: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}: no such option; did you mean {meant}?"):
+        parse(option, "3")
+
+
+def test_values_that_are_no_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse("--ratio", "most")
+    assert ended.value.code == 2
+    assert "--ratio" in capsys.readouterr().err
+
+
+def test_unknown_preset_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="--preset papr: no such preset; did you mean 'paper'"):
+        parse("--preset", "papr")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        ((), "runs/tiny-qwen3-bosch-r0.75"),
+        (("--ratio", "0.5", "--method", "fisher"), "runs/tiny-qwen3-fisher-r0.5"),
+        (("--seed", "7"), "runs/tiny-qwen3-bosch-r0.75-s7"),
+        (("--model", "Qwen/Qwen3-8B-Base"), "runs/Qwen3-8B-Base-bosch-r0.75"),
+        (("--run-dir", "elsewhere/mine"), "elsewhere/mine"),
+    ],
+)
+def test_run_folder_is_named_after_what_tells_runs_apart(
+    arguments: tuple[str, ...], folder: str
+) -> None:
+    assert parse(*arguments).run_path == Path(folder)
+
+
+def test_help_shows_groups_and_the_defaults_of_the_preset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse("--preset", "paper", "--help")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for text in ("--model", "--from STAGE", "calibration options", "train options", "32768"):
+        assert text in shown
+
+
+def test_every_setting_is_described_and_has_a_comment_in_the_help() -> None:
+    lines = describe_config(Config())
+    assert lines[0] == "model tiny-qwen3, ratio 0.75, method bosch, window 1024, seed 0"
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        "calibration",
+        "mask",
+        "data",
+        "train",
+        "eval",
+        "study",
+    ]
+    assert "checkpoints 0 0.26 0.52 0.78 1," in lines[5]
+    assert len(describe_config(Config(), with_study=False)) == 6
+
+
+def test_changes_are_described_by_the_names_of_the_command_line() -> None:
+    smaller = dataclasses.replace(Config(model="other"), window=64, mask=MaskConfig(kappa=30))
+    assert describe_changes(Config(), smaller) == ["window 1024 -> 64", "mask.kappa 100 -> 30"]

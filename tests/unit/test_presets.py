@@ -1,0 +1,195 @@
+"""The named setups. The paper's values are literals here; [ours] marks what it leaves open."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from bosch.assets import asset_folder
+from bosch.model_folder import read_model_config
+from recipes.presets import (
+    PAPER_MODELS,
+    ModelShape,
+    check_method,
+    choose,
+    find_model,
+    paper,
+    read_shape,
+    scaled_paper,
+    smoke,
+    tiny,
+)
+
+SIX_TASKS = (
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "billions", "layers", "query_heads", "groups", "positions", "micro_batch"),
+    [
+        ("Qwen/Qwen3-1.7B-Base", 1.7, 28, 16, 8, 32_768, 8),
+        ("Qwen/Qwen3-8B-Base", 8.2, 36, 32, 8, 32_768, 4),  # "between" 8 and 2 [ours]
+        ("Qwen/Qwen3-14B-Base", 14.8, 40, 40, 8, 32_768, 4),  # likewise
+        ("Qwen/Qwen3-30B-A3B-Base", 30.5, 48, 32, 4, 40_960, 2),
+    ],
+)
+def test_paper_models(
+    model: str,
+    billions: float,
+    layers: int,
+    query_heads: int,
+    groups: int,
+    positions: int,
+    micro_batch: int,
+) -> None:
+    known = PAPER_MODELS[model]
+    assert known.shape == ModelShape(layers, groups, positions)
+    assert (known.billion_parameters, known.query_heads) == (billions, query_heads)
+    assert paper(model).train.micro_batch_sequences == micro_batch
+    # Stage 3: at most 4 layers of 8 groups, 8 layers of 4 [ours].
+    assert paper(model).mask.max_layers == {8: 4, 4: 8}[groups]
+
+
+@pytest.mark.parametrize("model", PAPER_MODELS)
+def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
+    config = paper(model)
+    assert config.model == model
+    assert (config.ratio, config.window, config.method) == (0.75, 1_024, "bosch")
+
+    assert config.calibration.examples == 64
+    assert config.calibration.length == 32_768
+    assert config.calibration.tasks == SIX_TASKS  # equal shares of the six [ours]
+    assert config.calibration.questions_per_context == 1
+
+    assert (config.mask.alpha, config.mask.gamma, config.mask.kappa) == (100, 0.2, 100)
+    assert config.mask.ratio_buckets == (0, 0.25, 0.5, 0.75, 1)  # [ours, fits figure 1]
+    assert config.mask.drop_percentiles == (2.5, 97.5)
+    assert config.mask.max_variables == 49
+    assert config.mask.razor_recent_share == 1 / 4
+
+    assert config.data.source == "prolong-64k"
+    assert config.data.tokens == 2_500_000_000
+    assert config.data.sequence_length == 32_768
+    assert config.data.document_mask is True  # [ours]
+
+    assert config.train.batch_sequences == 64
+    assert config.train.batch_sequences * config.data.sequence_length == 2_097_152
+    assert config.train.betas == (0.9, 0.95)  # these three are ProLong's [ours]
+    assert config.train.weight_decay == 0.1
+    assert config.train.clip_norm == 1.0
+    assert (config.train.schedule, config.train.peak_learning_rate) == ("cosine", 1e-5)
+    assert (config.train.warmup_share, config.train.floor_share) == (0.1, 0)
+    assert config.train.precision == "bf16"
+    assert (config.train.attention, config.train.kernels) == ("flash", "liger")
+
+    tokens = [share * config.data.tokens / 1e9 for share in config.eval.checkpoints]
+    assert tokens == pytest.approx([0, 0.65, 1.3, 1.95, 2.5])  # tables 15 and 16, rounded there
+    assert config.eval.niah_tasks == SIX_TASKS
+    assert config.eval.niah_lengths == (4_096, 8_192, 16_384, 32_768)
+    assert config.eval.longbench == "full"  # 21 sets and GSM8K
+    assert config.eval.longbench_categories == "paper"  # seven
+    assert config.eval.longbench_rows is None
+
+    assert config.study.ratios == (0.25, 0.5, 0.75, 0.875)
+    assert config.study.windows == (256, 512, 1_024, 2_048, 4_096)
+    assert config.study.windows_ratio == 0.75
+    assert config.study.recovery_methods == ("interleave", "bosch_layer", "fisher", "bosch")
+    assert config.study.random_runs == 3
+    assert config.study.replacement_seeds == 3
+    assert config.study.long_lengths == (65_536, 131_072)
+    assert config.study.long_yarn_factors == (2, 4)
+    assert config.study.latency_model == "Qwen/Qwen3-8B-Base"
+    assert config.study.latency_lengths == (64 << 10, 256 << 10, 512 << 10, 1 << 20)
+    assert config.study.latency_batch == 1
+    assert config.study.latency_prefill_chunk == 8_192
+    assert config.study.latency_memory_percentile == 90
+
+
+def test_tiny_preset_fits_the_embedded_model() -> None:
+    config = tiny()
+    assert config.calibration.examples == 64
+    assert config.calibration.examples // config.calibration.questions_per_context == 16
+    assert config.calibration.length == 512
+    assert config.mask.kappa == 30
+    assert config.eval.niah_lengths == (512, 1_024)
+    assert (config.eval.niah_samples, config.eval.longbench_rows) == (8, 6)
+    assert 8_000 <= config.train.batch_sequences * config.data.sequence_length <= 16_384
+    assert read_shape(config.model) == ModelShape(8, 8, 2_048)
+
+
+def test_smoke_preset_is_the_tiny_one_made_small() -> None:
+    config = smoke()
+    shape = read_shape(config.model)
+    assert shape.num_layers == 2
+    assert config.eval.niah_lengths[-1] <= shape.positions
+    assert config.data.tokens <= 8_192
+
+
+def model_folder(folder: Path, positions: int | None) -> str:
+    config = read_model_config(asset_folder("tiny-qwen3"))
+    folder.mkdir()
+    config |= {"max_position_embeddings": positions}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "short", positions=4_096)
+    config = scaled_paper(model)
+    assert config.window == 128  # 1,024 * 4,096 / 32,768
+    assert config.calibration.length == 4_096
+    assert config.data.sequence_length == 4_096
+    assert config.train.batch_sequences == 512
+    assert config.train.batch_sequences * config.data.sequence_length == 2_097_152
+    assert config.eval.niah_lengths == (512, 1_024, 2_048, 4_096)
+    assert paper(model) == config
+
+
+def test_paper_settings_do_not_grow_with_the_positions(tmp_path: Path) -> None:
+    config = scaled_paper(model_folder(tmp_path / "long", positions=262_144))
+    assert config.calibration.length == 32_768
+    assert config.window == 1_024
+
+
+def test_model_without_preset_gets_the_paper_scaled_and_is_told(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "short", positions=4_096)
+    config, [line] = choose(None, model)
+    assert config == scaled_paper(model)
+    assert line.startswith(f"preset paper, scaled to {model}: window 1024 -> 128, ")
+    assert "data.sequence_length 32768 -> 4096" in line
+    known, [line] = choose(None, "Qwen/Qwen3-8B-Base")
+    assert known.train.attention == "auto"
+    assert "train.attention flash -> auto" in line
+
+
+def test_presets_take_another_model() -> None:
+    config, _ = choose("tiny", "Qwen/Qwen3-8B-Base")
+    assert config == dataclasses.replace(tiny(), model="Qwen/Qwen3-8B-Base")
+
+
+def test_models_are_found_by_folder_by_shipped_name_and_by_hub_id(tmp_path: Path) -> None:
+    assert find_model("tiny-qwen3") == asset_folder("tiny-qwen3")
+    assert find_model(str(tmp_path)) == tmp_path
+    assert find_model("Qwen/Qwen3-8B-Base") is None
+    for missing in ("./nope", "nope", "/no/such/folder", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match=f"--model {missing}: there is no such folder"):
+            find_model(missing)
+
+
+def test_model_that_states_no_positions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        read_shape(model_folder(tmp_path / "odd", positions=None))
+
+
+def test_methods_of_the_design_pass_and_others_are_refused() -> None:
+    check_method("bosch")
+    check_method("from_file")
+    with pytest.raises(ValueError, match="--method bosh: no such method; did you mean 'bosch'"):
+        check_method("bosh")

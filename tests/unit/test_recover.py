@@ -1,0 +1,87 @@
+"""recipes/recover.py as a program: what it says, what it refuses, what it leaves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recipes
+
+RECOVER = Path(recipes.__path__[0]) / "recover.py"
+
+
+def recover(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(RECOVER), *arguments],
+        cwd=folder,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--ratio", "1.2"], "ratio is 1.2"),
+        (["--ratio", "nan"], "ratio is nan"),
+        (["--window", "0"], "window is 0"),
+        (["--model", "./nope"], "--model ./nope: there is no such folder"),
+        (["--model", "nobody/nothing"], "--model nobody/nothing is no folder here"),
+        (["--method", "bosh"], "--method bosh: no such method; did you mean 'bosch'?"),
+        (["--preset", "big"], "--preset big: no such preset"),
+        (["--preset"], "--preset: expected one argument"),
+        (["--ratoi", "0.5"], "--ratoi: no such option; did you mean --ratio?"),
+        (["0.5"], "'0.5' belongs to no option"),
+        (["--fresh", "maks"], "--fresh maks: no such stage; did you mean 'mask'?"),
+    ],
+)
+def test_mistakes_end_in_one_sentence_and_code_2(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    run = recover(*arguments, folder=tmp_path)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"error: {sentence}")
+    assert run.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    run = recover("--method", "bosh", "--debug", folder=tmp_path)
+    assert run.returncode == 1
+    assert "Traceback" in run.stderr
+
+
+def test_ratio_that_no_count_meets_says_what_it_means(tmp_path: Path) -> None:
+    run = recover("--ratio", "0.33", "--dry-run", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "--ratio 0.33 means 22 of 64 groups, 0.34375\n" in run.stdout
+
+
+def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(tmp_path: Path) -> None:
+    arguments = ("--preset", "paper", "--model", "Qwen/Qwen3-30B-A3B-Base", "--dry-run")
+    run = recover(*arguments, folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "--ratio 0.75 means 144 of 192 groups\n" in run.stdout
+    for setting in ("tokens 2500000000", "batch_sequences 64", "alpha 100", "random_runs 3"):
+        assert setting in run.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_ranks_print_nothing(tmp_path: Path) -> None:
+    run = recover("--dry-run", folder=tmp_path, RANK="1", WORLD_SIZE="2")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_run_leaves_its_settings_and_its_log(tmp_path: Path) -> None:
+    run = recover("--preset", "smoke", "--seed", "3", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    folder = tmp_path / "runs" / "tiny-qwen3-2layer-bosch-r0.75-s3"
+    saved = json.loads((folder / "run.json").read_text())
+    assert saved["config"]["window"] == 32
+    assert saved["command"] == ["--preset", "smoke", "--seed", "3"]
+    log = (folder / "recover.log").read_text().splitlines()
+    assert [line[20:] for line in log] == run.stdout.splitlines()
