@@ -1,0 +1,172 @@
+"""Essays for needle haystacks: a long text as words, cut into sentences as RULER cuts it (Punkt).
+
+Haystacks are prefixes of one text, so it is cut once: the sentences of a prefix are those of the
+whole text that end inside it, and the last one cut short. For essays whose sentence ends are stored
+in `data/punkt_spans` (by `store_sentence_ends`) nltk and its data are not needed.
+"""
+
+import hashlib
+import json
+import os
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+SPANS_FOLDER = Path(__file__).parent / "punkt_spans"
+PUNKT_FILES = ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab")
+SEAM_WORDS = 200  # of the text's start, read on after its end: Punkt judges an end by what follows
+
+
+def read_essays(path: Path, punkt: Path | None = None) -> "Essays":
+    """Essays from a JSON file with a field `text`, a text file, or the .txt files of a folder in
+    the order of their names, with nothing between them."""
+    return make_essays(read_text(path), name=path.name, punkt=punkt)
+
+
+def make_essays(text: str, name: str, punkt: Path | None = None) -> "Essays":
+    """Essays from a text; `punkt` is a folder with the English Punkt data, needed unless the ends
+    of this text's sentences are stored. Without it NLTK_DATA and nltk's own folders are searched.
+    """
+    if not text.strip():
+        raise ValueError(f"The essays of {name} are empty; a haystack needs words.")
+    words = re.sub(r"\s+", " ", text).split(" ")
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    ends = stored_sentence_ends(sha256)
+    if ends is None:
+        ends = find_sentence_ends(words, name, punkt)
+    return Essays(words, ends, name, sha256)
+
+
+class Essays:
+    """A text that begins again where it ends, as a list of words and the ends of its sentences."""
+
+    def __init__(self, words: list[str], sentence_ends: list[int], name: str, sha256: str):
+        self.name = name
+        self.sha256 = sha256  # of the text as it was read
+        self.words = words  # the first or last is empty where the text begins or ends with a blank
+        self.sentence_ends = sentence_ends  # ascending, in characters of " ".join(words)
+        self._text = " ".join(words) + " "
+        self._word_ends = [end - 1 for end in accumulate(len(word) + 1 for word in words)]
+
+    def sentences(self, num_words: int) -> list[str]:
+        """The first `num_words` words, over again if there are not so many, cut into sentences."""
+        if num_words < 1:
+            return []
+        repeats, last_word = divmod(num_words - 1, len(self.words))
+        ends = [len(self._text) * i + end for i in range(repeats) for end in self.sentence_ends]
+        count = bisect_left(self.sentence_ends, self._word_ends[last_word])
+        ends += [len(self._text) * repeats + end for end in self.sentence_ends[:count]]
+        ends += [len(self._text) * repeats + self._word_ends[last_word]]
+        text = self._text * (repeats + 1)
+        pieces = [text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False)]
+        return [piece for piece in pieces if piece]
+
+    def starting_at(self, share: float) -> "Essays":
+        """The same text from about `share` of it on, then its beginning: another region of
+        haystacks, for calibration."""
+        if not 0 <= share < 1:
+            raise ValueError(f"Essays cannot start at {share} of their length; use 0 <= share < 1.")
+        # Some sentences end inside a word ("good.[2] Technology"); begin behind one that does not.
+        word_ends = set(self._word_ends)
+        ends = [end for end in self.sentence_ends if end in word_ends]
+        behind = bisect_left(ends, share * len(self._text))
+        if share == 0 or behind == len(ends):
+            return self
+        offset = ends[behind] + 1
+        first = bisect_left(self._word_ends, offset)
+        return Essays(
+            self.words[first:] + self.words[:first],
+            sorted((end - offset) % len(self._text) for end in self.sentence_ends),
+            f"{self.name} from word {first}",
+            self.sha256,
+        )
+
+
+def read_text(path: Path) -> str:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path}: no essays there. Name a JSON file with a field `text`, a text file, or a "
+            "folder of .txt files."
+        )
+    try:
+        if path.is_dir():
+            files = sorted(path.glob("*.txt"))
+            if not files:
+                raise ValueError(f"{path}: no .txt file in this folder; essays are read from them.")
+            return "".join(file.read_text(encoding="utf-8") for file in files)
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else {"text": text}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: essays must be UTF-8 text ({error}).") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not a JSON file ({error}).") from error
+    if not isinstance(content, dict) or not isinstance(content.get("text"), str):
+        raise ValueError(f'{path}: essays in JSON are one object, {{"text": "..."}}; this is not.')
+    return content["text"]
+
+
+def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> list[int] | None:
+    path = folder / f"{sha256}.npz"
+    if not path.exists():
+        return None
+    with np.load(path) as arrays:
+        return arrays["sentence_ends"].tolist()
+
+
+def store_sentence_ends(essays: Essays, folder: Path = SPANS_FOLDER) -> Path:
+    """Keep the ends of these essays' sentences, so that no later reader needs nltk."""
+    path = folder / f"{essays.sha256}.npz"
+    np.savez_compressed(path, sentence_ends=np.array(essays.sentence_ends, dtype=np.uint32))
+    return path
+
+
+def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> list[int]:
+    """Where Punkt ends the sentences of the words joined by blanks, the text being a loop: its last
+    character is an end if one is there when the text begins again."""
+    try:
+        import nltk.data
+        from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+    except ImportError as error:
+        raise ValueError(
+            f"The essays of {name} must be cut into sentences by nltk, which is not installed. "
+            'Install the extra with `pip install -e ".[eval]"`.'
+        ) from error
+    folder = find_punkt_folder(name, punkt, nltk.data.path)
+
+    def lines(file_name: str) -> list[str]:
+        return (folder / file_name).read_text(encoding="utf-8").splitlines()
+
+    # nltk's own loader takes a path inside nltk's data folders only.
+    parameters = PunktParameters()
+    parameters.collocations = {tuple(line.split("\t")) for line in lines("collocations.tab")}
+    parameters.sent_starters = set(lines("sent_starters.txt"))
+    parameters.abbrev_types = set(lines("abbrev_types.txt"))
+    pairs = (line.split("\t") for line in lines("ortho_context.tab"))
+    parameters.ortho_context = defaultdict(int, {word: int(flags) for word, flags in pairs})
+    tokenizer = PunktSentenceTokenizer()
+    tokenizer._params = parameters
+
+    length = len(" ".join(words))
+    spans = tokenizer.span_tokenize(" ".join([*words, *words[:SEAM_WORDS]]))
+    return [end for _, end in spans if end <= length]
+
+
+def find_punkt_folder(name: str, punkt: Path | None, nltk_folders: Sequence[str]) -> Path:
+    from_environment = [
+        place for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place
+    ]
+    places = [punkt] if punkt else [Path(place) for place in (*from_environment, *nltk_folders)]
+    for place in places:
+        for inside in ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english"):
+            if all((place / inside / file).is_file() for file in PUNKT_FILES):
+                return place / inside
+    raise FileNotFoundError(
+        f"{name}: its sentence ends are not stored, and the English Punkt data to find them is not "
+        f"in {punkt or 'NLTK_DATA or the folders of nltk'}. Give the path of the folder that holds "
+        f"{', '.join(PUNKT_FILES)} (nltk's data package punkt_tab)."
+    )

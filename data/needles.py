@@ -1,0 +1,439 @@
+"""Needle-in-a-haystack examples, built exactly as RULER builds them: the one builder of the
+calibration set, the NIAH suite and the tiny model's training.
+
+Same seed, tokenizer, essays and key words: same bytes as upstream's. That holds only while the
+random draws keep their order. The toy world uses the same code with `TOY_SIZES`.
+"""
+
+import random
+import re
+import uuid
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+DEFAULT_SEED = 42
+DEPTHS_PERCENT = tuple(round(i * 100 / 39) for i in range(40))
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NEEDLE = "One of the special magic {type} for {key} is: {value}."
+TASK_TEXT = (
+    "Some special magic {type} are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {type} afterwards.\n{context}\n"
+)
+QUESTION = "What are all the special magic {type} for {query} mentioned in the provided text?"
+ANSWER_PREFIX = " The special magic {type} for {query} mentioned in the provided text are"
+ANSWER_PREFIX_MARK = ANSWER_PREFIX[:10]  # upstream finds the prefix again by its last " The speci"
+NEEDLE_PATTERN = re.compile(
+    r"One of the special magic (?:numbers|uuids) for (?P<key>.+?) is: (?P<value>[0-9a-f-]+)\."
+)
+SPELLED = NEEDLE.format(type="numbers or uuids", key="some-key", value="0123456789-abcdef")
+
+
+@dataclass(frozen=True)
+class NeedleTask:
+    name: str
+    haystack: Literal["noise", "essay", "needle"]
+    keys: Literal["words", "uuids"] = "words"
+    values: Literal["numbers", "uuids"] = "numbers"
+    num_keys: int = 1
+    num_queries: int = 1  # keys asked in the one question
+    num_values: int = 1  # values of a key, all of them answers
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_queries <= self.num_keys:
+            raise ValueError(
+                f"Task {self.name} asks {self.num_queries} of {self.num_keys} keys; "
+                "ask at least one, and at most as many as there are."
+            )
+        if self.haystack == "essay" and self.num_needles > len(DEPTHS_PERCENT):
+            raise ValueError(
+                f"Task {self.name} hides {self.num_needles} needles in an essay; there are only "
+                f"{len(DEPTHS_PERCENT)} depths for them. Use fewer keys or values."
+            )
+
+    @property
+    def num_needles(self) -> int:
+        return self.num_keys * self.num_values
+
+
+PAPER_TASKS = (
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+)
+TASKS: dict[str, NeedleTask] = {
+    task.name: task
+    for task in (
+        NeedleTask("niah_single_1", "noise"),
+        NeedleTask("niah_single_2", "essay"),
+        NeedleTask("niah_single_3", "essay", values="uuids"),
+        NeedleTask("niah_multikey_1", "essay", num_keys=4),
+        NeedleTask("niah_multikey_2", "needle"),
+        NeedleTask("niah_multikey_3", "needle", keys="uuids", values="uuids"),
+        NeedleTask("niah_multivalue", "essay", num_values=4),
+        NeedleTask("niah_multiquery", "essay", num_keys=4, num_queries=4),
+    )
+}
+
+
+class EssaySource(Protocol):
+    """A long text that essay haystacks are prefixes of."""
+
+    name: str
+
+    def sentences(self, num_words: int) -> list[str]:
+        """The first `num_words` words, cut into sentences."""
+        ...
+
+
+class Words(Protocol):
+    """What keys are drawn from: `random.choice` needs no more of a sequence than this."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> str: ...
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The step of a haystack's size, and what is kept free for the answer. Defaults: upstream's."""
+
+    essay_step_words: int = 500
+    line_step: int = 25
+    short_line_step: int = 5  # for lengths below short_length
+    short_length: int = 4096
+    answer_tokens: int = 128
+    # The search goes up to this many times the units that the smallest haystack's tokens suggest. A
+    # small one is mostly template and suggests too few, so None goes up to as many units as tokens.
+    search_factor: int | None = 3
+
+    def step(self, task: NeedleTask, length: int) -> int:
+        """The smallest haystack, and the step by which a long one shrinks, in its units."""
+        if task.haystack == "essay":
+            return self.essay_step_words
+        return self.short_line_step if length < self.short_length else self.line_step
+
+
+TOY_SIZES = Sizes(
+    essay_step_words=20, line_step=1, short_line_step=1, answer_tokens=40, search_factor=None
+)
+
+
+@dataclass(frozen=True)
+class Needle:
+    key: str
+    value: str
+    sentence: str
+    start: int  # character of the example's input at which the sentence starts
+    asked: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    input: str
+    answer_prefix: str
+    outputs: tuple[str, ...]
+    length: int  # tokens of the prompt and of the answer budget; 0: not measured
+    keys: tuple[str, ...]  # of the hidden needles, in the order in which they were drawn
+    queries: tuple[str, ...]  # the keys asked for
+
+    @property
+    def prompt(self) -> str:
+        return self.input + self.answer_prefix
+
+    @property
+    def needles(self) -> tuple[Needle, ...]:
+        """The hidden needles in the order of the text, without the haystack's own needle lines."""
+        keys = set(self.keys)
+        return tuple(
+            Needle(
+                match["key"], match["value"], match[0], match.start(), match["key"] in self.queries
+            )
+            for match in NEEDLE_PATTERN.finditer(self.input)
+            if match["key"] in keys
+        )
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """(key, value) of every hidden needle, those asked for first."""
+        needles = sorted(self.needles, key=lambda needle: not needle.asked)
+        return tuple((needle.key, needle.value) for needle in needles)
+
+    def to_row(self, index: int) -> dict[str, Any]:
+        """A line of the JSONL file, with upstream's names."""
+        return {
+            "index": index,
+            "input": self.input,
+            "answer_prefix": self.answer_prefix,
+            "outputs": list(self.outputs),
+            "length": self.length,
+        }
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    answer_prefix: str
+    outputs: tuple[str, ...]
+
+
+def build_examples(
+    task: NeedleTask,
+    length: int,
+    num_samples: int,
+    seed: int,
+    tokenizer: Any,
+    essays: EssaySource | None,
+    words: Words,
+    sizes: Sizes = Sizes(),
+    remove_newline_tab: bool = False,
+) -> list[Example]:
+    """The first `num_samples` examples of at most `length` tokens, the answer budget included.
+
+    A search finds the largest haystack that fits, then each sample is drawn at that size, all from
+    one generator: more samples begin with the same ones.
+    """
+    check_spelling(tokenizer)
+    count_tokens = token_counter(tokenizer)
+    rng = random.Random(seed)
+
+    def build(num_units: int) -> Example:
+        example = write_example(task, num_units, rng, seed, words, essays)
+        return replace(example, length=count_tokens(example.prompt) + sizes.answer_tokens)
+
+    step = sizes.step(task, length)
+    smallest = step if task.haystack == "essay" else max(step, task.num_needles)
+    num_units = find_haystack_size(build, length, smallest, sizes)
+    examples = []
+    for _ in range(num_samples):
+        example = build_fitting(task, build, length, num_units, step)
+        examples.append(collapse_blanks(example) if remove_newline_tab else example)
+    return examples
+
+
+def find_haystack_size(
+    build: Callable[[int], Example], length: int, smallest: int, sizes: Sizes
+) -> int:
+    """The largest haystack that fits, by a bisection that each fresh draw makes a little noisy."""
+    tokens_per_unit = (build(smallest).length - sizes.answer_tokens) / smallest
+    high = int(length / tokens_per_unit * sizes.search_factor) if sizes.search_factor else length
+    low, high = smallest, max(high, 2 * smallest)
+    best = smallest
+    while low <= high:
+        middle = (low + high) // 2
+        if build(middle).length <= length:
+            best, low = middle, middle + 1
+        else:
+            high = middle - 1
+    return best
+
+
+def build_fitting(
+    task: NeedleTask, build: Callable[[int], Example], length: int, num_units: int, step: int
+) -> Example:
+    """One example that fits: drawn again, and a step smaller as long as there is one to take."""
+    fewest_units = 1 if task.haystack == "essay" else task.num_needles
+    lengths: list[int] = []
+    while not is_hopeless(lengths, length):
+        example = build(num_units)
+        if example.length <= length:
+            return example
+        if num_units > step and num_units - step >= fewest_units:
+            num_units -= step
+        else:
+            lengths.append(example.length)
+    unit = "words" if task.haystack == "essay" else "lines"
+    raise ValueError(
+        f"{task.name} cannot be built in {length} tokens: with its smallest haystack "
+        f"({unit}: {num_units}) it needs {min(lengths)} with this tokenizer, the answer included "
+        "(RULER would try for ever). Ask for a greater length, or leave this task out."
+    )
+
+
+def is_hopeless(lengths: list[int], longest: int) -> bool:
+    """Whether no further draw of the smallest haystack will fit, judged by the lengths of those
+    that did not. A lucky one may, and upstream waits for it, if need be for ever."""
+    if len(lengths) < 50:
+        return False
+    spread = max(lengths) - min(lengths)
+    return min(lengths) - longest > 3 * spread + 10 or len(lengths) == 2000
+
+
+def write_example(
+    task: NeedleTask,
+    num_units: int,
+    rng: random.Random,
+    shuffle_seed: int,
+    words: Words,
+    essays: EssaySource | None,
+) -> Example:
+    """One fresh example, not measured (length 0), on `num_units` words of the essays, or lines.
+
+    The draws from `rng` come in upstream's order. The shuffle has a fresh generator, as upstream:
+    it permutes the needles of every sample in the same way.
+    """
+    keys: list[str] = []
+    values: list[list[str]] = []
+    needles: list[str] = []
+    for _ in range(task.num_keys):
+        keys.append(draw(task.keys, rng, words))
+        values.append([draw(task.values, rng, words) for _ in range(task.num_values)])
+        needles += [write_needle(task, keys[-1], value) for value in values[-1]]
+    random.Random(shuffle_seed).shuffle(needles)
+
+    if task.haystack == "essay":
+        if essays is None:
+            raise ValueError(
+                f"{task.name} hides its needles in essays, and none are given: name their file."
+            )
+        context = hide_in_sentences(needles, essays.sentences(num_units), rng)
+    else:
+        context = hide_in_lines(needles, write_lines(task, num_units, rng, words), rng)
+
+    asked = rng.sample(range(task.num_keys), task.num_queries)
+    queries = tuple(keys[i] for i in asked)
+    outputs = tuple(value for i in asked for value in values[i])
+    question = write_question(task, queries, outputs)
+    text = fill(TASK_TEXT, task, context=context) + question.text
+    return Example(text, question.answer_prefix, outputs, 0, tuple(keys), queries)
+
+
+def draw(kind: str, rng: random.Random, words: Words) -> str:
+    if kind == "numbers":
+        return str(rng.randint(10**6, 10**7 - 1))
+    if kind == "uuids":
+        return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+    return rng.choice(words)
+
+
+def write_needle(task: NeedleTask, key: str, value: str) -> str:
+    return NEEDLE.format(type=task.values, key=key, value=value)
+
+
+def write_lines(task: NeedleTask, num_lines: int, rng: random.Random, words: Words) -> list[str]:
+    if task.haystack == "noise":
+        return [NOISE] * num_lines
+    return [
+        write_needle(task, draw(task.keys, rng, words), draw(task.values, rng, words))
+        for _ in range(num_lines)
+    ]
+
+
+def hide_in_lines(needles: list[str], lines: list[str], rng: random.Random) -> str:
+    lines = list(lines)
+    positions = sorted(rng.sample(range(len(lines)), len(needles)), reverse=True)
+    for position, needle in zip(positions, needles, strict=True):
+        lines.insert(position, needle)
+    return "\n".join(lines)
+
+
+def hide_in_sentences(needles: list[str], sentences: list[str], rng: random.Random) -> str:
+    """The needles before sentences at random depths. Empty stretches stay, and leave a blank."""
+    depths = rng.sample(DEPTHS_PERCENT, len(needles))
+    positions = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
+    pieces = []
+    last = 0
+    for position, needle in zip(positions, needles, strict=True):
+        pieces += [" ".join(sentences[last:position]), needle]
+        last = position
+    pieces.append(" ".join(sentences[last:]))
+    return " ".join(pieces)
+
+
+def write_question(task: NeedleTask, queries: Sequence[str], outputs: Sequence[str]) -> Question:
+    query = queries[0] if len(queries) == 1 else ", ".join(queries[:-1]) + f", and {queries[-1]}"
+    return Question(
+        fill(QUESTION, task, query=query),
+        fill(ANSWER_PREFIX, task, query=query),
+        tuple(outputs),
+    )
+
+
+def fill(template: str, task: NeedleTask, **parts: str) -> str:
+    """The template with its parts put in; in the singular, by upstream's edits, for one answer."""
+    type_name: str = task.values
+    if task.num_queries * task.num_values == 1:
+        for plural, singular in (
+            ("Some", "A"),
+            ("are all", "is"),
+            ("are", "is"),
+            ("answers", "answer"),
+        ):
+            template = template.replace(plural, singular)
+        type_name = type_name[:-1]
+    return template.format(type=type_name, **parts)
+
+
+def collapse_blanks(example: Example) -> Example:
+    """Upstream's `remove_newline_tab`: white space to single blanks, after the measuring."""
+    text = " ".join(example.prompt.split())
+    split = text.rfind(ANSWER_PREFIX_MARK)
+    return replace(example, input=text[:split], answer_prefix=text[split:])
+
+
+def ask_other_keys(task: NeedleTask, example: Example) -> list[Question]:
+    """Further questions on the example's context, one for each hidden key that it does not ask for.
+    Built with `dataclasses.replace(task, num_keys=q)`, an example has q questions in all."""
+    return [
+        write_question(
+            task, [key], [needle.value for needle in example.needles if needle.key == key]
+        )
+        for key in example.keys
+        if key not in example.queries
+    ]
+
+
+def chunk_of(
+    num_samples: int, chunk: int, num_chunks: int, seed: int = DEFAULT_SEED
+) -> tuple[int, int]:
+    """(samples, seed) of one of several chunks built apart: near equal, each with its own seed."""
+    if not 0 <= chunk < num_chunks:
+        raise ValueError(f"There is no chunk {chunk} among {num_chunks}; count from 0.")
+    return num_samples // num_chunks + (chunk < num_samples % num_chunks), seed + chunk
+
+
+def pairs_in(text: str) -> set[tuple[str, str]]:
+    """(key, value) of every needle sentence in a text, those of a `needle` haystack included."""
+    return {(match["key"], match["value"]) for match in NEEDLE_PATTERN.finditer(text)}
+
+
+def check_spelling(tokenizer: Any) -> None:
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is not None and unknown in tokenizer(SPELLED, add_special_tokens=False)["input_ids"]:
+        raise ValueError(
+            f"This tokenizer cannot spell a needle: {SPELLED!r} gives its unknown token. "
+            "Use one that knows English letters, digits and punctuation."
+        )
+
+
+def token_counter(tokenizer: Any) -> Callable[[str], int]:
+    """`len(tokenizer.tokenize(text))`, in about half the time where the tokenizer is a fast one."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda text: len(tokenizer.tokenize(text))
+    # A tokenizer file may ask for truncation or padding; `tokenize` switches both off, too.
+    backend.no_truncation()
+    backend.no_padding()
+    return lambda text: len(backend.encode_batch_fast([text], add_special_tokens=False)[0])
+
+
+def token_position_answer(example: Example, tokenizer: Any) -> int:
+    """Tokens before the first occurrence of the first answer (upstream's field of this name)."""
+    return token_counter(tokenizer)(example.input[: example.input.find(example.outputs[0])])
+
+
+def needle_distances(example: Example, tokenizer: Any) -> list[int]:
+    """For each needle asked for, the tokens of the prompt from its first one on. At most W: it lies
+    wholly in the last W tokens, and a window of W still sees it from the prompt's end."""
+    encoded = tokenizer(example.prompt, add_special_tokens=False, return_offsets_mapping=True)
+    ends = [end for _, end in encoded["offset_mapping"]]
+    return [
+        len(ends) - bisect_right(ends, needle.start)
+        for needle in example.needles
+        if needle.asked and needle.value in example.outputs
+    ]

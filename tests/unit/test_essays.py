@@ -1,0 +1,218 @@
+"""Essays: one cut of the text must give the sentences that a cut of each prefix gives."""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.essays import (
+    PUNKT_FILES,
+    Essays,
+    make_essays,
+    read_essays,
+    store_sentence_ends,
+    stored_sentence_ends,
+)
+
+TEXT = (
+    "Mr. Gray wrote code. It was good.[2] Technology (so he said) changes! “Does it?” she asked. "
+    "They met in the U.S. and in Rome... Then nothing. See e.g. Paul. The end"
+)
+
+
+@pytest.fixture(scope="module")
+def untrained_punkt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Punkt with empty tables: other sentences than English Punkt's, by the same algorithm."""
+    pytest.importorskip("nltk", reason="cutting unknown essays needs the extra `eval`")
+    folder = tmp_path_factory.mktemp("punkt")
+    for name in PUNKT_FILES:
+        (folder / name).touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def graham(shared_data: Path) -> Essays:
+    return read_essays(shared_data / "pg_essays.json")
+
+
+def cut_prefix(words: list[str], num_words: int, cut: Callable[[str], list[str]]) -> list[str]:
+    """Upstream's way: repeat the words, join a prefix, cut it."""
+    repeated = words * (num_words // len(words) + 1)
+    return cut(" ".join(repeated[:num_words]).strip())
+
+
+def untrained_cut(text: str) -> list[str]:
+    from nltk.tokenize.punkt import PunktSentenceTokenizer
+
+    return PunktSentenceTokenizer().tokenize(text)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["one", "Two", "e.g.", "end.", "what?", "good.[2]", ")", '"', "-", "3.", "No!)", "..."]
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
+    untrained_punkt: Path, words: list[str], blank_ends: bool
+) -> None:
+    text = " ".join(words)
+    essays = make_essays(f"\n{text} " if blank_ends else text, "generated", untrained_punkt)
+    for num_words in range(1, 2 * len(essays.words) + 3):
+        assert essays.sentences(num_words) == cut_prefix(essays.words, num_words, untrained_cut)
+
+
+def test_sentences_also_end_where_no_blank_follows(untrained_punkt: Path) -> None:
+    # By hand: "good.[2] Technology" is cut behind the full stop, inside the word.
+    essays = make_essays("It was good.[2] Technology changes. The end", "notes", untrained_punkt)
+    assert essays.sentences(3) == ["It was good.", "[2]"]
+    assert essays.sentences(5) == ["It was good.", "[2] Technology changes."]
+    assert essays.sentences(0) == []
+    # The text goes on with its first word: no sentence ends at the seam.
+    assert essays.sentences(8) == ["It was good.", "[2] Technology changes.", "The end It"]
+
+
+def test_another_region_is_the_same_loop_entered_elsewhere(untrained_punkt: Path) -> None:
+    essays = make_essays("One two. Three. Four five.[2] Six. Seven.", "loop", untrained_punkt)
+    # By hand: the first sentence that ends after 0.4 of the text ends inside "five.[2]".
+    region = essays.starting_at(0.4)
+    assert region.words == ["Seven.", "One", "two.", "Three.", "Four", "five.[2]", "Six."]
+    assert region.name == "loop from word 6"
+    for share in (0.0, 0.1, 0.4, 0.99):
+        region = essays.starting_at(share)
+        for num_words in range(1, 20):
+            assert region.sentences(num_words) == cut_prefix(region.words, num_words, untrained_cut)
+    with pytest.raises(ValueError, match=r"cannot start at 1\.5"):
+        essays.starting_at(1.5)
+
+
+def test_a_folder_is_read_in_the_order_of_its_file_names(
+    tmp_path: Path, untrained_punkt: Path
+) -> None:
+    for name, text in (("b.txt", "Second."), ("a.txt", "First.\n"), ("c.md", "Not read.")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "one.json").write_text(json.dumps({"text": "First.\nSecond."}))
+    (tmp_path / "folder").mkdir()
+    from_folder = read_essays(tmp_path, untrained_punkt)
+    from_json = read_essays(tmp_path / "one.json", untrained_punkt)
+    assert from_folder.words == from_json.words == ["First.", "Second."]
+    assert from_folder.sha256 == from_json.sha256 == hashlib.sha256(b"First.\nSecond.").hexdigest()
+
+
+def test_stored_sentence_ends_are_read_back(tmp_path: Path, untrained_punkt: Path) -> None:
+    essays = make_essays(TEXT, "text", untrained_punkt)
+    store_sentence_ends(essays, tmp_path)
+    assert stored_sentence_ends(essays.sha256, tmp_path) == essays.sentence_ends
+    assert stored_sentence_ends("another", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.json", None, "no essays there"),
+        ("bad.json", b"{", "not a JSON file"),
+        ("other.json", b'{"essay": "x"}', "one object"),
+        ("list.json", b'["x"]', "one object"),
+        ("latin.txt", "caf\xe9".encode("latin-1"), "UTF-8"),
+        ("blank.txt", b" \n ", "are empty"),
+    ],
+)
+def test_unreadable_essays_are_named(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        read_essays(tmp_path / name)
+    assert name in str(error.value)
+
+
+def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no \.txt file"):
+        read_essays(tmp_path)
+
+
+def test_missing_punkt_data_names_the_four_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained_punkt: Path
+) -> None:
+    (untrained_punkt / PUNKT_FILES[0]).rename(tmp_path / "away")
+    try:
+        monkeypatch.setenv("NLTK_DATA", str(untrained_punkt))
+        for punkt in (tmp_path, untrained_punkt):
+            with pytest.raises(FileNotFoundError) as error:
+                make_essays(TEXT, "mine.json", punkt)
+            assert all(name in str(error.value) for name in (*PUNKT_FILES, "mine.json", str(punkt)))
+    finally:
+        (tmp_path / "away").rename(untrained_punkt / PUNKT_FILES[0])
+
+
+def test_punkt_data_is_found_through_nltk_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained_punkt: Path
+) -> None:
+    folder = tmp_path / "second" / "tokenizers" / "punkt_tab" / "english"
+    folder.mkdir(parents=True)
+    for name in PUNKT_FILES:
+        (folder / name).touch()
+    monkeypatch.setenv("NLTK_DATA", os.pathsep.join([str(tmp_path), str(tmp_path / "second")]))
+    expected = make_essays(TEXT, "text", untrained_punkt)
+    assert make_essays(TEXT, "text").sentence_ends == expected.sentence_ends
+
+
+def test_the_shared_essays_are_the_specifications(graham: Essays) -> None:
+    # The figures of spec/eval.md 1.3.
+    assert graham.sha256 == "b3a70ebc054f2eab5057baf3c4b7e857711472be8086240a516fd29b648ad857"
+    assert len(graham.words) == 111_877
+    sentences = graham.sentences(111_877)
+    assert len(sentences) == 5_700
+    joined = re.sub(r"\s+", " ", " ".join(graham.words))
+    assert len(" ".join(sentences)) - len(joined) == 218  # blanks added where none was
+
+
+def test_stored_ends_are_what_english_punkt_finds(graham: Essays, shared_data: Path) -> None:
+    pytest.importorskip("nltk", reason="cutting essays anew needs the extra `eval`")
+    from data.essays import find_sentence_ends
+
+    found = find_sentence_ends(graham.words, graham.name, shared_data / "punkt_tab")
+    assert graham.sentence_ends == found
+
+
+def test_stored_ends_need_no_nltk(shared_data: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from data.essays import read_essays; "
+        "read_essays(Path(sys.argv[1])); assert 'nltk' not in sys.modules"
+    )
+    path = shared_data / "pg_essays.json"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=120)
+
+
+def test_prefixes_of_the_shared_essays_are_cut_as_sent_tokenize_cuts_them(
+    graham: Essays, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nltk = pytest.importorskip("nltk", reason="cutting essays anew needs the extra `eval`")
+    # nltk reads its data from its own folders only.
+    shutil.copytree(shared_data / "punkt_tab", tmp_path / "tokenizers" / "punkt_tab")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    rng = random.Random(5)
+    # Around the first sentence ends, anywhere, and beyond the end of the text.
+    for num_words in [*range(1, 60), *rng.sample(range(111_877), 12), 111_876, 150_000]:
+        expected = cut_prefix(graham.words, num_words, nltk.sent_tokenize)
+        assert graham.sentences(num_words) == expected
+    region = graham.starting_at(0.5)
+    for num_words in (1, 500, 60_000):
+        expected = cut_prefix(region.words, num_words, nltk.sent_tokenize)
+        assert region.sentences(num_words) == expected

@@ -1,0 +1,90 @@
+"""Key words: indexing a list that is never built must give the item of the built one."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.key_words import KeyWords, wonderwords_keys
+
+# Few letters and the characters around the hyphen's place in the order of ASCII.
+WORD = st.text("ab-. ", max_size=4)
+
+
+def built(adjectives: list[str], nouns: list[str]) -> list[str]:
+    return sorted({f"{adjective}-{noun}" for adjective in adjectives for noun in nouns})
+
+
+@pytest.mark.parametrize(
+    ("adjectives", "nouns"),
+    [
+        (["old", "new"], ["cat", "dog"]),
+        # The block of high-pitched- stands inside that of high-, among its nouns.
+        (
+            ["high", "high-pitched", "higher"],
+            ["pit", "pitched", "pitcher", "pot", "arm-rest", "TV"],
+        ),
+        (["a", "a-b", "a-b-c", "a-d"], ["b", "c", "z"]),
+        # A noun may begin like the longer adjective, and even give the same word.
+        (["high", "high-pitched"], ["pitched-bed", "pitched-sofa", "bed", "zoo"]),
+        (["ad hoc", "ad", "ad hoc"], ["lens", "contact lens"]),
+    ],
+)
+def test_items_are_those_of_the_sorted_list(adjectives: list[str], nouns: list[str]) -> None:
+    words = KeyWords(adjectives, nouns, "test")
+    assert [words[index] for index in range(len(words))] == built(adjectives, nouns)
+
+
+@given(st.lists(WORD, min_size=1, max_size=12), st.lists(WORD, min_size=1, max_size=12))
+def test_items_are_those_of_the_sorted_list_for_any_words(
+    adjectives: list[str], nouns: list[str]
+) -> None:
+    words, expected = KeyWords(adjectives, nouns, "test"), built(adjectives, nouns)
+    assert len(words) == len(expected)
+    assert [words[index] for index in range(len(words))] == expected
+
+
+def test_random_choice_draws_the_same_words_as_from_the_list() -> None:
+    adjectives, nouns = ["blue", "blue-eyed", "old"], ["cat", "eyelid", "fox"]
+    words, expected = KeyWords(adjectives, nouns, "test"), built(adjectives, nouns)
+    one, other = random.Random(7), random.Random(7)
+    assert [one.choice(words) for _ in range(50)] == [other.choice(expected) for _ in range(50)]
+
+
+def test_an_index_outside_is_refused() -> None:
+    words = KeyWords(["old"], ["cat", "dog"], "test")
+    with pytest.raises(IndexError, match="no key word 2 among 2"):
+        words[2]
+    with pytest.raises(IndexError, match="no key word -1"):
+        words[-1]
+
+
+def test_wonderwords_gives_upstreams_list() -> None:
+    pytest.importorskip("wonderwords", reason="word keys need the extra `eval`")
+    words = wonderwords_keys()
+    if words.name != "wonderwords 3.0.1":
+        pytest.skip(f"the expectations are those of wonderwords 3.0.1, installed is {words.name}")
+    assert len(words) == 6_171_620
+    # Read off the list built whole, once: its ends, a middle, and around a block within a block.
+    expected = {
+        0: "Early-ATM",
+        2_000_000: "foregoing-test",
+        2_500_284: "high-pitch",
+        2_500_285: "high-pitched-ATM",
+        2_507_066: "high-pitched-zucchini",
+        2_507_067: "high-pitcher",
+        6_171_619: "zonked-zucchini",
+    }
+    assert {index: words[index] for index in expected} == expected
+
+
+@pytest.mark.slow
+def test_every_word_is_upstreams() -> None:
+    wonderwords = pytest.importorskip("wonderwords", reason="word keys need the extra `eval`")
+    lists = wonderwords.RandomWord(enhanced_prefixes=False)
+    adjectives = lists.filter(include_categories=["adjective"])
+    nouns = lists.filter(include_categories=["noun"])
+    words, expected = wonderwords_keys(), built(adjectives, nouns)
+    assert len(words) == len(expected)
+    assert all(words[index] == word for index, word in enumerate(expected))

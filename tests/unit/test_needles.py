@@ -1,0 +1,565 @@
+"""The NIAH builder against a plain rewriting of spec/eval.md 1.1 to 1.6, and texts made by hand."""
+
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from data.essays import Essays, read_essays
+from data.needles import (
+    DEPTHS_PERCENT,
+    PAPER_TASKS,
+    TASKS,
+    TOY_SIZES,
+    Example,
+    NeedleTask,
+    Sizes,
+    ask_other_keys,
+    build_examples,
+    chunk_of,
+    hide_in_lines,
+    hide_in_sentences,
+    needle_distances,
+    pairs_in,
+    token_position_answer,
+    write_example,
+)
+
+WORDS = sorted(
+    f"{a}-{n}" for a in ("old", "ad hoc", "shiny") for n in ("cat", "arm-rest", "TV", "dew")
+)
+TOPICS = ("the garden", "a compiler", "Lisp", "Rome", "the essay", "an old painter", "good taste")
+DEEDS = ("was late", "had no end", "changed everything", "is hard to see", "came back in spring")
+
+
+@pytest.fixture(scope="module")
+def essay_words() -> list[str]:
+    rng = random.Random(3)
+    sentences = [f"{rng.choice(TOPICS)} {rng.choice(DEEDS)} {i}." for i in range(900)]
+    return " ".join(sentences).split(" ")
+
+
+@pytest.fixture(scope="module")
+def essays(essay_words: list[str]) -> Essays:
+    """Essays whose sentences end at full stops."""
+    text = " ".join(essay_words)
+    ends = [i + 1 for i, character in enumerate(text) if character == "."]
+    return Essays(essay_words, ends, "generated", "")
+
+
+def cut_at_full_stops(text: str) -> list[str]:
+    pieces = text.split(". ")
+    return [*(piece + "." for piece in pieces[:-1]), pieces[-1]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(essay_words: list[str]) -> PreTrainedTokenizerFast:
+    """A small byte-level BPE, with a start token that must not be counted."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>"],
+        show_progress=False,
+    )
+    lines = [" ".join(essay_words), *WORDS, *(task_text(TASKS[name]) for name in PAPER_TASKS)]
+    backend.train_from_iterator(lines, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+
+
+def task_text(task: NeedleTask) -> str:
+    example = write_example(replace(task, haystack="noise"), 5, random.Random(0), 0, WORDS, None)
+    return example.prompt
+
+
+# The rewriting: the specification's steps in its own words; it shares nothing with the builder.
+
+
+class Specified(NamedTuple):
+    haystack: str
+    key: str
+    value: str
+    k: int
+    q: int
+    v: int
+
+
+# The table of spec/eval.md 1.1.
+SPECIFIED = {
+    "niah_single_1": Specified("noise", "words", "numbers", 1, 1, 1),
+    "niah_single_2": Specified("essay", "words", "numbers", 1, 1, 1),
+    "niah_single_3": Specified("essay", "words", "uuids", 1, 1, 1),
+    "niah_multikey_1": Specified("essay", "words", "numbers", 4, 1, 1),
+    "niah_multikey_2": Specified("needle", "words", "numbers", 1, 1, 1),
+    "niah_multikey_3": Specified("needle", "uuids", "uuids", 1, 1, 1),
+    "niah_multivalue": Specified("essay", "words", "numbers", 1, 1, 4),
+    "niah_multiquery": Specified("essay", "words", "numbers", 1, 4, 1),
+}
+
+
+def slow_rows(
+    task: Specified,
+    max_seq_length: int,
+    num_samples: int,
+    seed: int,
+    tokenize: Callable[[str], list[str]],
+    essay_words: list[str],
+    cut: Callable[[str], list[str]],
+    remove_newline_tab: bool = False,
+) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    k = max(task.k, task.q)
+    needle_form = "One of the special magic {type} for {key} is: {value}."
+    noise = (
+        "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+    )
+
+    def random_thing(kind: str) -> str:
+        if kind == "numbers":
+            return str(rng.randint(10**6, 10**7 - 1))
+        if kind == "words":
+            return rng.choice(WORDS)
+        return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+    def generate(num_haystack: int) -> tuple[str, list[str]]:
+        keys: list[str] = []
+        values: list[list[str]] = []
+        needles: list[str] = []
+        for _ in range(k):
+            keys.append(random_thing(task.key))
+            values.append([])
+            for _ in range(task.v):
+                values[-1].append(random_thing(task.value))
+                needle = needle_form.format(type=task.value, key=keys[-1], value=values[-1][-1])
+                needles.append(needle)
+        random.Random(seed).shuffle(needles)
+
+        if task.haystack == "essay":
+            words = essay_words
+            while len(words) < num_haystack:
+                words = words + essay_words
+            sentences = cut(" ".join(words[:num_haystack]).strip())
+            depths = rng.sample([round(i * 100 / 39) for i in range(40)], len(needles))
+            positions = [int(len(sentences) * (depth / 100)) for depth in depths]
+            positions.sort()
+            parts = []
+            before = 0
+            for j in range(len(needles)):
+                parts.append(" ".join(sentences[before : positions[j]]))
+                parts.append(needles[j])
+                before = positions[j]
+            parts.append(" ".join(sentences[before:]))
+            context = " ".join(parts)
+        else:
+            lines = []
+            for _ in range(num_haystack):
+                if task.haystack == "noise":
+                    lines.append(noise)
+                else:
+                    key, value = random_thing(task.key), random_thing(task.value)
+                    lines.append(needle_form.format(type=task.value, key=key, value=value))
+            indexes = rng.sample(range(num_haystack), len(needles))
+            indexes.sort()
+            indexes.reverse()
+            for j in range(len(needles)):
+                lines = [*lines[: indexes[j]], needles[j], *lines[indexes[j] :]]
+            context = "\n".join(lines)
+
+        asked = rng.sample(range(k), task.q)
+        answers = []
+        for i in asked:
+            answers.extend(values[i])
+        query = keys[asked[0]]
+        if len(asked) > 1:
+            query = ", ".join(keys[i] for i in asked[:-1]) + ", and " + keys[asked[-1]]
+        template = (
+            "Some special magic {type} are hidden within the following text. Make sure to memorize "
+            "it. I will quiz you about the {type} afterwards.\n{context}\nWhat are all the special "
+            "magic {type} for {query} mentioned in the provided text?"
+            " The special magic {type} for {query} mentioned in the provided text are"
+        )
+        kind = task.value
+        if task.q * task.v == 1:
+            template = template.replace("Some", "A").replace("are all", "is")
+            template = template.replace("are", "is").replace("answers", "answer")
+            kind = kind[:-1]
+        return template.format(type=kind, context=context, query=query), answers
+
+    def tokens(text: str) -> int:
+        return len(tokenize(text)) + 128
+
+    step = 500 if task.haystack == "essay" else 25
+    if max_seq_length < 4096 and task.haystack != "essay":
+        step = 5
+    text, _ = generate(step)
+    low, high = step, max(int(max_seq_length / (len(tokenize(text)) / step) * 3), 2 * step)
+    best = None
+    while low <= high:
+        middle = (low + high) // 2
+        text, _ = generate(middle)
+        if tokens(text) <= max_seq_length:
+            best = middle
+            low = middle + 1
+        else:
+            high = middle - 1
+    rows = []
+    for index in range(num_samples):
+        used = step if best is None else best
+        text, answers = generate(used)
+        while tokens(text) > max_seq_length:
+            if used > step:
+                used -= step
+            text, answers = generate(used)
+        length = tokens(text)
+        if remove_newline_tab:
+            text = " ".join(text.replace("\n", " ").replace("\t", " ").strip().split())
+        place = text.rfind(" The speci")
+        rows.append(
+            {
+                "index": index,
+                "input": text[:place],
+                "answer_prefix": text[place:],
+                "outputs": answers,
+                "length": length,
+            }
+        )
+    return rows
+
+
+def rows_of(examples: list[Example]) -> list[dict[str, Any]]:
+    return [example.to_row(index) for index, example in enumerate(examples)]
+
+
+def test_the_tasks_are_the_papers_six_in_table_order_and_two_more() -> None:
+    assert tuple(TASKS) == tuple(SPECIFIED)
+    assert tuple(SPECIFIED)[:6] == PAPER_TASKS
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    ("length", "seed", "remove_newline_tab"),
+    [(1900, 42, False), (4095, 7, True), (4096, 42, False), (6000, 0, False)],
+)
+def test_examples_are_those_of_the_slow_rewriting(
+    name: str,
+    length: int,
+    seed: int,
+    remove_newline_tab: bool,
+    tokenizer: PreTrainedTokenizerFast,
+    essays: Essays,
+    essay_words: list[str],
+) -> None:
+    expected = slow_rows(
+        SPECIFIED[name],
+        length,
+        4,
+        seed,
+        tokenizer.tokenize,
+        essay_words,
+        cut_at_full_stops,
+        remove_newline_tab,
+    )
+    examples = build_examples(
+        TASKS[name],
+        length,
+        4,
+        seed,
+        tokenizer,
+        essays,
+        WORDS,
+        remove_newline_tab=remove_newline_tab,
+    )
+    assert rows_of(examples) == expected
+
+
+def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_until_it_does(
+    tokenizer: PreTrainedTokenizerFast, essays: Essays, essay_words: list[str]
+) -> None:
+    task = TASKS["niah_single_3"]
+    rng = random.Random(1)
+    prompts = [write_example(task, 500, rng, 1, WORDS, essays).prompt for _ in range(30)]
+    lengths = sorted(len(tokenizer.tokenize(prompt)) + 128 for prompt in prompts)
+    tight = lengths[6]
+    assert tight < lengths[-1]
+    arguments = (SPECIFIED[task.name], tight, 8, 42, tokenizer.tokenize, essay_words)
+    expected = slow_rows(*arguments, cut_at_full_stops)
+    assert rows_of(build_examples(task, tight, 8, 42, tokenizer, essays, WORDS)) == expected
+
+
+def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    nltk = pytest.importorskip("nltk", reason="the slow form cuts essays with nltk")
+    essays = read_essays(shared_data / "pg_essays.json")
+    folder = tmp_path / "tokenizers" / "punkt_tab" / "english"
+    folder.mkdir(parents=True)
+    for path in (shared_data / "punkt_tab" / "english").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    for name, length in (
+        ("niah_single_2", 4000),
+        ("niah_multikey_1", 6000),
+        ("niah_multivalue", 9000),
+    ):
+        arguments = (SPECIFIED[name], length, 3, 42, tokenizer.tokenize, essays.words)
+        expected = slow_rows(*arguments, nltk.sent_tokenize)
+        assert (
+            rows_of(build_examples(TASKS[name], length, 3, 42, tokenizer, essays, WORDS))
+            == expected
+        )
+
+
+def test_the_text_with_one_answer_is_in_the_singular() -> None:
+    example = write_example(TASKS["niah_single_1"], 2, random.Random(42), 42, WORDS, None)
+    key, value = example.queries[0], example.outputs[0]
+    # spec/eval.md 1.2, by hand; the needle keeps its plural.
+    assert example.input.startswith(
+        "A special magic number is hidden within the following text. Make sure to memorize it. "
+        "I will quiz you about the number afterwards.\n"
+    )
+    assert f"\nOne of the special magic numbers for {key} is: {value}.\n" in example.input
+    assert example.input.endswith(
+        f"\nWhat is the special magic number for {key} mentioned in the provided text?"
+    )
+    assert example.answer_prefix == (
+        f" The special magic number for {key} mentioned in the provided text is"
+    )
+
+
+def test_the_text_with_several_answers_is_in_the_plural(essays: Essays) -> None:
+    example = write_example(TASKS["niah_multiquery"], 500, random.Random(42), 42, WORDS, essays)
+    a, b, c, d = example.queries
+    assert example.input.startswith("Some special magic numbers are hidden within")
+    assert example.input.endswith(
+        f"\nWhat are all the special magic numbers for {a}, {b}, {c}, and {d} mentioned in the "
+        "provided text?"
+    )
+    assert example.answer_prefix == (
+        f" The special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text are"
+    )
+
+
+def test_needles_keep_one_order_in_all_samples_of_a_seed(essays: Essays) -> None:
+    # spec/eval.md 1.5: for seed 42 and 4 needles the order is 3, 2, 4, 1.
+    rng = random.Random(5)
+    task = replace(TASKS["niah_multikey_1"], keys="uuids")
+    for _ in range(5):
+        example = write_example(task, 300, rng, 42, WORDS, essays)
+        drawn = [example.keys.index(needle.key) + 1 for needle in example.needles]
+        assert drawn == [3, 2, 4, 1]
+
+
+def test_depths_are_the_specifications() -> None:
+    listed = (
+        "0 3 5 8 10 13 15 18 21 23 26 28 31 33 36 38 41 44 46 49 51 54 56 59 62 64 67 69 72 74 77 "
+        "79 82 85 87 90 92 95 97 100"
+    )
+    assert list(DEPTHS_PERCENT) == [int(depth) for depth in listed.split()]
+
+
+class ChosenDraws(random.Random):
+    """A generator whose `sample` gives what the test chose."""
+
+    def __init__(self, chosen: list[int]):
+        super().__init__(0)
+        self._chosen = chosen
+
+    def sample(self, population: Any, k: int, **_: Any) -> list[Any]:
+        assert k == len(self._chosen)
+        return self._chosen
+
+
+@pytest.mark.parametrize(
+    ("depths", "context"),
+    [
+        ([0], " N1 a. b. c. d."),
+        ([100], "a. b. c. d. N1 "),
+        ([51, 54], "a. b. N1  N2 c. d."),  # both before sentence 2
+        ([100, 0], " N1 a. b. c. d. N2 "),  # needles stay in order, positions are sorted
+    ],
+)
+def test_empty_stretches_between_needles_leave_blanks(depths: list[int], context: str) -> None:
+    needles = ["N1", "N2"][: len(depths)]
+    assert hide_in_sentences(needles, ["a.", "b.", "c.", "d."], ChosenDraws(depths)) == context
+
+
+def test_lines_get_their_needles_from_the_last_position_on() -> None:
+    text = hide_in_lines(["N1", "N2"], ["a", "b", "c"], ChosenDraws([0, 2]))
+    assert text == "N2\na\nb\nN1\nc"
+
+
+def test_a_length_that_no_haystack_fits_is_refused(
+    tokenizer: PreTrainedTokenizerFast, essays: Essays
+) -> None:
+    for name, unit in (("niah_single_2", "words: 500"), ("niah_multikey_3", "lines: 5")):
+        needed = []
+        for length in (300, 301):
+            with pytest.raises(ValueError, match=f"{name} cannot be built in {length}") as error:
+                build_examples(TASKS[name], length, 2, 42, tokenizer, essays, WORDS)
+            assert unit in str(error.value)
+            needed.append(int(str(error.value).split(" it needs ")[1].split()[0]))
+        # What it says is needed is near enough: with a few tokens for other draws it is built.
+        assert (
+            len(build_examples(TASKS[name], max(needed) + 8, 2, 42, tokenizer, essays, WORDS)) == 2
+        )
+
+
+def test_essay_tasks_without_essays_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="niah_single_2 hides its needles in essays"):
+        build_examples(TASKS["niah_single_2"], 4096, 1, 42, tokenizer, None, WORDS)
+
+
+def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> None:
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "One": 1}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    lacking = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    with pytest.raises(ValueError, match="cannot spell a needle"):
+        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
+
+
+def test_impossible_tasks_are_refused() -> None:
+    with pytest.raises(ValueError, match="asks 3 of 2 keys"):
+        NeedleTask("mine", "noise", num_keys=2, num_queries=3)
+    with pytest.raises(ValueError, match="hides 44 needles in an essay"):
+        NeedleTask("mine", "essay", num_keys=11, num_values=4)
+
+
+def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
+    tokenizer: PreTrainedTokenizerFast, essays: Essays, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    cutting = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    cutting.backend_tokenizer.enable_truncation(64)
+    cutting.backend_tokenizer.enable_padding(length=64)
+    examples = build_examples(TASKS["niah_multikey_1"], 4096, 3, 42, cutting, essays, WORDS)
+    assert examples == build_examples(
+        TASKS["niah_multikey_1"], 4096, 3, 42, tokenizer, essays, WORDS
+    )
+    for example in examples:
+        assert example.length == len(tokenizer.tokenize(example.prompt)) + 128
+
+
+def test_more_samples_begin_with_the_same_ones(
+    tokenizer: PreTrainedTokenizerFast, essays: Essays
+) -> None:
+    state = random.getstate()
+    few = build_examples(TASKS["niah_multikey_2"], 2000, 3, 42, tokenizer, essays, WORDS)
+    many = build_examples(TASKS["niah_multikey_2"], 2000, 5, 42, tokenizer, essays, WORDS)
+    other = build_examples(TASKS["niah_multikey_2"], 2000, 5, 43, tokenizer, essays, WORDS)
+    assert many[:3] == few
+    assert not {example.input for example in many} & {example.input for example in other}
+    assert random.getstate() == state  # the global generator is left alone
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_toy_sizes_fill_a_short_length(
+    name: str, tokenizer: PreTrainedTokenizerFast, essays: Essays
+) -> None:
+    for length in (700, 2048):
+        for example in build_examples(
+            TASKS[name], length, 5, 1, tokenizer, essays, WORDS, TOY_SIZES
+        ):
+            assert length - 150 <= example.length <= length
+            assert example.length == len(tokenizer.tokenize(example.prompt)) + 40
+
+
+def test_several_needles_in_lines_of_step_one_need_as_many_lines(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    task = replace(TASKS["niah_single_1"], num_keys=6)
+    for length in (520, 560, 700):
+        for example in build_examples(task, length, 4, 3, tokenizer, None, WORDS, TOY_SIZES):
+            assert example.length <= length
+            assert example.input.count("The grass is green.") >= 6
+    with pytest.raises(ValueError, match=r"smallest haystack \(lines: 6\)"):
+        build_examples(task, 250, 1, 3, tokenizer, None, WORDS, TOY_SIZES)
+
+
+def test_needles_and_pairs_are_the_hidden_ones() -> None:
+    task = replace(TASKS["niah_multikey_2"], keys="uuids", num_keys=3)
+    example = write_example(task, 10, random.Random(2), 2, WORDS, None)
+    assert len(example.needles) == len(example.pairs) == 3
+    assert example.pairs[0] == (example.queries[0], example.outputs[0])
+    assert {key for key, _ in example.pairs} == set(example.keys)
+    for needle in example.needles:
+        assert example.input[needle.start :].startswith(needle.sentence + "\n")
+        assert needle.asked == (needle.key in example.queries)
+    lines = example.input.split("\n")[1:-1]
+    assert len(lines) == len(pairs_in(example.input)) == 13
+    assert set(example.pairs) < pairs_in(example.input)
+
+
+def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:
+    task = replace(TASKS["niah_single_3"], num_keys=3, keys="uuids")
+    example = write_example(task, 300, random.Random(2), 2, WORDS, essays)
+    others = ask_other_keys(task, example)
+    values = dict(example.pairs)
+    assert len(others) == 2
+    for key, question in zip(
+        [key for key in example.keys if key != example.queries[0]], others, strict=True
+    ):
+        assert question.text == (
+            f"What is the special magic uuid for {key} mentioned in the provided text?"
+        )
+        assert question.answer_prefix == example.answer_prefix.replace(example.queries[0], key)
+        assert question.outputs == (values[key],)
+
+
+@given(st.integers(0, 2**16), st.sampled_from(sorted(TASKS)))
+def test_needle_distances_count_the_tokens_from_each_asked_needle_on(
+    tokenizer: PreTrainedTokenizerFast, essays: Essays, seed: int, name: str
+) -> None:
+    task = replace(TASKS[name], keys="uuids")
+    example = write_example(task, 60, random.Random(seed), 1, WORDS, essays)
+    tokens = tokenizer(example.prompt, add_special_tokens=False)["input_ids"]
+    distances = needle_distances(example, tokenizer)
+    assert len(distances) == len(example.outputs)
+    asked = [needle for needle in example.needles if needle.asked]
+    for needle, distance in zip(asked, distances, strict=True):
+        # The last `distance` tokens hold the whole sentence, and one token fewer does not.
+        assert needle.sentence in tokenizer.decode(tokens[-distance:])
+        assert needle.sentence not in tokenizer.decode(tokens[-distance + 1 :])
+
+
+def test_answer_position_is_counted_in_tokens(
+    tokenizer: PreTrainedTokenizerFast, essays: Essays
+) -> None:
+    example = write_example(TASKS["niah_single_2"], 200, random.Random(3), 3, WORDS, essays)
+    before, _ = example.input.split(example.outputs[0])
+    assert token_position_answer(example, tokenizer) == len(tokenizer.tokenize(before))
+
+
+def test_rows_carry_a_real_index() -> None:
+    example = write_example(TASKS["niah_single_1"], 3, random.Random(1), 1, WORDS, None)
+    row = example.to_row(17)
+    assert list(row) == ["index", "input", "answer_prefix", "outputs", "length"]
+    assert row["index"] == 17
+    assert row["outputs"] == list(example.outputs)
+
+
+def test_chunks_share_the_samples_and_have_their_own_seeds() -> None:
+    assert [chunk_of(500, i, 3) for i in range(3)] == [(167, 42), (167, 43), (166, 44)]
+    with pytest.raises(ValueError, match="no chunk 3 among 3"):
+        chunk_of(500, 3, 3)
+
+
+def test_steps_are_upstreams() -> None:
+    # spec/eval.md 1.6
+    sizes = Sizes()
+    lines, essay = TASKS["niah_multikey_2"], TASKS["niah_single_2"]
+    assert [sizes.step(lines, length) for length in (4095, 4096)] == [5, 25]
+    assert [sizes.step(essay, length) for length in (1024, 4096)] == [500, 500]
+    assert sizes.answer_tokens == 128
