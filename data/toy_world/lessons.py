@@ -1,0 +1,240 @@
+"""What the tiny model is taught: sequences of the train world, each with a weight on every token.
+
+A lesson is a text with its answers marked. Several questions are asked on one context, since
+reading the context is what costs; a sequence is filled with lessons, longest first. Sequence i of
+step s is a pure function of the seed, so a killed training goes on with the very next batch.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from data.needles import PAPER_TASKS, TASKS, write_example
+from data.toy_world.essays import ToyEssays, paragraph
+from data.toy_world.tasks import DATASETS
+from data.toy_world.tokenizer import END_OF_TEXT
+from data.toy_world.world import World
+
+Piece = tuple[str, bool]  # text, and whether it is an answer to be learned
+Lesson = list[Piece]
+
+_NEEDLE = re.compile(r"One of the special magic \w+ for (.+?) is: (.+?)\.(?=\s|$)")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Shares of the kinds of lesson that open a sequence; they need not add up to one."""
+
+    recall: float = 0.0  # dense facts and questions in changing styles
+    needles: float = 0.0  # the six NIAH tasks
+    tasks: float = 0.0  # the toy LongBench sets
+    essays: float = 0.0  # prose without questions
+    simple_recall: float = 0.0  # recall in its barest style: `key: value`
+
+
+def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
+    """Facts told and asked again at random distances; the style, the keys and the values change
+    from lesson to lesson."""
+    rng = world.rng
+    styles = [("{key}:", " {value}\n", "{key}:")]
+    if not simple:
+        styles += [
+            (
+                "One of the special magic numbers for {key} is:",
+                " {value}.\n",
+                "The special magic number for {key} mentioned in the provided text is",
+            ),
+            ("def {key}():\n    return", " {value}\n", "# {key} returns"),
+            ("Text: {key}\nType:", " {value}\n", "Text: {key}\nType:"),
+            (
+                "The owner of {key} is",
+                " {value}.\n",
+                "Question: Who is the owner of {key}?\nAnswer:",
+            ),
+            ("{key} lives in", " {value}.\n", "Question: Where does {key} live?\nAnswer:"),
+        ]
+    tell, told, ask = rng.choice(styles)
+    make_key = rng.choice(
+        [world.key_word, world.person, world.code_name, world.coined_word, lambda: world.uuid()[:8]]
+    )
+    make_value = rng.choice(
+        [
+            world.number,
+            world.place,
+            world.coined_word,
+            lambda: world.uuid()[: rng.choice([8, 13])],
+            world.person,
+        ]
+    )
+    prose = 0.0 if simple else rng.choice([0.0, 0.0, 0.2, 0.5])
+    known: list[tuple[str, str]] = []
+    lesson: Lesson = []
+    while num_words > 0:
+        if prose and rng.random() < prose:
+            lesson.append((" ".join(paragraph(world, rng.randint(1, 3))) + "\n", False))
+            num_words -= 20
+        elif known and rng.random() < 0.55:
+            key, value = rng.choice(known)
+            lesson += [(ask.format(key=key), False), (" " + value, True), ("\n", False)]
+            num_words -= 3
+        else:
+            key, value = make_key(), make_value()
+            known.append((key, value))
+            lesson.append((tell.format(key=key) + told.format(value=value), False))
+            num_words -= 3
+    return lesson
+
+
+def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 8) -> Lesson:
+    """A NIAH example as the builder writes it, often with more needles than the task has, and
+    further questions on it."""
+    rng = world.rng
+    task = TASKS[task_name]
+    if rng.random() < 0.6 and task.haystack != "needle":
+        task = replace(task, num_keys=rng.randint(1, min(8, size)))
+    essays = ToyEssays(world.split, rng.getrandbits(32))
+    example = write_example(task, size, rng, rng.getrandbits(32), world.key_words, essays)
+    lesson: Lesson = [
+        (example.input + example.answer_prefix, False),
+        (f" {example.outputs[0]}", True),
+    ]
+    question = example.input[example.input.rindex("What ") :] + example.answer_prefix
+    asked = question[question.index(" for ") + 5 : question.index(" mentioned")]
+    pairs = [pair for pair in _NEEDLE.findall(example.input) if pair[0] != asked]
+    for key, value in rng.sample(pairs, k=min(len(pairs), rng.randint(0, max_questions - 1))):
+        lesson.append(
+            (rng.choice([END_OF_TEXT, "\n", ".\n"]) + question.replace(asked, key), False)
+        )
+        lesson.append((f" {value}", True))
+    return lesson
+
+
+def task_lesson(world: World, size: int, dataset_name: str, max_questions: int = 8) -> Lesson:
+    """A toy LongBench scene, its prompt with one question, then further questions; each answer ends
+    its text."""
+    dataset = DATASETS[dataset_name]
+    scene = dataset.write(world, size)
+    chosen = world.rng.sample(
+        scene.questions, k=min(len(scene.questions), world.rng.randint(1, max_questions))
+    )
+    separator = "" if dataset.prompt.endswith("\n") else " "
+    again = (
+        dataset.prompt[dataset.prompt.index("{context}") + len("{context}") :]
+        if scene.context
+        else dataset.prompt
+    )
+    lesson: Lesson = []
+    for index, question in enumerate(chosen):
+        prompt = again if index else dataset.prompt
+        lesson.append((prompt.format(context=scene.context, input=question.input), False))
+        lesson.append((separator + question.answer + END_OF_TEXT, True))
+    return lesson
+
+
+def essay_lesson(world: World, num_words: int) -> Lesson:
+    return [
+        (" ".join(ToyEssays(world.split, world.rng.getrandbits(32)).sentences(num_words)), False)
+    ]
+
+
+class LessonWriter:
+    """Writes lessons of a wanted number of tokens and packs them into batches."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, split: str = "train"):
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._end: Any = self._backend.token_to_id(END_OF_TEXT)
+        self._seed, self._split = seed, split
+        self._sizes: dict[str, tuple[float, float]] = {}
+
+    def batch(
+        self, step: int, sequences: int, length: int, mixture: Mixture, text_weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """(ids, weights), both (sequences, length + 1): answers weigh 1, all other tokens
+        `text_weight`."""
+        ids = torch.full((sequences, length + 1), self._end)
+        weights = torch.zeros(sequences, length + 1)
+        for row in range(sequences):
+            world = World(self._split, f"lessons/{self._seed}/{step}/{row}")
+            tokens, is_answer = self._sequence(world, length + 1, mixture)
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            weights[row, : len(tokens)] = torch.where(torch.tensor(is_answer), 1.0, text_weight)
+        return ids, weights
+
+    def _sequence(
+        self, world: World, length: int, mixture: Mixture
+    ) -> tuple[list[int], list[bool]]:
+        kinds = [name for name, share in vars(mixture).items() if share > 0]
+        shares = [getattr(mixture, name) for name in kinds]
+        tokens: list[int] = []
+        answers: list[bool] = []
+        while (room := length - len(tokens)) > 24:
+            kind = world.rng.choices(kinds, shares)[0]
+            target = room if world.rng.random() < 0.6 else world.rng.randint(min(room, 64), room)
+            lesson = self._lesson(world, kind, target)
+            if lesson is None:  # nothing of this kind is that short
+                lesson = recall_lesson(world, target // 6, simple=kind == "simple_recall")
+            new_tokens, new_answers = self._encode([*lesson, (END_OF_TEXT, False)])
+            tokens += new_tokens[:room]
+            answers += new_answers[:room]
+        return tokens, answers
+
+    def _lesson(self, world: World, kind: str, target: int) -> Lesson | None:
+        if kind in ("recall", "simple_recall"):
+            return recall_lesson(world, target // 4, simple=kind == "simple_recall")
+        if kind == "essays":
+            return essay_lesson(world, target // 2)
+        if kind == "needles":
+            name = world.rng.choice([*PAPER_TASKS, "niah_multikey_2", "niah_multikey_3"])
+            return self._fit(name, partial(needle_lesson, task_name=name), world, target)
+        name = world.rng.choice(list(DATASETS))
+        return self._fit(name, partial(task_lesson, dataset_name=name), world, target)
+
+    def _fit(
+        self, name: str, write: Callable[..., Lesson], world: World, target: int
+    ) -> Lesson | None:
+        """The lesson whose size brings it just under the target; sizes come from a line through two
+        measured ones."""
+        if name not in self._sizes:
+            self._sizes[name] = self._measure(name, write)
+        fixed, per_unit = self._sizes[name]
+        size = max(1, int((target - fixed) / per_unit))
+        for _ in range(6):
+            lesson = write(world, size=size)
+            excess = len(self._encode(lesson)[0]) - target
+            if excess <= 0:
+                return lesson
+            if size == 1:
+                return None
+            size = max(1, min(size - 1, int(size - excess / per_unit)))
+        return None
+
+    def _measure(self, name: str, write: Callable[..., Lesson]) -> tuple[float, float]:
+        """(tokens of size 0, tokens a unit), from a world of its own: the lessons must not depend
+        on it."""
+        world = World(self._split, f"sizes/{name}")
+        few, many = (
+            sum(len(self._encode(write(world, size=size))[0]) for _ in range(8)) / 8
+            for size in (20, 120)
+        )
+        per_unit = max((many - few) / 100, 0.1)
+        return few - per_unit * 20, per_unit
+
+    def _encode(self, lesson: Lesson) -> tuple[list[int], list[bool]]:
+        """Prompts and answers are encoded apart, as generation does it."""
+        tokens: list[int] = []
+        answers: list[bool] = []
+        for encoding, (_, is_answer) in zip(
+            self._backend.encode_batch([text for text, _ in lesson], add_special_tokens=False),
+            lesson,
+            strict=True,
+        ):
+            tokens += encoding.ids
+            answers += [is_answer] * len(encoding.ids)
+        return tokens, answers

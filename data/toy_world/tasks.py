@@ -1,0 +1,311 @@
+"""Toy LongBench: one counterpart for each of the paper's seven categories, in LongBench's row
+format.
+
+A `Scene` is a context with several questions on it; a row asks one of them. The prompts are ours
+and short, since 2,048 positions are all there is; metrics, row fields and generation limits are
+used as LongBench uses its own.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from data.toy_world.essays import paragraph, sentence
+from data.toy_world.lexicon import (
+    ADJECTIVES,
+    ANIMALS,
+    COLORS,
+    DISHES,
+    FRUITS,
+    INSTRUMENTS,
+    JOBS,
+    NOUNS,
+    TOPICS,
+)
+from data.toy_world.world import World
+
+
+@dataclass(frozen=True)
+class Question:
+    input: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A context and the questions that can be asked on it, in no particular order."""
+
+    context: str
+    questions: tuple[Question, ...]
+    all_classes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ToyDataset:
+    category: str  # one of the paper's seven
+    prompt: str  # filled with {context} and {input}, as LongBench's are
+    max_new_tokens: int
+    metric: str  # LongBench's metric of the same name
+    write: Callable[[World, int], Scene]  # (world, words of context) -> scene
+
+
+# attribute -> (how it is told, how it is asked, how it is asked of an owner)
+_ATTRIBUTES = {
+    "job": ("{who} works as a {what}.", "What is the job of {who}?"),
+    "home": ("{who} lives in {what}.", "Where does {who} live?"),
+    "animal": ("{who} keeps a {what}.", "Which animal does {who} keep?"),
+    "color": ("{who} always wears {what}.", "Which color does {who} wear?"),
+    "dish": ("{who} likes {what} best.", "Which dish does {who} like best?"),
+    "instrument": ("{who} plays the {what}.", "What does {who} play?"),
+}
+
+
+def _attribute_value(world: World, attribute: str) -> str:
+    words = {
+        "job": JOBS,
+        "animal": ANIMALS,
+        "color": COLORS,
+        "dish": DISHES,
+        "instrument": INSTRUMENTS,
+    }
+    return world.place() if attribute == "home" else world.rng.choice(words[attribute])
+
+
+def _essay_sentences(world: World, num_words: int) -> list[str]:
+    out: list[str] = []
+    while num_words > 0:
+        out += (block := paragraph(world, world.rng.randint(4, 8)))
+        num_words -= sum(len(text.split()) for text in block)
+    return out
+
+
+def _scatter(world: World, facts: list[str], prose: list[str]) -> list[str]:
+    """The facts in the prose, each at a place of its own, their order drawn."""
+    texts = list(prose)
+    for fact in facts:
+        texts.insert(world.rng.randint(0, len(texts)), fact)
+    return texts
+
+
+def _facts(world: World, people: list[str], per_person: int) -> dict[tuple[str, str], str]:
+    return {
+        (who, attribute): _attribute_value(world, attribute)
+        for who in people
+        for attribute in world.rng.sample(sorted(_ATTRIBUTES), k=per_person)
+    }
+
+
+def _tell(who: str, attribute: str, what: str) -> str:
+    return _ATTRIBUTES[attribute][0].format(who=who, what=what)
+
+
+def _ask(who: str, attribute: str) -> str:
+    return _ATTRIBUTES[attribute][1].format(who=who)
+
+
+def write_one_document(world: World, num_words: int) -> Scene:
+    """Facts about people, scattered in an essay; each question is one look-up of a person and an
+    attribute."""
+    people = [world.person() for _ in range(max(2, min(8, num_words // 40)))]
+    facts = _facts(world, people, per_person=2)
+    told = [_tell(who, attribute, what) for (who, attribute), what in facts.items()]
+    prose = _essay_sentences(world, num_words - 6 * len(told))
+    questions = tuple(
+        Question(_ask(who, attribute), what) for (who, attribute), what in facts.items()
+    )
+    return Scene(" ".join(_scatter(world, told, prose)), questions)
+
+
+def write_two_hops(world: World, num_words: int) -> Scene:
+    """Who owns the thing stands in one passage, what is known of the owner in another."""
+    rng = world.rng
+    num_owners = max(2, min(6, num_words // 50))
+    people = [world.person() for _ in range(num_owners)]
+    things = [f"the {rng.choice(ADJECTIVES)} {noun}" for noun in rng.sample(NOUNS, k=num_owners)]
+    facts = _facts(world, people, per_person=2)
+    told = [f"The owner of {thing} is {who}." for thing, who in zip(things, people, strict=True)]
+    told += [_tell(who, attribute, what) for (who, attribute), what in facts.items()]
+    texts = _scatter(world, told, _essay_sentences(world, num_words - 8 * len(told)))
+    size = max(3, len(texts) // max(2, num_words // 60))
+    blocks = [" ".join(texts[i : i + size]) for i in range(0, len(texts), size)]
+    context = "\n".join(f"Passage {i}: {block}" for i, block in enumerate(blocks, 1))
+    thing_of = dict(zip(people, things, strict=True))
+    questions = tuple(
+        Question(_ask(f"the owner of {thing_of[who]}", attribute), what)
+        for (who, attribute), what in facts.items()
+    )
+    return Scene(context, questions)
+
+
+def write_report(world: World, num_words: int) -> Scene:
+    """Three sections; the summary names what each is about, in order."""
+    heads, sections = [], []
+    for topic in world.rng.sample(sorted(TOPICS), k=3):
+        place = world.place()
+        cast = tuple(world.person() for _ in range(3))
+        body = [
+            sentence(world, topic, cast, (place, world.place()))
+            for _ in range(max(1, num_words // 33))
+        ]
+        heads.append(f"the {topic} of {place}")
+        sections.append(f"Section on {heads[-1]}: {' '.join(body)}")
+    summary = f"This report is about {heads[0]}, {heads[1]} and {heads[2]}."
+    return Scene("\n".join(sections), (Question("", summary),))
+
+
+def write_labels(world: World, num_words: int) -> Scene:
+    """Labelled lines: one coined word in a line decides its label, and only the examples tell
+    which."""
+    rng = world.rng
+    labels = rng.sample(COLORS, k=4)
+    cues = {world.coined_word(): label for label in labels}
+    while len(cues) < 8:
+        cues[world.coined_word()] = rng.choice(labels)
+
+    def line(cue: str) -> str:
+        words = rng.sample(NOUNS, k=2)
+        words.insert(rng.randint(0, 2), cue)
+        return " ".join(words)
+
+    shown = list(cues) + rng.choices(list(cues), k=max(0, num_words // 6 - len(cues)))
+    rng.shuffle(shown)
+    context = "\n".join(f"Text: {line(cue)}\nType: {cues[cue]}" for cue in shown)
+    questions = tuple(Question(line(cue), label) for cue, label in cues.items())
+    return Scene(context, questions, all_classes=tuple(labels))
+
+
+def write_retrieval(world: World, num_words: int) -> Scene:
+    """Numbered paragraphs; the abstract is a sentence of one of them."""
+    blocks = [
+        paragraph(world, world.rng.randint(2, 3)) for _ in range(max(3, min(20, num_words // 25)))
+    ]
+    context = "\n".join(f"Paragraph {i}: {' '.join(block)}" for i, block in enumerate(blocks, 1))
+    told = [text for block in blocks for text in block]
+    questions = tuple(
+        Question(text, f"Paragraph {i}")
+        for i, block in enumerate(blocks, 1)
+        for text in block
+        if told.count(text) == 1
+    )
+    return Scene(context, questions)
+
+
+def write_count(world: World, num_words: int) -> Scene:
+    """Short paragraphs, some of them repeated; the answer is how many different ones there are."""
+    rng = world.rng
+    distinct = rng.randint(2, max(3, min(8, num_words // 20)))
+    names = [world.person() for _ in range(distinct)]
+    blocks = [
+        f"{name} {rng.choice(TOPICS['court'][1])} the {rng.choice(ADJECTIVES)} letter."
+        for name in names
+    ]
+    blocks += rng.choices(blocks, k=rng.randint(0, distinct))
+    rng.shuffle(blocks)
+    context = "\n".join(f"Paragraph {i}: {block}" for i, block in enumerate(blocks, 1))
+    return Scene(context, (Question("", str(distinct)),))
+
+
+def write_code(world: World, num_words: int) -> Scene:
+    """Functions with two arguments; a call at the end must name the arguments of a function defined
+    far above."""
+    rng = world.rng
+    names = [world.code_name() for _ in range(max(3, num_words // 8))]
+    calls, defined = {}, []
+    for name in names:
+        first, second = rng.sample(NOUNS, k=2)
+        calls[name] = f"{name}({first}, {second})"
+        operator = rng.choice("+-*")
+        defined.append(f"def {calls[name]}:\n    return {first} {operator} {second}\n")
+    questions = tuple(Question(f"# call {name}\n", call) for name, call in calls.items())
+    return Scene("\n".join(defined) + "\n", questions)
+
+
+def write_arithmetic(world: World, num_words: int) -> Scene:
+    """A word problem of one or two steps with small numbers; the context is empty, as GSM8K's
+    is."""
+    rng = world.rng
+    who, other, fruit = world.person(), world.person(), rng.choice(FRUITS)
+    has, more = rng.randint(2, 20), rng.randint(1, 20)
+    form = rng.randrange(4)
+    if form == 0:
+        text, answer = f"{who} has {has} {fruit} and finds {more} more.", has + more
+    elif form == 1:
+        text, answer = f"{who} has {has + more} {fruit} and gives {more} to {other}.", has
+    elif form == 2:
+        boxes, each = rng.randint(2, 9), rng.randint(2, 9)
+        text, answer = f"{who} has {boxes} boxes with {each} {fruit} each.", boxes * each
+    else:
+        lost = rng.randint(1, min(9, has + more - 1))
+        text, answer = (
+            f"{who} has {has} {fruit}, finds {more} more and loses {lost}.",
+            has + more - lost,
+        )
+    return Scene("", (Question(f"{text} How many {fruit} does {who} have now?", str(answer)),))
+
+
+_QA_PROMPT = "Read the {kind}.\n\n{{context}}\n\nQuestion: {{input}}\nAnswer:"
+DATASETS: dict[str, ToyDataset] = {
+    "toy_one_document": ToyDataset(
+        "single-doc QA", _QA_PROMPT.format(kind="text"), 16, "qa_f1", write_one_document
+    ),
+    "toy_two_hops": ToyDataset(
+        "multi-doc QA", _QA_PROMPT.format(kind="passages"), 16, "qa_f1", write_two_hops
+    ),
+    "toy_report": ToyDataset(
+        "summarization", "Read the report.\n\n{context}\n\nSummary:", 64, "rouge", write_report
+    ),
+    "toy_labels": ToyDataset(
+        "few-shot",
+        "Find the type of a text.\n\n{context}\nText: {input}\nType:",
+        8,
+        "classification",
+        write_labels,
+    ),
+    "toy_retrieval": ToyDataset(
+        "synthetic",
+        "{context}\n\nThe following is an abstract.\n\n{input}\n\nIt is from",
+        8,
+        "retrieval",
+        write_retrieval,
+    ),
+    "toy_count": ToyDataset(
+        "synthetic", "{context}\n\nThe number of different paragraphs is", 4, "count", write_count
+    ),
+    "toy_code": ToyDataset(
+        "code",
+        "Complete the code given below.\n{context}{input}Next line of code:\n",
+        32,
+        "code_sim",
+        write_code,
+    ),
+    "toy_arithmetic": ToyDataset(
+        "math", "Question: {input}\nAnswer:", 4, "qa_f1", write_arithmetic
+    ),
+}
+
+
+def longbench_rows(
+    dataset: str,
+    num_rows: int,
+    seed: int,
+    min_words: int = 60,
+    max_words: int = 400,
+    split: str = "test",
+) -> Iterator[dict]:
+    """Rows of a toy dataset, from the test world if nothing else is said, with LongBench's fields;
+    `length` counts words, as LongBench's does."""
+    if dataset not in DATASETS:
+        raise ValueError(f"no toy data set {dataset!r}; there are {', '.join(DATASETS)}")
+    for index in range(num_rows):
+        world = World(split, f"longbench/{dataset}/{seed}/{index}")
+        scene = DATASETS[dataset].write(world, world.rng.randint(min_words, max_words))
+        question = world.rng.choice(scene.questions)
+        yield {
+            "input": question.input,
+            "context": scene.context,
+            "answers": [question.answer],
+            "length": len(scene.context.split()),
+            "dataset": dataset,
+            "language": "en",
+            "all_classes": list(scene.all_classes) if scene.all_classes else None,
+            "_id": f"{dataset}-{seed}-{index}",
+        }

@@ -1,0 +1,81 @@
+"""A byte-level BPE for the toy world, about two thousand tokens, saved as an ordinary Hugging Face
+fast tokenizer.
+
+Digits are single tokens, and so are the letters of a uuid: every number and every uuid costs the
+same tokens wherever it stands, which is what lets a two-million-parameter model learn to copy them.
+"""
+
+from collections.abc import Iterator
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from data.needles import PAPER_TASKS, TASKS, write_example
+from data.toy_world.essays import ToyEssays, paragraph
+from data.toy_world.tasks import DATASETS
+from data.toy_world.world import World
+
+END_OF_TEXT = "<|endoftext|>"
+PADDING = "<|padding|>"
+
+# A letter a-f counts as hexadecimal when a digit follows in its run of hexadecimal letters and
+# dashes, or stands at most six characters before it: all but a few in a million uuids are cut into
+# single characters.
+_HEX_LETTER = "|".join(
+    [
+        r"[a-f](?=[a-f-]{0,12}[0-9])",
+        *(rf"(?<=[0-9][a-f]{{{n}}})[a-f]" for n in range(7)),
+        r"(?<=[0-9])[a-f]",
+    ]
+)
+_PIECES = Regex(
+    rf" (?=[0-9a-f]{{8}}-[0-9a-f]{{4}}-)|{_HEX_LETTER}"
+    r"|[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\n| +(?= )|\s"
+)
+
+
+def corpus(num_texts: int, seed: int) -> Iterator[str]:
+    """Texts of the train world in the proportions that a tokenizer should see them."""
+    world = World("train", f"tokenizer/{seed}")
+    for index in range(num_texts):
+        yield "\n".join(" ".join(paragraph(world, 8)) for _ in range(2))
+        dataset = list(DATASETS.values())[index % len(DATASETS)]
+        scene = dataset.write(world, 80)
+        for question in scene.questions[:2]:
+            yield (
+                dataset.prompt.format(context=scene.context, input=question.input)
+                + " "
+                + question.answer
+            )
+        task = TASKS[PAPER_TASKS[index % len(PAPER_TASKS)]]
+        essays = ToyEssays("train", f"tokenizer/{seed}/{index}")
+        example = write_example(task, 20, world.rng, index, world.key_words, essays)
+        yield example.input + example.answer_prefix + " " + example.outputs[0]
+        yield "\n".join(
+            f"{world.key_word()} {world.code_name()} {world.person()} {world.place()}"
+            for _ in range(20)
+        )
+
+
+def train_tokenizer(vocabulary_size: int, num_texts: int, seed: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(_PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[END_OF_TEXT, PADDING],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(num_texts, seed), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=PADDING,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,167 @@
+"""The toy world: seeded, disjoint by split, in LongBench's row format, read by its tokenizer."""
+
+import re
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
+from data.toy_world.essays import ToyEssays, paragraph
+from data.toy_world.lessons import LessonWriter, Mixture, needle_lesson, task_lesson
+from data.toy_world.lexicon import SPLITS, split_of
+from data.toy_world.tasks import DATASETS, longbench_rows
+from data.toy_world.tokenizer import END_OF_TEXT, train_tokenizer
+from data.toy_world.world import World, key_words
+
+MIXTURE = Mixture(recall=0.3, needles=0.3, tasks=0.3, essays=0.1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(vocabulary_size=1200, num_texts=60, seed=0)
+
+
+def test_every_name_and_key_belongs_to_the_split_of_its_world() -> None:
+    for split in SPLITS:
+        world = World(split, 0)
+        names = [world.person(), world.place(), world.code_name(), world.coined_word()]
+        assert {split_of(name) for name in [*names, world.key_word()]} == {split}
+
+
+def test_splits_share_no_key_and_have_enough_of_them() -> None:
+    train, calibration, test = (set(key_words(split)) for split in SPLITS)
+    assert not train & test
+    assert not train & calibration
+    assert not calibration & test
+    assert min(len(train), len(calibration), len(test)) > 5000
+
+
+def test_same_seed_tells_the_same_story() -> None:
+    def story(seed: int) -> list[str]:
+        return paragraph(World("train", seed), 20)
+
+    assert story(3) == story(3)
+    assert story(3) != story(4)
+
+
+def test_an_essay_haystack_is_a_prefix_in_words_and_does_not_repeat() -> None:
+    essays = ToyEssays("test", 0)
+    sentences = essays.sentences(12_000)
+    assert sum(len(sentence.split()) for sentence in sentences) == 12_000
+    assert " ".join(sentences).split()[:500] == " ".join(essays.sentences(500)).split()
+    assert len(set(sentences)) / len(sentences) > 0.97
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_rows_have_longbench_fields_and_their_answer_can_be_found(dataset: str) -> None:
+    rows = list(longbench_rows(dataset, num_rows=20, seed=0))
+    assert rows == list(longbench_rows(dataset, num_rows=20, seed=0))
+    for row in rows:
+        assert set(row) == {
+            *("input", "context", "answers", "length", "dataset"),
+            *("language", "all_classes", "_id"),
+        }
+        (answer,) = row["answers"]
+        if dataset in (
+            "toy_one_document",
+            "toy_two_hops",
+            "toy_labels",
+            "toy_retrieval",
+            "toy_code",
+        ):
+            assert answer in row["context"]
+
+
+def test_the_counted_paragraphs_and_the_sums_are_right() -> None:
+    for row in longbench_rows("toy_count", 50, seed=1):
+        blocks = {line.split(": ", 1)[1] for line in row["context"].split("\n")}
+        assert str(len(blocks)) == row["answers"][0]
+    for row in longbench_rows("toy_arithmetic", 50, seed=1):
+        numbers = [int(number) for number in re.findall(r"\d+", row["input"])]
+        first, second = numbers[:2]
+        if "finds" in row["input"]:
+            expected = sum(numbers) - 2 * (numbers[2] if "loses" in row["input"] else 0)
+        else:
+            expected = first * second if "boxes" in row["input"] else first - second
+        assert str(expected) == row["answers"][0]
+
+
+def test_an_unknown_dataset_or_split_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match="no toy data set 'toy_poems'; there are toy_one_document"):
+        next(longbench_rows("toy_poems", 1, 0))
+    with pytest.raises(ValueError, match="no split 'dev' in the toy world; there are train"):
+        World("dev", 0)
+
+
+@given(st.text(max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_the_tokenizer_gives_back_any_text(text: str) -> None:
+    tokenizer = _shared_tokenizer()
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+_TOKENIZERS: list[PreTrainedTokenizerFast] = []
+
+
+def _shared_tokenizer() -> PreTrainedTokenizerFast:
+    if not _TOKENIZERS:
+        _TOKENIZERS.append(train_tokenizer(vocabulary_size=800, num_texts=30, seed=0))
+    return _TOKENIZERS[0]
+
+
+def test_numbers_and_uuids_cost_the_same_tokens_wherever_they_stand(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    world = World("test", 0)
+    for _ in range(200):
+        number, uuid = world.number(), world.uuid()
+        assert len(tokenizer(f" {number}.")["input_ids"]) == 1 + 7 + 1
+        assert len(tokenizer(f" is: {uuid}. The")["input_ids"]) == 2 + 1 + 36 + 2
+
+
+@pytest.mark.parametrize("name", PAPER_TASKS)
+def test_toy_needles_fit_their_length_and_hide_their_answer(
+    name: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    essays, words = ToyEssays("test", 0), key_words("test")
+    for example in build_examples(TASKS[name], 512, 4, 0, tokenizer, essays, words, TOY_SIZES):
+        assert example.outputs[0] in example.input
+        assert 380 < example.length <= 512
+
+
+@pytest.mark.parametrize("name", PAPER_TASKS)
+def test_every_answer_of_a_needle_lesson_stands_in_its_haystack(name: str) -> None:
+    for seed in range(10):
+        (haystack, _), *rest = needle_lesson(World("train", seed), size=40, task_name=name)
+        answers = [text.strip() for text, is_answer in rest if is_answer]
+        assert answers
+        assert all(f"is: {answer}." in haystack for answer in answers)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_task_lesson_opens_with_the_prompt_and_ends_each_answer(name: str) -> None:
+    lesson = task_lesson(World("train", 5), size=80, dataset_name=name)
+    assert not lesson[0][1]
+    assert all(text.endswith(END_OF_TEXT) for text, is_answer in lesson if is_answer)
+
+
+def test_a_batch_is_a_pure_function_of_the_step(tokenizer: PreTrainedTokenizerFast) -> None:
+    writer = LessonWriter(tokenizer, seed=7)
+    first = writer.batch(3, 4, 256, MIXTURE, 0.05)
+    again = LessonWriter(tokenizer, seed=7)
+    again.batch(0, 4, 512, MIXTURE, 0.05)  # what was asked before must not matter
+    for ours, theirs in zip(first, again.batch(3, 4, 256, MIXTURE, 0.05), strict=True):
+        assert ours.equal(theirs)
+    ids, weights = first
+    assert ids.shape == weights.shape == (4, 257)
+    assert 0.02 < float((weights == 1).float().mean()) < 0.5
+
+
+def test_lessons_of_the_train_world_hold_no_key_of_another_split() -> None:
+    for seed in range(5):
+        (haystack, _), *_ = needle_lesson(World("train", seed), 60, "niah_multikey_2")
+        keys = re.findall(r"numbers for (\S+) is", haystack)
+        assert {split_of(key) for key in islice(keys, 50)} == {"train"}
