@@ -1,0 +1,71 @@
+"""ROUGE-L as the package rouge 1.0.1 computes it for LongBench. It is not the usual ROUGE-L.
+
+A text is cut at every full stop. For each pair of a reference piece and a predicted piece the words
+of one longest common subsequence are taken; recall and precision count the distinct words of all of
+them against the distinct words of either text. Upstream reads the subsequence back by recursion and
+scores 0 where Python's stack ends (rouge issue 19), which depends on the caller; here it is read
+back in a loop, and every pair gets the score that is meant.
+"""
+
+from collections.abc import Sequence
+
+from eval.metrics.chinese import cut_words
+
+TAKE, UP, LEFT = range(3)  # the step back from a cell: to i-1 j-1, to i-1, to j-1
+
+
+def rouge(prediction: str, answer: str) -> float:
+    predicted, reference = cut_pieces(prediction), cut_pieces(answer)
+    if not predicted or not reference:
+        return 0.0
+    common: set[str] = set()
+    for reference_piece in reference:
+        for predicted_piece in predicted:
+            common.update(common_subsequence(reference_piece, predicted_piece))
+    recall = len(common) / len({word for piece in reference for word in piece})
+    precision = len(common) / len({word for piece in predicted for word in piece})
+    return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
+
+
+def rouge_zh(prediction: str, answer: str) -> float:
+    return rouge(" ".join(cut_words(prediction)), " ".join(cut_words(answer)))
+
+
+def cut_pieces(text: str) -> list[list[str]]:
+    """The words of each piece between full stops. A piece of blanks has one word, the empty one."""
+    return [" ".join(piece.split()).split(" ") for piece in text.split(".") if piece]
+
+
+def common_subsequence(reference: Sequence[str], predicted: Sequence[str]) -> list[str]:
+    """The one longest common subsequence that upstream reads back, from its end to its start."""
+    steps = steps_back(reference, predicted)
+    i, j = len(reference), len(predicted)
+    words = []
+    while i and j:
+        step = steps[i - 1][j - 1]
+        if step == TAKE:
+            words.append(reference[i - 1])
+        i, j = i - (step != LEFT), j - (step != UP)
+    return words
+
+
+def steps_back(reference: Sequence[str], predicted: Sequence[str]) -> list[bytearray]:
+    """For each cell of the table of lengths where the read-back goes from it. Only steps are kept,
+    a byte each: of the lengths, two rows are enough."""
+    above = [0] * (len(predicted) + 1)  # lengths for one reference word less
+    table = []
+    for reference_word in reference:
+        row, steps = [0], bytearray()
+        for j, predicted_word in enumerate(predicted):
+            if reference_word == predicted_word:
+                row.append(above[j] + 1)
+                steps.append(TAKE)
+            elif above[j + 1] > row[j]:
+                row.append(above[j + 1])
+                steps.append(UP)
+            else:  # ties go here, as upstream: the choice decides which words are taken
+                row.append(row[j])
+                steps.append(LEFT)
+        above = row
+        table.append(steps)
+    return table

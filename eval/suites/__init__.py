@@ -1,0 +1,1 @@
+"""The suites that judge a model, each a file of its name; `_interface.py` says what it offers."""

@@ -1,0 +1,368 @@
+"""LongBench v1 as LongBench builds and scores it: 21 data sets, or the toy world's counterparts.
+
+    python -m eval.suites.longbench score --in rows.jsonl --out scored.jsonl
+
+The command scores predictions made anywhere: rows {dataset, prediction, answers, all_classes} get a
+`score` from 0 to 1, unrounded. Prompts, limits and tables of categories are data in eval/data.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from bosch.errors import exit_on_user_error
+from bosch.plugins import suggest
+from data.toy_world.tasks import DATASETS as TOY_DATASETS
+from data.toy_world.tasks import longbench_rows
+from eval.metrics.classification import classification
+from eval.metrics.code_similarity import code_sim
+from eval.metrics.counting import count, retrieval, retrieval_zh
+from eval.metrics.qa_f1 import qa_f1, qa_f1_zh
+from eval.metrics.rouge_l import rouge, rouge_zh
+from eval.rows import Row, read_rows, require_text, require_texts, write_rows
+from eval.suites import gsm8k
+from eval.suites._interface import (
+    Example,
+    Result,
+    Scored,
+    Stop,
+    Task,
+    average,
+    by_task,
+    result_of,
+)
+from eval.suites._longbench_source import DatasetRows, describe_source, read_dataset
+
+TOY = "toy"
+MATH = "gsm8k"  # the paper's seventh category is a suite of its own
+DATA_FOLDER = Path(__file__).parents[1] / "data"
+METRICS: dict[str, Callable[[str, str], float]] = {
+    "qa_f1": qa_f1,
+    "qa_f1_zh": qa_f1_zh,
+    "rouge": rouge,
+    "rouge_zh": rouge_zh,
+    "count": count,
+    "retrieval": retrieval,
+    "retrieval_zh": retrieval_zh,
+    "code_sim": code_sim,
+}  # and classification, the one that needs the names of all classes
+LENGTH_BINS = ((4000, "0-4k"), (8000, "4-8k"), (None, "8k+"))  # LongBench-E, in the rows' `length`
+
+
+@dataclass(frozen=True)
+class Settings:
+    data: str = TOY  # toy, LongBench's data.zip, a folder of its files, or a hub id
+    gsm8k: str | None = gsm8k.HUB_ID  # the math category: file, folder or hub id; None: without it
+    datasets: tuple[str, ...] = ()  # none: all
+    extended: bool = False  # LongBench-E: thirteen sets, more even in length
+    categories: Literal["paper", "official"] = "paper"  # whose table the averages follow
+    # A longer prompt loses its middle. LongBench's number for models with 32k positions.
+    max_prompt_tokens: int = 31_500
+    toy_rows: int = 50  # of a toy data set
+    seed: int = 0  # of the toy rows
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_tokens < 2:
+            raise ValueError(
+                f"longbench.max_prompt_tokens is {self.max_prompt_tokens}; a prompt keeps its two "
+                "ends, so 2 is the least."
+            )
+        if self.extended and self.data == TOY:
+            raise ValueError("The toy world has no LongBench-E; name LongBench's data.")
+        known = dataset_names(self)
+        for name in self.datasets:
+            if name not in known:
+                raise ValueError(f"{name!r} is not one of the data sets: {suggest(name, known)}")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    prompt: str  # filled with {context} and {input}
+    max_new_tokens: int
+    metric: str
+    num_rows: int
+    num_rows_e: int | None  # None: LongBench-E has no such set
+    first_line_only: bool  # of the prediction, when it is scored
+    stops_at_newline: bool
+
+
+@cache
+def datasets() -> dict[str, Dataset]:
+    """LongBench's data sets, then the toy world's."""
+    prompts = read_table("longbench_prompts.json")["prompts"]
+    table = read_table("longbench_datasets.json")["datasets"]
+    official = {name: Dataset(prompt=prompts[name], **facts) for name, facts in table.items()}
+    toy = {
+        name: Dataset(
+            toy.prompt,
+            toy.max_new_tokens,
+            toy.metric,
+            num_rows=0,  # as many as are asked for
+            num_rows_e=None,
+            first_line_only=toy.category == "few-shot",
+            stops_at_newline=False,
+        )
+        for name, toy in TOY_DATASETS.items()
+    }
+    return official | toy
+
+
+def category_table(name: str) -> dict[str, list[str]]:
+    """Category -> its data sets, in the table `paper`, `official` or `toy`."""
+    if name != TOY:
+        return read_table("longbench_categories.json")[name]
+    table: dict[str, list[str]] = {}
+    for dataset, toy in TOY_DATASETS.items():
+        table.setdefault(toy.category, []).append(dataset)
+    return table
+
+
+@cache
+def read_table(file_name: str) -> dict[str, Any]:
+    return json.loads((DATA_FOLDER / file_name).read_text(encoding="utf-8"))
+
+
+def dataset_names(settings: Settings) -> tuple[str, ...]:
+    """Everything that these settings can evaluate."""
+    if settings.data == TOY:
+        return tuple(TOY_DATASETS)
+    official = {name: spec for name, spec in datasets().items() if name not in TOY_DATASETS}
+    if settings.extended:
+        return tuple(f"{name}_e" for name, spec in official.items() if spec.num_rows_e)
+    math = settings.gsm8k is not None and settings.categories == "paper"
+    return (*official, MATH) if math else tuple(official)
+
+
+def find_dataset(name: str) -> Dataset:
+    """By its name, or its LongBench-E name."""
+    spec = datasets().get(name)
+    if spec is None and name.endswith("_e"):
+        base = datasets().get(name.removesuffix("_e"))
+        spec = base if base is not None and base.num_rows_e else None
+    if spec is None:
+        raise ValueError(
+            f"{name!r} is not one of the data sets: {suggest(name, tuple(datasets()))}"
+        )
+    return spec
+
+
+def list_tasks(settings: Settings) -> list[Task]:
+    return [Task(name) for name in settings.datasets or dataset_names(settings)]
+
+
+def sources(settings: Settings, task: Task) -> dict[str, str]:
+    if task.name == MATH:
+        return gsm8k.sources(math_settings(settings), gsm8k.COT)
+    if settings.data == TOY:
+        return {"rows": "toy world"}
+    loaded = load_rows(settings, task.name)
+    return {"rows": Path(loaded.path).name, "rows_sha256": loaded.sha256}
+
+
+def describe_data(settings: Settings) -> str:
+    """One line for the log: where the rows come from, and whether they are the published ones."""
+    return "LongBench's toy world" if settings.data == TOY else describe_source(settings.data)
+
+
+def build_examples(
+    settings: Settings, task: Task, tokenizer: Any, limit: int | None = None
+) -> list[Example]:
+    if task.name == MATH:
+        return gsm8k.build_examples(math_settings(settings), gsm8k.COT, tokenizer, limit)
+    spec = find_dataset(task.name)
+    if settings.data == TOY:
+        num_rows = settings.toy_rows if limit is None else min(limit, settings.toy_rows)
+        rows = list(longbench_rows(task.name, num_rows, settings.seed))
+    else:
+        rows = load_rows(settings, task.name).rows[:limit]
+    return [
+        make_example(index, row, spec, tokenizer, settings.max_prompt_tokens)
+        for index, row in enumerate(rows)
+    ]
+
+
+def load_rows(settings: Settings, name: str) -> DatasetRows:
+    spec = find_dataset(name)
+    num_rows = spec.num_rows_e if settings.extended else spec.num_rows
+    return read_dataset(settings.data, name, num_rows or 0)
+
+
+def make_example(
+    index: int, row: Mapping[str, Any], spec: Dataset, tokenizer: Any, max_prompt_tokens: int
+) -> Example:
+    prompt = spec.prompt.format(context=row["context"], input=row["input"])
+    stop = Stop(newline_token=True, min_new_tokens=1) if spec.stops_at_newline else Stop()
+    return Example(
+        index,
+        cut_middle(prompt, tokenizer, max_prompt_tokens),
+        tuple(row["answers"]),
+        spec.max_new_tokens,
+        stop,
+        {"all_classes": row.get("all_classes"), "length": row["length"], "_id": row.get("_id")},
+    )
+
+
+def cut_middle(prompt: str, tokenizer: Any, max_tokens: int) -> str:
+    """The prompt, or the text of its first and last `max_tokens / 2` tokens. It is text that is
+    kept, as upstream: tokenized again, a few tokens at the seam may differ."""
+    tokens = tokenizer(prompt)["input_ids"]
+    if len(tokens) <= max_tokens:
+        return prompt
+    half = int(max_tokens / 2)
+    ends = (tokens[:half], tokens[-half:])
+    return "".join(tokenizer.decode(part, skip_special_tokens=True) for part in ends)
+
+
+def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
+    if task.name == MATH:
+        return gsm8k.score(math_settings(settings), gsm8k.COT, example, prediction)
+    value = score_prediction(
+        task.name, prediction, example.answers, example.facts.get("all_classes")
+    )
+    return {find_dataset(task.name).metric: value}
+
+
+def score_prediction(
+    dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None
+) -> float:
+    """The best score against any of the answers, from 0 to 1."""
+    spec = find_dataset(dataset)
+    if spec.first_line_only:
+        prediction = prediction.lstrip("\n").split("\n")[0]
+    if spec.metric == "classification":
+        if all_classes is None:
+            raise ValueError(f"{dataset} is a classification: its rows need `all_classes`.")
+        scores = [classification(prediction, answer, all_classes) for answer in answers]
+    else:
+        scores = [METRICS[spec.metric](prediction, answer) for answer in answers]
+    return max(scores, default=0.0)
+
+
+def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
+    """Each data set, then each category that is complete, then the plain mean of the categories if
+    all of them are there. LongBench-E gives three bins of length a data set, and no average."""
+    if settings.extended:
+        return [r for task, items in by_task(scored).items() for r in score_bins(task, items)]
+    results = []
+    for task, items in by_task(scored).items():
+        if task.name == MATH:
+            results += gsm8k.summarize(math_settings(settings), items)
+        else:
+            results.append(result_of(task, find_dataset(task.name).metric, items, percent))
+    table = category_table(TOY if settings.data == TOY else settings.categories)
+    return results + summarize_categories(table, results)
+
+
+def summarize_categories(
+    table: Mapping[str, Sequence[str]], results: Sequence[Result]
+) -> list[Result]:
+    """The means of the categories, each of its data sets' rounded scores, and their average."""
+    counted = {
+        result.task: result
+        for result in results
+        if result.task != MATH or result.metric == gsm8k.HEADLINE
+    }
+    categories = [
+        average(category, "mean", [counted[name] for name in names])
+        for category, names in table.items()
+        if all(name in counted for name in names)
+    ]
+    if len(categories) < len(table):
+        return categories
+    return [*categories, average("average", "mean", categories)]
+
+
+def percent(scores: list[float]) -> float:
+    return round(100 * sum(scores) / len(scores), 2)
+
+
+def score_bins(task: Task, items: Sequence[Scored]) -> list[Result]:
+    """LongBench-E's results: a data set's score for each range of lengths that it has rows in."""
+    metric = find_dataset(task.name).metric
+    results = []
+    for _, name in LENGTH_BINS:
+        members = [item for item in items if length_bin(item.example.facts["length"]) == name]
+        if members:
+            result = result_of(task, metric, members, numpy_percent)
+            results.append(replace(result, metric=f"{metric} {name}"))
+    return results
+
+
+def length_bin(length: int) -> str:
+    return next(name for below, name in LENGTH_BINS if below is None or length < below)
+
+
+def numpy_percent(scores: list[float]) -> float:
+    # numpy adds in pairs and rounds by scaling: upstream's numbers differ from `percent` in places.
+    return float(np.round(100 * np.mean(scores), 2))
+
+
+def math_settings(settings: Settings) -> gsm8k.Settings:
+    assert settings.gsm8k is not None, "the math category is listed only where its data is named"
+    return gsm8k.Settings(data=settings.gsm8k, tasks=(gsm8k.COT.name,))
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score rows {dataset, prediction, answers, all_classes}: each gets a `score` from 0 to 1."""
+
+    in_file: Annotated[Path, tyro.conf.arg(name="in")]  # JSONL
+    out: Path  # JSONL: the same rows, each with its score
+    debug: bool = False  # show tracebacks
+
+
+def main(args: list[str] | None = None) -> None:
+    command: Score = tyro.extras.subcommand_cli_from_dict(
+        {"score": Score}, prog="python -m eval.suites.longbench", args=args
+    )
+    exit_on_user_error(lambda: run_score(command), command.debug)
+
+
+def run_score(command: Score) -> None:
+    rows = read_rows(command.in_file)
+    scored = [
+        row | {"score": score_row(row, f"{command.in_file}, row {number}")}
+        for number, row in enumerate(rows, 1)
+    ]
+    write_rows(command.out, scored)
+    for name, value, num_rows in summarize_rows(scored):
+        print(f"{name:24} {value:6.2f}  n={num_rows}")
+    print(f"wrote {command.out}: {len(scored)} rows")
+
+
+def score_row(row: Row, where: str) -> float:
+    dataset = require_text(row, "dataset", where)
+    prediction = require_text(row, "prediction", where)
+    answers = require_texts(row, "answers", where)
+    classes = None
+    if row.get("all_classes") is not None:
+        classes = require_texts(row, "all_classes", where)
+    try:
+        return score_prediction(dataset, prediction, answers, classes)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def summarize_rows(scored: Sequence[Row]) -> list[tuple[str, float, int]]:
+    """(data set or category, percent, rows) of scored rows. The categories are the official ones:
+    the paper's count GSM8K, which has rows of another kind."""
+    by_dataset: dict[str, list[float]] = {}
+    for row in scored:
+        by_dataset.setdefault(row["dataset"], []).append(row["score"])
+    results = [
+        Result(name, 0, "score", percent(scores), None, len(scores))
+        for name, scores in by_dataset.items()
+    ]
+    table = category_table(TOY if set(by_dataset) <= set(TOY_DATASETS) else "official")
+    results += summarize_categories(table, results)
+    return [(result.task, result.value, result.n) for result in results]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Needles in a haystack, built and scored as RULER does it.
+
+    python -m eval.suites.niah build --task niah_single_2 --length 4096 --samples 500 --seed 42 \
+        --tokenizer FOLDER --essays PaulGrahamEssays.json --out niah_single_2.jsonl
+
+With a real essay file the rows are upstream's; with `--essays toy` everything comes from the
+embedded toy world, in sizes for the tiny model.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from bosch.errors import exit_on_user_error
+from bosch.plugins import suggest
+from data import needles
+from data.essays import make_essays, read_essays
+from data.key_words import wonderwords_keys
+from data.needles import EssaySource, NeedleTask, Sizes, Words
+from data.toy_world.essays import ToyEssays
+from data.toy_world.world import World
+from eval.metrics.string_match import string_match_all, string_match_part
+from eval.rows import write_rows
+from eval.suites._interface import (
+    Example,
+    LeftOutError,
+    Result,
+    Scored,
+    Stop,
+    Task,
+    average,
+    by_task,
+    result_of,
+)
+
+TOY = "toy"
+PAPER_LENGTHS = (4096, 8192, 16384, 32768)
+TOY_LENGTHS = (512, 1024, 2048)
+# The paper's two groups; the other tasks count in no average.
+GROUPS = {"single": needles.PAPER_TASKS[:3], "multikey": needles.PAPER_TASKS[3:]}
+METRIC = "string_match_all"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Settings:
+    essays: str = TOY  # toy, a JSON or text file, a folder of .txt files, or a hub id
+    punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
+    tasks: tuple[str, ...] = needles.PAPER_TASKS
+    lengths: tuple[int, ...] = ()  # tokens, the answer included; none: the paper's, or the toy's
+    samples: int = 500  # a task and length
+    seed: int = needles.DEFAULT_SEED
+
+    def __post_init__(self) -> None:
+        for name in self.tasks:
+            needle_task(name)
+        if min(self.lengths, default=1) < 1:
+            raise ValueError(f"NIAH lengths are numbers of tokens from 1 on, not {self.lengths}.")
+        if self.samples < 1:
+            raise ValueError(f"NIAH cannot build {self.samples} samples; ask for at least 1.")
+
+
+def list_tasks(settings: Settings) -> list[Task]:
+    lengths = settings.lengths or (TOY_LENGTHS if settings.essays == TOY else PAPER_LENGTHS)
+    return [Task(name, length) for length in lengths for name in settings.tasks]
+
+
+def sources(settings: Settings, task: Task) -> dict[str, str]:
+    material = gather(settings, needle_task(task.name))
+    return {"essays": material.essays_name, "words": material.words_name} | material.hashes
+
+
+def build_examples(
+    settings: Settings, task: Task, tokenizer: Any, limit: int | None = None
+) -> list[Example]:
+    """The first samples of RULER's file. Each fits `task.length`: nothing may be cut off later."""
+    examples, material = build(settings, task, tokenizer, limit)
+    return [
+        Example(
+            index,
+            example.prompt,
+            example.outputs,
+            material.sizes.answer_tokens,
+            Stop(when_answered=True),
+            {
+                "length": example.length,
+                "essays": material.essays_name,
+                "needle_distances": needles.needle_distances(example, tokenizer)
+                if getattr(tokenizer, "is_fast", False)
+                else None,
+            },
+        )
+        for index, example in enumerate(examples)
+    ]
+
+
+def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
+    return {
+        "string_match_all": string_match_all(prediction, example.answers),
+        "string_match_part": string_match_part(prediction, example.answers),
+    }
+
+
+def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
+    """Each task, the paper's two groups at each length, and the average of those group means.
+
+    A group is the plain mean of its tasks that were evaluated: the toy's shortest lengths hold no
+    niah_multikey_3. The average needs both groups at every length.
+    """
+    tasks = [
+        result_of(task, metric, items, percent)
+        for task, items in by_task(scored).items()
+        for metric in ("string_match_all", "string_match_part")
+    ]
+    groups, complete = [], True
+    for length in sorted({result.length for result in tasks}):
+        for name, members in GROUPS.items():
+            parts = [
+                result
+                for result in tasks
+                if (result.length, result.metric) == (length, METRIC) and result.task in members
+            ]
+            complete = complete and bool(parts)
+            if parts:
+                groups.append(average(name, METRIC, parts, length))
+    averages = [average("average", METRIC, groups)] if complete and groups else []
+    return tasks + groups + averages
+
+
+def percent(scores: list[float]) -> float:
+    return round(sum(scores) / len(scores) * 100, 2)  # upstream's order of operations
+
+
+def floor(examples: Sequence[Example], window_tokens: int) -> float | None:
+    """What a model scores, in percent, that sees the last `window_tokens` tokens only and finds
+    every needle in them: the mean share of the needles asked for that lie wholly inside."""
+    shares = []
+    for example in examples:
+        distances = example.facts["needle_distances"]
+        if not distances:
+            return None  # a tokenizer without offsets
+        shares.append(sum(distance <= window_tokens for distance in distances) / len(distances))
+    return 100 * sum(shares) / len(shares) if shares else None
+
+
+@dataclass(frozen=True)
+class Material:
+    """What examples are made of."""
+
+    essays: EssaySource | None  # None: the task's haystack is of another kind
+    words: Words
+    sizes: Sizes
+    essays_name: str
+    words_name: str
+    hashes: dict[str, str]
+    is_from_hub: bool = False  # then it is another text than RULER's
+
+
+def gather(settings: Settings, task: NeedleTask) -> Material:
+    if settings.essays == TOY:
+        return Material(
+            ToyEssays("test", settings.seed),
+            World("test", settings.seed).key_words,
+            needles.TOY_SIZES,
+            TOY,
+            "toy world",
+            {"toy_words_sha256": sha256(" ".join(World("test", 0).key_words).encode()).hexdigest()},
+        )
+    words = wonderwords_keys()
+    if task.haystack != "essay":
+        check_essays_exist(settings.essays)
+        return Material(None, words, Sizes(), task.haystack, words.name, {})
+    essays = load_essays(settings.essays, settings.punkt)
+    hashes = {"essays_sha256": essays.sha256}
+    is_from_hub = not Path(settings.essays).exists()
+    return Material(essays, words, Sizes(), essays.name, words.name, hashes, is_from_hub)
+
+
+@lru_cache(maxsize=2)
+def load_essays(source: str, punkt: Path | None) -> Any:
+    path = Path(source)
+    check_essays_exist(source)
+    if path.exists():
+        return read_essays(path, punkt)
+    return make_essays(download_essays(source), name=f"{source} (not RULER's text)", punkt=punkt)
+
+
+def check_essays_exist(source: str) -> None:
+    if not Path(source).exists() and not HUB_ID.fullmatch(source):
+        raise FileNotFoundError(
+            f"{source}: no essays there. Name a JSON file with a field `text`, a folder of .txt "
+            "files, a hub id, or toy for the embedded toy world."
+        )
+
+
+def download_essays(hub_id: str) -> str:
+    """The texts of a hub data set joined with blanks, as lm-eval joins those of
+    baber/paul_graham_essays. RULER's own file is another text, cut from other pages."""
+    from datasets import load_dataset
+
+    try:
+        texts = load_dataset(hub_id, split="train")["text"]
+    except Exception as error:  # whatever a hub, a cache or a network can answer
+        raise FileNotFoundError(
+            f"{hub_id}: no such file or folder, and no essays on the hub either "
+            f"({type(error).__name__}). Download them and name the file."
+        ) from error
+    return " ".join(texts)
+
+
+def needle_task(name: str) -> NeedleTask:
+    if name not in needles.TASKS:
+        raise ValueError(
+            f"{name!r} is not one of the NIAH tasks: {suggest(name, tuple(needles.TASKS))}"
+        )
+    return needles.TASKS[name]
+
+
+def build(
+    settings: Settings, task: Task, tokenizer: Any, limit: int | None
+) -> tuple[list[needles.Example], Material]:
+    kind = needle_task(task.name)
+    material = gather(settings, kind)
+    needles.check_spelling(tokenizer)
+    num_samples = settings.samples if limit is None else min(limit, settings.samples)
+    try:
+        examples = needles.build_examples(
+            kind,
+            task.length,
+            num_samples,
+            settings.seed,
+            tokenizer,
+            material.essays,
+            material.words,
+            material.sizes,
+        )
+    except ValueError as error:  # the one cause left: it does not fit
+        raise LeftOutError(str(error)) from error
+    return examples, material
+
+
+@dataclass(frozen=True)
+class Build:
+    """Write the examples of one task and length as RULER writes them."""
+
+    task: str  # niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery
+    length: int  # tokens that prompt and answer may take
+    tokenizer: Path  # folder of a model or tokenizer
+    essays: str  # a JSON or text file, a folder of .txt files, a hub id, or toy
+    out: Path  # JSONL: index, input, answer_prefix, outputs, length
+    samples: int = 500
+    seed: int = needles.DEFAULT_SEED
+    punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
+    debug: bool = False  # show tracebacks
+
+
+def main(args: list[str] | None = None) -> None:
+    command: Build = tyro.extras.subcommand_cli_from_dict(
+        {"build": Build}, prog="python -m eval.suites.niah", args=args
+    )
+    exit_on_user_error(lambda: run_build(command), command.debug)
+
+
+def run_build(command: Build) -> None:
+    task = Task(command.task, command.length)
+    settings = Settings(
+        command.essays,
+        command.punkt,
+        (command.task,),
+        (command.length,),
+        command.samples,
+        command.seed,
+    )
+    examples, material = build(settings, task, load_tokenizer(command.tokenizer), None)
+    # A text from the hub is not RULER's, and its rows say so.
+    note = {"essays": material.essays_name} if material.is_from_hub else {}
+    write_rows(command.out, [e.to_row(i) | note for i, e in enumerate(examples)])
+    print(
+        f"wrote {command.out}: {len(examples)} examples of {command.task} in {command.length} "
+        f"tokens, haystack: {material.essays_name}, keys: {material.words_name}"
+    )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder; --tokenizer names that of a model.")
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no tokenizer that transformers can read.") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What every file of eval/suites must offer, whoever wrote it."""
+
+import dataclasses
+from types import ModuleType
+
+import pytest
+
+from bosch.plugins import describe_plugin, list_plugins, load_plugin
+from eval.suites._interface import Task
+
+SUITES = list_plugins("eval.suites")
+
+
+@pytest.fixture(params=SUITES)
+def suite(request: pytest.FixtureRequest) -> ModuleType:
+    return load_plugin("eval.suites", request.param)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_is_described_by_its_first_sentence(name: str) -> None:
+    assert describe_plugin("eval.suites", name)
+
+
+def test_a_suite_has_the_names_of_the_interface(suite: ModuleType) -> None:
+    for name in ("list_tasks", "sources", "build_examples", "score", "summarize"):
+        assert callable(getattr(suite, name)), name
+
+
+def test_its_settings_are_frozen_and_have_defaults(suite: ModuleType) -> None:
+    settings = suite.Settings()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.tasks = ()
+    assert hash(settings) == hash(suite.Settings())
+
+
+def test_its_tasks_are_named_once_each(suite: ModuleType) -> None:
+    tasks = suite.list_tasks(suite.Settings())
+    assert tasks
+    assert all(isinstance(task, Task) for task in tasks)
+    assert len(set(tasks)) == len(tasks)
+
+
+def test_nothing_scored_gives_no_results(suite: ModuleType) -> None:
+    assert suite.summarize(suite.Settings(), []) == []

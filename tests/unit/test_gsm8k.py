@@ -1,0 +1,189 @@
+"""GSM8K: prompts, filters and rows as lm-eval 0.4.13 has them."""
+
+import gzip
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from eval.suites import gsm8k
+from eval.suites._interface import Scored, Task
+
+# Of the prompt that gsm8k-cot.yaml in lm_eval's wheel gives for the question "2?".
+COT_PROMPT_SHA256 = "efa2df2d9fff93d48a74023e66399552c4b9de7bf2efa9d1b51c771103df1ba0"
+ROWS = {
+    split: [
+        {"question": f"{split} {i}?", "answer": f"It is <<{i}={i}>>.\n#### {i}"} for i in range(n)
+    ]
+    for split, n in gsm8k.NUM_ROWS.items()
+}
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gsm8k")
+    for split, rows in ROWS.items():
+        write_jsonl(folder / f"{split}.jsonl", rows)
+    return folder
+
+
+def test_the_eight_shots_are_upstreams() -> None:
+    prompt = gsm8k.cot_prompts()("2?")
+    assert hashlib.sha256(prompt.encode()).hexdigest() == COT_PROMPT_SHA256
+    assert prompt.count("Q: ") == 9
+    assert prompt.startswith("Q: There are 15 trees in the grove.")
+    assert prompt.endswith("23 - 15 is 8. The answer is 8.\n\nQ: 2?\nA:")
+
+
+def test_cot_examples_hold_the_row_and_the_stop_strings(folder: Path) -> None:
+    settings = gsm8k.Settings(str(folder))
+    examples = gsm8k.build_examples(settings, gsm8k.COT, None, limit=2)
+    assert [example.prompt.split("\n\n")[-1] for example in examples] == [
+        "Q: test 0?\nA:",
+        "Q: test 1?\nA:",
+    ]
+    assert examples[1].answers == ("It is <<1=1>>.\n#### 1",)
+    assert examples[1].stop.strings == ("Q:", "</s>", "<|im_end|>")
+    assert examples[1].max_new_tokens == 256
+
+
+def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: Path) -> None:
+    examples = gsm8k.build_examples(gsm8k.Settings(str(folder)), Task("gsm8k"), None, limit=3)
+    rng = random.Random(1234)
+    for index, example in enumerate(examples):
+        drawn = rng.sample(range(7473), 5)
+        shots = "".join(
+            f"Question: train {i}?\nAnswer: It is <<{i}={i}>>.\n#### {i}\n\n" for i in drawn
+        )
+        assert example.prompt == f"{shots}Question: test {index}?\nAnswer:"
+    assert gsm8k.build_examples(gsm8k.Settings(str(folder)), Task("gsm8k"), None, 1) == examples[:1]
+
+
+@pytest.mark.parametrize(
+    ("task", "prediction", "strict", "flexible"),
+    [
+        ("gsm8k_cot", " 70 + 2 = 72. The answer is 72.", 1, 1),
+        # The strict pattern ends in any character of the line: without one it finds 7.
+        ("gsm8k_cot", " The answer is 72", 0, 1),
+        ("gsm8k_cot", " The answer is 72\n", 0, 1),
+        ("gsm8k_cot", " The answer is 72 \n", 1, 1),
+        ("gsm8k_cot", " The answer is 72.\n\nQ: And 5?\nA: The answer is 5.", 1, 1),  # cut at Q:
+        ("gsm8k_cot", " The answer is 7. No, 72", 0, 1),  # strict: first, flexible: last
+        ("gsm8k_cot", " The answer is $72.", 0, 1),
+        ("gsm8k_cot", " It is #### 72", 0, 1),
+        ("gsm8k_cot", " nothing", 0, 0),
+        ("gsm8k_cot", " 72</s> 5", 0, 1),
+        ("gsm8k_cot", " The answer is 72.00.", 0, 0),  # texts are compared, not numbers
+        ("gsm8k", " 70+2\n#### 72", 1, 1),
+        ("gsm8k", " #### 72\n\nQuestion: x #### 5", 1, 1),
+        ("gsm8k", " The answer is 72.", 0, 1),
+        ("gsm8k", " #### 7,2", 1, 1),
+        ("gsm8k", " #### 72. So 5", 1, 0),
+        ("gsm8k", " #### 72 ...", 1, 0),  # three full stops look like a number to the last filter
+        ("gsm8k", "<|im_end|>#### 72", 0, 0),
+    ],
+)
+def test_filters_by_hand(task: str, prediction: str, strict: int, flexible: int) -> None:
+    assert gsm8k.judge(task, prediction, "70 + 2\n#### 72") == (strict, flexible)
+
+
+def test_numbers_are_compared_without_thousands_marks_and_dollars() -> None:
+    assert gsm8k.judge("gsm8k", "#### $1,234", "#### 1,234") == (0.0, 1.0)
+    assert gsm8k.judge("gsm8k", "#### 1,234", "so\nmany #### $1234") == (1.0, 1.0)
+    assert gsm8k.judge("gsm8k", "#### -5", "#### -5") == (1.0, 1.0)
+
+
+def test_rows_are_read_from_every_form(folder: Path, tmp_path: Path) -> None:
+    forms = [tmp_path / form for form in ("jsonl.gz", "parquet", "hub")]
+    for form in forms:
+        form.mkdir()
+    with gzip.open(forms[0] / "test.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write((folder / "test.jsonl").read_text())
+    table = pyarrow.Table.from_pylist(ROWS["test"])
+    pyarrow.parquet.write_table(table, forms[1] / "test.parquet")
+    (forms[2] / "main").mkdir()
+    pyarrow.parquet.write_table(table, forms[2] / "main" / "test-00000-of-00001.parquet")
+    for form in (*forms, folder / "test.jsonl"):
+        assert gsm8k.read_split(str(form), "test") == ROWS["test"]
+        told = gsm8k.sources(gsm8k.Settings(str(form)), gsm8k.COT)
+        assert told == gsm8k.sources(gsm8k.Settings(str(folder)), gsm8k.COT)
+
+
+def test_bad_data_is_one_clear_sentence(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 3 rows, but GSM8K's test has 1319"):
+        gsm8k.read_split(str(write_jsonl(tmp_path / "few.jsonl", ROWS["test"][:3])), "test")
+    with pytest.raises(ValueError, match=r"row 1: the field `answer` must be a text"):
+        gsm8k.read_split(str(write_jsonl(tmp_path / "no.jsonl", [{"question": "1?"}])), "test")
+    with pytest.raises(ValueError, match="draws its shots from train"):
+        gsm8k.read_split(str(folder / "test.jsonl"), "train")
+    with pytest.raises(FileNotFoundError, match="no GSM8K there"):
+        gsm8k.read_split(str(tmp_path / "nowhere"), "test")
+    with pytest.raises(FileNotFoundError, match=r"test must be one file.*found nothing"):
+        gsm8k.read_split(str(tmp_path), "test")
+    with pytest.raises(FileNotFoundError, match="nothing from the hub either"):
+        gsm8k.read_split("nobody/no-such-data-set", "test")
+    with pytest.raises(ValueError, match="did you mean 'gsm8k_cot'"):
+        gsm8k.Settings(tasks=("gsm8k_coat",))
+
+
+def test_results_are_percentages_with_errors(folder: Path) -> None:
+    settings = gsm8k.Settings(str(folder))
+    examples = gsm8k.build_examples(settings, gsm8k.COT, None, limit=4)
+    scored = [
+        Scored(gsm8k.COT, e, gsm8k.score(settings, gsm8k.COT, e, f" The answer is {e.index % 3}."))
+        for e in examples
+    ]
+    strict, flexible = gsm8k.summarize(settings, scored)
+    assert (strict.metric, strict.value, strict.n) == ("exact_match_strict", 75.0, 4)
+    assert flexible.value == 75.0
+    assert strict.stderr == pytest.approx(25.0)  # sd of 1 1 1 0 is 0.5, divided by sqrt(4)
+
+
+def test_the_command_scores_rows_and_keeps_their_fields(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"task": "gsm8k_cot", "prediction": "The answer is 5.", "answer": "#### 5", "id": "é"},
+        {"task": "gsm8k", "prediction": "5", "answer": "#### 5"},
+    ]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    gsm8k.main(["score", "--in", str(path), "--out", str(tmp_path / "out.jsonl")])
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert written == [
+        rows[0] | {"strict": 1.0, "flexible": 1.0},
+        rows[1] | {"strict": 0.0, "flexible": 1.0},
+    ]
+    assert "strict 100.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"task": "gsm", "prediction": "", "answer": ""}', "row 1: 'gsm' is not one of the tasks"),
+        ('{"task": "gsm8k", "prediction": 5, "answer": ""}', "field `prediction` must be a text"),
+        ('{"task": "gsm8k", "prediction": ""}', "field `answer` must be a text"),
+        ("[1]", "line 1: a row is a JSON object"),
+        ("{", "line 1: not JSON"),
+    ],
+)
+def test_the_command_refuses_bad_rows_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str, message: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row + "\n")
+    with pytest.raises(SystemExit) as stop:
+        gsm8k.main(["score", "--in", str(path), "--out", str(tmp_path / "out.jsonl")])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out.jsonl").exists()

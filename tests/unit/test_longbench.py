@@ -1,0 +1,385 @@
+"""LongBench: data as published, rows from every kind of source, prompts cut and scores averaged."""
+
+import gzip
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from eval.suites import longbench
+from eval.suites._interface import Example, Result, Scored, Stop, Task
+from eval.suites._longbench_source import describe_source, read_dataset
+from eval.suites.longbench import Settings, cut_middle, datasets, score_prediction
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte."""
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, bos_token="<s>"
+    )
+
+
+def make_row(index: int, name: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "input": f"question {index}",
+        "context": f"context {index} {{x}}",
+        "answers": [str(index)],
+        "length": index,
+        "dataset": name,
+        "language": "en",
+        "all_classes": None,
+        "_id": f"{name}-{index}",
+    } | fields
+
+
+def to_jsonl(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+ROWS = [make_row(i, "hotpotqa", context=f"一 {i}") for i in range(200)]
+
+# --- the data files ---
+
+
+def test_the_prompts_are_those_of_the_specification() -> None:
+    prompts = {name: spec.prompt for name, spec in datasets().items() if not name.startswith("toy")}
+    assert len(prompts) == 21
+    # Of the 21 prompts as JSON with sorted keys: a changed character is a change of the benchmark.
+    text = json.dumps(prompts, sort_keys=True, ensure_ascii=False)
+    assert hashlib.sha256(text.encode()).hexdigest() == PROMPTS_SHA256
+    assert prompts["narrativeqa"].count("asconcisely") == 2
+    assert "\n\n Answer the question based on the above article" in prompts["qasper"]
+    assert "all news. \n" in prompts["multi_news"]
+    assert prompts["passage_count"].endswith("The final answer is: ")
+    assert prompts["lcc"] == "Please complete the code given below. \n{context}Next line of code:\n"
+
+
+PROMPTS_SHA256 = "e7d865d712fe45e2455f5e864ac474001d7758d68d349e76ffbcdd382483358f"
+
+
+def test_limits_metrics_and_sizes_are_the_specifications() -> None:
+    official = {n: spec for n, spec in datasets().items() if not n.startswith("toy")}
+    assert sum(spec.num_rows for spec in official.values()) == 4750
+    assert [n for n, spec in official.items() if spec.first_line_only] == [
+        "trec",
+        "triviaqa",
+        "samsum",
+        "lsht",
+    ]
+    assert [n for n, spec in official.items() if spec.stops_at_newline] == ["samsum"]
+    assert {n: spec.max_new_tokens for n, spec in official.items() if spec.metric == "rouge"} == {
+        "gov_report": 512,
+        "qmsum": 512,
+        "multi_news": 512,
+        "samsum": 128,
+    }
+    assert official["multifieldqa_en"].num_rows == 150
+    assert official["dureader"].metric == official["vcsum"].metric == "rouge_zh"
+    assert len([n for n, spec in official.items() if spec.num_rows_e]) == 13
+
+
+def test_the_tables_of_categories_hold_every_data_set_once() -> None:
+    official = [n for n in datasets() if not n.startswith("toy")]
+    for table_name, more in (("paper", ["gsm8k"]), ("official", [])):
+        table = longbench.category_table(table_name)
+        assert sorted(name for names in table.values() for name in names) == sorted(official + more)
+    assert "samsum" in longbench.category_table("paper")["summarization"]
+    assert "samsum" in longbench.category_table("official")["few-shot"]
+    assert len(longbench.category_table("toy")) == 7
+
+
+# --- the loader ---
+
+
+def as_zip(folder: Path, rows: list[dict[str, Any]]) -> str:
+    path = folder / "data.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data/hotpotqa.jsonl", to_jsonl(rows))
+        archive.writestr("data/hotpotqa_e.jsonl", to_jsonl(rows * 2))
+        archive.writestr("__MACOSX/data/hotpotqa.jsonl", b"")
+    return str(path)
+
+
+def as_folder_with_zip(folder: Path, rows: list[dict[str, Any]]) -> str:
+    return str(Path(as_zip(folder, rows)).parent)
+
+
+def as_jsonl(folder: Path, rows: list[dict[str, Any]]) -> str:
+    (folder / "data").mkdir()
+    (folder / "data" / "hotpotqa.jsonl").write_bytes(to_jsonl(rows))
+    return str(folder)
+
+
+def as_gzip(folder: Path, rows: list[dict[str, Any]]) -> str:
+    (folder / "hotpotqa.jsonl.gz").write_bytes(gzip.compress(to_jsonl(rows)))
+    return str(folder)
+
+
+def as_parquet(folder: Path, rows: list[dict[str, Any]]) -> str:
+    (folder / "hotpotqa").mkdir()
+    path = folder / "hotpotqa" / "test-00000-of-00001.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(folder)
+
+
+@pytest.mark.parametrize("write", [as_zip, as_folder_with_zip, as_jsonl, as_gzip, as_parquet])
+def test_every_source_gives_the_same_rows(
+    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], str]
+) -> None:
+    assert read_dataset(write(tmp_path, ROWS), "hotpotqa", 200).rows == ROWS
+
+
+def test_the_hash_is_of_the_data_sets_bytes(tmp_path: Path) -> None:
+    loaded = read_dataset(as_zip(tmp_path, ROWS), "hotpotqa", 200)
+    assert loaded.sha256 == hashlib.sha256(to_jsonl(ROWS)).hexdigest()
+    settings = Settings(data=str(tmp_path / "data.zip"))
+    told = longbench.sources(settings, Task("hotpotqa"))
+    assert told == {"rows": "hotpotqa.jsonl", "rows_sha256": loaded.sha256}
+    line = describe_source(str(tmp_path))
+    assert "not the published file" in line
+    assert hashlib.sha256((tmp_path / "data.zip").read_bytes()).hexdigest() in line
+
+
+def test_a_copy_with_question_instead_of_input_is_refused(tmp_path: Path) -> None:
+    rows = [{"question": row["input"], **row} for row in ROWS]
+    for row in rows:
+        del row["input"]
+    with pytest.raises(ValueError, match=r"row 1 has a field `question` and no `input`"):
+        read_dataset(as_jsonl(tmp_path, rows), "hotpotqa", 200)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"answers": "7"}, "field `answers` must be a list of texts; this row has '7'"),
+        ({"context": None}, "field `context` must be a text; this row has None"),
+        ({"length": "7"}, "field `length` must be a whole number"),
+    ],
+)
+def test_rows_with_wrong_fields_are_refused(tmp_path: Path, fields: dict, message: str) -> None:
+    rows = [ROWS[0], ROWS[1] | fields]
+    with pytest.raises(ValueError, match=f"row 2: the {message}"):
+        read_dataset(as_jsonl(tmp_path, rows), "hotpotqa", 200)
+
+
+def test_wrong_counts_and_missing_files_are_refused(tmp_path: Path) -> None:
+    source = as_jsonl(tmp_path, ROWS[:7])
+    with pytest.raises(ValueError, match="has 7 rows, but LongBench's hotpotqa has 200"):
+        read_dataset(source, "hotpotqa", 200)
+    with pytest.raises(FileNotFoundError, match=r"holds no musique: a file musique\.jsonl"):
+        read_dataset(source, "musique", 200)
+    as_gzip(tmp_path, ROWS)
+    with pytest.raises(ValueError, match="holds hotpotqa more than once"):
+        read_dataset(source, "hotpotqa", 200)
+    with pytest.raises(FileNotFoundError, match="no LongBench there"):
+        read_dataset(str(tmp_path / "nowhere"), "hotpotqa", 200)
+    with pytest.raises(FileNotFoundError, match=r"no data\.zip from the hub either"):
+        read_dataset("nobody/no-such-data-set", "hotpotqa", 200)
+    (tmp_path / "data.txt").write_text("no zip")
+    with pytest.raises(ValueError, match="not a zip file"):
+        read_dataset(str(tmp_path / "data.txt"), "hotpotqa", 200)
+
+
+# --- prompts ---
+
+
+def test_long_prompts_lose_their_middle(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert cut_middle("0123456789", tokenizer, 10) == "0123456789"
+    assert cut_middle("0123456789", tokenizer, 9) == "01236789"  # half of 9 is 4
+    # Four bytes of é and ü: the cut splits neither. Three and three split both.
+    assert cut_middle("éaaaü", tokenizer, 4) == "éü"
+    assert cut_middle("ééaéé", tokenizer, 6) == "é\ufffd\ufffdé"
+
+
+def test_special_tokens_count_but_are_not_in_the_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    class WithStart:
+        """The same tokenizer as one that begins every text with a start token."""
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]}
+
+        def decode(self, tokens: list[int], skip_special_tokens: bool) -> Any:
+            return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    assert cut_middle("012345678", WithStart(), 10) == "012345678"
+    assert cut_middle("0123456789", WithStart(), 10) == "012356789"
+
+
+def test_examples_hold_what_generation_and_scoring_need(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = [make_row(i, "samsum", all_classes=None) for i in range(200)]
+    (tmp_path / "samsum.jsonl").write_bytes(to_jsonl(rows))
+    settings = Settings(data=str(tmp_path))
+    examples = longbench.build_examples(settings, Task("samsum"), tokenizer, limit=2)
+    assert [example.index for example in examples] == [0, 1]
+    assert examples[1].prompt.endswith("examples.\n\ncontext 1 {x}\n\nquestion 1")
+    assert examples[1].stop == Stop(newline_token=True, min_new_tokens=1)
+    assert (examples[1].max_new_tokens, examples[1].answers) == (128, ("1",))
+    assert Example.from_row(json.loads(json.dumps(examples[1].to_row()))) == examples[1]
+
+
+# --- scores ---
+
+
+def test_the_best_answer_counts_and_four_sets_take_the_first_line() -> None:
+    assert score_prediction("hotpotqa", "red\nblue", ["blue", "red blue"], None) == 1.0
+    assert score_prediction("triviaqa", "\n\nred\nblue", ["blue", "red"], None) == 1.0
+    assert score_prediction("triviaqa", " \nred", ["red"], None) == 0.0  # a line of a blank is one
+    assert score_prediction("trec", "Food\nAnimal", ["Food"], ["Food", "Animal"]) == 1.0
+    assert score_prediction("hotpotqa", "x", [], None) == 0.0
+    assert score_prediction("hotpotqa_e", "x", ["x"], None) == 1.0
+
+
+def test_a_classification_without_classes_is_refused() -> None:
+    with pytest.raises(ValueError, match="its rows need `all_classes`"):
+        score_prediction("trec", "Food", ["Food"], None)
+
+
+def test_unknown_data_sets_are_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="did you mean 'hotpotqa'"):
+        score_prediction("hotpot_qa", "", [], None)
+    with pytest.raises(ValueError, match="'musique_e' is not one of the data sets"):
+        score_prediction("musique_e", "", [], None)
+    with pytest.raises(ValueError, match="did you mean 'toy_code'"):
+        Settings(datasets=("toy_codes",))
+
+
+def make_scored(name: str, scores: list[float], lengths: list[int] | None = None) -> list[Scored]:
+    metric = datasets()[name.removesuffix("_e")].metric
+    return [
+        Scored(
+            Task(name),
+            Example(i, "", (), 1, facts={"length": lengths[i] if lengths else 0}),
+            {metric: score},
+        )
+        for i, score in enumerate(scores)
+    ]
+
+
+def test_a_data_sets_score_is_rounded_as_upstream() -> None:
+    (result,) = longbench.summarize(Settings(data="x/y"), make_scored("hotpotqa", [1.0, 0, 0]))
+    assert (result.value, result.n, result.metric) == (33.33, 3, "qa_f1")
+    assert result.stderr == pytest.approx(100 / 3)  # sd of 1 0 0 is 1/sqrt(3)
+
+
+def test_the_average_is_the_plain_mean_of_the_seven_categories() -> None:
+    # The row of the paper that the specification checked: it prints 45.4.
+    means = [39.8, 30.9, 26.0, 67.4, 32.7, 48.2, 72.6]
+    table = longbench.category_table("paper")
+    results = [
+        Result(name, 0, longbench.gsm8k.HEADLINE, value, None, 200)
+        for names, value in zip(table.values(), means, strict=True)
+        for name in names
+    ]
+    *categories, total = longbench.summarize_categories(table, results)
+    assert [round(category.value, 9) for category in categories] == means
+    assert [category.task for category in categories] == list(table)
+    assert round(total.value, 1) == 45.4
+    assert total.task == "average"
+    without_math = [result for result in results if result.task != "gsm8k"]
+    assert len(longbench.summarize_categories(table, without_math)) == 6  # and no average
+
+
+def test_longbench_e_has_three_bins_by_length() -> None:
+    settings = Settings(data="x/y", extended=True)
+    scored = make_scored("qasper_e", [1.0, 0.5, 0.25, 1.0], [3999, 4000, 7999, 8000])
+    results = longbench.summarize(settings, scored)
+    assert [(r.task, r.metric, r.value, r.n) for r in results] == [
+        ("qasper_e", "qa_f1 0-4k", 100.0, 1),
+        ("qasper_e", "qa_f1 4-8k", 37.5, 2),
+        ("qasper_e", "qa_f1 8k+", 100.0, 1),
+    ]
+    assert len(longbench.list_tasks(settings)) == 13
+
+
+def test_tasks_follow_the_settings() -> None:
+    assert len(longbench.list_tasks(Settings(data="x/y"))) == 22
+    assert len(longbench.list_tasks(Settings(data="x/y", gsm8k=None))) == 21
+    assert len(longbench.list_tasks(Settings(data="x/y", categories="official"))) == 21
+    assert longbench.list_tasks(Settings(datasets=("toy_code",))) == [Task("toy_code")]
+    with pytest.raises(ValueError, match="toy world has no LongBench-E"):
+        Settings(extended=True)
+
+
+def test_the_toy_world_goes_through_the_same_code(tokenizer: PreTrainedTokenizerFast) -> None:
+    settings = Settings(toy_rows=3)
+    scored = []
+    for task in longbench.list_tasks(settings):
+        for example in longbench.build_examples(settings, task, tokenizer):
+            scores = longbench.score(settings, task, example, example.answers[0])
+            scored.append(Scored(task, example, scores))
+    results = {result.task: result for result in longbench.summarize(settings, scored)}
+    assert results["average"].value == pytest.approx(100, abs=0.01)
+    assert results["average"].n == 3 * 8
+    assert results["synthetic"].n == 6
+    again = longbench.build_examples(settings, Task("toy_labels"), tokenizer, limit=2)
+    assert again == [s.example for s in scored if s.task.name == "toy_labels"][:2]
+
+
+# --- the command ---
+
+
+def run_score(tmp_path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    (tmp_path / "rows.jsonl").write_bytes(to_jsonl(rows))
+    out = tmp_path / "out.jsonl"
+    longbench.main(["score", "--in", str(tmp_path / "rows.jsonl"), "--out", str(out)])
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def test_the_command_scores_rows_and_keeps_their_fields(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"dataset": "qmsum", "prediction": "a b", "answers": ["a b"], "all_classes": None, "é": 1},
+        {"dataset": "lcc", "prediction": "x\u2028y\ud83d", "answers": ["x"], "all_classes": []},
+        {"dataset": "trec", "prediction": "\nA B", "answers": ["A"], "all_classes": ["A", "B"]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    longbench.main(
+        ["score", "--in", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    )
+    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    scores = [0.999999995, 0.4, 0.5]  # lcc: one of 1 and 4 characters, 2 * 1 / 5
+    assert [json.loads(line) for line in lines] == [
+        row | {"score": score} for row, score in zip(rows, scores, strict=True)
+    ]
+    assert "trec                      50.00  n=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"dataset": "trek", "prediction": "", "answers": []}, "did you mean 'trec'"),
+        ({"dataset": "trec", "prediction": "", "answers": ["x"]}, "need `all_classes`"),
+        ({"dataset": "lcc", "answers": ["x"]}, "field `prediction` must be a text"),
+        ({"dataset": "lcc", "prediction": "", "answers": "x"}, "must be a list of texts"),
+        (
+            {"dataset": "passage_retrieval_en", "prediction": "", "answers": ["7"]},
+            "names no paragraph",
+        ),
+    ],
+)
+def test_the_command_refuses_bad_rows_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_score(tmp_path, [row])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in error
+    assert "row 1" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,266 @@
+"""The metrics against values worked by hand and slow forms written from their definitions."""
+
+import string
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eval.metrics.classification import classification
+from eval.metrics.code_similarity import code_sim, first_line_of_code
+from eval.metrics.counting import count, retrieval, retrieval_zh
+from eval.metrics.qa_f1 import normalize, qa_f1, qa_f1_zh
+from eval.metrics.rouge_l import common_subsequence, cut_pieces, rouge, rouge_zh
+from eval.metrics.string_match import clean_prediction, string_match_all, string_match_part
+
+# --- RULER's string match ---
+
+
+def test_string_match_counts_plain_substrings_of_any_case() -> None:
+    assert string_match_all("it is 91234567.", ["1234567"]) == 1.0
+    assert string_match_all("it is 1,234,567.", ["1234567"]) == 0.0
+    assert string_match_all("ABC-d", ["abc-D"]) == 1.0
+
+
+def test_string_match_all_is_a_share_and_part_is_the_best() -> None:
+    assert string_match_all("7 and 8", ["7", "9", "8", "6"]) == 0.5
+    assert string_match_part("7 and 8", ["7", "9", "8", "6"]) == 1.0
+    assert string_match_part("nothing", ["7", "9"]) == 0.0
+
+
+def test_control_characters_of_a_prediction_become_line_ends() -> None:
+    assert clean_prediction("\x01 a\tb\x00\n ") == "a\nb"
+    assert string_match_all("12\t34", ["12\t34"]) == 0.0  # the answer is not cleaned
+
+
+# --- F1 of words ---
+
+
+def test_normalize_drops_articles_and_ascii_punctuation_only() -> None:
+    assert normalize("The “Cat”, an A.B. (a)") == ["“cat”", "ab"]
+    assert normalize("there's another: a-the") == ["theres", "another", "athe"]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "expected"),
+    [
+        ("the cat sat", "A cat sat down", 2 * 1.0 * (2 / 3) / (1.0 + 2 / 3)),  # 2 of 2, 2 of 3
+        ("b b c", "b b b", 2 / 3),  # two b in common of three each
+        ("x", "y", 0.0),
+        ("", "", 0.0),
+        ("the", "the", 0.0),  # nothing is left of either
+    ],
+)
+def test_qa_f1_by_hand(prediction: str, answer: str, expected: float) -> None:
+    assert qa_f1(prediction, answer) == expected
+
+
+def test_qa_f1_zh_compares_words_without_punctuation() -> None:
+    pytest.importorskip("jieba")
+    # jieba cuts 我 / 来到 / 北京 / 清华大学 (the example of its own documentation)
+    assert qa_f1_zh("我来到北京清华大学。", "我来到北京清华大学") == 1.0
+    assert qa_f1_zh("我来到北京", "我来到北京清华大学") == 2 * 1.0 * 0.75 / 1.75
+    assert qa_f1_zh("，。", "我") == 0.0
+
+
+# --- ROUGE-L ---
+
+
+def test_rouge_of_equal_texts_is_just_below_one() -> None:
+    assert rouge("a b c", "a b c") == 0.999999995
+
+
+def test_rouge_needs_a_piece_on_both_sides() -> None:
+    assert rouge("", "a") == rouge("a", "") == rouge("...", "a") == rouge("a", ".") == 0.0
+
+
+def test_a_piece_of_blanks_is_the_empty_word() -> None:
+    assert cut_pieces(" . a  b.\n") == [[""], ["a", "b"], [""]]
+    assert rouge(" ", " ") == 0.999999995
+
+
+def test_rouge_counts_distinct_words_of_all_pieces_together() -> None:
+    # reference a b | c; prediction a c: common {a, c}, R = 2/3, P = 2/2
+    expected = 2.0 * ((1.0 * (2 / 3)) / (1.0 + 2 / 3 + 1e-8))
+    assert rouge("a c", "a b.c") == expected
+    # words are as they stand: no lower case, and a comma stays on its word
+    assert rouge("A, b", "a b") == 2.0 * ((0.5 * 0.5) / (0.5 + 0.5 + 1e-8))
+
+
+def test_ties_of_the_subsequence_go_to_a_shorter_prediction() -> None:
+    # Both "a" and "b" are longest; from the end, the equal neighbors drop the prediction's word.
+    assert common_subsequence(["a", "b"], ["b", "a"]) == ["b"]
+
+
+def test_a_long_piece_is_scored_and_not_lost_to_recursion() -> None:
+    words = " ".join(str(i % 700) for i in range(1400))
+    assert rouge(words, words) == 0.999999995
+
+
+def slow_rouge(prediction: str, answer: str) -> float:
+    """As the specification words it, with the whole table of lengths and a recursive read-back."""
+
+    def pieces(text: str) -> list[str]:
+        return [" ".join(piece.split()) for piece in text.split(".") if len(piece) > 0]
+
+    def lcs_words(r: Sequence[str], c: Sequence[str]) -> set[str]:
+        table = [[0] * (len(c) + 1) for _ in range(len(r) + 1)]
+        for i in range(1, len(r) + 1):
+            for j in range(1, len(c) + 1):
+                if r[i - 1] == c[j - 1]:
+                    table[i][j] = table[i - 1][j - 1] + 1
+                else:
+                    table[i][j] = max(table[i - 1][j], table[i][j - 1])
+
+        def back(i: int, j: int) -> set[str]:
+            if i == 0 or j == 0:
+                return set()
+            if r[i - 1] == c[j - 1]:
+                return back(i - 1, j - 1) | {r[i - 1]}
+            return back(i - 1, j) if table[i - 1][j] > table[i][j - 1] else back(i, j - 1)
+
+        return back(len(r), len(c))
+
+    if not pieces(prediction) or not pieces(answer):
+        return 0.0
+    union: set[str] = set()
+    for r in pieces(answer):
+        for c in pieces(prediction):
+            union |= lcs_words(r.split(" "), c.split(" "))
+    m = len({word for piece in pieces(answer) for word in piece.split(" ")})
+    n = len({word for piece in pieces(prediction) for word in piece.split(" ")})
+    recall, precision = len(union) / m, len(union) / n
+    return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
+
+
+word_texts = st.lists(
+    st.sampled_from(["a", "b", "c", "d", "the", "A", ".", ". ", " ", "\n", "e.f", ".."]),
+    max_size=25,
+).map(" ".join)
+
+
+@given(word_texts, word_texts)
+@settings(max_examples=300)
+def test_rouge_equals_its_slow_form(prediction: str, answer: str) -> None:
+    assert rouge(prediction, answer) == slow_rouge(prediction, answer)
+
+
+def test_rouge_zh_cuts_words_first() -> None:
+    pytest.importorskip("jieba")
+    # 我 / 来到 / 北京 against 我 / 在 / 北京: two of three words each
+    assert rouge_zh("我来到北京", "我在北京") == 2.0 * ((2 / 3 * (2 / 3)) / (2 / 3 + 2 / 3 + 1e-8))
+
+
+# --- classification, counting ---
+
+
+def test_classification_divides_by_the_classes_named() -> None:
+    classes = ["Food", "Animal", "Color"]
+    assert classification("Animal", "Animal", classes) == 1.0
+    assert classification("Animal or Food", "Animal", classes) == 0.5
+    assert classification("Food", "Animal", classes) == 0.0
+    assert classification("animal", "Animal", classes) == 0.0
+    assert classification("", "Animal", classes) == 0.0
+
+
+def test_a_part_of_the_gold_class_is_deleted_and_the_next_one_skipped() -> None:
+    # "Date" is deleted, "of" slides to its place and is not looked at: two classes are left.
+    assert classification("Date of birth", "Date of birth", ["Date", "of", "Date of birth"]) == 0.5
+    # With another class in between, both parts go.
+    named = ["Date", "x", "of", "Date of birth"]
+    assert classification("x Date of birth", "Date of birth", named) == 0.5
+    assert classification("Date of birth", "Date of birth", ["Date", "Date of birth"]) == 1.0
+
+
+def test_count_compares_digits_as_text() -> None:
+    assert count("7 of 8, then 7", "7") == 2 / 3
+    assert count("07", "7") == 0.0
+    assert count("７", "7") == 0.0  # a full-width seven is a number, but not this one
+    assert count("seven", "7") == 0.0
+
+
+def test_retrieval_takes_the_number_of_the_gold_paragraph() -> None:
+    assert retrieval("Paragraph 12", "Paragraph 12") == 1.0
+    assert retrieval("12 or 3", "Paragraph 12") == 0.5
+    assert retrieval_zh("段落3", "段落3") == 1.0
+    with pytest.raises(ValueError, match="names no paragraph"):
+        retrieval("12", "12")
+
+
+# --- code ---
+
+
+def test_code_is_judged_by_its_first_line_without_comment_marks() -> None:
+    assert first_line_of_code("\n\n# note\nx = 1 // 2\n```\n  y = 2\nz") == "  y = 2"
+    assert first_line_of_code("\n \nx") == " "  # a line of blanks counts
+    assert first_line_of_code("# only") == ""
+
+
+def test_code_sim_of_equal_and_of_empty_lines() -> None:
+    assert code_sim("x = 1", "x = 1") == 1.0
+    assert code_sim("# nothing", "") == 1.0  # equal goes before empty
+    assert code_sim("", "x") == code_sim("x", "") == 0.0
+    assert code_sim("abcd", "bcde") == 0.75  # bcd: 2 * 3 / 8
+
+
+def slow_ratio(a: str, b: str) -> float:
+    """Ratcliff and Obershelp as difflib has it. In a second text of 200 characters or more, those
+    that make up over one percent (and one more) start no match, though a match may run over them.
+    """
+    limit = len(b) // 100 + 1
+    popular = {c for c in set(b) if b.count(c) > limit} if len(b) >= 200 else set()
+
+    def run(i: int, j: int, i_end: int, j_end: int) -> int:
+        size = 0
+        while (
+            i + size < i_end
+            and j + size < j_end
+            and a[i + size] == b[j + size]
+            and b[j + size] not in popular
+        ):
+            size += 1
+        return size
+
+    def matched(i0: int, i1: int, j0: int, j1: int) -> int:
+        best_i, best_j, size = i0, j0, 0
+        for i in range(i0, i1):
+            for j in range(j0, j1):
+                if (here := run(i, j, i1, j1)) > size:
+                    best_i, best_j, size = i, j, here
+        while best_i > i0 and best_j > j0 and a[best_i - 1] == b[best_j - 1]:
+            best_i, best_j, size = best_i - 1, best_j - 1, size + 1
+        while best_i + size < i1 and best_j + size < j1 and a[best_i + size] == b[best_j + size]:
+            size += 1
+        if size == 0:
+            return 0
+        left = matched(i0, best_i, j0, best_j)
+        return left + size + matched(best_i + size, i1, best_j + size, j1)
+
+    return 2.0 * matched(0, len(a), 0, len(b)) / (len(a) + len(b))
+
+
+code_texts = st.text(alphabet="abx_= (", max_size=24)
+
+
+def slow_code_sim(line: str, answer: str) -> float:
+    if line == answer:
+        return 1.0
+    return round(100 * slow_ratio(line, answer)) / 100 if line and answer else 0.0
+
+
+@given(code_texts, code_texts)
+@settings(max_examples=200)
+def test_code_sim_equals_its_slow_form(line: str, answer: str) -> None:
+    assert code_sim(line, answer) == slow_code_sim(line, answer)
+
+
+@given(
+    code_texts,
+    st.lists(st.sampled_from([*string.ascii_letters, "ab", "x_"]), min_size=200, max_size=210),
+)
+@settings(max_examples=15)
+def test_code_sim_equals_its_slow_form_on_long_answers(line: str, pieces: list[str]) -> None:
+    answer = "".join(pieces)
+    assert code_sim(line, answer) == slow_code_sim(line, answer)
+    assert code_sim(line + answer[50:120], answer) == slow_code_sim(line + answer[50:120], answer)

@@ -1,0 +1,243 @@
+"""The NIAH suite: rows as RULER writes them, scores and averages as the paper prints them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from data.essays import read_essays
+from data.key_words import wonderwords_keys
+from data.needles import TASKS, TOY_SIZES
+from data.needles import build_examples as build_needles
+from data.toy_world.essays import ToyEssays
+from data.toy_world.world import World
+from eval.suites import niah
+from eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte."""
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(
+    tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_scored(task: Task, scores: list[float]) -> list[Scored]:
+    return [
+        Scored(task, Example(i, "", (), 1), {"string_match_all": s, "string_match_part": s})
+        for i, s in enumerate(scores)
+    ]
+
+
+def build_command(tokenizer_folder: Path, out: Path, **changes: object) -> list[str]:
+    options = {
+        "task": "niah_single_2",
+        "length": 600,
+        "samples": 2,
+        "seed": 7,
+        "tokenizer": tokenizer_folder,
+        "essays": "toy",
+        "out": out,
+    } | changes
+    return ["build", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+# --- building ---
+
+
+def test_the_command_writes_the_builders_toy_examples(
+    tokenizer: PreTrainedTokenizerFast,
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "new folder" / "rows.jsonl"
+    niah.main(build_command(tokenizer_folder, out, task="niah_multikey_1", length=900))
+    expected = build_needles(
+        TASKS["niah_multikey_1"],
+        900,
+        2,
+        7,
+        tokenizer,
+        ToyEssays("test", 7),
+        World("test", 7).key_words,
+        TOY_SIZES,
+    )
+    rows = read_lines(out)
+    assert rows == [example.to_row(i) for i, example in enumerate(expected)]
+    assert list(rows[0]) == ["index", "input", "answer_prefix", "outputs", "length"]
+    assert "2 examples of niah_multikey_1 in 900 tokens, haystack: toy" in capsys.readouterr().out
+
+
+def test_real_essays_give_upstreams_sizes_and_words(
+    tokenizer: PreTrainedTokenizerFast, tokenizer_folder: Path, tmp_path: Path, shared_data: Path
+) -> None:
+    pytest.importorskip("wonderwords")
+    essays = shared_data / "pg_essays.json"
+    out = tmp_path / "rows.jsonl"
+    niah.main(build_command(tokenizer_folder, out, length=4200, essays=essays, seed=42))
+    expected = build_needles(
+        TASKS["niah_single_2"], 4200, 2, 42, tokenizer, read_essays(essays), wonderwords_keys()
+    )
+    rows = read_lines(out)
+    assert rows == [example.to_row(i) for i, example in enumerate(expected)]
+    assert rows[0]["length"] == len((rows[0]["input"] + rows[0]["answer_prefix"]).encode()) + 128
+    assert rows[0]["input"].startswith("A special magic number is hidden within the following")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "niah_single_4"}, "'niah_single_4' is not one of the NIAH tasks"),
+        ({"essays": "nowhere.json"}, "nowhere.json: no essays there"),
+        ({"essays": "nowhere.json", "task": "niah_single_1"}, "nowhere.json: no essays there"),
+        ({"essays": "nobody/no-such-essays"}, "no essays on the hub either"),
+        ({"length": 100}, "niah_single_2 cannot be built in 100 tokens"),
+        ({"length": 0}, "lengths are numbers of tokens from 1 on"),
+        ({"samples": 0}, "cannot build 0 samples"),
+        ({"tokenizer": "nowhere"}, "nowhere: no such folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: dict,
+    message: str,
+) -> None:
+    pytest.importorskip("wonderwords")
+    out = tmp_path / "rows.jsonl"
+    with pytest.raises(SystemExit) as stop:
+        niah.main(build_command(tokenizer_folder, out, **options))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_folder_without_a_tokenizer_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        niah.main(build_command(tmp_path, tmp_path / "rows.jsonl"))
+    assert "holds no tokenizer that transformers can read" in capsys.readouterr().err
+
+
+def test_a_tokenizer_without_digits_is_refused() -> None:
+    backend = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    with pytest.raises(ValueError, match="cannot spell a needle") as error:
+        niah.build_examples(niah.Settings(), Task("niah_single_1", 512), tokenizer)
+    assert not isinstance(error.value, LeftOutError)
+
+
+def test_examples_say_what_generation_and_scoring_need(tokenizer: PreTrainedTokenizerFast) -> None:
+    settings = niah.Settings(samples=3)
+    task = Task("niah_single_1", 700)
+    examples = niah.build_examples(settings, task, tokenizer)
+    assert [example.index for example in examples] == [0, 1, 2]
+    for example in examples:
+        assert len(example.prompt.encode()) + 40 == example.facts["length"] <= 700
+        assert example.prompt.endswith("mentioned in the provided text is")
+        assert (example.max_new_tokens, example.stop) == (40, Stop(when_answered=True))
+        after_needle = example.prompt[example.prompt.index("One of the special") :]
+        assert example.facts["needle_distances"] == [len(after_needle)]
+        assert Example.from_row(json.loads(json.dumps(example.to_row()))) == example
+    assert niah.build_examples(settings, task, tokenizer, limit=2) == examples[:2]
+
+
+def test_a_task_that_does_not_fit_is_left_out_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(LeftOutError, match="niah_multikey_3 cannot be built in 300 tokens"):
+        niah.build_examples(niah.Settings(), Task("niah_multikey_3", 300), tokenizer)
+
+
+def test_sources_name_texts_and_words(shared_data: Path) -> None:
+    pytest.importorskip("wonderwords")
+    told = niah.sources(niah.Settings(), Task("niah_single_2", 512))
+    assert told["essays"] == "toy"
+    essays = niah.Settings(essays=str(shared_data / "pg_essays.json"))
+    told = niah.sources(essays, Task("niah_single_2", 4096))
+    assert told["essays_sha256"].startswith("b3a70ebc054f2eab")
+    assert told["words"].startswith("wonderwords ")
+    assert niah.sources(essays, Task("niah_single_1", 4096))["essays"] == "noise"
+
+
+def test_tasks_come_length_by_length() -> None:
+    assert niah.list_tasks(niah.Settings())[0] == Task("niah_single_1", 512)
+    assert len(niah.list_tasks(niah.Settings())) == 18
+    assert len(niah.list_tasks(niah.Settings(essays="essays.json"))) == 24
+    assert niah.list_tasks(niah.Settings(tasks=("niah_multiquery",), lengths=(64,))) == [
+        Task("niah_multiquery", 64)
+    ]
+
+
+# --- scoring ---
+
+
+def test_scores_are_shares_of_the_answers_found() -> None:
+    task, settings = Task("niah_multivalue", 512), niah.Settings()
+    example = Example(0, "", ("123", "456"), 128)
+    assert niah.score(settings, task, example, " 456, 789") == {
+        "string_match_all": 0.5,
+        "string_match_part": 1.0,
+    }
+
+
+def test_the_average_of_the_papers_row_is_the_mean_of_its_eight_numbers() -> None:
+    # Table 1, the original 1.7B model: single and multikey at 4k to 32k, average 92.7.
+    paper = {
+        "single": (100, 99.9, 100, 100),
+        "multikey": (98.9, 94.9, 84.1, 63.9),
+    }
+    scored = []
+    for group, values in paper.items():
+        for length, value in zip(niah.PAPER_LENGTHS, values, strict=True):
+            for name in niah.GROUPS[group]:
+                hits = round(value * 10)
+                scored += make_scored(Task(name, length), [1.0] * hits + [0.0] * (1000 - hits))
+    results = niah.summarize(niah.Settings(), scored)
+    groups = {(r.task, r.length): r.value for r in results if r.task in paper}
+    assert groups == {
+        (group, length): pytest.approx(value)
+        for group, values in paper.items()
+        for length, value in zip(niah.PAPER_LENGTHS, values, strict=True)
+    }
+    (total,) = [result for result in results if result.task == "average"]
+    assert round(total.value, 1) == 92.7
+    assert total.n == 24_000
+
+
+def test_a_tasks_score_is_rounded_as_upstream() -> None:
+    results = niah.summarize(niah.Settings(), make_scored(Task("niah_single_1", 64), [1.0, 0, 0]))
+    assert results[0].value == 33.33
+    assert results[0].metric == "string_match_all"
+    assert "average" not in {result.task for result in results}  # there is no multikey task
+
+
+def test_the_floor_counts_needles_wholly_inside_the_window() -> None:
+    examples = [
+        Example(0, "", ("1",), 1, facts={"needle_distances": [100]}),
+        Example(1, "", ("1", "2"), 1, facts={"needle_distances": [101, 40]}),
+        Example(2, "", ("1",), 1, facts={"needle_distances": [900]}),
+    ]
+    assert niah.floor(examples, 100) == pytest.approx(100 * (1 + 0.5 + 0) / 3)
+    assert niah.floor(examples, 39) == 0.0
