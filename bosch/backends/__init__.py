@@ -1,0 +1,1 @@
+"""One file a way of computing attention; see `_interface.py` for what each must answer."""

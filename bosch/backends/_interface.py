@@ -1,0 +1,157 @@
+"""What an attention backend is asked and what it must answer.
+
+A backend is a file of this folder with three functions:
+
+    unavailable() -> str | None       why it cannot run on this machine at all (None: it can)
+    supports(call) -> str | None      why it cannot honor this very call (None: it can)
+    attend(call) -> Tensor            the attention output, (B, H, T, D)
+
+A backend never ignores a part of a call: what it cannot honor it names in `supports`. The reasons
+hold no numbers that change from call to call, because each distinct one is shown to the user once.
+"""
+# B batch, H query heads, G kv heads, T queries, S keys, D head size, N 1 or H
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where the packed documents of a batch end: `rows[b] = (0, end of document 1, ..., T)`."""
+
+    rows: tuple[tuple[int, ...], ...]
+    device: torch.device
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """Ends over the rows laid behind one another, as the flash kernels want them: int32,
+        starting with 0.
+        """
+        num_tokens = self.rows[0][-1]
+        ends = [row * num_tokens + end for row, ends in enumerate(self.rows) for end in ends[1:]]
+        return torch.tensor([0, *ends], dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def max_tokens(self) -> int:
+        """Length of the longest document."""
+        return max(b - a for ends in self.rows for a, b in pairwise(ends))
+
+    def index_BT(self) -> Tensor:
+        """The number of the document each token belongs to."""
+        lengths = [[b - a for a, b in pairwise(ends)] for ends in self.rows]
+        rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
+        return torch.stack(rows).to(self.device)
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Attention for heads of one kind, all full or all windowed.
+
+    Without a mask the last query sits on the last key: query i is at key column `i + S - T` and
+    sees that key, those before it, and with `window_tokens` only the last `window_tokens` of these.
+    A mask (True: visible) replaces the causal rule; a window comes on top of it and keeps the
+    alignment of queries and keys.
+    """
+
+    q_BHTD: Tensor
+    k_BGSD: Tensor
+    v_BGSD: Tensor
+    scaling: float
+    window_tokens: int | None = None  # keys a query sees, its own included; None: full attention
+    mask_BNTS: Tensor | None = None  # bool
+    documents: Documents | None = None  # packed documents do not see each other; only where S == T
+    dropout: float = 0.0
+
+    @property
+    def needs_grad(self) -> bool:
+        tensors = (self.q_BHTD, self.k_BGSD, self.v_BGSD)
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.q_BHTD.shape[1] != self.k_BGSD.shape[1]
+
+    def without_idle_window(self) -> AttentionCall:
+        """The same call with keys no query can reach dropped, and no window where it hides nothing.
+
+        A decoding step over a rolling cache becomes plain attention over what the cache holds.
+        """
+        if self.window_tokens is None:
+            return self
+        num_queries, num_keys = self.q_BHTD.shape[2], self.k_BGSD.shape[2]
+        reachable = min(num_keys, num_queries + self.window_tokens - 1)
+        window = None if reachable <= self.window_tokens else self.window_tokens
+        if num_queries == 1:
+            window = None  # the cut below is the whole window
+        if reachable == num_keys:
+            return replace(self, window_tokens=window)
+        mask = None if self.mask_BNTS is None else self.mask_BNTS[..., num_keys - reachable :]
+        k_BGSD, v_BGSD = self.k_BGSD[:, :, -reachable:], self.v_BGSD[:, :, -reachable:]
+        return replace(self, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, window_tokens=window)
+
+
+class Backend(Protocol):
+    """The shape of a module in this folder."""
+
+    def unavailable(self) -> str | None: ...
+
+    def supports(self, call: AttentionCall) -> str | None: ...
+
+    def attend(self, call: AttentionCall) -> Tensor: ...
+
+
+def window_size(window_tokens: int | None) -> tuple[int, int]:
+    """(left, right) as flash-attn and torch's varlen_attn count them: W tokens, the own one
+    included, are (W-1, 0).
+
+    The only place where the two conventions meet. Torch's documentation of varlen_attn says that
+    (W, 0) is a window of size W; its kernel, the same as flash-attn's, shows W+1 keys then.
+    """
+    return (-1, 0) if window_tokens is None else (window_tokens - 1, 0)
+
+
+def repeat_groups(x_BGSD: Tensor, num_heads: int) -> Tensor:
+    """Each KV head once for every query head that shares it."""
+    return x_BGSD.repeat_interleave(num_heads // x_BGSD.shape[1], dim=1)
+
+
+def cumulative_lengths(call: AttentionCall) -> dict[str, Any]:
+    """The arguments of a variable-length kernel: `cu_seqlens` of queries and keys, and their
+    longest lengths.
+    """
+    (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
+    if call.documents is not None:
+        ends, longest = call.documents.cu_seqlens, call.documents.max_tokens
+        return {"cu_q": ends, "cu_k": ends, "max_q": longest, "max_k": longest}
+    steps = torch.arange(batch + 1, dtype=torch.int32, device=call.q_BHTD.device)
+    return {
+        "cu_q": steps * num_queries,
+        "cu_k": steps * num_keys,
+        "max_q": num_queries,
+        "max_k": num_keys,
+    }
+
+
+def flat_tokens(x_BHTD: Tensor) -> Tensor:
+    """(B, H, T, D) -> (B*T, H, D), the layout of variable-length kernels."""
+    return x_BHTD.transpose(1, 2).flatten(0, 1)
+
+
+def flash_refuses(call: AttentionCall) -> str | None:
+    """What every flash-attention kernel has in common."""
+    if call.q_BHTD.device.type != "cuda":
+        return "it runs on CUDA devices only"
+    if call.q_BHTD.dtype not in (torch.float16, torch.bfloat16):
+        return "it computes in float16 and bfloat16 only"
+    if call.mask_BNTS is not None:
+        return "it takes no mask, and this batch is padded (or its mask is a custom one)"
+    if call.q_BHTD.shape[-1] > 256 or call.q_BHTD.shape[-1] % 8:
+        return "its head size is a multiple of 8 up to 256"
+    return None

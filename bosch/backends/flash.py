@@ -1,0 +1,68 @@
+"""The flash-attn packages: version 3 (`flash_attn_interface`, Hopper) if it is installed and the
+GPU has it, or 2.
+"""
+# B batch, H query heads, T queries, D head size
+
+import inspect
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bosch.backends._interface import (
+    AttentionCall,
+    cumulative_lengths,
+    flash_refuses,
+    flat_tokens,
+    window_size,
+)
+
+
+def unavailable() -> str | None:
+    if not torch.cuda.is_available():
+        return "it needs a CUDA device"
+    if find_spec("flash_attn") is None and find_spec("flash_attn_interface") is None:
+        return "neither flash-attn nor flash-attn 3 is installed"
+    try:
+        _kernel()
+    except ImportError as error:
+        return f"the installed flash-attn does not load ({error})"
+    return None
+
+
+def supports(call: AttentionCall) -> str | None:
+    if call.dropout and "dropout_p" not in inspect.signature(_kernel()).parameters:
+        return "flash-attn 3 has no dropout"
+    return flash_refuses(call)
+
+
+def attend(call: AttentionCall) -> Tensor:
+    kernel, lengths = _kernel(), cumulative_lengths(call)
+    optional: dict[str, Any] = {"dropout_p": call.dropout} if call.dropout else {}
+    out = kernel(
+        *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
+        cu_seqlens_q=lengths["cu_q"],
+        cu_seqlens_k=lengths["cu_k"],
+        max_seqlen_q=lengths["max_q"],
+        max_seqlen_k=lengths["max_k"],
+        softmax_scale=call.scaling,
+        causal=True,
+        window_size=window_size(call.window_tokens),
+        **optional,
+    )
+    out = (
+        out[0] if isinstance(out, tuple) else out
+    )  # some releases of version 3 return the log-sum-exp too
+    return out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
+
+
+def _kernel() -> Callable[..., Any]:
+    """The variable-length function; both versions align queries to the last keys."""
+    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    if is_hopper and find_spec("flash_attn_interface") is not None:
+        from flash_attn_interface import flash_attn_varlen_func
+    else:
+        from flash_attn import flash_attn_varlen_func
+    return flash_attn_varlen_func

@@ -1,0 +1,58 @@
+"""The flash attention of torch's core, `torch.nn.attention.varlen.varlen_attn` (torch >= 2.11,
+CUDA).
+"""
+# B batch, H query heads, T queries, D head size
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bosch.backends._interface import (
+    AttentionCall,
+    cumulative_lengths,
+    flash_refuses,
+    flat_tokens,
+    window_size,
+)
+
+
+def unavailable() -> str | None:
+    if not torch.cuda.is_available():
+        return "it needs a CUDA device"
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return "this torch has no torch.nn.attention.varlen"
+    if "window_size" not in inspect.signature(varlen_attn).parameters:
+        return "the varlen_attn of this torch has no window_size (torch 2.11 brings it)"
+    return None
+
+
+def supports(call: AttentionCall) -> str | None:
+    return "it has no dropout" if call.dropout else flash_refuses(call)
+
+
+def attend(call: AttentionCall) -> Tensor:
+    from torch.nn.attention import varlen
+
+    varlen_attn: Callable[..., Any] = varlen.varlen_attn
+    optional: dict[str, Any] = {}
+    # torch 2.11 shares KV heads without being told; later versions want it said.
+    if call.is_grouped and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        optional["enable_gqa"] = True
+    lengths = cumulative_lengths(call)
+    out = varlen_attn(
+        *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
+        lengths["cu_q"],
+        lengths["cu_k"],
+        lengths["max_q"],
+        lengths["max_k"],
+        scale=call.scaling,
+        window_size=window_size(call.window_tokens),
+        **optional,
+    )
+    out_BHTD: Tensor = out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
+    return out_BHTD

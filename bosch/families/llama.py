@@ -1,0 +1,23 @@
+"""Llama as a hybrid."""
+
+from typing import Any
+
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bosch.hybrid.models import HybridCausalLM, HybridConfig
+
+plain_config_class = LlamaConfig
+plain_model_class = LlamaForCausalLM
+
+
+class BoschLlamaConfig(HybridConfig, LlamaConfig):
+    model_type = "bosch_llama"
+    bosch: dict[str, Any] | None = None
+
+
+class BoschLlamaForCausalLM(HybridCausalLM, LlamaForCausalLM):
+    config_class = BoschLlamaConfig
+
+
+config_class = BoschLlamaConfig
+model_class = BoschLlamaForCausalLM

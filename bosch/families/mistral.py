@@ -1,0 +1,23 @@
+"""Mistral as a hybrid."""
+
+from typing import Any
+
+from transformers import MistralConfig, MistralForCausalLM
+
+from bosch.hybrid.models import HybridCausalLM, HybridConfig
+
+plain_config_class = MistralConfig
+plain_model_class = MistralForCausalLM
+
+
+class BoschMistralConfig(HybridConfig, MistralConfig):
+    model_type = "bosch_mistral"
+    bosch: dict[str, Any] | None = None
+
+
+class BoschMistralForCausalLM(HybridCausalLM, MistralForCausalLM):
+    config_class = BoschMistralConfig
+
+
+config_class = BoschMistralConfig
+model_class = BoschMistralForCausalLM

@@ -1,0 +1,3 @@
+"""Hybrid attention: the functions registered with transformers, the caches and the model classes of
+our checkpoints.
+"""

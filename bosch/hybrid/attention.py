@@ -1,0 +1,382 @@
+"""The attention function and the mask function registered with transformers under the name `bosch`.
+
+SEARCH: any stock model loaded with `attn_implementation="bosch"` and called as
+
+    model(ids, use_cache=False, bosch_mask=z, bosch_window=W)
+
+computes group g of layer l with full attention where `z[l][g]` is 1 and with a window of W tokens
+where it is 0. z travels through transformers' keyword arguments; nothing is stored, so changing it
+costs nothing. Without a mask the model is the dense one.
+
+DEPLOY: a materialized model carries `config.bosch`; its groups are ordered [full..., window...] in
+each layer.
+
+Each layer makes one call over its full groups and one over its window groups (`dispatch` picks the
+backends). Further keyword arguments of a call: `bosch_backend` names a backend, `cu_seq_lens_q` and
+`max_length_q` tell where packed documents end if their position_ids do not.
+"""
+# B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
+# or H
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from bosch.backends._interface import AttentionCall, Documents
+from bosch.hybrid.cache import Split
+from bosch.hybrid.dispatch import attend
+from bosch.hybrid.documents import find_documents, given_documents, hide_other_documents
+
+NAME = "bosch"
+
+# What transformers passes along that changes no attention output. Anything else that is set is
+# refused: an ignored `s_aux`, `softcap` or misspelled `bosch_mask` would give wrong numbers in
+# silence.
+HARMLESS = frozenset(
+    {
+        "use_cache",
+        "cache_position",
+        "position_embeddings",
+        "num_items_in_batch",
+        "ignore_index",
+        "shift_labels",
+        "return_dict",
+        "output_hidden_states",
+        "output_router_logits",
+        "cu_seq_lens_k",  # the same as those of the queries, which are read
+        "max_length_q",
+        "max_length_k",
+    }
+)
+NOT_CAUSAL = (
+    "attn_implementation='bosch' computes causal attention only; this call, or its config, says "
+    "is_causal=False."
+)
+
+
+def register() -> None:
+    """Make `attn_implementation="bosch"` known. Without its own mask function transformers would
+    drop the padding.
+    """
+    AttentionInterface.register(NAME, bosch_attention)
+    AttentionMaskInterface.register(NAME, bosch_mask_function)
+
+
+def bosch_attention(
+    module: Any,
+    query_BHTD: Tensor,
+    key: Tensor | Split,
+    value: Tensor | Split,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    bosch_mask: Any = None,
+    bosch_window: int | None = None,
+    bosch_backend: str | None = None,
+    position_ids: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention of one layer: (B, T, H, D), and no weights."""
+    _refuse_unknown(others)
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise ValueError(
+            f"attn_implementation='bosch' was given a mask of {attention_mask.dtype}; it takes "
+            "boolean ones (True: visible)."
+        )
+    num_queries, groups = query_BHTD.shape[2], None
+    num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
+    if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
+        attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
+    mask, documents = _keep_documents_apart(
+        query_BHTD, num_past, attention_mask, position_ids, others.get("cu_seq_lens_q")
+    )
+    common: dict[str, Any] = {
+        "scaling": scaling,
+        "mask_BNTS": mask,
+        "documents": documents,
+        "dropout": dropout,
+    }
+    if isinstance(key, Split) or getattr(module.config, "bosch", None) is not None:
+        if bosch_mask is not None or bosch_window is not None:
+            raise ValueError(
+                "bosch_mask and bosch_window are for stock models; the groups of this one are "
+                "fixed already."
+            )
+        calls = _deploy_calls(module, query_BHTD, key, value, common)
+    else:
+        assert isinstance(value, Tensor)
+        call = AttentionCall(query_BHTD, key, value, **common)
+        calls, groups = _search_calls(module, call, bosch_mask, bosch_window)
+
+    outputs = [attend(call, bosch_backend).transpose(1, 2) for call in calls]
+    out_BTHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    if groups is not None:
+        out_BTHD = _original_order(out_BTHD, groups)
+    return out_BTHD.contiguous(), None
+
+
+def bosch_mask_function(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **others: Any,
+) -> Tensor | None:
+    """None for every causal call without padding, packed ones included: the attention function
+    aligns queries and keys itself and finds documents in the position ids, so that no T x S mask is
+    ever built for a long text.
+
+    transformers builds such masks for chunks of a prompt and for packed documents.
+    """
+    if others.get("allow_is_bidirectional_skip") or not getattr(
+        others.get("config"), "is_causal", True
+    ):
+        raise ValueError(NOT_CAUSAL)
+    # A static cache has empty slots behind the keys. Our own models know how many; for others the
+    # mask must tell.
+    is_hybrid = getattr(others.get("config"), "bosch", None) is not None
+    is_exact = isinstance(q_offset, int) and (
+        is_hybrid or kv_offset + kv_length == q_offset + q_length
+    )
+    is_plain = not others.get("use_vmap") and others.get("local_size") is None
+    if is_exact and is_plain and not torch.compiler.is_compiling():
+        assert isinstance(q_offset, int)
+        only_packed = allow_is_causal_skip or _looks_only_back(
+            others.get("mask_function"), q_length, others.get("device")
+        )
+        if only_packed and (
+            attention_mask is None or bool(attention_mask[:, : q_offset + q_length].all())
+        ):
+            return None
+    return sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,  # type: ignore[arg-type]  # a tensor where the cache is static
+        kv_offset=kv_offset,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=False,
+        **others,
+    )
+
+
+# ------------------------------------------------------------------------------------------- search
+
+
+def _search_calls(
+    module: Any, call: AttentionCall, bosch_mask: Any, bosch_window: int | None
+) -> tuple[list[AttentionCall], list[int] | None]:
+    """The calls of a layer of a stock model, and the groups in the order their outputs come (None:
+    as they are).
+    """
+    if (bosch_mask is None) != (bosch_window is None):
+        raise ValueError(
+            "bosch_mask and bosch_window belong together: give both, or neither for the dense "
+            "model."
+        )
+    if bosch_mask is None or bosch_window is None:
+        return [call], None
+    row = _mask_row(bosch_mask, module, call.k_BGSD.shape[1])
+    window = check_window(bosch_window)
+    full, windowed = ([g for g, bit in enumerate(row) if bit == kind] for kind in (1, 0))
+    if windowed:
+        _refuse_empty_slots(call)
+    calls = [replace(_pick(call, full), window_tokens=None)] if full else []
+    if windowed:
+        calls.append(replace(_pick(call, windowed), window_tokens=window))
+    return calls, (full + windowed if full and windowed else None)
+
+
+def _mask_row(bosch_mask: Any, module: Any, num_groups: int) -> list[int]:
+    """z of this layer as a list of 0 and 1."""
+    num_layers, layer = module.config.num_hidden_layers, module.layer_idx
+    if len(bosch_mask) != num_layers:
+        raise ValueError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
+    row = bosch_mask[layer]
+    row = row.tolist() if hasattr(row, "tolist") else list(row)
+    if len(row) != num_groups or any(bit not in (0, 1) for bit in row):
+        raise ValueError(
+            f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
+            "heads, 1 for full attention "
+            "or 0 for the window."
+        )
+    return [int(bit) for bit in row]
+
+
+def check_window(window_tokens: int) -> int:
+    if isinstance(window_tokens, bool) or not isinstance(window_tokens, int) or window_tokens < 1:
+        raise ValueError(
+            f"the window is {window_tokens!r}; it is a whole number of tokens, 1 or more."
+        )
+    return window_tokens
+
+
+def _refuse_empty_slots(call: AttentionCall) -> None:
+    """A stock static cache ends in empty slots: where the queries stand, and so their windows,
+    cannot be known.
+    """
+    mask = call.mask_BNTS
+    if (
+        mask is not None
+        and call.k_BGSD.shape[2] > call.q_BHTD.shape[2]
+        and not bool(mask[:, :, -1, -1].any())
+    ):
+        raise ValueError(
+            "bosch_mask with a static cache: use a DynamicCache (or none) in search mode, or "
+            "materialize the model first."
+        )
+
+
+def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
+    num_groups = call.k_BGSD.shape[1]
+    if len(groups) == num_groups:
+        return call
+    q_BGRTD = call.q_BHTD.unflatten(1, (num_groups, -1))
+    k_BGSD, v_BGSD, mask = _take(call.k_BGSD, groups), _take(call.v_BGSD, groups), call.mask_BNTS
+    if mask is not None and mask.shape[1] > 1:
+        mask = _take(mask.unflatten(1, (num_groups, -1)), groups).flatten(1, 2)
+    return replace(
+        call,
+        q_BHTD=_take(q_BGRTD, groups).flatten(1, 2),
+        k_BGSD=k_BGSD,
+        v_BGSD=v_BGSD,
+        mask_BNTS=mask,
+    )
+
+
+def _take(x_BG: Tensor, groups: Sequence[int]) -> Tensor:
+    """These groups; neighbors as a view."""
+    if groups[-1] - groups[0] == len(groups) - 1:
+        return x_BG[:, groups[0] : groups[-1] + 1]
+    return x_BG[:, list(groups)]
+
+
+def _original_order(out_BTHD: Tensor, groups: list[int]) -> Tensor:
+    order = sorted(range(len(groups)), key=groups.__getitem__)
+    out_BTGRD = out_BTHD.unflatten(2, (len(groups), -1))
+    return out_BTGRD[:, :, order].flatten(2, 3)
+
+
+# ------------------------------------------------------------------------------------------- deploy
+
+
+def _deploy_calls(
+    module: Any, query_BHTD: Tensor, key: Any, value: Any, common: dict[str, Any]
+) -> list[AttentionCall]:
+    """The calls of a layer of a hybrid, whose groups are in the order [full..., window...]."""
+    config, num_queries = module.config, query_BHTD.shape[2]
+    num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
+    num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
+    if common["mask_BNTS"] is not None and common["mask_BNTS"].shape[1] != 1:
+        raise ValueError("a mask for single heads: the heads of this hybrid are in another order.")
+    if not isinstance(key, Split):  # no cache, or a plain dynamic one, which holds every position
+        num_past = key.shape[2] - num_queries
+        key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
+
+    calls = []
+    if num_full:
+        k_BGSD, v_BGSD = key.full_BGSD, value.full_BGSD
+        if isinstance(key.first_query, int):  # behind these keys a static cache has empty slots
+            num_keys = key.first_query + num_queries
+            k_BGSD, v_BGSD = k_BGSD[:, :, :num_keys], v_BGSD[:, :, :num_keys]
+        calls.append(AttentionCall(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD, **common))
+    if num_full < num_groups:
+        q_BHTD, window = query_BHTD[:, num_full_heads:], config.bosch["window"]
+        k_BGLD, v_BGLD = key.window_BGLD, value.window_BGLD
+        call = AttentionCall(q_BHTD, k_BGLD, v_BGLD, window_tokens=window, **common)
+        in_ring = key.positions_L is not None
+        calls.append(_at_positions(call, key) if in_ring else _at_the_end(call))
+    return calls
+
+
+def _at_the_end(call: AttentionCall) -> AttentionCall:
+    """The keys are the last positions, in order: the last columns of the mask belong to them."""
+    if call.mask_BNTS is None:
+        return call
+    return replace(call, mask_BNTS=call.mask_BNTS[..., -call.k_BGSD.shape[2] :])
+
+
+def _at_positions(call: AttentionCall, key: Split) -> AttentionCall:
+    """The keys lie in the ring of a static cache: the window goes into the mask, by their
+    positions.
+    """
+    positions_L, window = key.positions_L, call.window_tokens
+    assert positions_L is not None
+    assert window is not None
+    assert call.mask_BNTS is not None
+    queries_T1 = (
+        key.first_query + torch.arange(call.q_BHTD.shape[2], device=positions_L.device)[:, None]
+    )
+    inside_TL = (
+        (positions_L >= 0) & (positions_L <= queries_T1) & (positions_L > queries_T1 - window)
+    )
+    columns_BNTL = call.mask_BNTS.index_select(-1, positions_L.clamp_min(0))
+    return replace(call, mask_BNTS=columns_BNTL & inside_TL, window_tokens=None)
+
+
+# --------------------------------------------------------------------------------------------- both
+
+
+def _keep_documents_apart(
+    query_BHTD: Tensor,
+    num_past: int | Tensor,
+    mask_BNTS: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor | None, Documents | None]:
+    """The mask, with packed documents hidden from each other, or the documents where there is none.
+
+    transformers sees them only without a cache, and with `use_cache` left at its default a stock
+    model has one.
+    """
+    batch, _, num_queries, _ = query_BHTD.shape
+    if num_queries == 1 or isinstance(num_past, Tensor):
+        return mask_BNTS, None
+    if cu_seqlens is not None:
+        return mask_BNTS, given_documents(cu_seqlens, batch, num_queries, num_past)
+    if position_ids is None or position_ids.shape[-1] != num_queries:
+        return mask_BNTS, None
+    if mask_BNTS is None:
+        return None, find_documents(position_ids, batch, num_past)
+    return mask_BNTS if num_past else hide_other_documents(mask_BNTS, position_ids), None
+
+
+def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:
+    """Whether no query sees the next token: so it is for causal and packed masks, not for blocks
+    that see all of themselves.
+    """
+    if mask_function is None or num_tokens < 2:
+        return True
+    here = torch.arange(num_tokens - 1, device=device)
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    return not bool(torch.as_tensor(mask_function(zero, zero, here, here + 1)).any())
+
+
+def _refuse_unknown(others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if name == "is_causal":
+            if value is False:
+                raise ValueError(NOT_CAUSAL)
+            continue
+        if name in HARMLESS or name == "cu_seq_lens_q" or value is None or value is False:
+            continue
+        if name == "sliding_window":
+            raise ValueError(
+                f"this model has a sliding window of its own ({value} tokens), which "
+                "attn_implementation='bosch' does not "
+                "mix with its own groups. Load it with sliding_window=None (full attention "
+                "everywhere) if that is the "
+                "model you mean."
+            )
+        raise ValueError(
+            f"attn_implementation='bosch' cannot honor the argument {name}; it would be ignored. "
+            "Leave it out."
+        )

@@ -1,0 +1,509 @@
+"""The KV cache of a hybrid layer: all positions for the full groups, the last W-1 for the window
+groups.
+
+`hybridize_cache` swaps the layers of any cache transformers has just built (dynamic, static,
+quantized, offloaded) for `HybridLayer`s; `generate` and `forward` of our models call it. What a
+`HybridLayer` returns instead of keys and values is a `Split`, which transformers hands to the
+attention function untouched.
+"""
+# B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, D head size
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import Cache, PretrainedConfig
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
+
+
+class Split(NamedTuple):
+    """What the cache holds for one layer after an update, the new tokens included; None where a
+    part has no groups.
+    """
+
+    full_BGSD: Tensor | None
+    window_BGLD: (
+        Tensor | None
+    )  # the last L positions, in order, unless `positions_L` says otherwise
+    first_query: int | Tensor  # position of the first new token; a 0-dim tensor in a static cache
+    positions_L: Tensor | None = (
+        None  # position of each entry of the window part; negative: not filled
+    )
+
+
+# ------------------------------------------------------------------------------- one kind of groups
+
+
+class GrowingLayer(DynamicLayer):
+    """All positions, in a buffer that grows by a quarter: a token at a long context does not copy
+    the cache.
+
+    (transformers' `DynamicLayer` concatenates, which copies everything for each new token.) `keys`
+    and `values` are views of the tokens held.
+    """
+
+    SPARE_TOKENS = 256  # room left behind a prompt, so that a short answer never moves it
+
+    def __init__(self) -> None:
+        # No super().__init__(): it would assign keys and values, which are properties here.
+        self.is_initialized = False
+        self._buffers: tuple[Tensor, Tensor] | None = None  # keys and values
+        self._start = self._stop = 0  # where in the buffers the tokens held are
+
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        return None if self._buffers is None else self._buffers[0][:, :, self._start : self._stop]
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        return None if self._buffers is None else self._buffers[1][:, :, self._start : self._stop]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self._hold(key_states[:, :, :0], value_states[:, :, :0])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._append(key_states, value_states)
+        return self._held()
+
+    def get_seq_length(self) -> int:
+        return self.num_held
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self._stop -= min(_tokens_to_remove(tokens_to_remove), self.num_held)
+
+    def reset(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._change(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._change(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._change(lambda x: x[indices])
+
+    def offload(self) -> None:
+        self._move("cpu")
+
+    def prefetch(self) -> None:
+        if self.is_initialized:
+            self._move(self.device)
+
+    @property
+    def num_held(self) -> int:
+        """Positions in memory."""
+        return self._stop - self._start
+
+    def _held(self) -> tuple[Tensor, Tensor]:
+        assert self._buffers is not None
+        keys, values = (x[:, :, self._start : self._stop] for x in self._buffers)
+        return keys, values
+
+    def _hold(self, k_BGSD: Tensor, v_BGSD: Tensor) -> None:
+        """Let these be the tokens held."""
+        self._buffers, self._start, self._stop = (k_BGSD, v_BGSD), 0, k_BGSD.shape[2]
+
+    def _append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
+        assert self._buffers is not None
+        held, new, buffer = self.num_held, k_BGTD.shape[2], self._buffers[0]
+        if torch.is_grad_enabled() and (k_BGTD.requires_grad or buffer.requires_grad):
+            # Autograd may need what was read from the buffer: nothing is written into it.
+            keys, values = self._held()
+            self._hold(torch.cat([keys, k_BGTD], 2), torch.cat([values, v_BGTD], 2))
+            return
+        is_frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
+        if self._stop + new > buffer.shape[2] or is_frozen:
+            room = held + new + max(self.SPARE_TOKENS, held // 4)
+            keys, values = (_with_room(x, room) for x in self._held())
+            self._buffers, self._start, self._stop = (keys, values), 0, held
+        for target, x_BGTD in zip(self._buffers, (k_BGTD, v_BGTD), strict=True):
+            target[:, :, self._stop : self._stop + new] = x_BGTD
+        self._stop += new
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.num_held:
+            keys, values = self._held()
+            self._hold(change(keys), change(values))
+
+    def _move(self, device: torch.device | str) -> None:
+        if self._buffers is not None:
+            keys, values = self._buffers
+            self._buffers = keys.to(device, non_blocking=True), values.to(device, non_blocking=True)
+
+
+class RollingLayer(GrowingLayer):
+    """The last W-1 positions, what a new token sees beside itself. Returns them with the new ones.
+
+    With `record_past` (assisted decoding) nothing is dropped before the next `crop`, so that
+    rejected tokens can be taken back. W = 1 holds nothing; transformers'
+    `DynamicSlidingWindowLayer` keeps everything there.
+    """
+
+    is_sliding = True
+
+    def __init__(self, window_tokens: int) -> None:
+        super().__init__()
+        self.window_tokens = window_tokens
+        self.cumulative_length = 0  # tokens seen
+        self.record_past = False
+
+    def activate_past_recording(self) -> None:
+        self.record_past = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new = key_states.shape[2]
+        past = min(self.num_held, self.window_tokens - 1)
+        self.cumulative_length += new
+        if self.record_past or new <= self.SPARE_TOKENS:
+            self._append(key_states, value_states)
+            keys, values = self._held()
+            self._drop_old()
+            return keys[:, :, -(past + new) :], values[:, :, -(past + new) :]
+        # A long piece of prompt passes by; only its end is worth a buffer.
+        keys, values = key_states, value_states
+        if past:
+            held_keys, held_values = self._held()
+            keys, values = torch.cat([held_keys, keys], 2), torch.cat([held_values, values], 2)
+        keep = slice(max(keys.shape[2] - (self.window_tokens - 1), 0), None)
+        # A copy: a view would keep the whole piece alive.
+        self._hold(keys[:, :, keep].clone(), values[:, :, keep].clone())
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self.cumulative_length
+
+    def get_max_length(self) -> int:
+        return self.window_tokens
+
+    def crop(self, tokens_to_remove: int) -> None:
+        remove = min(_tokens_to_remove(tokens_to_remove), self.cumulative_length)
+        left = self.cumulative_length - remove
+        if self.num_held - remove < min(left, self.window_tokens - 1):
+            raise RuntimeError(
+                f"cannot take back {remove} tokens: the rolling cache holds {self.num_held} "
+                "positions, and a "
+                f"window of {self.window_tokens} would need {min(left, self.window_tokens - 1)} of "
+                "those left. Call "
+                "activate_past_recording() on the cache before the tokens are added."
+            )
+        self._stop -= remove
+        self.cumulative_length = left
+        self._start = max(self._start, self._stop - (self.window_tokens - 1))
+
+    def reset(self) -> None:
+        self.__init__(self.window_tokens)  # type: ignore[misc]
+
+    def _drop_old(self) -> None:
+        if not self.record_past:
+            self._start = max(self._start, self._stop - (self.window_tokens - 1))
+
+
+class RingLayer(StaticLayer):
+    """W slots for the static cache: position p lives in slot p % W, so a new token is one small
+    write.
+
+    All positions are tensors: a compiled step has no number in it that changes.
+    """
+
+    is_sliding = True
+
+    def __init__(self, window_tokens: int, max_cache_len: int) -> None:
+        super().__init__(max_cache_len=min(window_tokens, max_cache_len))
+        self.window_tokens = window_tokens
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        raise AssertionError("a HybridLayer calls `roll`, which tells the positions too")
+
+    def roll(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values the new tokens can see, and their positions (None: they are the new
+        tokens only).
+        """
+        slots, new = self.max_cache_len, k_BGTD.shape[2]
+        is_first = not self.is_initialized
+        if is_first:
+            self.lazy_initialization(k_BGTD, v_BGTD)
+        first = self.cumulative_length.clone()
+        self.cumulative_length.add_(new)
+        keys, values = self.keys, self.values
+        assert keys is not None
+        assert values is not None
+        if is_first:
+            self._write(k_BGTD, v_BGTD)
+            return k_BGTD, v_BGTD, None
+        if new == 1:
+            self._write(k_BGTD, v_BGTD)
+            # Slot s holds the newest position that is s modulo the number of slots.
+            age_L = (first - torch.arange(slots, device=self.device)) % slots
+            return keys, values, first - age_L
+        # What the first of several tokens sees would be overwritten by the last: it is read before.
+        positions_L = first + torch.arange(1 - slots, new, device=self.device)
+        past_slots = positions_L[: slots - 1] % slots
+        k_BGLD = torch.cat([keys.index_select(2, past_slots), k_BGTD], dim=2)
+        v_BGLD = torch.cat([values.index_select(2, past_slots), v_BGTD], dim=2)
+        self._write(k_BGTD, v_BGTD)
+        return k_BGLD, v_BGLD, positions_L
+
+    def _write(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
+        """The last of these to their slots. `cumulative_length` counts them already."""
+        kept = min(k_BGTD.shape[2], self.max_cache_len)
+        ages = torch.arange(-kept, 0, device=self.device)
+        slots = (self.cumulative_length + ages) % self.max_cache_len
+        for buffer, x_BGTD in ((self.keys, k_BGTD), (self.values, v_BGTD)):
+            assert buffer is not None
+            buffer.index_copy_(2, slots, x_BGTD[:, :, -kept:])
+
+
+# ------------------------------------------------------------------------------ the composite layer
+
+
+class HybridLayer(CacheLayerMixin):
+    """A cache layer for the first `num_full` KV heads (`full`) and one for the others (`window`);
+    either may be None.
+
+    To transformers it is a layer that has seen every position, whatever it holds: masks span all of
+    them, and the attention function takes the columns it needs.
+    """
+
+    is_sliding = False
+
+    def __init__(
+        self,
+        full: CacheLayerMixin | None,
+        window: RollingLayer | RingLayer | None,
+        num_full: int,
+        max_tokens: int,
+    ) -> None:
+        # No super().__init__(): it would assign keys, values and is_initialized, which the parts
+        # own.
+        self.full, self.window, self.num_full = full, window, num_full
+        self.max_tokens = max_tokens  # -1: no maximum
+        self.parts: list[Any] = [part for part in (full, window) if part is not None]
+
+    # What it holds.
+    @property
+    def keys(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return tuple(part.keys for part in self.parts)
+
+    @property
+    def values(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return tuple(part.values for part in self.parts)
+
+    @property
+    def is_initialized(self) -> bool:  # type: ignore[override]
+        return all(part.is_initialized for part in self.parts)
+
+    @property
+    def is_compileable(self) -> bool:  # type: ignore[override]
+        return all(part.is_compileable for part in self.parts)
+
+    @property
+    def is_croppable(self) -> bool:  # type: ignore[override]
+        return all(part.is_croppable for part in self.parts)
+
+    @property
+    def batch_size(self) -> int:
+        return self.parts[0].batch_size  # exists on static layers only, as in transformers
+
+    @property
+    def record_past(self) -> bool:
+        return getattr(self.window, "record_past", False)
+
+    @record_past.setter
+    def record_past(self, record: bool) -> None:
+        if isinstance(self.window, RollingLayer):
+            self.window.record_past = record
+
+    # What transformers asks.
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        cuts = zip(self.parts, self._cut(key_states), self._cut(value_states), strict=True)
+        for part, k_BGTD, v_BGTD in cuts:
+            part.lazy_initialization(k_BGTD, v_BGTD)
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Split, Split]:
+        first_query = self.get_seq_length()
+        if isinstance(first_query, Tensor):
+            first_query = first_query.clone()  # a static layer hands out its live counter
+        k, v = list(self._cut(key_states)), list(self._cut(value_states))
+        k_full = v_full = k_window = v_window = positions = None
+        if self.full is not None:
+            k_full, v_full = self.full.update(k.pop(0), v.pop(0), *args, **kwargs)
+        if isinstance(self.window, RingLayer):
+            k_window, v_window, positions = self.window.roll(k.pop(0), v.pop(0))
+        elif self.window is not None:
+            k_window, v_window = self.window.update(k.pop(0), v.pop(0), *args, **kwargs)
+        return Split(k_full, k_window, first_query, positions), Split(
+            v_full, v_window, first_query, positions
+        )
+
+    def get_seq_length(self) -> int:
+        return self.parts[0].get_seq_length()
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        if self.is_compileable:
+            return self.max_tokens, 0
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return self.max_tokens
+
+    def activate_past_recording(self) -> None:
+        self.record_past = True
+
+    def offload(self) -> None:
+        for part in self.parts:
+            part.offload()
+
+    def prefetch(self) -> None:
+        for part in self.parts:
+            part.prefetch()
+
+    def reset(self) -> None:
+        for part in self.parts:
+            part.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        for part in self.parts:
+            part.reorder_cache(beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        for part in reversed(self.parts):  # the window part first: it is the one that may refuse
+            part.crop(tokens_to_remove)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        for part in self.parts:
+            part.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        for part in self.parts:
+            part.batch_select_indices(indices)
+
+    def _cut(self, x_BGTD: Tensor) -> tuple[Tensor, ...]:
+        if len(self.parts) == 1:
+            return (x_BGTD,)
+        return x_BGTD[:, : self.num_full], x_BGTD[:, self.num_full :]
+
+
+# ------------------------------------------------------------------------------------- whole caches
+
+
+@dataclass(frozen=True)
+class HybridShape:
+    """What a cache must know of a model: the window, and how many groups are full in each layer."""
+
+    window_tokens: int
+    num_full: tuple[int, ...]
+    num_groups: int
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> HybridShape:
+        hybrid = config.bosch
+        return cls(hybrid["window"], tuple(hybrid["num_full"]), config.num_key_value_heads)
+
+
+def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
+    """Swap the layers of a cache nothing was written to, in place. One already ours is checked and
+    left alone.
+    """
+    shape = HybridShape.of(config)
+    if cache.layers and isinstance(cache.layers[0], HybridLayer):
+        _check_window(cache, shape)
+        return cache
+    # A bare DynamicCache() makes its layers late.
+    if not cache.layers and cache.layer_class_to_replicate is not None:
+        cache.layers = [cache.layer_class_to_replicate() for _ in shape.num_full]
+    layers = list(zip(cache.layers, shape.num_full, strict=True))
+    cache.layers = [_hybrid_layer(layer, num_full, shape) for layer, num_full in layers]
+    return cache
+
+
+def is_untouched(cache: Cache) -> bool:
+    """Whether nothing was written to a cache yet."""
+    return int(cache.get_seq_length()) == 0
+
+
+def _hybrid_layer(layer: Any, num_full: int, shape: HybridShape) -> HybridLayer:
+    if isinstance(layer, StaticLayer):
+        return _static_hybrid_layer(layer, num_full, shape)
+    full = GrowingLayer() if type(layer) is DynamicLayer else layer  # quantized stays quantized
+    window = RollingLayer(shape.window_tokens) if num_full < shape.num_groups else None
+    return HybridLayer(full if num_full else None, window, num_full, max_tokens=-1)
+
+
+def _static_hybrid_layer(layer: StaticLayer, num_full: int, shape: HybridShape) -> HybridLayer:
+    size = layer.max_cache_len
+    full = StaticLayer(max_cache_len=size) if num_full else None
+    window = RingLayer(shape.window_tokens, size) if num_full < shape.num_groups else None
+    hybrid = HybridLayer(full, window, num_full, max_tokens=size)
+    if layer.is_initialized and layer.keys is not None:
+        # generate(cache_implementation="static", prefill_chunk_size=...) has made room for all
+        # groups; make it for those of each part.
+        sample = layer.keys[:, :, :0]
+        hybrid.lazy_initialization(sample, sample)
+    return hybrid
+
+
+def _check_window(cache: Cache, shape: HybridShape) -> None:
+    windows = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
+    if windows - {shape.window_tokens}:
+        raise ValueError(
+            f"this cache was made for a window of {windows.pop()} tokens; config.bosch['window'] "
+            f"is {shape.window_tokens} now. Start a new cache."
+        )
+
+
+def kv_entries(cache: Cache) -> list[int]:
+    """Live entries of each layer, one per position and KV head (of one batch row)."""
+    return [sum(x.shape[1] * x.shape[2] for x in _tensors(layer)) // 2 for layer in cache.layers]
+
+
+def kv_bytes(cache: Cache) -> int:
+    """Bytes of the keys and values a cache holds. (Buffers of dynamic layers keep some spare room
+    beside them.)
+    """
+    return sum(x.numel() * x.element_size() for layer in cache.layers for x in _tensors(layer))
+
+
+def _tensors(layer: Any) -> list[Tensor]:
+    parts = layer.parts if isinstance(layer, HybridLayer) else [layer]
+    if any(hasattr(part, "_quantized_keys") for part in parts):
+        raise ValueError(
+            "a quantized cache keeps its numbers in a format of its own: its bytes are not counted "
+            "here."
+        )
+    return [x for part in parts for x in (part.keys, part.values) if x is not None and x.dim() == 4]
+
+
+def _with_room(x_BGSD: Tensor, num_tokens: int) -> Tensor:
+    """The same tokens at the front of a buffer for `num_tokens`."""
+    batch, num_groups, held, head_size = x_BGSD.shape
+    buffer = x_BGSD.new_empty(batch, num_groups, num_tokens, head_size)
+    buffer[:, :, :held] = x_BGSD
+    return buffer
+
+
+def _tokens_to_remove(tokens_to_remove: int) -> int:
+    if tokens_to_remove > 0:
+        raise ValueError(
+            f"crop({tokens_to_remove}): give the number of tokens to take back as a negative "
+            "number."
+        )
+    return -tokens_to_remove

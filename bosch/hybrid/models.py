@@ -1,0 +1,309 @@
+"""Config and model of a materialized hybrid: what each family's two classes share, and the way
+there in memory.
+
+A family is a plain transformers model class with these two mixins in front of it. Its modules,
+parameter names and forward are the plain family's; new are `config.bosch`, the attention function,
+and the cache.
+
+    config.bosch = {"window": W, "num_full": [groups with full attention, one entry a layer],
+                    "permutation": [[old places of the groups, in their new order], ...],
+                    ...provenance}
+
+`config.bosch["window"]` may be changed on a loaded model; the next forward (with a new cache) uses
+it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
+
+from bosch.hybrid.attention import NAME, check_window
+from bosch.hybrid.cache import HybridLayer, hybridize_cache, is_untouched
+from bosch.hybrid.permute import groups_in_order, inverse, permute_groups
+from bosch.plugins import list_plugins, load_plugin
+
+PREFIX = "bosch_"  # of the model_type
+# What stands for the layer types in a saved config. A plain family refuses it by name, so that
+# nothing but our classes loads such a checkpoint; transformers itself only logs a line where the
+# model_type differs, and would then run it as the dense model.
+SAVED_LAYER_TYPE = "bosch_hybrid"
+
+
+# ----------------------------------------------------------------------------------- the two mixins
+
+
+class HybridConfig:
+    """In front of a family's config class."""
+
+    bosch: dict[str, Any] | None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        own_types = getattr(self, "layer_types", None)
+        if own_types is not None and SAVED_LAYER_TYPE in own_types:
+            self.layer_types: list[str] | None = None
+        if SAVED_LAYER_TYPE in (kwargs.get("layer_types") or ()):
+            del kwargs["layer_types"]
+        super().__post_init__(**kwargs)  # type: ignore[misc]
+        if self.bosch is not None:
+            check_hybrid(self)  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        saved: dict[str, Any] = super().to_dict()  # type: ignore[misc]
+        if self.bosch is not None:
+            saved["layer_types"] = [SAVED_LAYER_TYPE] * saved["num_hidden_layers"]
+        return saved
+
+
+class HybridCausalLM:
+    """In front of a family's `ForCausalLM` class."""
+
+    config: Any
+    training: bool
+
+    def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+        if config.bosch is None:
+            raise ValueError(
+                f"a {config.model_type} model needs config.bosch (window, num_full, permutation)."
+            )
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+
+    def forward(
+        self,
+        *args: Any,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        family: Any = super()
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if past_key_values is not None:
+            self._use_cache(past_key_values)
+        elif use_cache:
+            past_key_values = hybridize_cache(DynamicCache(config=self.config), self.config)
+        return family.forward(*args, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+
+    def _use_cache(self, cache: Cache) -> None:
+        is_hybrid = bool(cache.layers) and isinstance(cache.layers[0], HybridLayer)
+        if is_hybrid or is_untouched(cache):
+            hybridize_cache(cache, self.config)
+        elif cache.is_compileable:
+            raise ValueError(
+                "this static cache was filled before it came to the hybrid model; hand it over "
+                "empty, or use a DynamicCache."
+            )
+        # A plain dynamic cache with content holds every position: right, though it saves no memory.
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        family: Any = super()
+        result = family._prepare_cache_for_generation(
+            generation_config, model_kwargs, *args, **kwargs
+        )
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            self._use_cache(cache)
+            if generation_config.is_assistant:  # asked for on the plain layers, which are gone
+                cache.activate_past_recording()
+        return result
+
+    def get_correct_attn_implementation(
+        self, requested_attention: str | None, is_init_check: bool = False
+    ) -> str:
+        if requested_attention not in (None, "sdpa", NAME):
+            raise ValueError(
+                f"attn_implementation={requested_attention!r} would compute every group of this "
+                "hybrid with full attention. "
+                f"Leave it out ({NAME!r}); bosch_backend names the kernel."
+            )
+        return NAME
+
+
+# ----------------------------------------------------------------------------------------- families
+
+
+def family_of(config: PretrainedConfig) -> ModuleType:
+    """The family of a plain or a hybrid config: a module with config_class, model_class and their
+    plain counterparts.
+    """
+    name = config.model_type.removeprefix(PREFIX)
+    known = list_plugins("bosch.families")
+    if name not in known:
+        raise ValueError(
+            f"model_type {config.model_type!r} is no family this package knows; there are "
+            f"{', '.join(known)}."
+        )
+    return load_plugin("bosch.families", name)
+
+
+def register_families() -> None:
+    """Make the auto classes of transformers know every family's hybrid."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for name in list_plugins("bosch.families"):
+        family = load_plugin("bosch.families", name)
+        AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
+        AutoModelForCausalLM.register(family.config_class, family.model_class, exist_ok=True)
+
+
+def check_native_window(config: PretrainedConfig) -> None:
+    """Refuse a model that has a sliding window already: dropping it would change the model, keeping
+    it our windows.
+    """
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        windowed = any(kind != "full_attention" for kind in layer_types)
+    else:
+        windowed = getattr(config, "sliding_window", None) is not None
+    if windowed:
+        raise ValueError(
+            f"this {config.model_type} has a sliding window of its own "
+            f"(sliding_window={config.sliding_window}), which is "
+            "neither dropped nor mixed with ours. Load it with sliding_window=None and full "
+            "attention in every layer, if "
+            "that is the model you mean."
+        )
+
+
+def check_hybrid(config: PretrainedConfig) -> None:
+    """Refuse a `config.bosch` that does not fit the model it is in."""
+    num_layers, num_groups, hybrid = (
+        config.num_hidden_layers,
+        config.num_key_value_heads,
+        config.bosch,
+    )
+    for key in ("window", "num_full", "permutation"):
+        if key not in hybrid:
+            raise ValueError(f"config.bosch has no {key!r}.")
+    check_window(hybrid["window"])
+    num_full, permutation = hybrid["num_full"], hybrid["permutation"]
+    if len(num_full) != num_layers or any(not 0 <= n <= num_groups for n in num_full):
+        raise ValueError(
+            f"config.bosch['num_full'] is {num_full}: {num_layers} numbers from 0 to {num_groups} "
+            "are needed."
+        )
+    if len(permutation) != num_layers or any(
+        sorted(row) != list(range(num_groups)) for row in permutation
+    ):
+        raise ValueError(
+            f"config.bosch['permutation'] must reorder the {num_groups} groups of each of "
+            f"{num_layers} layers."
+        )
+    check_native_window(config)
+
+
+# ----------------------------------------------------------------------------------- there and back
+
+
+def hybrid_config(
+    config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
+) -> PretrainedConfig:
+    """The config of the hybrid made from a plain model and a mask (1: full attention)."""
+    check_native_window(config)
+    rows = [[int(bit) for bit in row] for row in z]
+    shape = {(len(rows), len(row)) for row in rows}
+    if shape != {(config.num_hidden_layers, config.num_key_value_heads)}:
+        raise ValueError(
+            f"the mask has {len(rows)} layers of {sorted({len(row) for row in rows})} groups; the "
+            "model has "
+            f"{config.num_hidden_layers} of {config.num_key_value_heads}."
+        )
+    values = _without_type(config.to_dict())
+    hybrid = {
+        "window": window_tokens,
+        "num_full": [sum(row) for row in rows],
+        "permutation": groups_in_order(rows),
+    }
+    made: PretrainedConfig = family_of(config).config_class(
+        **values, bosch={**hybrid, **provenance}
+    )
+    return made
+
+
+def plain_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The config of the model a hybrid was made from."""
+    values = _without_type(config.to_dict())
+    values.pop("bosch")
+    values.pop("layer_types")  # full attention everywhere is what the plain class works out
+    made: PretrainedConfig = family_of(config).plain_config_class(**values)
+    return made
+
+
+def hybrid_state(state: Mapping[str, Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
+    """The weights of a plain model, reordered for `config` (a hybrid's)."""
+    permutation, size = config.bosch["permutation"], head_size(config)
+    return {name: permute_groups(name, tensor, permutation, size) for name, tensor in state.items()}
+
+
+def plain_state(state: Mapping[str, Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
+    """The weights of a hybrid in the order of the model it was made from, bit for bit."""
+    permutation, size = inverse(config.bosch["permutation"]), head_size(config)
+    return {name: permute_groups(name, tensor, permutation, size) for name, tensor in state.items()}
+
+
+def head_size(config: PretrainedConfig) -> int:
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+
+
+@torch.no_grad()
+def deploy(
+    model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
+) -> PreTrainedModel:
+    """A new hybrid model from a plain one in memory. Weights without groups are copied too: the two
+    stay apart.
+    """
+    config = hybrid_config(model.config, z, window_tokens, **provenance)
+    return _made_from(
+        model, family_of(config).model_class, config, hybrid_state(model.state_dict(), config)
+    )
+
+
+@torch.no_grad()
+def undeploy(model: PreTrainedModel) -> PreTrainedModel:
+    """The plain model a hybrid was made from, in memory."""
+    state = plain_state(model.state_dict(), model.config)
+    return _made_from(
+        model, family_of(model.config).plain_model_class, plain_config(model.config), state
+    )
+
+
+def _made_from(
+    source: PreTrainedModel,
+    model_class: type[PreTrainedModel],
+    config: PretrainedConfig,
+    state: dict[str, Tensor],
+) -> PreTrainedModel:
+    """A model with these weights, and all else (unsaved buffers, tied weights, settings) as in
+    `source`.
+    """
+    # How experts are computed is a setting of the running model, not of the saved config.
+    config._experts_implementation = source.config._experts_implementation
+    with torch.device("meta"):
+        made = model_class(config)
+    made.load_state_dict(
+        {name: tensor.detach().clone() for name, tensor in state.items()}, assign=True
+    )
+    buffers = dict(source.named_buffers())
+    for name, buffer in list(made.named_buffers()):
+        if buffer.is_meta:
+            owner, _, attribute = name.rpartition(".")
+            setattr(made.get_submodule(owner), attribute, buffers[name].clone())
+    made.tie_weights()
+    made.generation_config = copy.deepcopy(source.generation_config)
+    return made.train(source.training)
+
+
+def _without_type(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value for key, value in values.items() if key not in ("model_type", "architectures")
+    }

@@ -1,0 +1,149 @@
+"""Attention calls of awkward shapes, and the comparison of a backend with the reference on them."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from bosch.backends import reference
+from bosch.backends._interface import AttentionCall, Documents
+
+HEAD_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    num_queries: int
+    window_tokens: int | None
+    num_groups: int = 4
+    num_past: int = 0
+    kind: str = "plain"  # plain, left or right (padded), packed
+    batch: int = 2
+    heads_per_group: int = 2
+    dtype: torch.dtype = torch.float32
+    head_size: int = HEAD_SIZE
+
+
+def lengths(window_tokens: int) -> list[int]:
+    return sorted({1, 7, 63, max(window_tokens - 1, 1), window_tokens, window_tokens + 1, 1000})
+
+
+def thin_cases() -> Iterator[Case]:
+    """Every length with every window, each other dimension at least once."""
+    for window in (1, 16, 64):
+        for length in lengths(window):
+            yield Case(length, window)
+            if length > 1:
+                yield Case(length, window, kind="packed")
+                yield Case(length, window, kind="left")
+        yield Case(63, window, num_groups=1)
+        yield Case(130, window, num_groups=8, kind="right")
+        yield Case(200, window, num_past=5)
+        yield Case(200, window, num_past=500, kind="left")
+        yield Case(1, window, num_past=window + 3)
+        yield Case(130, window, dtype=torch.bfloat16)
+        yield Case(130, window, dtype=torch.bfloat16, kind="packed")
+        yield Case(65, window, heads_per_group=1, batch=1)
+    for kind in ("plain", "left", "packed"):
+        yield Case(63, None, kind=kind)
+    yield Case(40, None, num_past=100)
+    yield Case(1, None, num_past=100, kind="left")
+
+
+def all_cases() -> Iterator[Case]:
+    """The full product."""
+    dtypes, kinds = (torch.float32, torch.bfloat16), ("plain", "left", "right", "packed")
+    for window, num_groups, dtype, kind in itertools.product(
+        (1, 16, 64, None), (1, 4, 8), dtypes, kinds
+    ):
+        for length in lengths(window or 64):
+            if kind != "packed" or length > 1:
+                yield Case(length, window, num_groups, 0, kind, dtype=dtype)
+            if kind != "packed":
+                yield Case(length, window, num_groups, 70, kind, dtype=dtype)
+
+
+def make_call(case: Case, device: str = "cpu", seed: int = 0) -> AttentionCall:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(num_heads: int, num_tokens: int) -> Tensor:
+        x = torch.randn(case.batch, num_heads, num_tokens, case.head_size, generator=generator)
+        return x.to(device, case.dtype).requires_grad_()
+
+    num_keys = case.num_past + case.num_queries
+    num_heads = case.num_groups * case.heads_per_group
+    q_BHTD = random(num_heads, case.num_queries)
+    k_BGSD, v_BGSD = random(case.num_groups, num_keys), random(case.num_groups, num_keys)
+    call = AttentionCall(
+        q_BHTD, k_BGSD, v_BGSD, scaling=case.head_size**-0.5, window_tokens=case.window_tokens
+    )
+    if case.kind == "packed":
+        # A document of one token, and different borders in each row.
+        rows = [
+            sorted({0, 1, case.num_queries // (b + 2), case.num_queries}) for b in range(case.batch)
+        ]
+        return replace(
+            call, documents=Documents(tuple(tuple(row) for row in rows), torch.device(device))
+        )
+    if case.kind != "plain":
+        return replace(call, mask_BNTS=padding_mask(case, num_keys).to(device))
+    return call
+
+
+def padding_mask(case: Case, num_keys: int) -> Tensor:
+    """Causal, and in every second row a third of the keys are padding."""
+    is_real_BS = torch.ones(case.batch, num_keys, dtype=torch.bool)
+    padding = (
+        slice(0, num_keys // 3)
+        if case.kind == "left"
+        else slice(num_keys - num_keys // 3, num_keys)
+    )
+    is_real_BS[::2, padding] = False
+    causal_TS = torch.ones(case.num_queries, num_keys, dtype=torch.bool).tril(case.num_past)
+    return causal_TS & is_real_BS[:, None, None, :]
+
+
+def check_against_reference(
+    backend: ModuleType, case: Case, device: str = "cpu", gradients: bool = True
+) -> str | None:
+    """Output and gradients of a backend against the reference. The reason, if the backend refuses
+    the call.
+    """
+    call = make_call(case, device).without_idle_window()
+    if not gradients:
+        q, k, v = (x.detach() for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD))
+        call = replace(call, q_BHTD=q, k_BGSD=k, v_BGSD=v)
+    reason: str | None = backend.supports(call)
+    if reason is not None:
+        return reason
+    tensors = (call.q_BHTD, call.k_BGSD, call.v_BGSD)
+    # A query that sees nothing (padding) has no defined output; no one looks at it.
+    sees_something = reference.visible(call, call.window_tokens).any(-1, keepdim=True)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}[case.dtype]
+    results = []
+    for attend in (backend.attend, reference.attend):
+        out = attend(call).masked_fill(~sees_something, 0)
+        assert out.dtype == case.dtype
+        weights = torch.linspace(-1, 1, out.numel(), device=device).view_as(out).to(out.dtype)
+        grads = torch.autograd.grad(out, tensors, weights) if gradients else ()
+        results.append((out, *grads))
+    for name, ours, expected in zip(("output", "dq", "dk", "dv"), *results, strict=False):
+        torch.testing.assert_close(
+            ours, expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{case} {n}: {m}"
+        )
+    return None
+
+
+def visible_counts(
+    backend: ModuleType, num_tokens: int, window_tokens: int, device: str, dtype: torch.dtype
+) -> Tensor:
+    """How many keys each query sees, read from the output: q = 0 weighs them equally, V is the
+    identity.
+    """
+    v_BGSD = torch.eye(num_tokens, device=device, dtype=dtype)[None, None]
+    zeros = torch.zeros_like(v_BGSD)
+    call = AttentionCall(zeros, zeros, v_BGSD, scaling=1.0, window_tokens=window_tokens)
+    return (backend.attend(call) != 0).sum(-1).flatten()

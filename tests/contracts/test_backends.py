@@ -1,0 +1,158 @@
+"""Every backend, asked the same questions: the outputs and gradients of the reference, on awkward
+shapes.
+"""
+
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from bosch.backends import reference
+from bosch.backends._interface import AttentionCall, window_size
+from bosch.hybrid import dispatch
+from tests.attention_calls import (
+    Case,
+    all_cases,
+    check_against_reference,
+    make_call,
+    thin_cases,
+    visible_counts,
+)
+
+BACKENDS = sorted(dispatch.BACKENDS)
+
+
+def runnable(name: str) -> ModuleType:
+    """A backend that can run here, on the CPU, without compiling for half a minute."""
+    backend = dispatch.BACKENDS[name]
+    reason = backend.unavailable()
+    if reason is not None:
+        pytest.skip(f"{name}: {reason}")
+    if backend is reference:
+        pytest.skip("the reference is what the others are compared with")
+    if name == "flex":
+        pytest.skip("flex compiles for seconds on a CPU: see the slow test and tests/gpu")
+    return backend
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_answers_for_itself(name: str) -> None:
+    backend = dispatch.BACKENDS[name]
+    assert backend.__doc__
+    for reason in (backend.unavailable(), backend.supports(make_call(Case(7, 3)))):
+        assert reason is None or (reason and not reason.endswith("."))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_outputs_and_gradients_are_the_references(name: str) -> None:
+    backend = runnable(name)
+    for case in thin_cases():
+        assert check_against_reference(backend, case) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BACKENDS)
+def test_outputs_and_gradients_are_the_references_on_the_full_product(name: str) -> None:
+    backend = runnable(name)
+    for case in all_cases():
+        assert check_against_reference(backend, case) is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
+def test_flex_computes_the_references_output_on_the_cpu() -> None:
+    flex = dispatch.BACKENDS["flex"]
+    assert "CUDA" in flex.supports(make_call(Case(7, 3)))  # gradients
+    for case in (
+        Case(63, 16),
+        Case(63, 16, kind="packed"),
+        Case(63, None, num_past=5),
+        Case(130, 1, num_groups=1),
+    ):
+        assert check_against_reference(flex, case, gradients=False) is None
+    assert "mask" in flex.supports(make_call(Case(7, 3, kind="left")))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("window_tokens", [1, 8, 64])
+def test_a_window_of_w_shows_w_keys(name: str, window_tokens: int) -> None:
+    counts = visible_counts(
+        dispatch.BACKENDS[name] if name == "reference" else runnable(name),
+        64,
+        window_tokens,
+        "cpu",
+        torch.float32,
+    )
+    assert counts.tolist() == [min(i + 1, window_tokens) for i in range(64)]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_packed_documents_do_not_touch_each_other(name: str) -> None:
+    backend = runnable(name)
+    call = make_call(Case(100, 16, kind="packed", batch=1))
+    before: Tensor = backend.attend(call)
+    end = call.documents.rows[0][1]
+    with torch.no_grad():
+        for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
+            x[:, :, :end] += 1.0
+    assert torch.equal(before[:, :, end:], backend.attend(call)[:, :, end:])
+
+
+def test_the_reference_gives_every_group_its_own_mask() -> None:
+    call = make_call(Case(50, None))
+    mixed = reference.attend_groups(call, [None, 5, 5, None])
+    full, windowed = reference.attend(call), reference.attend_groups(call, [5] * 4)
+    heads = torch.tensor([True, True, False, False, False, False, True, True])
+    torch.testing.assert_close(mixed[:, heads], full[:, heads], rtol=0, atol=0)
+    torch.testing.assert_close(mixed[:, ~heads], windowed[:, ~heads], rtol=0, atol=0)
+
+
+def test_the_window_is_converted_in_one_place() -> None:
+    # flash-attn's csrc/flash_attn/src/mask.h: left = 7 shows the token itself and the 7 before it.
+    assert window_size(8) == (7, 0)
+    assert window_size(None) == (-1, 0)
+
+
+# --------------------------------------------------------------------------------------- the choice
+
+
+def test_the_cpu_takes_sdpa() -> None:
+    assert dispatch.choose(make_call(Case(7, 3))) == "sdpa"
+
+
+def test_a_named_backend_that_cannot_is_an_error_with_its_reason() -> None:
+    call = make_call(Case(7, 3))
+    with pytest.raises(
+        ValueError, match="'varlen' cannot compute this call: it needs a CUDA device"
+    ):
+        dispatch.choose(call, "varlen")
+    with pytest.raises(ValueError, match="'nonesuch' does not exist"):
+        dispatch.choose(call, "nonesuch")
+
+
+def test_a_refusal_is_shown_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "ORDER_ELSEWHERE", ("varlen", "flex", "sdpa"))
+    monkeypatch.setattr(dispatch, "_shown", set())
+    for length in (7, 9):
+        assert dispatch.choose(make_call(Case(length, 3))) == "sdpa"
+    assert [record.getMessage() for record in caplog.records] == [
+        "attention backend varlen is not used: it needs a CUDA device. sdpa runs instead.",
+        "attention backend flex is not used: it has gradients on CUDA only. sdpa runs instead.",
+    ]
+
+
+def test_an_idle_window_is_dropped_with_the_keys_no_query_reaches() -> None:
+    def reduced(num_queries: int, num_past: int, window: int) -> AttentionCall:
+        return make_call(Case(num_queries, window, num_past=num_past)).without_idle_window()
+
+    assert reduced(10, 0, 10).window_tokens is None
+    assert reduced(10, 0, 9).window_tokens == 9
+    step = reduced(1, 100, 16)
+    assert step.window_tokens is None
+    assert step.k_BGSD.shape[2] == 16
+    chunk = reduced(10, 100, 16)
+    assert chunk.window_tokens == 16
+    assert chunk.k_BGSD.shape[2] == 10 + 15

@@ -1,0 +1,332 @@
+"""Every family, asked the same questions: it is the stock model where it must be, and a hybrid
+where it may.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from bosch.hybrid.models import deploy, family_of, hybrid_config, undeploy
+from bosch.plugins import load_plugin
+from tests.model_factory import FAMILIES, MIXED, random_tokens, same_mask, tiny_model
+
+WINDOW = 16
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, *args: Any, **kwargs: Any) -> torch.Tensor:
+    out: torch.Tensor = model(*args, **kwargs).logits
+    return out
+
+
+def with_biases(family: str) -> dict[str, Any]:
+    """Attention biases, where a family can have them; Qwen2 always has those of q, k and v."""
+    fields = load_plugin("bosch.families", family).plain_config_class.__dataclass_fields__
+    return {"attention_bias": True} if "attention_bias" in fields else {}
+
+
+def shaken(model: PreTrainedModel) -> PreTrainedModel:
+    """Biases and norms start as 0 and 1: other numbers, or a permutation would not show in them."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+# ------------------------------------------------------------------------------------------- search
+
+
+@every_family
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_a_full_mask_is_the_stock_model_to_the_bit(family: str, padding: str) -> None:
+    ours, stock = (tiny_model(family, attention=name) for name in ("bosch", "sdpa"))
+    ids = random_tokens(2, 70)
+    attention_mask = torch.ones_like(ids)
+    if padding != "none":
+        attention_mask[0, slice(0, 20) if padding == "left" else slice(50, None)] = 0
+    expected = logits(stock, ids, attention_mask=attention_mask, use_cache=False)
+    for mask in ({}, {"bosch_mask": same_mask(1, ours), "bosch_window": WINDOW}):
+        assert torch.equal(
+            logits(ours, ids, attention_mask=attention_mask, use_cache=False, **mask), expected
+        )
+
+
+@every_family
+@pytest.mark.parametrize("window_tokens", [1, 16, 64])
+def test_an_empty_mask_is_transformers_own_sliding_window(family: str, window_tokens: int) -> None:
+    native = native_window(family, window_tokens)
+    if native is None:
+        pytest.skip(f"{family} has no sliding window of its own")
+    stock = tiny_model(family, attention="sdpa", **native)
+    model = tiny_model(family)
+    for length in (7, window_tokens + 1, 130):
+        ids = random_tokens(1, length)
+        ours = logits(
+            model, ids, bosch_mask=same_mask(0, model), bosch_window=window_tokens, use_cache=False
+        )
+        torch.testing.assert_close(ours, logits(stock, ids, use_cache=False), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_masks_of_whole_layers_are_transformers_own_layer_types(family: str) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    stock = tiny_model(
+        family, attention="sdpa", **{**native_window(family, WINDOW), "layer_types": kinds}
+    )
+    model, ids = tiny_model(family), random_tokens(2, 130)
+    z = [[int(kind == "full_attention")] * 4 for kind in kinds]
+    ours = logits(model, ids, bosch_mask=z, bosch_window=WINDOW, use_cache=False)
+    torch.testing.assert_close(ours, logits(stock, ids, use_cache=False), rtol=1e-4, atol=1e-4)
+    hybrid = logits(deploy(model, z, WINDOW), ids)
+    torch.testing.assert_close(hybrid, logits(stock, ids, use_cache=False), rtol=1e-4, atol=1e-4)
+
+
+def native_window(family: str, window_tokens: int) -> dict[str, Any] | None:
+    """The settings with which transformers itself gives every layer a window."""
+    if family in ("qwen2", "qwen3"):
+        kinds = ["sliding_attention"] * 3
+        return {"use_sliding_window": True, "sliding_window": window_tokens, "layer_types": kinds}
+    if family == "qwen3_moe":
+        return {"use_sliding_window": True, "sliding_window": window_tokens}
+    return {"sliding_window": window_tokens} if family == "mistral" else None
+
+
+@every_family
+def test_a_window_of_its_own_is_refused_everywhere(family: str) -> None:
+    native = native_window(family, 24)
+    if native is None:
+        pytest.skip(f"{family} has no sliding window of its own")
+    model = tiny_model(family, **native)
+    for mask in ({}, {"bosch_mask": MIXED, "bosch_window": WINDOW}):
+        with pytest.raises(ValueError, match=r"sliding window of its own \(24 tokens\)"):
+            logits(model, random_tokens(1, 50), **mask)
+    with pytest.raises(ValueError, match="sliding window of its own"):
+        deploy(model, MIXED, WINDOW)
+
+
+@every_family
+def test_packed_documents_stay_apart_with_the_default_cache(family: str) -> None:
+    model, ids = tiny_model(family), random_tokens(1, 60)
+    changed = ids.clone()
+    changed[:, :25] = random_tokens(1, 25, seed=5)
+    positions = torch.cat([torch.arange(25), torch.arange(35)])[None]
+    for network, mask in (
+        (model, {"bosch_mask": MIXED, "bosch_window": WINDOW}),
+        (deploy(model, MIXED, WINDOW), {}),
+    ):
+        before, after = (logits(network, x, position_ids=positions, **mask) for x in (ids, changed))
+        if family == "qwen3_moe":  # experts see other numbers of tokens: rounding, not a leak
+            torch.testing.assert_close(before[:, 25:], after[:, 25:], rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(before[:, 25:], after[:, 25:])
+
+
+# ------------------------------------------------------------------------------------------- deploy
+
+
+@every_family
+def test_the_deployed_hybrid_is_the_searched_one(family: str) -> None:
+    model = shaken(tiny_model(family, **with_biases(family)))
+    ids, attention_mask = random_tokens(2, 90), torch.ones(2, 90, dtype=torch.long)
+    attention_mask[0, :31] = 0
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
+        model.to(dtype)
+        hybrid = deploy(model, MIXED, WINDOW)
+        for kwargs in ({}, {"attention_mask": attention_mask}):
+            searched = logits(
+                model, ids, bosch_mask=MIXED, bosch_window=WINDOW, use_cache=False, **kwargs
+            )
+            for use_cache in (False, True):
+                got = logits(hybrid, ids, use_cache=use_cache, **kwargs)
+                real = slice(31, None) if kwargs else slice(None)
+                torch.testing.assert_close(
+                    got[:, real], searched[:, real], rtol=tolerance, atol=tolerance
+                )
+
+
+@every_family
+def test_gradients_of_the_hybrid_are_those_of_the_searched_model(family: str) -> None:
+    model = shaken(tiny_model(family, **with_biases(family))).double()
+    hybrid, ids = deploy(model, MIXED, WINDOW), random_tokens(2, 50)
+    model(ids, labels=ids, bosch_mask=MIXED, bosch_window=WINDOW).loss.backward()
+    hybrid(ids, labels=ids).loss.backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    for parameter in hybrid.parameters():
+        parameter.data = parameter.grad
+    for name, gradient in undeploy(hybrid).named_parameters():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+@every_family
+@pytest.mark.parametrize("tied", [False, True])
+def test_undeploy_gives_the_weights_back_bit_for_bit(family: str, tied: bool) -> None:
+    model = shaken(tiny_model(family, tie_word_embeddings=tied, **with_biases(family))).to(
+        torch.bfloat16
+    )
+    hybrid = deploy(model, MIXED, WINDOW)
+    changed = [
+        n for n, p in hybrid.named_parameters() if not torch.equal(p, model.get_parameter(n))
+    ]
+    assert any("q_proj.weight" in name for name in changed)
+    assert all("self_attn" in name and "norm" not in name for name in changed)
+    back = undeploy(hybrid)
+    assert type(back) is type(model)
+    assert back.config.to_dict() == model.config.to_dict()
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], parameter), name
+    assert (hybrid.lm_head.weight is hybrid.model.embed_tokens.weight) == tied
+    for name, buffer in model.named_buffers():
+        assert torch.equal(hybrid.get_buffer(name), buffer), name
+
+
+@every_family
+def test_a_saved_hybrid_loads_with_the_auto_classes_and_with_nothing_else(
+    family: str, tmp_path: Path
+) -> None:
+    hybrid, ids = deploy(tiny_model(family), MIXED, WINDOW, method="bosch"), random_tokens(1, 50)
+    hybrid.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(hybrid)
+    assert loaded.config.bosch == hybrid.config.bosch
+    assert loaded.config.bosch["method"] == "bosch"
+    torch.testing.assert_close(logits(loaded, ids), logits(hybrid, ids), rtol=1e-4, atol=1e-4)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == f"bosch_{family}"
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
+
+    plain = load_plugin("bosch.families", family).plain_model_class
+    with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
+        plain.from_pretrained(tmp_path)
+
+
+@every_family
+def test_the_window_and_the_rope_may_change_on_a_saved_hybrid(family: str, tmp_path: Path) -> None:
+    model, ids = tiny_model(family), random_tokens(1, 90)
+    deploy(model, MIXED, WINDOW).save_pretrained(tmp_path)
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+    }
+    stretched = tiny_model(family, rope_parameters=dict(yarn))
+    hybrid = AutoModelForCausalLM.from_pretrained(tmp_path, rope_parameters=dict(yarn))
+    for window_tokens in (WINDOW, 40, 1):
+        hybrid.config.bosch["window"] = window_tokens
+        searched = logits(stretched, ids, bosch_mask=MIXED, bosch_window=window_tokens)
+        torch.testing.assert_close(logits(hybrid, ids), searched, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(
+        searched, logits(model, ids, bosch_mask=MIXED, bosch_window=1), atol=1e-2
+    )
+
+
+@every_family
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"prefill_chunk_size": 16}, {"cache_implementation": "static"}]
+)
+def test_generating_gives_the_tokens_of_recomputation(family: str, kwargs: dict[str, Any]) -> None:
+    model, ids = deploy(tiny_model(family), MIXED, WINDOW), random_tokens(1, WINDOW + 1)
+    out = model.generate(ids, max_new_tokens=8, do_sample=False, disable_compile=True, **kwargs)
+    expected = ids
+    for _ in range(8):
+        expected = torch.cat(
+            [expected, logits(model, expected, use_cache=False)[:, -1:].argmax(-1)], dim=1
+        )
+    assert torch.equal(out, expected)
+
+
+# ----------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": 0}, "1 or more"),
+        ({"num_full": [1, 2]}, "3 numbers from 0 to 4"),
+        ({"num_full": [1, 2, 5]}, "3 numbers from 0 to 4"),
+        ({"permutation": [[0, 1, 2, 2]] * 3}, "must reorder the 4 groups"),
+    ],
+)
+def test_a_hybrid_config_that_does_not_fit_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    config = deploy(tiny_model("qwen3"), MIXED, WINDOW).config
+    values = {k: v for k, v in config.to_dict().items() if k != "bosch"}
+    with pytest.raises(ValueError, match=message):
+        type(config)(**values, bosch={**config.bosch, **changes})
+    with pytest.raises(ValueError, match="has no 'num_full'"):
+        type(config)(**values, bosch={"window": 3})
+    with pytest.raises(ValueError, match=r"needs config\.bosch"):
+        family_of(config).model_class(type(config)())
+
+
+def test_a_mask_of_another_shape_and_an_unknown_family_are_refused() -> None:
+    config = tiny_model("qwen3").config
+    with pytest.raises(ValueError, match=r"2 layers of \[4\] groups; the model has 3 of 4"):
+        hybrid_config(config, MIXED[:2], WINDOW)
+    with pytest.raises(ValueError, match="'gpt2' is no family"):
+        family_of(AutoConfig.for_model("gpt2"))
+
+
+def test_attention_parameters_of_unknown_layout_are_refused() -> None:
+    from bosch.hybrid.permute import permute_groups
+
+    row = [[1, 0]]
+    for name, shape in (
+        ("q_norm.weight", (32,)),
+        ("qkv_proj.weight", (8, 8)),
+        ("q_proj.weight_scale", (4,)),
+    ):
+        with pytest.raises(ValueError, match="whose groups are not known"):
+            permute_groups(
+                f"model.layers.0.self_attn.{name}", torch.zeros(shape), row, head_size=16
+            )
+    with pytest.raises(ValueError, match="not a multiple of 2 heads of 16"):
+        permute_groups(
+            "model.layers.0.self_attn.q_proj.weight", torch.zeros(48, 8), row, head_size=16
+        )
+
+
+# ---------------------------------------------------------------------------------------- importing
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import bosch; from transformers import AutoModelForCausalLM",
+        "from transformers import AutoModelForCausalLM; import bosch",
+        "import transformers; import bosch; from transformers import AutoModelForCausalLM",
+        "import bosch; from transformers import Qwen3ForCausalLM, AutoModelForCausalLM",
+        "import bosch.families.qwen3; from transformers import AutoModelForCausalLM",
+    ],
+)
+def test_import_bosch_is_enough_in_any_order(first: str, tmp_path: Path) -> None:
+    deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path)
+    code = f"{first}; print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "BoschQwen3ForCausalLM"
+
+
+def test_import_bosch_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, bosch.stage; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_stock_class_finds_the_attention_after_import_bosch(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    code = (
+        "import bosch; from transformers import LlamaForCausalLM as M; "
+        f"print(M.from_pretrained({str(tmp_path)!r}, "
+        "attn_implementation='bosch').config._attn_implementation)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "bosch"

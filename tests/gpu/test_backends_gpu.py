@@ -1,0 +1,170 @@
+"""The GPU backends against the reference, on a GPU: outputs, gradients, windows, documents, and
+whole models.
+"""
+
+import copy
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bosch.hybrid import dispatch
+from bosch.hybrid.models import deploy
+from tests.attention_calls import (
+    Case,
+    check_against_reference,
+    make_call,
+    thin_cases,
+    visible_counts,
+)
+from tests.model_factory import MIXED, random_tokens, same_mask, tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+GPU_BACKENDS = ["flash", "flex", "sdpa", "varlen"]
+every_backend = pytest.mark.parametrize("name", GPU_BACKENDS)
+
+
+def runnable(name: str) -> ModuleType:
+    backend = dispatch.BACKENDS[name]
+    reason = backend.unavailable()
+    if reason is not None:
+        pytest.skip(f"{name}: {reason}")
+    return backend
+
+
+def gpu_cases(name: str) -> list[Case]:
+    """bf16, and the head sizes models have; few for flex, which compiles for each shape."""
+    cases = [
+        Case(**{**vars(case), "dtype": torch.bfloat16, "head_size": 64}) for case in thin_cases()
+    ]
+    cases += [Case(300, 64, head_size=128, num_groups=8, dtype=torch.float16)]
+    if name == "flex":
+        kept = [
+            case
+            for case in cases
+            if case.num_queries in (63, 130, 200, 300) and case.window_tokens == 64
+        ]
+        return [case for case in kept if case.kind in ("plain", "packed")]
+    return cases
+
+
+@every_backend
+def test_outputs_and_gradients_are_the_references(name: str) -> None:
+    backend, refused, computed = runnable(name), set(), 0
+    for case in gpu_cases(name):
+        reason = check_against_reference(backend, case, device="cuda")
+        refused.add(reason)
+        computed += reason is None
+    assert computed
+    assert all(reason is None or "mask" in reason for reason in refused), refused
+
+
+@every_backend
+@pytest.mark.parametrize("window_tokens", [1, 8, 64])
+def test_a_window_of_w_shows_w_keys(name: str, window_tokens: int) -> None:
+    counts = visible_counts(runnable(name), 64, window_tokens, "cuda", torch.bfloat16)
+    assert counts.tolist() == [min(i + 1, window_tokens) for i in range(64)]
+
+
+@every_backend
+def test_packed_documents_do_not_touch_each_other(name: str) -> None:
+    backend = runnable(name)
+    call = make_call(
+        Case(200, 16, kind="packed", batch=1, dtype=torch.bfloat16, head_size=64), device="cuda"
+    )
+    before: Tensor = backend.attend(call)
+    end = call.documents.rows[0][1]
+    with torch.no_grad():
+        for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
+            x[:, :, :end] += 1.0
+    assert torch.equal(before[:, :, end:], backend.attend(call)[:, :, end:])
+
+
+def test_a_window_goes_to_a_flash_kernel_and_full_attention_to_sdpa() -> None:
+    windowed, full = (
+        make_call(Case(300, w, dtype=torch.bfloat16, head_size=64), device="cuda")
+        for w in (64, None)
+    )
+    assert dispatch.choose(full) == "sdpa"
+    runs = [name for name in dispatch.ORDER_CUDA if dispatch.BACKENDS[name].unavailable() is None]
+    assert dispatch.choose(windowed) == runs[0]
+    padded = make_call(
+        Case(300, 64, kind="left", dtype=torch.bfloat16, head_size=64), device="cuda"
+    )
+    assert dispatch.choose(padded) == "sdpa"
+
+
+def model_on_gpu() -> PreTrainedModel:
+    # The flash kernels need bf16 and a head size that is a multiple of 8.
+    return tiny_model("qwen3", head_dim=64).to("cuda", torch.bfloat16)
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
+    out: Tensor = model(ids, **kwargs).logits.float()
+    return out
+
+
+def test_a_full_mask_is_the_stock_model_to_the_bit() -> None:
+    model, ids = model_on_gpu(), random_tokens(2, 300).cuda()
+    stock = copy.deepcopy(model)
+    stock.set_attn_implementation("sdpa")
+    ours = logits(model, ids, bosch_mask=same_mask(1, model), bosch_window=64, use_cache=False)
+    assert torch.equal(ours, logits(stock, ids, use_cache=False))
+
+
+@every_backend
+def test_search_and_deploy_agree_on_every_backend(name: str) -> None:
+    runnable(name)
+    model, ids = model_on_gpu(), random_tokens(1, 300).cuda()
+    searched = logits(
+        model, ids, bosch_mask=MIXED, bosch_window=64, bosch_backend=name, use_cache=False
+    )
+    reference = logits(
+        model, ids, bosch_mask=MIXED, bosch_window=64, bosch_backend="reference", use_cache=False
+    )
+    torch.testing.assert_close(
+        searched, reference, rtol=0.05, atol=0.1 * reference.abs().max().item()
+    )
+    hybrid = logits(deploy(model, MIXED, 64), ids, bosch_backend=name, use_cache=False)
+    torch.testing.assert_close(hybrid, searched, rtol=0.05, atol=0.1 * reference.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"prefill_chunk_size": 64},
+        {"cache_implementation": "offloaded"},
+        {"cache_implementation": "static", "disable_compile": True},
+        {"cache_implementation": "static"},
+    ],
+)
+def test_generating_gives_the_tokens_of_recomputation(kwargs: dict[str, Any]) -> None:
+    model = deploy(tiny_model("qwen3").cuda(), MIXED, 16)
+    ids = expected = random_tokens(1, 90).cuda()
+    out = model.generate(ids, max_new_tokens=8, do_sample=False, **kwargs)
+    for _ in range(8):
+        expected = torch.cat(
+            [expected, logits(model, expected, use_cache=False)[:, -1:].argmax(-1)], dim=1
+        )
+    assert torch.equal(out, expected)
+
+
+def test_a_training_step_on_packed_documents_keeps_them_apart() -> None:
+    model = deploy(model_on_gpu(), MIXED, 64).train()
+    ids = random_tokens(1, 400).cuda()
+    positions = torch.cat([torch.arange(150), torch.arange(250)])[None].cuda()
+    model(ids, labels=ids, position_ids=positions).loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    changed = ids.clone()
+    changed[:, :150] = random_tokens(1, 150, seed=3).cuda()
+    before, after = (logits(model, x, position_ids=positions) for x in (ids, changed))
+    assert torch.equal(before[:, 150:], after[:, 150:])

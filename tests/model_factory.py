@@ -1,0 +1,69 @@
+"""Tiny random models of every family, made from a config: nothing is downloaded."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from bosch.plugins import list_plugins, load_plugin
+
+FAMILIES = list_plugins("bosch.families")
+
+# A superset: each family takes the fields it has. Large weights, so that attention matters to the
+# logits.
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 48,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+    "sliding_window": None,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+# Layers of the tiny model: mixed, all windowed, mixed the other way round.
+MIXED = ((1, 0, 1, 0), (0, 0, 0, 0), (0, 1, 1, 1))
+
+
+def tiny_model(
+    family: str, seed: int = 0, attention: str = "bosch", **changes: Any
+) -> PreTrainedModel:
+    """A plain model of a family, in evaluation mode; `changes` go into its config."""
+    module = load_plugin("bosch.families", family)
+    fields = {field.name for field in dataclasses.fields(module.plain_config_class)}
+    values = {
+        name: value
+        for name, value in {**TINY, **changes}.items()
+        if name in fields or name in changes
+    }
+    torch.manual_seed(seed)
+    config = module.plain_config_class(**values)
+    config._attn_implementation = attention
+    config._experts_implementation = "eager"  # the grouped kernel has no float64
+    model: PreTrainedModel = module.plain_model_class(config)
+    return model.eval()
+
+
+def random_tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Token ids that are never the padding token."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, TINY["vocab_size"], (batch, length), generator=generator)
+
+
+def same_mask(bit: int, model: PreTrainedModel) -> list[list[int]]:
+    return [[bit] * model.config.num_key_value_heads for _ in range(model.config.num_hidden_layers)]
+
+
+def rows_of(z: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(row) for row in z]

@@ -1,0 +1,327 @@
+"""SEARCH mode: a stock model with `attn_implementation="bosch"` and a mask of groups as an
+argument.
+"""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, StaticCache
+
+from bosch.hybrid.models import deploy
+from tests.model_factory import MIXED, random_tokens, same_mask, tiny_model
+
+WINDOW = 8
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_model("qwen3")
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, ids: Tensor, z: Any = None, **kwargs: Any) -> Tensor:
+    mask = {} if z is None else {"bosch_mask": z, "bosch_window": WINDOW}
+    out: Tensor = model(ids, **mask, **kwargs).logits
+    return out
+
+
+# ----------------------------------------------------------------------------------------- the mask
+
+
+@pytest.mark.parametrize("as_type", [torch.tensor, list, tuple])
+def test_a_mask_may_be_a_tensor_or_nested_lists(model: PreTrainedModel, as_type: Any) -> None:
+    ids = random_tokens(2, 40)
+    expected = logits(model, ids, [list(row) for row in MIXED], use_cache=False)
+    assert torch.equal(logits(model, ids, as_type(MIXED), use_cache=False), expected)
+
+
+def test_each_group_changes_the_logits_and_nothing_is_stored(model: PreTrainedModel) -> None:
+    ids = random_tokens(1, 40)
+    dense = logits(model, ids, use_cache=False)
+    seen = []
+    for group in range(4):
+        z = same_mask(1, model)
+        z[1][group] = 0
+        seen.append(logits(model, ids, z, use_cache=False))
+    assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in [dense, *seen[:i]])
+    for x in seen:  # no text is cut there yet
+        torch.testing.assert_close(x[:, :WINDOW], dense[:, :WINDOW], rtol=1e-5, atol=1e-5)
+    assert torch.equal(logits(model, ids, use_cache=False), dense)
+
+
+def test_search_with_a_dynamic_cache_in_pieces_is_search_in_one(model: PreTrainedModel) -> None:
+    ids = random_tokens(2, 60)
+    whole = logits(model, ids, MIXED, use_cache=False)
+    cache = DynamicCache(config=model.config)
+    pieces = [
+        logits(model, piece, MIXED, past_key_values=cache)
+        for piece in ids.split([20, 1, 32, 7], dim=1)
+    ]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_to_keep_keeps_those_rows(model: PreTrainedModel) -> None:
+    ids = random_tokens(1, 50)
+    whole = logits(model, ids, MIXED, use_cache=False)
+    rows = torch.tensor([3, 30, 48])
+    kept = logits(model, ids, MIXED, use_cache=False, logits_to_keep=rows)
+    torch.testing.assert_close(kept, whole[:, rows], rtol=1e-5, atol=1e-5)
+    last = logits(model, ids, MIXED, use_cache=False, logits_to_keep=4)
+    torch.testing.assert_close(last, whole[:, -4:], rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ padding
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+def test_a_padded_row_is_the_row_alone(model: PreTrainedModel, side: str, backend: str) -> None:
+    ids, num_padding = random_tokens(2, 50), 21
+    real = slice(num_padding, None) if side == "left" else slice(0, 50 - num_padding)
+    attention_mask = torch.ones_like(ids)
+    attention_mask[0] = 0
+    attention_mask[0, real] = 1
+    position_ids = (attention_mask.cumsum(-1) - 1).clamp_min(0)
+    both = logits(
+        model,
+        ids,
+        MIXED,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        use_cache=False,
+        bosch_backend=backend,
+    )
+    torch.testing.assert_close(
+        both[0, real], logits(model, ids[:1, real], MIXED)[0], rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(both[1], logits(model, ids[1:], MIXED)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None:
+    """Also for a chunk behind a cache, where transformers builds one: `bosch_attention` never sees
+    it.
+    """
+    ids = random_tokens(1, 60)
+    seen: list[Tensor | None] = []
+    layer = model.model.layers[0].self_attn
+    hook = layer.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["attention_mask"]), with_kwargs=True
+    )
+    try:
+        cache = DynamicCache(config=model.config)
+        for piece in ids.split(25, dim=1):
+            mask = torch.ones(1, cache.get_seq_length() + piece.shape[1], dtype=torch.long)
+            logits(model, piece, MIXED, past_key_values=cache, attention_mask=mask)
+        logits(model, ids, MIXED, use_cache=False, position_ids=packed_positions(30, 30))
+    finally:
+        hook.remove()
+    assert seen == [None] * 4
+
+
+# --------------------------------------------------------------------------------- packed documents
+
+
+def packed_positions(*lengths: int) -> Tensor:
+    return torch.cat([torch.arange(n) for n in lengths])[None]
+
+
+@pytest.mark.parametrize("use_cache", [None, False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("hybrid", ["search", "deploy"])
+def test_changing_one_document_leaves_the_others_bitwise_unchanged(
+    hybrid: str, training: bool, use_cache: bool | None
+) -> None:
+    model, z = tiny_model("qwen3"), MIXED
+    if hybrid == "deploy":
+        model, z = deploy(model, MIXED, WINDOW), None
+    model.train(training)
+    ids, positions = random_tokens(1, 60), packed_positions(13, 1, 30, 16)
+    arguments = {} if use_cache is None else {"use_cache": use_cache}
+    before = logits(model, ids, z, position_ids=positions, **arguments)
+    changed = ids.clone()
+    changed[:, 14:44] = random_tokens(1, 30, seed=7)
+    after = logits(model, changed, z, position_ids=positions, **arguments)
+    others = torch.tensor([i < 14 or i >= 44 for i in range(60)])
+    assert torch.equal(before[:, others], after[:, others])
+    assert not torch.equal(before[:, ~others], after[:, ~others])
+
+
+def test_packed_documents_are_the_documents_alone(model: PreTrainedModel) -> None:
+    ids, lengths = random_tokens(2, 60), (13, 1, 30, 16)
+    packed = logits(model, ids, MIXED, position_ids=packed_positions(*lengths))
+    alone = torch.cat([logits(model, part, MIXED) for part in ids.split(lengths, dim=1)], dim=1)
+    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-4)
+    named = logits(
+        model,
+        ids[:1],
+        MIXED,
+        position_ids=packed_positions(*lengths),
+        cu_seq_lens_q=torch.tensor([0, 13, 14, 44, 60]),
+        max_length_q=30,
+    )
+    assert torch.equal(named, packed[:1])
+
+
+def test_rows_may_be_packed_differently(model: PreTrainedModel) -> None:
+    ids = random_tokens(2, 40)
+    positions = torch.cat([packed_positions(25, 15), packed_positions(40)])
+    both = logits(model, ids, MIXED, position_ids=positions)
+    alone = logits(model, ids[:1], MIXED, position_ids=packed_positions(25, 15))
+    assert torch.equal(both[:1], alone)
+    assert torch.equal(both[1:], logits(model, ids[1:], MIXED))
+
+
+def test_packed_and_padded_documents_are_kept_apart(model: PreTrainedModel) -> None:
+    """transformers looks for documents only where no attention_mask is given."""
+    ids = random_tokens(1, 60)
+    positions = torch.cat([packed_positions(20, 30), torch.zeros(1, 10, dtype=torch.long)], dim=1)
+    attention_mask = torch.ones_like(ids)
+    attention_mask[:, 50:] = 0
+    padded = logits(model, ids, MIXED, position_ids=positions, attention_mask=attention_mask)
+    packed = logits(model, ids[:, :50], MIXED, position_ids=positions[:, :50])
+    torch.testing.assert_close(padded[:, :50], packed, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_in_the_middle_begins_no_document(model: PreTrainedModel) -> None:
+    ids = random_tokens(1, 40)
+    attention_mask = torch.ones_like(ids)
+    attention_mask[:, 10:20] = 0
+    positions = (attention_mask.cumsum(-1) - 1).clamp_min(0)
+    with_gap = logits(
+        model, ids, same_mask(1, model), attention_mask=attention_mask, position_ids=positions
+    )
+    ids_without = torch.cat([ids[:, :10], ids[:, 20:]], dim=1)
+    without = logits(model, ids_without, same_mask(1, model))
+    torch.testing.assert_close(with_gap[:, 20:], without[:, 10:], rtol=1e-4, atol=1e-4)
+
+
+def test_packed_documents_do_not_continue_a_cache(model: PreTrainedModel) -> None:
+    cache = DynamicCache(config=model.config)
+    ids = random_tokens(1, 40)
+    logits(model, ids[:, :20], MIXED, past_key_values=cache)
+    with pytest.raises(ValueError, match="without continuing a cache"):
+        logits(
+            model, ids[:, 20:], MIXED, past_key_values=cache, position_ids=packed_positions(10, 10)
+        )
+
+
+# ----------------------------------------------------------------------------------------- training
+
+
+def loss_gradients(model: PreTrainedModel, ids: Tensor, z: Any, **kwargs: Any) -> dict[str, Tensor]:
+    model.zero_grad()
+    mask = {} if z is None else {"bosch_mask": z, "bosch_window": WINDOW}
+    model(ids, labels=ids, **mask, **kwargs).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_gradients_are_the_references() -> None:
+    model, ids = tiny_model("qwen3"), random_tokens(2, 70)
+    ours, reference = (
+        loss_gradients(model, ids, MIXED, bosch_backend=name) for name in ("sdpa", "reference")
+    )
+    for name, gradient in reference.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("hybrid", ["search", "deploy"])
+def test_gradient_checkpointing_changes_no_gradient(hybrid: str) -> None:
+    model, z = tiny_model("qwen3"), MIXED
+    if hybrid == "deploy":
+        model, z = deploy(model, MIXED, WINDOW), None
+    model.train()
+    ids, positions = random_tokens(1, 60), packed_positions(25, 35)
+    plain = loss_gradients(model, ids, z, position_ids=positions)
+    # The name since transformers 5.2x, and the one before.
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
+    enable()
+    checkpointed = loss_gradients(model, ids, z, position_ids=positions)
+    assert all(torch.equal(checkpointed[name], gradient) for name, gradient in plain.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "packed", "padded"])
+def test_a_compiled_training_step_has_the_same_gradients(kind: str) -> None:
+    model = deploy(tiny_model("qwen3"), MIXED, WINDOW).train()
+    ids, kwargs = random_tokens(1, 60), {}
+    if kind == "packed":
+        kwargs["position_ids"] = packed_positions(25, 35)
+    if kind == "padded":
+        kwargs["attention_mask"] = (torch.arange(60) < 50).long()[None]
+    expected = loss_gradients(model, ids, None, **kwargs)
+    compiled = torch.compile(model, backend="aot_eager")
+    got = loss_gradients(compiled, ids, None, **kwargs)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            got[f"_orig_mod.{name}"], gradient, rtol=1e-3, atol=1e-5, msg=name
+        )
+
+
+# ----------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bosch_mask": MIXED}, "belong together"),
+        ({"bosch_window": 8}, "belong together"),
+        ({"bosch_mask": MIXED[:2], "bosch_window": 8}, "has 2 layers; the model has 3"),
+        ({"bosch_mask": [row[:3] for row in MIXED], "bosch_window": 8}, "each of the 4 KV heads"),
+        ({"bosch_mask": [[0.5] * 4] * 3, "bosch_window": 8}, "1 for full attention"),
+        ({"bosch_mask": MIXED, "bosch_window": 0}, "1 or more"),
+        ({"bosch_mask": MIXED, "bosch_window": 2.5}, "1 or more"),
+        ({"bosch_maks": MIXED}, "cannot honor the argument bosch_maks"),
+        ({"s_aux": torch.zeros(8)}, "cannot honor the argument s_aux"),
+        ({"softcap": 30.0}, "cannot honor the argument softcap"),
+        ({"sinks": torch.zeros(8)}, "cannot honor the argument sinks"),
+        ({"position_bias": torch.zeros(1)}, "cannot honor the argument position_bias"),
+        ({"is_causal": False}, "causal attention only"),
+        ({"bosch_backend": "nonesuch"}, "does not exist"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9])}, "must rise from 0 to the 20 tokens"),
+        ({"attention_mask": torch.zeros(1, 1, 20, 20)}, "boolean"),
+    ],
+)
+def test_what_cannot_be_honored_is_refused(
+    model: PreTrainedModel, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        logits(model, random_tokens(1, 20), **arguments)
+
+
+def test_attention_that_is_not_causal_is_refused() -> None:
+    model = tiny_model("qwen3")
+    model.config.is_causal = False
+    with pytest.raises(ValueError, match="causal attention only"):
+        logits(model, random_tokens(1, 20), MIXED)
+
+
+def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
+    model: PreTrainedModel,
+) -> None:
+    ids = random_tokens(1, 20)
+    with pytest.raises(ValueError, match="bosch_mask with a static cache"):
+        logits(model, ids, MIXED, past_key_values=StaticCache(model.config, max_cache_len=30))
+    cache = StaticCache(model.config, max_cache_len=30)
+    pieces = [logits(model, piece, past_key_values=cache) for piece in ids.split([15, 5], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), logits(model, ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCaptureFixture) -> None:
+    model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
+    with pytest.raises(ValueError, match="fixed already"):
+        logits(model, random_tokens(1, 20), MIXED)
+    per_head = torch.ones(1, 8, 20, 20, dtype=torch.bool).tril()
+    with pytest.raises(ValueError, match="a mask for single heads"):
+        logits(model, random_tokens(1, 20), attention_mask=per_head)
+    for other in ("eager", "flash_attention_2", "flex_attention"):
+        with (
+            caplog.at_level(logging.CRITICAL),
+            pytest.raises(ValueError, match="would compute every group"),
+        ):
+            model.set_attn_implementation(other)

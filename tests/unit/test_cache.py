@@ -1,0 +1,270 @@
+"""The caches of a hybrid: what they hold, and that pieces give what the whole gives."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, StaticCache
+
+from bosch.hybrid.cache import (
+    GrowingLayer,
+    HybridLayer,
+    RollingLayer,
+    hybridize_cache,
+    kv_bytes,
+    kv_entries,
+)
+from bosch.hybrid.models import deploy
+from tests.model_factory import MIXED, random_tokens, same_mask, tiny_model
+
+NUM_FULL = [sum(row) for row in MIXED]  # of 4 groups
+
+
+def hybrid(window_tokens: int, z: object = MIXED) -> PreTrainedModel:
+    return deploy(tiny_model("qwen3"), z, window_tokens)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def read(model: PreTrainedModel, ids: Tensor, cache: object = None) -> object:
+    return model(ids, past_key_values=cache, use_cache=True)
+
+
+# ------------------------------------------------------------------------------------- what is held
+
+
+@pytest.mark.parametrize("window_tokens", [1, 2, 16, 64])
+def test_after_a_prompt_exactly_the_needed_entries_are_alive(window_tokens: int) -> None:
+    model = hybrid(window_tokens)
+    for length in sorted({1, 7, window_tokens, window_tokens + 1, 70, 400}):
+        cache = read(model, random_tokens(1, length)).past_key_values
+        expected = [n * length + (4 - n) * min(length, window_tokens - 1) for n in NUM_FULL]
+        assert kv_entries(cache) == expected
+        assert kv_bytes(cache) == sum(expected) * 2 * 16 * 4  # keys and values, head size, float32
+
+
+def test_entries_stay_exact_token_by_token_and_in_batches() -> None:
+    model, window = hybrid(16), 16
+    cache = read(model, random_tokens(2, 10)).past_key_values
+    for length in range(11, 40):
+        read(model, random_tokens(2, 1), cache)
+        assert kv_entries(cache) == [
+            n * length + (4 - n) * min(length, window - 1) for n in NUM_FULL
+        ]
+    assert kv_bytes(cache) == sum(kv_entries(cache)) * 2 * 16 * 4 * 2
+
+
+def test_a_long_prompt_leaves_no_hidden_copy() -> None:
+    """Memory, not only views: the rolling part may keep some spare room, never the prompt."""
+    model, length = hybrid(16), 3000
+    cache = read(model, random_tokens(1, length)).past_key_values
+    for layer in cache.layers:
+        allocated = sum(
+            x.untyped_storage().nbytes() for x in (layer.window.keys, layer.window.values)
+        )
+        assert allocated == layer.window.keys.shape[1] * 15 * 16 * 4 * 2
+
+
+def test_a_static_cache_holds_window_slots() -> None:
+    model = hybrid(16)
+    cache = StaticCache(model.config, max_cache_len=50)
+    read(model, random_tokens(1, 30), cache)
+    assert kv_entries(cache) == [n * 50 + (4 - n) * 16 for n in NUM_FULL]
+
+
+def test_a_token_at_a_long_context_does_not_move_the_cache() -> None:
+    layer = GrowingLayer()
+    states = torch.randn(1, 2, 1000, 4)
+    addresses = set()
+    with torch.no_grad():
+        layer.update(states, states)
+        for _ in range(2000):
+            keys, _ = layer.update(states[:, :, :1], states[:, :, :1])
+            addresses.add(keys.data_ptr())
+    assert layer.get_seq_length() == 3000
+    assert len(addresses) <= 8  # 2000 tokens, moved only where a buffer a quarter larger was needed
+    torch.testing.assert_close(keys[:, :, :1000], states, rtol=0, atol=0)
+
+
+# ----------------------------------------------------------------------------- pieces and the whole
+
+
+@pytest.mark.parametrize("window_tokens", [1, 2, 16])
+@pytest.mark.parametrize("kind", ["dynamic", "bare", "static"])
+@pytest.mark.parametrize("z", ["mixed", "all windowed", "all full"])
+def test_any_pieces_give_the_logits_of_the_whole(window_tokens: int, kind: str, z: str) -> None:
+    plain = tiny_model("qwen3")
+    mask = {"mixed": MIXED, "all windowed": same_mask(0, plain), "all full": same_mask(1, plain)}[z]
+    model = deploy(plain, mask, window_tokens).double()
+    ids = random_tokens(2, 60)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        for pieces in ([60], [1] * 60, [15, 16, 17, 12], [7, 1, 1, 30, 2, 19]):
+            cache = {
+                "dynamic": lambda: DynamicCache(config=model.config),
+                "bare": DynamicCache,
+                "static": lambda: StaticCache(model.config, max_cache_len=64),
+            }[kind]()
+            parts = [read(model, piece, cache).logits for piece in ids.split(pieces, dim=1)]
+            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-10, atol=1e-10)
+            assert isinstance(cache.layers[0], HybridLayer)
+
+
+@pytest.mark.parametrize("z", ["mixed", "all windowed"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_left_padding_survives_pieces(kind: str, z: str) -> None:
+    plain = tiny_model("qwen3")
+    model = deploy(plain, MIXED if z == "mixed" else same_mask(0, plain), 16).double()
+    ids, attention_mask = random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
+    attention_mask[0, :23] = 0
+    positions = (attention_mask.cumsum(-1) - 1).clamp_min(0)
+    with torch.no_grad():
+        whole = model(
+            ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+        ).logits
+        cache = (
+            StaticCache(model.config, 64) if kind == "static" else DynamicCache(config=model.config)
+        )
+        parts, stop = [], 0
+        for size in (10, 30, 1, 1, 18):
+            start, stop = stop, stop + size
+            parts.append(
+                model(
+                    ids[:, start:stop],
+                    attention_mask=attention_mask[:, :stop],
+                    position_ids=positions[:, start:stop],
+                    past_key_values=cache,
+                ).logits
+            )
+    got = torch.cat(parts, dim=1)
+    torch.testing.assert_close(got[1], whole[1], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got[0, 23:], whole[0, 23:], rtol=1e-10, atol=1e-10)
+
+
+def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
+    plain = tiny_model("qwen3")
+    model = deploy(plain, same_mask(1, plain), 8).double()
+    filled = DynamicCache(config=plain.config)
+    ids = random_tokens(1, 40)
+    with torch.no_grad():
+        plain.double()(ids[:, :25], past_key_values=filled)  # the same model: every group is full
+        rest = model(ids[:, 25:], past_key_values=filled).logits
+        torch.testing.assert_close(rest, model(ids).logits[:, 25:], rtol=1e-10, atol=1e-10)
+        static = StaticCache(plain.config, max_cache_len=50)
+        plain(ids, past_key_values=static)
+    with pytest.raises(ValueError, match="was filled before"):
+        read(model, ids[:, :1], static)
+
+
+def test_gradients_flow_through_a_cache() -> None:
+    model, ids = hybrid(8).double(), random_tokens(1, 30)
+    expected = torch.autograd.grad(
+        model(ids, use_cache=False).logits.sum(), model.model.embed_tokens.weight
+    )[0]
+    cache = DynamicCache(config=model.config)
+    pieces = [
+        model(piece, past_key_values=cache, use_cache=True).logits
+        for piece in ids.split([11, 1, 18], dim=1)
+    ]
+    got = torch.autograd.grad(torch.cat(pieces, dim=1).sum(), model.model.embed_tokens.weight)[0]
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+# --------------------------------------------------------------------------------------- operations
+
+
+def filled_layer(window_tokens: int, length: int, record: bool = False) -> RollingLayer:
+    layer = RollingLayer(window_tokens)
+    layer.record_past = record
+    states = torch.arange(length, dtype=torch.float32).view(1, 1, length, 1).expand(2, 1, length, 1)
+    with torch.no_grad():
+        layer.update(states, states)
+    return layer
+
+
+@pytest.mark.parametrize("window_tokens", [1, 2, 5])
+def test_recorded_tokens_can_be_taken_back(window_tokens: int) -> None:
+    layer = filled_layer(window_tokens, 20, record=True)
+    layer.crop(-3)
+    assert layer.get_seq_length() == 17
+    assert layer.keys[0, 0, :, 0].tolist() == list(range(17 - (window_tokens - 1), 17))
+    layer.crop(0)
+    assert layer.num_held == window_tokens - 1
+
+
+def test_tokens_that_were_not_recorded_cannot_be_taken_back() -> None:
+    layer = filled_layer(5, 20)
+    layer.crop(0)
+    with pytest.raises(RuntimeError, match="activate_past_recording"):
+        layer.crop(-1)
+    short = filled_layer(5, 4)
+    short.crop(-2)
+    assert short.keys[0, 0, :, 0].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="negative"):
+        short.crop(1)
+
+
+def test_batch_operations_move_both_parts() -> None:
+    model = hybrid(8)
+    cache = read(model, random_tokens(2, 20)).past_key_values
+    before = [[x.clone() for x in (*layer.keys, *layer.values)] for layer in cache.layers]
+
+    def check(rows: list[int]) -> None:
+        for layer, tensors in zip(cache.layers, before, strict=True):
+            for now, then in zip((*layer.keys, *layer.values), tensors, strict=True):
+                assert torch.equal(now, then[rows])
+
+    cache.reorder_cache(torch.tensor([1, 0]))
+    check([1, 0])
+    cache.batch_repeat_interleave(2)
+    check([1, 1, 0, 0])
+    cache.batch_select_indices(torch.tensor([0, 3]))
+    check([1, 0])
+    cache.layers[0].offload()
+    cache.layers[0].prefetch()
+    check([1, 0])
+    cache.reset()
+    assert kv_entries(cache) == [0, 0, 0]
+    assert cache.get_seq_length() == 0
+
+
+def test_a_cache_of_another_window_is_refused() -> None:
+    model = hybrid(16)
+    cache = read(model, random_tokens(1, 20)).past_key_values
+    model.config.bosch["window"] = 8
+    with pytest.raises(ValueError, match="made for a window of 16 tokens"):
+        read(model, random_tokens(1, 1), cache)
+    assert kv_entries(read(model, random_tokens(1, 20)).past_key_values) == [
+        n * 20 + (4 - n) * 7 for n in NUM_FULL
+    ]
+
+
+def test_a_cache_filled_in_inference_mode_can_be_continued_outside() -> None:
+    model, ids = hybrid(8), random_tokens(1, 30)
+    with torch.inference_mode():
+        cache = model(ids[:, :20]).past_key_values
+    with torch.no_grad():
+        rest = model(ids[:, 20:], past_key_values=cache).logits
+        torch.testing.assert_close(rest, model(ids).logits[:, 20:], rtol=1e-4, atol=1e-4)
+
+
+def test_masks_kept_from_inference_mode_serve_training() -> None:
+    model, ids = hybrid(5), random_tokens(1, 131)
+    with torch.inference_mode():
+        model(ids)
+    model.train()(ids, labels=ids).loss.backward()
+
+
+def test_a_quantized_cache_quantizes_the_full_part_only() -> None:
+    pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
+    from transformers import QuantizedCache
+
+    model = hybrid(16)
+    cache = hybridize_cache(
+        QuantizedCache(backend="quanto", config=model.config, nbits=4), model.config
+    )
+    ids = random_tokens(1, 200)
+    quantized = read(model, ids[:, :150], cache).logits
+    assert torch.equal(
+        quantized, read(model, ids[:, :150]).logits
+    )  # the first piece is attended as it is
+    assert read(model, ids[:, 150:], cache).logits.isfinite().all()
+    assert cache.layers[0].window.num_held == 15

@@ -1,0 +1,249 @@
+"""Every lossless way of generating gives the tokens of recomputation without a cache."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
+
+from bosch.hybrid.cache import HybridLayer, kv_entries
+from bosch.hybrid.models import deploy
+from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
+
+WINDOW = 16
+NEW_TOKENS = 12
+
+
+def hybrid(family: str = "qwen3", window_tokens: int = WINDOW, z: Any = MIXED) -> PreTrainedModel:
+    model = deploy(tiny_model(family), z, window_tokens)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@torch.no_grad()
+def recomputed(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Greedy tokens, each from a forward pass over everything before it, without a cache."""
+    mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+    for _ in range(NEW_TOKENS):
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+    return ids
+
+
+def generate(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
+    kwargs = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": NEW_TOKENS,
+        "do_sample": False,
+        **kwargs,
+    }
+    out: Tensor = model.generate(ids, **kwargs)
+    return out
+
+
+Way = Callable[[PreTrainedModel, Tensor], Tensor]
+
+
+def with_chunks(size: int) -> Way:
+    return lambda model, ids: generate(model, ids, prefill_chunk_size=size)
+
+
+def static(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    return generate(model, ids, cache_implementation="static", disable_compile=True)
+
+
+def static_in_chunks(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    return generate(
+        model, ids, cache_implementation="static", disable_compile=True, prefill_chunk_size=7
+    )
+
+
+def own_dynamic_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    cache = DynamicCache()
+    out = generate(model, ids, past_key_values=cache)
+    assert isinstance(cache.layers[0], HybridLayer)  # made ours: it saves memory too
+    return out
+
+
+def own_static_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    cache = StaticCache(model.config, max_cache_len=ids.shape[1] + NEW_TOKENS)
+    return generate(model, ids, past_key_values=cache, disable_compile=True)
+
+
+def continued(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    first = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=5,
+        do_sample=False,
+        return_dict_in_generate=True,
+    )
+    return generate(
+        model, first.sequences, past_key_values=first.past_key_values, max_new_tokens=NEW_TOKENS - 5
+    )
+
+
+def assisted(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """By a model whose guesses are often wrong: its tokens are taken back from both caches."""
+    return generate(model, ids, assistant_model=assistant(model))
+
+
+def assisted_by_itself(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    return generate(model, ids, assistant_model=model)
+
+
+def prompt_lookup(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    return generate(model, ids, prompt_lookup_num_tokens=3)
+
+
+def assistant(model: PreTrainedModel) -> PreTrainedModel:
+    made = hybrid(model.config.model_type.removeprefix("bosch_"), window_tokens=5)
+    with torch.no_grad():
+        for weights, theirs in zip(made.parameters(), model.parameters(), strict=True):
+            weights.copy_(theirs + 0.02 * torch.randn_like(theirs))
+    return made
+
+
+ANY_BATCH = {
+    "dynamic": generate,
+    "chunks of 7": with_chunks(7),
+    "chunks of 16": with_chunks(16),
+    "chunks of 50": with_chunks(50),
+    "static": static,
+    "static in chunks": static_in_chunks,
+    "own dynamic cache": own_dynamic_cache,
+    "own static cache": own_static_cache,
+    "continued": continued,
+}
+ONE_ROW = {
+    "assisted": assisted,
+    "assisted by itself": assisted_by_itself,
+    "prompt lookup": prompt_lookup,
+}
+WAYS: dict[str, Way] = {**ANY_BATCH, **ONE_ROW}
+
+
+@pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 50])
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_every_way_gives_the_recomputed_tokens(way: str, length: int) -> None:
+    model, ids = hybrid(), random_tokens(1, length)
+    assert torch.equal(WAYS[way](model, ids), recomputed(model, ids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_every_way_gives_the_recomputed_tokens_in_every_family(way: str, family: str) -> None:
+    for window_tokens in (1, WINDOW):
+        model = hybrid(family, window_tokens)
+        for length in (1, WINDOW - 1, WINDOW, WINDOW + 1, 32, 33, 150):
+            ids = random_tokens(1, length, seed=length)
+            assert torch.equal(WAYS[way](model, ids), recomputed(model, ids)), (
+                window_tokens,
+                length,
+            )
+
+
+@pytest.mark.parametrize("way", ["dynamic", "chunks of 7", "static", "assisted"])
+@pytest.mark.parametrize("window_tokens", [1, 2])
+def test_tiny_windows_work(way: str, window_tokens: int) -> None:
+    model, ids = hybrid(window_tokens=window_tokens), random_tokens(1, 20)
+    assert torch.equal(WAYS[way](model, ids), recomputed(model, ids))
+
+
+@pytest.mark.parametrize(
+    "way", ["dynamic", "chunks of 7", "static", "static in chunks", "prompt lookup"]
+)
+@pytest.mark.parametrize("bit", [0, 1])
+def test_layers_of_one_kind_work(way: str, bit: int) -> None:
+    model, ids = hybrid(z=[[bit] * 4] * 3), random_tokens(1, 40)
+    assert torch.equal(WAYS[way](model, ids), recomputed(model, ids))
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"prefill_chunk_size": 7}, {"cache_implementation": "static"}]
+)
+def test_left_padded_batches_give_the_tokens_of_each_row_alone(kwargs: dict[str, Any]) -> None:
+    model, ids = hybrid(), random_tokens(3, 40)
+    attention_mask = torch.ones_like(ids)
+    attention_mask[0, :11] = 0
+    attention_mask[1, :39] = 0
+    out = generate(model, ids, attention_mask=attention_mask, disable_compile=True, **kwargs)
+    assert torch.equal(out, recomputed(model, ids, attention_mask))
+    for row, num_padding in enumerate((11, 39, 0)):
+        alone = recomputed(model, ids[row : row + 1, num_padding:])
+        assert torch.equal(out[row, num_padding:], alone[0])
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"num_beams": 3}, {"do_sample": True, "top_k": 20}, {"num_beams": 2, "do_sample": True}],
+)
+def test_beams_and_samples_are_those_without_a_cache(kwargs: dict[str, Any]) -> None:
+    model, ids = hybrid(), random_tokens(2, 30)
+    results = []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        results.append(generate(model, ids, use_cache=use_cache, **kwargs))
+    assert torch.equal(*results)
+
+
+def test_a_returned_cache_holds_what_it_must() -> None:
+    model, ids = hybrid(), random_tokens(1, 40)
+    out = model.generate(
+        ids, max_new_tokens=NEW_TOKENS, do_sample=False, return_dict_in_generate=True
+    )
+    length = 40 + NEW_TOKENS - 1  # the last token was never read
+    assert kv_entries(out.past_key_values) == [
+        sum(row) * length + (4 - sum(row)) * (WINDOW - 1) for row in MIXED
+    ]
+
+
+def compiled(backend: Any, **kwargs: Any) -> CompileConfig:
+    torch.compiler.reset()
+    config = CompileConfig(backend=backend, mode=None, **kwargs)
+    config._compile_all_devices = True  # generate compiles on GPUs only, unless told
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(family: str) -> None:
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    model, ids = hybrid(family), random_tokens(1, 30)
+    model.config._experts_implementation = "batched_mm"  # the plain loop over experts breaks graphs
+    settings = compiled(count, fullgraph=True)
+    out = generate(model, ids, cache_implementation="static", compile_config=settings)
+    assert torch.equal(out, recomputed(model, ids))
+    assert 1 <= len(graphs) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
+def test_inductor_gives_the_recomputed_tokens() -> None:
+    model, ids = hybrid(), random_tokens(1, 30)
+    settings = compiled("inductor", fullgraph=True)
+    out = generate(model, ids, cache_implementation="static", compile_config=settings)
+    assert torch.equal(out, recomputed(model, ids))
+
+
+@pytest.mark.slow
+def test_a_compiled_prefill_in_chunks_gives_the_recomputed_tokens() -> None:
+    model, ids = hybrid(), random_tokens(1, 30)
+    out = generate(
+        model,
+        ids,
+        cache_implementation="static",
+        prefill_chunk_size=10,
+        compile_config=compiled("aot_eager"),
+    )
+    assert torch.equal(out, recomputed(model, ids))
