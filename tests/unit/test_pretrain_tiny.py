@@ -1,0 +1,76 @@
+"""Training of the embedded model: it runs, it resumes, and a kill leaves no trace in the weights."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from recipes.pretrain_tiny import TinyPlan, eight_layers, initialize, phase_at, smoke, two_layers
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "recipes/pretrain_tiny.py", "--preset", "smoke", "--out", str(out)]
+    return subprocess.Popen(
+        [*command, "--save-every", "1", "--report-every", "1"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_killed_and_resumed_it_ends_bit_identical(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    output, errors = start(whole).communicate()
+    assert "step 8/8" in output, errors
+
+    process = start(killed)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 5/8"):
+            process.kill()
+            break
+    process.communicate()
+    assert not (killed / "model").exists()
+    output, errors = start(killed).communicate()
+    assert "step 8/8" in output, errors
+    assert "step 4/8" not in output
+
+    for name in ("model/model.safetensors", "tokenizer.json", "log.jsonl"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    model = AutoModelForCausalLM.from_pretrained(killed / "model")
+    assert model.config.num_key_value_heads == 8
+
+
+@pytest.mark.parametrize("plan", [eight_layers(), two_layers(), smoke()])
+def test_every_step_has_a_phase_and_the_rate_starts_and_ends_low(plan: TinyPlan) -> None:
+    rates = [phase_at(plan, step)[1] for step in range(plan.num_steps)]
+    assert rates[0] < 0.2 * max(rates)
+    assert rates[-1] < 0.5 * max(rates)
+    with pytest.raises(ValueError, match="behind the last phase"):
+        phase_at(plan, plan.num_steps)
+
+
+def test_the_models_keep_the_size_they_promise() -> None:
+    for plan, layers in ((eight_layers(), 8), (two_layers(), 2)):
+        assert plan.model.num_hidden_layers == layers
+        assert plan.model.num_attention_heads == 16
+        model = AutoModelForCausalLM.from_config(plan.model)
+        assert sum(parameter.numel() for parameter in model.parameters()) < 3_000_000
+
+
+def test_initialization_is_a_function_of_the_seed() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        model = AutoModelForCausalLM.from_config(smoke().model)
+        initialize(model, seed)
+        return model.model.layers[0].mlp.up_proj.weight.detach()
+
+    assert weights(1).equal(weights(1))
+    assert not weights(1).equal(weights(2))
