@@ -130,23 +130,26 @@ def score(
 
 
 def ruler_scores(
-    model: Any, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]
+    model: Any, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], batch: int = 16
 ) -> list[float]:
     """RULER's string match of greedy generation, 40 new tokens. An answer that teacher forcing
     finds right is what greedy generation would begin with, so only the others are generated."""
-    scores = []
-    for example, outcome in zip(examples, score(model, examples), strict=True):
-        if outcome.right:
-            scores.append(1.0)
-            continue
-        prompt = torch.tensor([example.prompt_ids])
+    scores = [float(outcome.right) for outcome in score(model, examples)]
+    missed = [index for index, value in enumerate(scores) if value == 0]
+    missed.sort(key=lambda index: len(examples[index].prompt_ids))
+    for start in range(0, len(missed), batch):
+        rows = [examples[index] for index in missed[start : start + batch]]
+        longest = max(len(row.prompt_ids) for row in rows)
+        ids = torch.full((len(rows), longest), tokenizer.pad_token_id)
+        for row_ids, row in zip(ids, rows, strict=True):
+            row_ids[longest - len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
         made = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, do_sample=False
+            ids, attention_mask=(ids != tokenizer.pad_token_id).long(), max_new_tokens=40
         )
-        text = str(tokenizer.decode(made[0, prompt.shape[1] :], skip_special_tokens=True)).lower()
-        scores.append(
-            sum(output.lower() in text for output in example.outputs) / len(example.outputs)
-        )
+        texts = tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
+        for index, text, row in zip(missed[start:], texts, rows, strict=False):
+            found = [output.lower() in text.lower() for output in row.outputs]
+            scores[index] = sum(found) / len(found)
     return scores
 
 
@@ -288,6 +291,62 @@ class Masks:
             rows.add(f"without group {layer}.{group}", partial(measure, z))
 
 
+@dataclass(frozen=True)
+class Tables:
+    """The model card's tables, in Markdown, from the rows that `scores` and `masks` wrote."""
+
+    scores: Path | None = None
+    masks: Path | None = None
+
+    def run(self) -> None:
+        if self.scores:
+            print("\n".join(score_table(read_rows(self.scores))), end="\n\n")
+        if self.masks:
+            print("\n".join(mask_table(read_rows(self.masks))))
+
+
+def read_rows(path: Path) -> dict[str, dict]:
+    return {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
+def score_table(rows: dict[str, dict]) -> list[str]:
+    """A line a task, a column a length, full attention and then everything windowed."""
+    lines = []
+    for kind in ("niah", "tasks"):
+        names = [name for name in rows if f" {kind}" in name]
+        lines += ["", "| % | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+        for task in ["mean", *rows[names[0]]["scores"], *rows[names[0]].get("categories", {})]:
+            cells = []
+            for name in names:
+                row = rows[name]
+                value = {"mean": row["mean"], **row["scores"], **row.get("categories", {})}[task]
+                cells.append(f"{value:.1f}")
+            lines.append(f"| {task} | " + " | ".join(cells) + " |")
+    return lines[1:]
+
+
+def mask_table(rows: dict[str, dict]) -> list[str]:
+    """One line a family of masks: how many, mean, least and most of NIAH and toy LongBench
+    together, and the mean log-probability of the answers."""
+    families: dict[str, list[dict]] = {}
+    for name, row in rows.items():
+        words = name.split(" ")
+        family = "layers kept" if words[0] == "layers" else " ".join(words[:2])
+        families.setdefault(family, []).append(row)
+    lines = [
+        "| masks | number | mean | least | most | log-probability |",
+        "|---|---|---|---|---|---|",
+    ]
+    for family, members in families.items():
+        means = [row["mean"] for row in members]
+        log_probability = mean(row["log_probability"] for row in members)
+        lines.append(
+            f"| {family} | {len(members)} | {mean(means):.1f} | {min(means):.1f} "
+            f"| {max(means):.1f} | {log_probability:.2f} |"
+        )
+    return lines
+
+
 def summary(examples: Sequence[Example], outcomes: Sequence[Outcome]) -> dict:
     scores = by_task(examples, (float(outcome.right) for outcome in outcomes))
     needles = mean(scores[name] for name in PAPER_TASKS)
@@ -352,7 +411,8 @@ class Rows:
 def main() -> None:
     command = tyro.cli(
         Annotated[Scores, tyro.conf.subcommand("scores")]
-        | Annotated[Masks, tyro.conf.subcommand("masks")],
+        | Annotated[Masks, tyro.conf.subcommand("masks")]
+        | Annotated[Tables, tyro.conf.subcommand("tables")],
         description=__doc__,
     )
     command.run()

@@ -7,27 +7,38 @@ over many groups, then plain language modeling. Run the same command again and i
 next step; the end is the same, bit for bit.
 """
 
+import copy
 import hashlib
 import json
 import math
 import os
+import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import bosch  # noqa: F401  registers the attention whose groups can be windowed
+from bosch.errors import exit_on_user_error
 from data.toy_world.lessons import LessonWriter, Mixture
 from data.toy_world.tokenizer import train_tokenizer
 
 VOCABULARY_SIZE = 2048
 WINDOW_TOKENS = 64
 NUM_GROUPS = 8
+CHECKPOINT_FILE = "checkpoint.pt"
+TRAINING_FILE = "training.json"  # beside a shipped model: the step of the plan it stands at
 # Of the tokens that are no answer, those whose loss is computed: the head is a fifth of a step.
 TEXT_ROWS_SHARE = 0.25
 
@@ -43,9 +54,11 @@ class Phase:
     mixture: Mixture
     rate: tuple[float, float] = (1.0, 1.0)
     text_weight: float = 0.05
-    most_windowed: float = (
-        0.0  # every group is windowed with probability p, p drawn anew each step from [0, this]
-    )
+    # Every group is windowed with probability p, p drawn anew each step from [0, this].
+    most_windowed: float = 0.0
+    # Weights are rounded to bf16 and the optimizers begin anew: exactly what is left when training
+    # goes on from a shipped model (--start-from).
+    from_shipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,19 +76,26 @@ class TinyPlan:
         return sum(phase.steps for phase in self.phases)
 
     def fingerprint(self, step: int) -> str:
-        """Of all that decided the weights after `step` steps: phases still to come may be
-        changed."""
+        """Of all that decided the weights after `step` steps: phases still to come may change."""
         phases = []
         for phase in self.phases:
             if step <= 0:
                 break
-            phases.append(asdict(phase))
+            phases.append(changed_settings(phase))
             step -= phase.steps
         settings: dict[str, Any] = {"model": self.model.to_diff_dict(), "phases": phases}
         settings |= {"tokens_per_step": self.tokens_per_step, "seed": self.seed}
-        return hashlib.sha256(
-            json.dumps(settings, sort_keys=True, default=str).encode()
-        ).hexdigest()[:16]
+        text = json.dumps(settings, sort_keys=True, default=changed_settings)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def changed_settings(settings: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults: a field added later changes no fingerprint."""
+    return {
+        field.name: getattr(settings, field.name)
+        for field in fields(settings)
+        if getattr(settings, field.name) != field.default
+    }
 
 
 def model_config(num_layers: int) -> Qwen3Config:
@@ -99,6 +119,7 @@ def model_config(num_layers: int) -> Qwen3Config:
 EARLY = Mixture(simple_recall=0.3, recall=0.7)
 MIDDLE = Mixture(simple_recall=0.05, recall=0.45, needles=0.3, tasks=0.2)
 LATE = Mixture(recall=0.2, needles=0.4, tasks=0.35, essays=0.05)
+PRACTICED = Mixture(recall=0.1, needles=0.35, tasks=0.15, essays=0.05, practice=0.35)
 
 
 def eight_layers() -> TinyPlan:
@@ -110,10 +131,11 @@ def eight_layers() -> TinyPlan:
             Phase("recall-128", 300, 128, EARLY),
             Phase("tasks-256", 300, 256, MIDDLE),
             Phase("tasks-512", 500, 512, LATE),
-            Phase("tasks-1024", 300, 1024, LATE, rate=(1.0, 0.5)),
-            Phase("dropout-512", 250, 512, LATE, rate=(0.5, 0.3), most_windowed=0.5),
-            Phase("tasks-2048", 200, 2048, LATE, rate=(0.3, 0.1)),
-            Phase("text-1024", 150, 1024, LATE, rate=(0.1, 0.01), text_weight=1.0),
+            Phase("practice-512", 350, 512, PRACTICED),
+            Phase("practice-1024", 500, 1024, PRACTICED, rate=(0.6, 0.3)),
+            Phase("dropout-512", 200, 512, PRACTICED, rate=(0.3, 0.2), most_windowed=0.5),
+            Phase("practice-2048", 250, 2048, PRACTICED, rate=(0.2, 0.08)),
+            Phase("text-1024", 100, 1024, PRACTICED, rate=(0.08, 0.01), text_weight=1.0),
         ),
     )
 
@@ -139,7 +161,7 @@ def smoke() -> TinyPlan:
             Phase("recall-64", 2, 64, Mixture(simple_recall=1.0), rate=(0.1, 1.0)),
             Phase("tasks-128", 2, 128, LATE),
             Phase("dropout-128", 2, 128, LATE, most_windowed=0.8),
-            Phase("text-128", 2, 128, LATE, text_weight=1.0, rate=(1.0, 0.1)),
+            Phase("text-128", 2, 128, LATE, (1.0, 0.1), text_weight=1.0, from_shipped=True),
         ),
         tokens_per_step=512,
         tokenizer_texts=100,
@@ -173,12 +195,12 @@ def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def phase_at(plan: TinyPlan, step: int) -> tuple[Phase, float]:
-    """The phase of a step and its factor on the learning rate: a pure function of the step."""
+def phase_at(plan: TinyPlan, step: int) -> tuple[Phase, float, bool]:
+    """The phase of a step, its factor on the learning rate, and whether the step is its first."""
     for phase in plan.phases:
         if step < phase.steps:
             first, last = phase.rate
-            return phase, first * (last / first) ** (step / phase.steps)
+            return phase, first * (last / first) ** (step / phase.steps), step == 0
         step -= phase.steps
     raise ValueError(f"step {step} lies behind the last phase")
 
@@ -213,76 +235,145 @@ def training_loss(
 
 
 @torch.no_grad()
-def answer_accuracy(
+def answers_right(
     model: Qwen3ForCausalLM, writer: LessonWriter, length: int, mixture: Mixture
 ) -> float:
-    """Share of the answer tokens of held-out lessons that are the arg-max."""
+    """Share of the answers of held-out lessons whose every token is the arg-max."""
     ids, weights = writer.batch(0, max(1, 8192 // length), length, mixture, 0.0)
     predicted = model(ids[:, :-1], use_cache=False).logits.argmax(-1)
-    is_answer = weights[:, 1:] == 1
-    return float((predicted == ids[:, 1:])[is_answer].float().mean())
+    is_answer = (weights[:, 1:] == 1).flatten()
+    wrong = (predicted != ids[:, 1:]).flatten() & is_answer
+    starts = is_answer & ~torch.cat([is_answer.new_zeros(1), is_answer[:-1]])
+    answer_of_token = starts.cumsum(0) - 1
+    wrong_answers = answer_of_token[wrong].unique().numel()
+    return 1 - wrong_answers / int(starts.sum())
 
 
-def train(
-    plan: TinyPlan, out: Path, save_every: int, report_every: int, stop_after_minutes: float
-) -> Qwen3ForCausalLM:
-    tokenizer = load_or_train_tokenizer(out, plan)
-    model = Qwen3ForCausalLM(plan.model)
-    initialize(model, plan.seed)
-    if any(phase.most_windowed for phase in plan.phases):
-        model.set_attn_implementation("bosch")
-    optimizers = build_optimizers(model)
-    peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    writer, held_out = (
-        LessonWriter(tokenizer, plan.seed),
-        LessonWriter(tokenizer, plan.seed, "calibration"),
-    )
-    step = load_checkpoint(out, plan, model, optimizers)
-    keep_log_lines(out / "log.jsonl", step)
-    began, began_step, losses = time.monotonic(), step, []
-    while step < plan.num_steps:
-        phase, factor = phase_at(plan, step)
-        for optimizer, group_peaks in zip(optimizers, peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, group_peaks, strict=True):
+class Training:
+    """A model on its way through a plan: its weights, its optimizers, and the steps done."""
+
+    def __init__(self, plan: TinyPlan):
+        self.plan, self.step = plan, 0
+        self.model = Qwen3ForCausalLM(plan.model)
+        self.model.set_attn_implementation("bosch")
+        initialize(self.model, plan.seed)
+        self.start_optimizers()
+
+    def start_optimizers(self) -> None:
+        self.optimizers = build_optimizers(self.model)
+        self._peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
+
+    def take_step(self, writer: LessonWriter) -> float:
+        """One step of the plan; its loss."""
+        phase, factor, is_first = phase_at(self.plan, self.step)
+        if is_first and phase.from_shipped:
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter.copy_(parameter.bfloat16())
+            self.start_optimizers()
+        for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
-        sequences = max(1, plan.tokens_per_step // phase.length)
-        ids, weights = writer.batch(step, sequences, phase.length, phase.mixture, phase.text_weight)
-        loss = training_loss(model, ids, weights, draw_group_mask(plan, phase, step), step)
+        sequences = max(1, self.plan.tokens_per_step // phase.length)
+        ids, weights = writer.batch(
+            self.step, sequences, phase.length, phase.mixture, phase.text_weight
+        )
+        z = draw_group_mask(self.plan, phase, self.step)
+        loss = training_loss(self.model, ids, weights, z, self.step)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(loss.item())
-        step += 1
-        if step % report_every == 0 or step == plan.num_steps:
-            accuracy = answer_accuracy(model, held_out, phase.length, phase.mixture)
-            seconds = (time.monotonic() - began) / (step - began_step)
-            line = {
-                "step": step,
-                "phase": phase.name,
-                "loss": sum(losses) / len(losses),
-                "answers": accuracy,
-            }
+        self.step += 1
+        return loss.item()
+
+    def save(self, path: Path) -> None:
+        state = {"plan": self.plan.fingerprint(self.step), "step": self.step}
+        state |= {"model": self.model.state_dict()}
+        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
+        temporary = path.with_suffix(".new")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        self._check_plan(path, state)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step = int(state["step"])
+
+    def publish(self, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+        """The model as it ships: bf16 weights, tokenizer, and where in the plan it stands."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {
+            name: value.bfloat16()
+            for name, value in self.model.state_dict().items()
+            if name != "lm_head.weight"  # tied to the embeddings
+        }
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        config = copy.deepcopy(self.plan.model)
+        config.architectures, config.dtype = ["Qwen3ForCausalLM"], "bfloat16"
+        config.save_pretrained(folder)
+        GenerationConfig(
+            eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+        ).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        state = {"step": self.step, "plan": self.plan.fingerprint(self.step)}
+        (folder / TRAINING_FILE).write_text(json.dumps(state) + "\n")
+
+    def load_published(self, folder: Path) -> None:
+        """Go on from a shipped model, at a phase that begins from one."""
+        state = json.loads((folder / TRAINING_FILE).read_text())
+        self._check_plan(folder, state)
+        phase, _, is_first = phase_at(self.plan, state["step"])
+        if not (is_first and phase.from_shipped):
+            raise ValueError(
+                f"{folder} stands at step {state['step']}, where the plan has no phase that begins "
+                "from a shipped model. Train from nothing instead."
+            )
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        self.model.load_state_dict(weights)
+        self.step = state["step"]
+
+    def _check_plan(self, path: Path, state: dict[str, Any]) -> None:
+        if state["plan"] != self.plan.fingerprint(state["step"]):
+            raise ValueError(f"{path} belongs to another plan; name another --out or --preset.")
+
+
+def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Options") -> Training:
+    """To the end of the plan, or to the end of the time given."""
+    plan, out = training.plan, options.out
+    writer = LessonWriter(tokenizer, plan.seed)
+    held_out = LessonWriter(tokenizer, plan.seed, "calibration")
+    keep_log_lines(out / "log.jsonl", training.step)
+    began, first_step, losses = time.monotonic(), training.step, []
+    last_step = plan.num_steps if options.until_step is None else options.until_step
+    while training.step < last_step:
+        phase = phase_at(plan, training.step)[0]
+        losses.append(training.take_step(writer))
+        is_last = training.step == last_step
+        if training.step % options.report_every == 0 or is_last:
+            right = answers_right(training.model, held_out, phase.length, phase.mixture)
+            loss, losses = sum(losses) / len(losses), []
+            seconds = (time.monotonic() - began) / (training.step - first_step)
             print(
-                f"step {step}/{plan.num_steps} {phase.name}: loss {line['loss']:.3f}, held-out "
-                f"answer tokens right {accuracy:.1%}, {seconds:.2f} s a step, "
-                f"{seconds * (plan.num_steps - step) / 60:.0f} min to go",
+                f"step {training.step}/{last_step} {phase.name}: loss {loss:.3f}, held-out "
+                f"answers right {right:.1%}, {seconds:.2f} s a step, "
+                f"{seconds * (last_step - training.step) / 60:.0f} min to go",
                 flush=True,
             )
+            line = {"step": training.step, "phase": phase.name, "loss": loss, "answers": right}
             with open(out / "log.jsonl", "a") as log:
                 log.write(json.dumps(line) + "\n")
-            losses = []
-        late = time.monotonic() - began > stop_after_minutes * 60
-        if step % save_every == 0 or step == plan.num_steps or late:
-            save_checkpoint(out, plan, model, optimizers, step)
-        if late:
-            print(
-                f"stopped after {stop_after_minutes:g} minutes at step {step}; run again to go on",
-                flush=True,
-            )
+        is_late = time.monotonic() - began > options.stop_after_minutes * 60
+        if training.step % options.save_every == 0 or is_last or is_late:
+            training.save(out / CHECKPOINT_FILE)
+        if is_late:
             break
-    return model
+    return training
 
 
 def keep_log_lines(path: Path, step: int) -> None:
@@ -299,45 +390,18 @@ def load_or_train_tokenizer(out: Path, plan: TinyPlan) -> PreTrainedTokenizerFas
     return tokenizer
 
 
-def save_checkpoint(
-    out: Path,
-    plan: TinyPlan,
-    model: Qwen3ForCausalLM,
-    optimizers: list[torch.optim.Optimizer],
-    step: int,
-) -> None:
-    state = {"plan": plan.fingerprint(step), "step": step, "model": model.state_dict()}
-    state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-    temporary = out / "checkpoint.pt.new"
-    torch.save(state, temporary)
-    os.replace(temporary, out / "checkpoint.pt")
-
-
-def load_checkpoint(
-    out: Path, plan: TinyPlan, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]
-) -> int:
-    """The step to go on with."""
-    if not (out / "checkpoint.pt").exists():
-        return 0
-    state = torch.load(out / "checkpoint.pt", weights_only=True)
-    if state["plan"] != plan.fingerprint(state["step"]):
-        raise ValueError(
-            f"{out / 'checkpoint.pt'} belongs to another plan; choose another --out, or delete it"
-        )
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    return int(state["step"])
-
-
 @dataclass(frozen=True)
 class Options:
     out: Path
     """Folder of the checkpoint, the log and the finished model."""
     preset: str = "eight-layer"
     """eight-layer, two-layer or smoke."""
+    start_from: Path | None = None
+    """Folder of a shipped model to go on from; None: from nothing."""
     save_every: int = 50
     report_every: int = 50
+    until_step: int | None = None
+    """Publish the model of this step; None: of the last one."""
     stop_after_minutes: float = math.inf
     threads: int = 1
     """Threads to compute with. Another number sums in another order, and ends in other weights."""
@@ -345,14 +409,22 @@ class Options:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    if options.preset not in PRESETS:
+        raise ValueError(f"--preset {options.preset}: there are {', '.join(PRESETS)}.")
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    plan = PRESETS[options.preset]()
-    model = train(
-        plan, options.out, options.save_every, options.report_every, options.stop_after_minutes
-    )
-    model.bfloat16().save_pretrained(options.out / "model")
+    training = Training(PRESETS[options.preset]())
+    if (options.out / CHECKPOINT_FILE).exists():
+        training.load(options.out / CHECKPOINT_FILE)
+    elif options.start_from:
+        shutil.copy(options.start_from / "tokenizer.json", options.out)
+        shutil.copy(options.start_from / "tokenizer_config.json", options.out)
+        training.load_published(options.start_from)
+    tokenizer = load_or_train_tokenizer(options.out, training.plan)
+    train(training, tokenizer, options)
+    training.publish(options.out / "model", tokenizer)
+    print(f"{options.out / 'model'}: step {training.step} of {training.plan.num_steps}")
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_user_error(main, debug=False)

@@ -1,4 +1,5 @@
-"""The toy world as training text: essays and the toy tasks, any number of documents, none with a NIAH template in it."""
+"""The toy world as training text: essays and the toy tasks, any number of documents, none with a
+NIAH template in it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,8 +33,9 @@ class ToyDocuments:
 
 
 def write_document(seed: int, number: int) -> str:
-    """An essay of 60 to 1,500 words, or a toy task with some of its questions answered. The lengths spread evenly on a
-    logarithmic scale: most documents are short, most of the text stands in long ones."""
+    """An essay of 60 to 1,500 words, or a toy task with some of its questions answered. The lengths
+    spread evenly on a logarithmic scale: most documents are short, most of the text stands in long
+    ones."""
     world = World("train", f"documents/{seed}/{number}")
     num_words = int(60 * 25 ** world.rng.random())
     if world.rng.random() < ESSAY_SHARE:
@@ -50,7 +52,8 @@ def write_essay(world: World, num_words: int) -> str:
 
 
 def write_task(world: World, num_words: int) -> str:
-    """The context once, then questions, each in the words of the task's prompt and with its answer."""
+    """The context once, then questions, each in the words of the task's prompt and with its
+    answer."""
     dataset = DATASETS[world.rng.choice(list(DATASETS))]
     scene = dataset.write(world, num_words)
     questions = world.rng.sample(scene.questions, k=min(len(scene.questions), MAX_QUESTIONS))
@@ -61,5 +64,10 @@ def write_task(world: World, num_words: int) -> str:
     text = ""
     for index, question in enumerate(questions):
         prompt = again if index else dataset.prompt
-        text += prompt.format(context=scene.context, input=question.input) + separator + question.answer + "\n"
+        text += (
+            prompt.format(context=scene.context, input=question.input)
+            + separator
+            + question.answer
+            + "\n"
+        )
     return text

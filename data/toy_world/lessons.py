@@ -25,6 +25,10 @@ from data.toy_world.world import World
 Piece = tuple[str, bool]  # text, and whether it is an answer to be learned
 Lesson = list[Piece]
 
+PRACTICE = (
+    *("toy_two_hops", "toy_labels", "toy_retrieval"),
+    *("toy_count", "toy_code", "toy_arithmetic"),
+)
 _NEEDLE = re.compile(r"One of the special magic \w+ for (.+?) is: (.+?)\.(?=\s|$)")
 
 
@@ -37,6 +41,7 @@ class Mixture:
     tasks: float = 0.0  # the toy LongBench sets
     essays: float = 0.0  # prose without questions
     simple_recall: float = 0.0  # recall in its barest style: `key: value`
+    practice: float = 0.0  # the toy sets that are learned last, see PRACTICE
 
 
 def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
@@ -193,7 +198,9 @@ class LessonWriter:
         if kind == "needles":
             name = world.rng.choice([*PAPER_TASKS, "niah_multikey_2", "niah_multikey_3"])
             return self._fit(name, partial(needle_lesson, task_name=name), world, target)
-        name = world.rng.choice(list(DATASETS))
+        name = world.rng.choice(PRACTICE if kind == "practice" else list(DATASETS))
+        if kind == "practice" and name == "toy_arithmetic":  # short, so a dozen of them
+            return [piece for _ in range(12) for piece in task_lesson(world, 0, name)]
         return self._fit(name, partial(task_lesson, dataset_name=name), world, target)
 
     def _fit(

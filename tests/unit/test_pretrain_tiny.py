@@ -1,4 +1,4 @@
-"""Training of the embedded model: it runs, it resumes, and a kill leaves no trace in the weights."""
+"""Training of the embedded model: it runs, resumes, and a kill leaves no trace in the weights."""
 
 import os
 import subprocess
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.pretrain_tiny import TinyPlan, eight_layers, initialize, phase_at, smoke, two_layers
 
 ROOT = Path(__file__).parents[2]
 
 
-def start(out: Path) -> subprocess.Popen[str]:
+def start(out: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "recipes/pretrain_tiny.py", "--preset", "smoke", "--out", str(out)]
     return subprocess.Popen(
-        [*command, "--save-every", "1", "--report-every", "1"],
+        [*command, "--save-every", "1", "--report-every", "1", *options],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -26,27 +26,46 @@ def start(out: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_killed_and_resumed_it_ends_bit_identical(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    output, errors = start(whole).communicate()
-    assert "step 8/8" in output, errors
+def finish(out: Path, *options: str) -> str:
+    output, errors = start(out, *options).communicate()
+    assert (out / "model" / "model.safetensors").exists(), errors
+    return output
 
-    process = start(killed)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("step 5/8"):
-            process.kill()
-            break
-    process.communicate()
-    assert not (killed / "model").exists()
-    output, errors = start(killed).communicate()
-    assert "step 8/8" in output, errors
-    assert "step 4/8" not in output
 
-    for name in ("model/model.safetensors", "tokenizer.json", "log.jsonl"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes()
-    model = AutoModelForCausalLM.from_pretrained(killed / "model")
-    assert model.config.num_key_value_heads == 8
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert "step 8/8" in finish(folder)
+    return folder
+
+
+def test_killed_and_resumed_it_ends_bit_identical(whole: Path, tmp_path: Path) -> None:
+    with start(tmp_path) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 5/8"):
+                process.kill()
+                break
+    assert not (tmp_path / "model").exists()
+    assert "step 4/8" not in finish(tmp_path)
+    for name in ("model/model.safetensors", "model/training.json", "tokenizer.json", "log.jsonl"):
+        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_going_on_from_a_shipped_model_changes_nothing(whole: Path, tmp_path: Path) -> None:
+    finish(tmp_path / "first", "--until-step", "6")
+    finish(tmp_path / "second", "--start-from", str(tmp_path / "first" / "model"))
+    second = (tmp_path / "second" / "model" / "model.safetensors").read_bytes()
+    assert second == (whole / "model" / "model.safetensors").read_bytes()
+
+
+def test_what_is_published_loads_as_any_model_does(whole: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(whole / "model")
+    tokenizer = AutoTokenizer.from_pretrained(whole / "model")
+    ids = tokenizer("One of the special magic numbers", return_tensors="pt")
+    made = model.generate(**ids, max_new_tokens=4, do_sample=False)
+    assert made.shape[1] <= ids["input_ids"].shape[1] + 4
+    assert model.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("plan", [eight_layers(), two_layers(), smoke()])
