@@ -1,0 +1,273 @@
+"""The calibration set: needle contexts with their answers, on which masks are scored.
+
+Built by data/needles.py as the test set is, but with other seeds and from another region of the
+essays, or the toy world's calibration split. With q questions in a context, q needles lie in one
+haystack and are asked for one after the other: one prefill scores them all, and each counts as one
+example. `check_disjoint` proves that the set shares nothing with the test examples.
+
+The file that the search reads is bosch/calibration_file.py's; `examples.jsonl` beside it holds the
+texts, and `calibration.json` what they were made of, with hashes.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bosch.calibration_file import FILE, Calibration, Haystack, Question, write_calibration
+from bosch.fingerprint import hash_file
+from bosch.manifest import write_atomically, write_sealed_json
+from bosch.plugins import suggest
+from bosch.progress import say
+from data.needles import (
+    NEEDLE_PATTERN,
+    PAPER_TASKS,
+    TASKS,
+    TOY_SIZES,
+    EssaySource,
+    Example,
+    NeedleTask,
+    Sizes,
+    Words,
+    ask_other_keys,
+    build_examples,
+    pairs_in,
+)
+from data.needles import Question as AskedQuestion
+
+TEXTS, FACTS = "examples.jsonl", "calibration.json"
+SEED = 1_000_003  # added to the user's: the test set counts its seeds up from 42
+REGION = 0.5  # of the essays: where calibration's haystacks begin; those of the test set begin at 0
+TOY = "toy"
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """What the set holds."""
+
+    examples: int = 64  # questions
+    length: int = 32_768  # tokens of a context with all its questions and answers, at most
+    questions_per_context: int = 1
+    tasks: tuple[str, ...] = PAPER_TASKS  # in equal shares of the contexts
+    seed: int = 0
+    essays: str = TOY  # toy, or a file or folder of essays
+
+    def __post_init__(self) -> None:
+        for name in self.tasks:
+            if name not in TASKS:
+                raise ValueError(f"{name!r} is no needle task: {suggest(name, tuple(TASKS))}")
+            if self.questions_per_context > 1 and TASKS[name].num_queries > 1:
+                raise ValueError(
+                    f"{name} asks for {TASKS[name].num_queries} keys in one question, so a context "
+                    "cannot hold several questions; leave it out, or ask one question a context."
+                )
+        if min(self.examples, self.length, self.questions_per_context, len(self.tasks)) < 1:
+            raise ValueError("examples, length, questions per context and tasks must be at least 1")
+        if self.examples % self.questions_per_context:
+            raise ValueError(
+                f"{self.examples} examples cannot be asked {self.questions_per_context} a context; "
+                "take a multiple."
+            )
+
+
+@dataclass(frozen=True)
+class Material:
+    """What haystacks and keys are drawn from."""
+
+    essays: EssaySource | None
+    words: Words
+    sizes: Sizes
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One text of the set."""
+
+    task: str
+    example: Example
+    questions: tuple[AskedQuestion, ...]  # the example's own is the first
+
+    @property
+    def pieces(self) -> list[tuple[str, str]]:
+        """(what is read, the answer) of each question. They are encoded apart, as generation does
+        it; the first reading is the prompt."""
+        first, *others = self.questions
+        told = [(self.example.prompt, answer_of(first))]
+        return told + [(f"\n{q.text}{q.answer_prefix}", answer_of(q)) for q in others]
+
+    @property
+    def text(self) -> str:
+        return "".join(read + answer for read, answer in self.pieces)
+
+
+def gather_material(settings: CalibrationSettings, punkt: Path | None = None) -> Material:
+    """Essays, key words and sizes: the toy world's calibration split, or real ones."""
+    if settings.essays == TOY:
+        from data.toy_world.essays import ToyEssays
+        from data.toy_world.world import World
+
+        words = World("calibration", 0).key_words
+        return Material(ToyEssays("calibration", settings.seed), words, TOY_SIZES, {"essays": TOY})
+    from data.essays import read_essays
+    from data.key_words import wonderwords_keys
+
+    essays = read_essays(Path(settings.essays), punkt).starting_at(REGION)
+    keys = wonderwords_keys()
+    facts = {"essays": essays.name, "essays_sha256": essays.sha256, "words": keys.name}
+    return Material(essays, keys, Sizes(), facts)
+
+
+def build_contexts(
+    settings: CalibrationSettings, material: Material, tokenizer: Any
+) -> list[Context]:
+    """The contexts, task by task. A task that does not fit the length is left out by name, and the
+    others share its part."""
+    tasks = [name for name in settings.tasks if fits(name, settings, material, tokenizer)]
+    if not tasks:
+        raise ValueError(f"No task can be built in {settings.length} tokens; ask for more.")
+    contexts = settings.examples // settings.questions_per_context
+    return [
+        context
+        for name, count in zip(tasks, share_evenly(contexts, len(tasks)), strict=True)
+        for context in build_task(name, count, settings, material, tokenizer)
+    ]
+
+
+def fits(name: str, settings: CalibrationSettings, material: Material, tokenizer: Any) -> bool:
+    try:
+        build_task(name, 1, settings, material, tokenizer)
+    except ValueError as error:
+        if "cannot be built in" not in str(error):
+            raise
+        say(f"calibration: {name} is left out: {error}")
+        return False
+    return True
+
+
+def share_evenly(total: int, parts: int) -> list[int]:
+    """Equal shares; a remainder goes to the first."""
+    return [total // parts + (number < total % parts) for number in range(parts)]
+
+
+def build_task(
+    name: str, count: int, settings: CalibrationSettings, material: Material, tokenizer: Any
+) -> list[Context]:
+    """Contexts of one task. Room for the further questions is kept free as the builder keeps it for
+    the answer; should a draw need more, all are drawn again with a little more room."""
+    task = TASKS[name]
+    task = replace(task, num_keys=max(task.num_keys, settings.questions_per_context))
+    seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
+    room = 0
+    while True:
+        sizes = replace(material.sizes, answer_tokens=material.sizes.answer_tokens + room)
+        examples = build_examples(
+            task, settings.length, count, seed, tokenizer, material.essays, material.words, sizes
+        )
+        contexts = [ask(task, example, settings.questions_per_context) for example in examples]
+        longest = max((len(encode(context, tokenizer).ids_T) for context in contexts), default=0)
+        if longest <= settings.length:
+            return contexts
+        room += longest - settings.length
+
+
+def ask(task: NeedleTask, example: Example, num_questions: int) -> Context:
+    question = AskedQuestion("", example.answer_prefix, example.outputs)  # its text is in the input
+    others = ask_other_keys(task, example)[: num_questions - 1]
+    return Context(task.name, example, (question, *others))
+
+
+def answer_of(question: AskedQuestion) -> str:
+    return " " + ", ".join(question.outputs)
+
+
+def encode(context: Context, tokenizer: Any) -> Haystack:
+    """The context in tokens, with the places of answers and of the needles that hold them."""
+    ids: list[int] = []
+    questions = []
+    spans = needle_spans(context.example, tokenizer)
+    for number, (read, answer) in enumerate(context.pieces):
+        # The tokens that a model puts before any text stand before the first piece only.
+        ids += tokenizer(read, add_special_tokens=number == 0)["input_ids"]
+        start = len(ids)
+        ids += tokenizer(answer, add_special_tokens=False)["input_ids"]
+        needle = spans[context.questions[number].outputs[0]]
+        questions.append(Question(range(start, len(ids)), needle, context.task))
+    return Haystack(torch.tensor(ids), tuple(questions))
+
+
+def needle_spans(example: Example, tokenizer: Any) -> dict[str, range]:
+    """Tokens of the needle sentence with each value, counted in the encoded prompt."""
+    encoded = tokenizer(example.prompt, return_offsets_mapping=True)
+    spans = {}
+    for needle in example.needles:
+        begin, end = needle.start, needle.start + len(needle.sentence)
+        inside = [
+            i for i, (a, b) in enumerate(encoded["offset_mapping"]) if a < end and b > max(begin, a)
+        ]
+        spans[needle.value] = range(inside[0], inside[-1] + 1)
+    return spans
+
+
+def check_disjoint(contexts: Sequence[Context], test_texts: Iterable[str]) -> int:
+    """How many test texts were compared. ValueError if one of them holds a needle of the set: the
+    same sentence, or the same key with the same value."""
+    pairs = {pair for context in contexts for pair in pairs_in(context.text)}
+    sentences = {m[0] for context in contexts for m in NEEDLE_PATTERN.finditer(context.text)}
+    count = 0
+    for count, text in enumerate(test_texts, start=1):
+        told = {match[0] for match in NEEDLE_PATTERN.finditer(text)}
+        shared = [*sorted(pairs & pairs_in(text)), *sorted(sentences & told)]
+        if shared:
+            raise ValueError(
+                f"The calibration set and test example {count} both hold the needle {shared[0]}: "
+                "a mask chosen on it would be judged on what it was chosen by. Use another seed."
+            )
+    return count
+
+
+def write_set(
+    folder: Path,
+    settings: CalibrationSettings,
+    tokenizer: Any,
+    tokenizer_hash: str,
+    test_texts: Iterable[str] = (),
+    punkt: Path | None = None,
+) -> Calibration:
+    """Build the set, check it against the test texts and write it into a folder."""
+    material = gather_material(settings, punkt)
+    contexts = build_contexts(settings, material, tokenizer)
+    num_compared = check_disjoint(contexts, test_texts)
+    calibration = Calibration([encode(context, tokenizer) for context in contexts])
+    write_calibration(folder, calibration)
+    rows = [
+        {
+            "task": context.task,
+            "text": context.text,
+            "answers": [list(question.outputs) for question in context.questions],
+            "pairs": [list(pair) for pair in context.example.pairs],
+        }
+        for context in contexts
+    ]
+    write_atomically(folder / TEXTS, "".join(json.dumps(row) + "\n" for row in rows))
+    tasks = [context.task for context in contexts]
+    facts = {
+        "settings": asdict(settings),
+        "material": material.facts,
+        "tokenizer_hash": tokenizer_hash,
+        "contexts": {name: tasks.count(name) for name in dict.fromkeys(tasks)},
+        "questions": calibration.num_questions,
+        "longest": calibration.longest,
+        "test_examples_compared": num_compared,
+        "files": {name: hash_file(folder / name) for name in (FILE, TEXTS)},
+    }
+    write_sealed_json(folder / FACTS, facts)
+    say(
+        f"calibration: {calibration.num_questions} questions in {len(contexts)} contexts of at "
+        "most "
+        f"{calibration.longest:,} tokens; none of their needles in {num_compared} test examples"
+    )
+    return calibration

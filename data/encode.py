@@ -1,0 +1,320 @@
+"""Documents to token ids in worker processes. Order and ids do not depend on how many there are.
+
+A worker is `python -m data.encode`: a small process without torch that reads chunks from its
+standard input and writes ids to its standard output. It ends when the pipe closes, also when its
+parent was killed."""
+
+import collections
+import itertools
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from data.sources import Block, Source
+from data.tokenizer_files import TokenizerText
+
+# Encoding takes about a hundred times a text's memory while it lasts, so that no more than this is
+# encoded at once. It decides the ids of longer documents, so a change of it is a change of
+# pack.VERSION.
+PIECE_CHARS = 1 << 21
+CHUNK_CHARS = 1 << 18  # text sent to a worker at once, at least
+CHUNK_BLOCKS = 4096  # at most
+IDS_PER_CHAR = 4  # what an id counts where text is counted in characters
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in a source to go on: documents read, and of the next one pieces read."""
+
+    document: int = 0
+    piece: int = 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive pieces of documents."""
+
+    blocks: list[Block]
+    begins: list[bool]  # whether a document begins with this piece
+    ends: list[bool]
+    after: Position
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of a chunk, one piece behind the other, each document with its begin and end
+    token."""
+
+    ids: NDArray[Any]
+    lengths: NDArray[np.int64]  # of the pieces; 0: a document without text
+    begins: NDArray[np.bool_]
+    ends: NDArray[np.bool_]
+    after: Position
+
+
+def read_chunks(
+    source: Source, start: Position, chunk_chars: int = CHUNK_CHARS, piece_chars: int = PIECE_CHARS
+) -> Iterator[Chunk]:
+    """A source in chunks, cut without regard to who will encode them."""
+    blocks: list[Block] = []
+    begins: list[bool] = []
+    ends: list[bool] = []
+    num_chars = 0
+    for number, document in enumerate(source.read(start.document), start=start.document):
+        for piece, (block, is_last) in enumerate(cut_document(document, piece_chars)):
+            if number == start.document and piece < start.piece:
+                continue
+            blocks.append(block)
+            begins.append(piece == 0)
+            ends.append(is_last)
+            num_chars += len(block) * (1 if isinstance(block, str) else IDS_PER_CHAR)
+            if num_chars >= chunk_chars or len(blocks) >= CHUNK_BLOCKS:
+                after = Position(number + 1) if is_last else Position(number, piece + 1)
+                yield Chunk(blocks, begins, ends, after)
+                blocks, begins, ends, num_chars = [], [], [], 0
+    if blocks:
+        yield Chunk(blocks, begins, ends, Position(number + 1))
+
+
+def cut_document(
+    document: Iterable[Block], piece_chars: int = PIECE_CHARS
+) -> Iterator[tuple[Block, bool]]:
+    """(piece, whether it is the last one) of a document. How the source had divided it makes no
+    difference."""
+    text = ""
+    for block in document:
+        if not isinstance(block, str):
+            yield block, True
+            return
+        text += block
+        while len(text) > piece_chars:
+            cut = find_cut(text, piece_chars)
+            yield text[:cut], False
+            text = text[cut:]
+    yield text, True
+
+
+def find_cut(text: str, limit: int) -> int:
+    """Where to cut a text that is longer than the limit: behind the last line end in the limit's
+    second half that no blank follows (no tokenizer we know joins characters across it), else any
+    line end, else before a blank, else anywhere."""
+    lowest = limit // 2
+    end = text.rfind("\n", lowest, limit)
+    any_line = end + 1
+    while end >= 0:
+        if not text[end + 1].isspace():
+            return end + 1
+        end = text.rfind("\n", lowest, end)
+    blank = text.rfind(" ", lowest, limit)
+    return any_line or (blank if blank > 0 else limit)
+
+
+class Encoder:
+    """Encodes chunks in this process."""
+
+    def __init__(self, tokenizer: TokenizerText, source_tokenizer: TokenizerText | None):
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
+        self._model = tokenizer.load()
+        self._source = source_tokenizer.load() if source_tokenizer else None
+
+    def encode(self, chunk: Chunk) -> Encoded:
+        texts = self._texts(chunk.blocks)
+        pieces = [[piece for piece, _ in cut_document((text,))] for text in texts]
+        encodings = iter(
+            self._model.encode_batch_fast(list(itertools.chain(*pieces)), add_special_tokens=False)
+        )
+        begin = [] if self.tokenizer.begin_id is None else [self.tokenizer.begin_id]
+        end = [] if self.tokenizer.end_id is None else [self.tokenizer.end_id]
+        parts: list[list[int]] = []
+        lengths = np.zeros(len(texts), np.int64)
+        for number, text_pieces in enumerate(pieces):
+            ids = [next(encodings).ids for _ in text_pieces]
+            begins, ends = chunk.begins[number], chunk.ends[number]
+            if begins and ends and not any(ids):
+                continue
+            document = [begin if begins else [], *ids, end if ends else []]
+            lengths[number] = sum(map(len, document))
+            parts += document
+        ids_array = np.fromiter(
+            itertools.chain.from_iterable(parts), self.tokenizer.dtype, int(lengths.sum())
+        )
+        return Encoded(
+            ids_array, lengths, np.array(chunk.begins), np.array(chunk.ends), chunk.after
+        )
+
+    def _texts(self, blocks: Sequence[Block]) -> Sequence[str]:
+        """The blocks as text. Ids of another tokenizer are decoded, its special tokens left out."""
+        arrays = [block for block in blocks if not isinstance(block, str)]
+        if not arrays:
+            return [block for block in blocks if isinstance(block, str)]
+        assert self._source is not None, "a source of ids names their tokenizer"
+        return decode_documents(self._source, arrays)
+
+
+def decode_documents(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32]]) -> list[str]:
+    """Text of ids. A document cut at a length may begin or end within a character: what is left of
+    it is taken off."""
+    largest = max((int(ids.max()) for ids in documents if len(ids)), default=0)
+    if tokenizer.id_to_token(largest) is None:
+        raise ValueError(
+            f"The source holds the id {largest}, which the tokenizer named for it does not have: "
+            "it is another's. Name the right "
+            "one (?tokenizer=...)."
+        )
+    texts = tokenizer.decode_batch([ids.tolist() for ids in documents], skip_special_tokens=True)
+    return [text.strip("\ufffd") for text in texts]
+
+
+def share_reproduced(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32]]) -> float:
+    """How many of the pairs of neighboring ids come back when the documents' text is encoded again.
+    Nearly all, if the tokenizer made them (a document cut at a length may differ at its ends); ids
+    of another one decode to a jumble that is cut up otherwise."""
+    special = {
+        number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    }
+    same = total = 0
+    for ids, text in zip(documents, decode_documents(tokenizer, documents), strict=True):
+        told = [number for number in ids.tolist() if number not in special]
+        before = collections.Counter(itertools.pairwise(told))
+        after = collections.Counter(
+            itertools.pairwise(tokenizer.encode(text, add_special_tokens=False).ids)
+        )
+        same += (before & after).total()
+        total += max(before.total(), after.total())
+    return same / max(1, total)
+
+
+def encode_in_order(
+    chunks: Iterable[Chunk],
+    tokenizer: TokenizerText,
+    source_tokenizer: TokenizerText | None,
+    workers: int,
+) -> Generator[Encoded, None, None]:
+    """The chunks, encoded by that many processes, in their order. Few are in memory at a time."""
+    with (
+        ThreadPoolExecutor(workers) as threads,
+        Workers(tokenizer, source_tokenizer, workers) as pool,
+    ):
+        pending: collections.deque[Future[Encoded]] = collections.deque()
+        try:
+            for chunk in chunks:
+                pending.append(threads.submit(pool.encode, chunk))
+                if len(pending) > 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+class Workers:
+    """Worker processes. `encode` may be called from as many threads as there are workers."""
+
+    def __init__(
+        self, tokenizer: TokenizerText, source_tokenizer: TokenizerText | None, count: int
+    ):
+        root = str(Path(__file__).resolve().parent.parent)
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        # One thread each: the processes are the parallelism.
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "data.encode"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+            for _ in range(count)
+        ]
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        for process in self._processes:
+            self._ask(process, (tokenizer, source_tokenizer))
+            self._idle.put(process)
+
+    def encode(self, chunk: Chunk) -> Encoded:
+        process = self._idle.get()
+        try:
+            self._ask(process, chunk)
+            assert process.stdout
+            answer = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+            raise RuntimeError(
+                f"An encoding process ended by itself (exit code {process.wait()}; -9 is what a "
+                "machine out of memory does). "
+                "Run the same command again, with fewer --workers."
+            ) from error
+        finally:
+            self._idle.put(process)
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, Encoded)
+        return answer
+
+    def _ask(self, process: subprocess.Popen[bytes], message: object) -> None:
+        assert process.stdin
+        pickle.dump(message, process.stdin, protocol=5)
+        process.stdin.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # half a message was waiting in it
+                    continue
+
+
+def run_worker() -> None:
+    """Answer chunks until the pipe closes."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    encoder = Encoder(*pickle.load(requests))
+    while True:
+        try:
+            chunk = pickle.load(requests)
+        except EOFError:
+            return
+        answer: Encoded | Exception
+        try:
+            answer = encoder.encode(chunk)
+        except Exception as error:
+            answer = error
+        pickle.dump(answer, answers, protocol=5)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    # Under its own name, not as __main__: the classes in the messages must be those that the parent
+    # knows.
+    from data.encode import run_worker as run
+
+    try:
+        run()
+    except (BrokenPipeError, KeyboardInterrupt):  # the parent is gone
+        os._exit(1)

@@ -1,0 +1,134 @@
+"""Text from a Hugging Face dataset, by id (or a local folder that `datasets.load_dataset` can
+read), streaming or cached."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bosch.fingerprint import fingerprint_files
+from bosch.plugins import suggest
+from data.sources import Document, take_field
+
+# By name: which library asks the hub, and so whose errors they are, has changed more than once.
+NETWORK_ERRORS = (
+    *("ConnectionError", "TransportError", "ConnectTimeout", "ReadTimeout"),
+    *("OfflineModeIsEnabled", "LocalEntryNotFoundError"),
+)
+
+
+class HubSource:
+    """Rows of one split. Rows before the start are skipped by the library, not read here."""
+
+    endless = False
+
+    def __init__(
+        self,
+        dataset: str,
+        config: str | None = None,
+        split: str = "train",
+        field: str = "text",
+        revision: str | None = None,
+        streaming: bool = True,
+        tokenizer: str | None = None,
+    ):
+        if not dataset:
+            raise ValueError(
+                "hf: needs the id of a dataset behind it, as in hf:allenai/c4?config=en."
+            )
+        self.dataset, self.config, self.split, self.field = dataset, config, split, field
+        self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
+        self.name = f"hf:{dataset}" + (f"?config={config}" if config else "")
+
+    def facts(self) -> dict[str, Any]:
+        """Streaming or cached, the rows are the same, so that is left out."""
+        content = fingerprint_files(Path(self.dataset)) if self._is_local() else self._commit()
+        return {
+            "source": "hf",
+            "dataset": Path(self.dataset).name if self._is_local() else self.dataset,
+            "config": self.config,
+            "split": self.split,
+            "field": self.field,
+            "revision": content,
+            "tokenizer": self.tokenizer,
+        }
+
+    def read(self, start: int) -> Iterator[Document]:
+        rows = self._load()
+        if self.streaming:
+            rows = rows.skip(start)
+        elif start < len(rows):
+            rows = rows.select(range(start, len(rows)))
+        else:
+            return
+        for number, row in enumerate(rows, start=start + 1):
+            yield (
+                take_field(
+                    row, self.field, f"{self.name}, {self.split} row {number}", self.tokenizer
+                ),
+            )
+
+    def _load(self) -> Any:
+        import datasets
+
+        options = {"name": self.config, "revision": self.revision}
+        try:
+            splits = datasets.load_dataset(self.dataset, streaming=self.streaming, **options)
+        except (
+            Exception
+        ) as error:  # the library's errors for an unreachable hub have no common class
+            if self._is_local() or not is_out_of_reach(error):
+                raise ValueError(f"{self.name} cannot be loaded: {first_line(error)}") from error
+            raise FileNotFoundError(self._how_to_fetch(error)) from error
+        if self.split not in splits:
+            raise ValueError(
+                f"{self.name} has no split {self.split!r}: {suggest(self.split, list(splits))}"
+            )
+        rows = splits[self.split]
+        columns = rows.column_names
+        if columns is not None and self.field not in columns:
+            raise ValueError(
+                f"{self.name} has no field {self.field!r}: {suggest(self.field, columns)}"
+            )
+        return rows
+
+    def _commit(self) -> str | None:
+        """The dataset's commit: that of the hub if it can be asked, else what the user pinned."""
+        from huggingface_hub import HfApi
+
+        try:
+            return HfApi().dataset_info(self.dataset, revision=self.revision).sha
+        except Exception as error:  # as above
+            if not is_out_of_reach(error):
+                raise ValueError(f"{self.name} is not on the hub: {first_line(error)}") from error
+            return self.revision
+
+    def _is_local(self) -> bool:
+        return Path(self.dataset).is_dir()
+
+    def _how_to_fetch(self, error: Exception) -> str:
+        config = f", {self.config!r}" if self.config else ""
+        return (
+            f"{self.name} is not in the cache of this machine and the hub cannot be reached "
+            f"({first_line(error)}). On a machine "
+            f"with network run `hf download --repo-type dataset {self.dataset} --local-dir "
+            f"{Path(self.dataset).name}`, copy that "
+            f"folder here and give it as hf:{Path(self.dataset).name}; or fill the cache there "
+            'with `python -c "import datasets; '
+            f'datasets.load_dataset({self.dataset!r}{config})"`, copy it (HF_HOME) and add '
+            "streaming=no."
+        )
+
+
+def is_out_of_reach(error: BaseException) -> bool:
+    """Whether the network is why: looked for in the chain of causes, since the libraries wrap it in
+    several ways."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if any(kind.__name__ in NETWORK_ERRORS for kind in type(cause).__mro__):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,294 @@
+"""Batches of packed tokens as a pure function of the step: nothing to save, nothing to restore.
+
+    tokens = open_tokens(folder, tokenizer_hash)
+    loader = Loader(tokens, batch_sequences=64)
+    make = lambda step: loader.batch(step, rank, world)
+    for step, batch in prefetch(make, range(first, last)): ...
+
+The sequences of a step, all ranks together, are the same for every number of ranks. Each batch
+tells where its documents end in three ways: `cu_seqlens`, position ids that begin again, and labels
+that predict nothing across an end."""
+# B sequences of a rank, T tokens
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bosch.manifest import MANIFEST, read_sealed_json, verify_folder
+from data.pack import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
+
+IGNORED = -100  # a label that is no target, as torch's cross entropy has it
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one rank. The ends of documents are also those of the rows laid behind one
+    another."""
+
+    ids_BT: Tensor  # int64
+    labels_BT: Tensor  # the next token, or IGNORED behind the last one of a document
+    position_ids_BT: Tensor  # from 0 in each document
+    cu_seqlens: Tensor  # int32, 0 first, over the flattened rows
+    max_seqlen: int  # of the longest document
+    num_targets: int  # labels that count, in these rows
+    sequences: tuple[int, ...]  # numbers of the rows in tokens.bin
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The tensors on a device, copied while the host goes on if they are pinned."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin(self) -> "Batch":
+        """In memory that a GPU can copy from by itself."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        return replace(
+            self,
+            ids_BT=function(self.ids_BT),
+            labels_BT=function(self.labels_BT),
+            position_ids_BT=function(self.position_ids_BT),
+            cu_seqlens=function(self.cu_seqlens),
+        )
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Rows of tokens, memory-mapped, and where documents end in them."""
+
+    rows: NDArray[Any]  # (sequences, T)
+    doc_ends: NDArray[np.uint64]
+
+    def batch(self, numbers: NDArray[np.int64], document_mask: bool = True) -> Batch:
+        """The rows of these numbers. Without the document mask each row counts as one document."""
+        num_rows, num_tokens = len(numbers), self.rows.shape[1]
+        ids_BT = np.empty((num_rows, num_tokens), np.int64)
+        for row, number in enumerate(numbers):
+            ids_BT[row] = self.rows[number]
+        starts = [
+            row * num_tokens + self.starts(int(n), document_mask) for row, n in enumerate(numbers)
+        ]
+        cu_seqlens = np.append(np.concatenate(starts), num_rows * num_tokens)
+        lengths = np.diff(cu_seqlens)
+        labels = np.empty(num_rows * num_tokens, np.int64)
+        labels[:-1] = ids_BT.reshape(-1)[1:]
+        labels[cu_seqlens[1:] - 1] = IGNORED
+        # Counting up by 1, and at each start back by the length of the document before: one pass,
+        # several times as fast as subtracting starts that are repeated over their documents.
+        steps = np.ones(num_rows * num_tokens, np.int64)
+        steps[0] = 0
+        steps[cu_seqlens[1:-1]] -= lengths[:-1]
+        return Batch(
+            torch.from_numpy(ids_BT),
+            torch.from_numpy(labels).view(num_rows, num_tokens),
+            torch.from_numpy(np.cumsum(steps, out=steps)).view(num_rows, num_tokens),
+            torch.from_numpy(cu_seqlens.astype(np.int32)),
+            int(lengths.max()),
+            num_rows * num_tokens - len(lengths),
+            tuple(int(number) for number in numbers),
+        )
+
+    def starts(self, number: int, document_mask: bool) -> NDArray[np.int64]:
+        """Where documents begin in a row, 0 always among them."""
+        if not document_mask:
+            return np.zeros(1, np.int64)
+        num_tokens = self.rows.shape[1]
+        begin, end = number * num_tokens, (number + 1) * num_tokens
+        # Bounds of the array's own type: with others numpy would convert all of it at every call.
+        bounds = np.array([begin, end], self.doc_ends.dtype)
+        first, last = (
+            np.searchsorted(self.doc_ends, bounds, side="right")[0],
+            np.searchsorted(self.doc_ends, bounds)[1],
+        )
+        inside = self.doc_ends[first:last].astype(np.int64) - begin
+        return np.concatenate([np.zeros(1, np.int64), inside])
+
+
+@dataclass(frozen=True)
+class TokenFolder:
+    """What packing left in a folder."""
+
+    path: Path
+    summary: dict[str, Any]
+    train: Sequences
+    held_out: Sequences
+    order: NDArray[np.uint32]  # (epochs, sequences)
+
+    @property
+    def seq_len(self) -> int:
+        return int(self.summary["seq_len"])
+
+
+def open_tokens(folder: Path, tokenizer_hash: str, verify: bool = False) -> TokenFolder:
+    """A folder of tokens of this very tokenizer. `verify`: read every byte and compare it with the
+    manifest."""
+    if verify:
+        verify_folder(folder)
+    if not (folder / SUMMARY).is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no finished tokens: there is no {SUMMARY}. Make them with "
+            "recipes/prepare_tokens.py."
+        )
+    summary = read_sealed_json(folder / SUMMARY)
+    check_tokenizer(folder, summary, tokenizer_hash)
+    seq_len = int(summary["seq_len"])
+
+    def read(tokens: str, ends: str, count: int) -> Sequences:
+        dtype = np.dtype(f"<u{summary['token_bytes']}")
+        path = folder / tokens
+        size = count * seq_len * dtype.itemsize
+        if not path.is_file() or path.stat().st_size != size:
+            there = f"has {path.stat().st_size:,} bytes" if path.is_file() else "is missing"
+            raise ValueError(
+                f"{path} {there}, and {SUMMARY} says {size:,}: it is damaged. Make it anew."
+            )
+        flat = (
+            np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)
+        )  # an empty file cannot be mapped
+        return Sequences(flat.reshape(count, seq_len), np.load(folder / ends))
+
+    return TokenFolder(
+        folder,
+        summary,
+        read(TOKENS, DOC_ENDS, summary["num_sequences"]),
+        read(HELD_OUT, HELD_OUT_DOC_ENDS, summary["num_held_out_sequences"]),
+        np.load(folder / ORDER),
+    )
+
+
+def check_tokenizer(folder: Path, summary: dict[str, Any], tokenizer_hash: str) -> None:
+    if summary["tokenizer_hash"] != tokenizer_hash:
+        raise ValueError(
+            f"{folder} holds tokens of another tokenizer ({summary['tokenizer_hash'][:12]}; the "
+            f"model's is {tokenizer_hash[:12]}). "
+            "Training on foreign ids runs without an error and teaches nonsense, so they are "
+            "refused: prepare the tokens with "
+            "this model's tokenizer."
+        )
+
+
+def check_reuse(folder: Path, tokenizer_hash: str, seq_len: int, num_sequences: int) -> None:
+    """Whether tokens another run made (--tokens-from) are whole, and are what this run needs."""
+    if not (folder / MANIFEST).is_file():
+        raise ValueError(
+            f"{folder} is not complete: it has no {MANIFEST}. Finish the run that was making it."
+        )
+    verify_folder(folder)
+    summary = read_sealed_json(folder / SUMMARY)
+    check_tokenizer(folder, summary, tokenizer_hash)
+    if summary["seq_len"] != seq_len:
+        raise ValueError(
+            f"{folder} holds sequences of {summary['seq_len']:,} tokens, and this run needs "
+            f"{seq_len:,}."
+        )
+    there = summary["num_sequences"] * summary["epochs"]
+    if there < num_sequences:
+        raise ValueError(
+            f"{folder} holds {there:,} sequences, its {summary['epochs']} stored epochs together, "
+            "and this run needs "
+            f"{num_sequences:,}. Train on fewer tokens, or prepare more."
+        )
+
+
+class Loader:
+    """Batches of a fixed number of sequences in the stored order."""
+
+    def __init__(self, tokens: TokenFolder, batch_sequences: int, document_mask: bool = True):
+        self.tokens, self.batch_sequences, self.document_mask = (
+            tokens,
+            batch_sequences,
+            document_mask,
+        )
+        self._order = tokens.order.reshape(-1).astype(np.int64)  # epoch behind epoch
+
+    @property
+    def num_steps(self) -> int:
+        """Steps the stored orders hold."""
+        return len(self._order) // self.batch_sequences
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """The rows of a rank in a step: rank, rank + world, rank + 2 world, ... of the step's
+        sequences."""
+        if self.batch_sequences % world:
+            raise ValueError(
+                f"A batch of {self.batch_sequences} sequences cannot be shared by {world} ranks; "
+                f"use a multiple of {world}."
+            )
+        return self.tokens.train.batch(self.sequences(step)[rank::world], self.document_mask)
+
+    def sequences(self, step: int) -> NDArray[np.int64]:
+        """Numbers of the sequences of a step, all ranks together."""
+        if not 0 <= step < self.num_steps:
+            epochs = len(self.tokens.order)
+            raise ValueError(
+                f"There is no batch for step {step}: the {epochs} stored epoch(s) of "
+                f"{self.tokens.path} hold {self.num_steps:,} "
+                f"batches of {self.batch_sequences} sequences. Train for fewer steps, or prepare "
+                "more tokens or --epochs."
+            )
+        begin = step * self.batch_sequences
+        return self._order[begin : begin + self.batch_sequences]
+
+    def num_targets(self, step: int) -> int:
+        """Labels that count in a step over all ranks, known without reading a token or asking
+        another rank."""
+        train = self.tokens.train
+        documents = sum(
+            len(train.starts(int(number), self.document_mask)) for number in self.sequences(step)
+        )
+        return self.batch_sequences * self.tokens.seq_len - documents
+
+    def held_out(self, batch_sequences: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """The rank's share of the held-out slice, always in the same order. The last batch may be
+        smaller."""
+        numbers = np.arange(len(self.tokens.held_out.rows), dtype=np.int64)[rank::world]
+        for begin in range(0, len(numbers), batch_sequences):
+            yield self.tokens.held_out.batch(
+                numbers[begin : begin + batch_sequences], self.document_mask
+            )
+
+
+def prefetch(
+    make: Callable[[int], T], steps: Iterable[int], ahead: int = 2
+) -> Generator[tuple[int, T], None, None]:
+    """(step, make(step)) for each step, made in a thread up to `ahead` of them early. An error
+    comes out at its step."""
+    made: queue.Queue[tuple[int, T] | BaseException | None] = queue.Queue(ahead)
+    stopped = threading.Event()
+
+    def offer(item: tuple[int, T] | BaseException | None) -> None:
+        while not stopped.is_set():
+            try:
+                return made.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for step in steps:
+                offer((step, make(step)))
+                if stopped.is_set():
+                    return
+            offer(None)
+        except BaseException as error:
+            offer(error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while (item := made.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()
+        thread.join()

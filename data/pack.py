@@ -1,0 +1,512 @@
+"""Documents to fixed sequences of tokens, written once and read by every training run on them.
+
+    tokens.bin     training tokens, document behind document; sequence i is [i * seq_len:][:seq_len]
+    doc_ends.npy   where in them each document ends (u64)
+    held_out.bin   the same for the slice that is only ever used for the validation loss,
+    held_out_doc_ends.npy
+    order.npy      [epoch, n]: the sequences in the order of training
+    tokens.json    what they are: tokenizer's hash, length, sources, counts, what was dropped
+
+Tokens are appended as they come. After every shard of work `.progress.json` says how far the files
+are good, with a checksum of each shard: a killed run goes on there. The bytes depend neither on
+kills nor on the number of workers."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from bosch.fingerprint import CHUNK_BYTES, fingerprint, speed_only
+from bosch.manifest import DamagedArtifactError, read_sealed_json, write_sealed_json
+from bosch.progress import Bar, say, track
+from data.encode import (
+    CHUNK_CHARS,
+    Encoded,
+    Position,
+    decode_documents,
+    encode_in_order,
+    read_chunks,
+    share_reproduced,
+)
+from data.sources import Source, WeightedSource
+from data.tokenizer_files import TokenizerText, read_source_tokenizer
+
+VERSION = 1  # raised when the same settings give other bytes
+
+TOKENS, HELD_OUT = "tokens.bin", "held_out.bin"
+DOC_ENDS, HELD_OUT_DOC_ENDS = "doc_ends.npy", "held_out_doc_ends.npy"
+ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".progress.json"
+# In the order of Progress.sizes. The ends become .npy files when their number is known.
+GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
+
+DOCUMENTS_SHOWN = 3
+DOCUMENTS_CHECKED = 20
+SHOWN_CHARS = 120
+LEAST_REPRODUCED = 0.98
+
+
+@dataclass(frozen=True)
+class PackConfig:
+    """How documents become sequences. A document longer than a sequence is split over several;
+    sequences are shuffled, so that the parts of a book do not follow each other."""
+
+    seq_len: int = 32_768
+    tokens: int | None = None  # budget, rounded down to whole sequences; None: all there is
+    held_out_sequences: int = 16  # beside the budget, from the start of every source by its weight
+    min_document_tokens: int = 0  # shorter documents are dropped, and counted
+    epochs: int = 1  # orders that are stored; training stops at the end of the last
+    seed: int = 42  # of the orders
+    workers: int = speed_only(0)  # encoding processes; 0: one for each core
+    shard_chunks: int = speed_only(
+        256
+    )  # chunks of a quarter megabyte between two points from which a killed run goes on
+    chunk_chars: int = (
+        CHUNK_CHARS  # of a chunk; decides how much is counted as dropped at the budget, no token
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            *(("seq_len", 2), ("held_out_sequences", 0), ("min_document_tokens", 0)),
+            *(("epochs", 1), ("seed", 0), ("workers", 0), ("shard_chunks", 1), ("chunk_chars", 1)),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least {least}.")
+        if self.tokens is not None and self.tokens < self.seq_len:
+            raise ValueError(
+                f"A budget of {self.tokens:,} tokens is less than one sequence of "
+                f"{self.seq_len:,}; raise --tokens."
+            )
+
+    @property
+    def num_workers(self) -> int:
+        # The cores this process may use, which a cluster's scheduler sets, where the system tells.
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        return self.workers or cores
+
+
+@dataclass
+class Counts:
+    """What became of a source's tokens: read = kept + held_out + every kind of dropped."""
+
+    documents: int = 0
+    tokens_read: int = 0
+    tokens_kept: int = 0
+    tokens_held_out: int = 0
+    dropped_behind_held_out: int = (
+        0  # of the document the held-out slice ends in: at most one sequence
+    )
+    dropped_at_budget: int = (
+        0  # of what was read when the budget was met: the rest of a piece of a document
+    )
+    dropped_in_tail: int = 0  # what fills no whole sequence
+    documents_too_short: int = 0
+    dropped_too_short: int = 0
+    documents_empty: int = 0
+
+
+@dataclass
+class Progress:
+    """All that a killed run needs to go on."""
+
+    facts: str  # fingerprint of what decides the bytes
+    source: int = 0
+    position: Position = field(default_factory=Position)
+    gap_left: int = 0  # tokens still to be dropped behind the held-out slice
+    sizes: list[int] = field(
+        default_factory=lambda: [0] * len(GROWING)
+    )  # bytes of the growing files
+    shards: list[tuple[list[int], list[str]]] = field(
+        default_factory=list
+    )  # sizes and checksums after each shard
+    counts: list[Counts] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> "Progress":
+        told = read_sealed_json(path)
+        told["position"] = Position(**told["position"])
+        told["counts"] = [Counts(**counts) for counts in told["counts"]]
+        return cls(**told)
+
+
+def pack_documents(
+    sources: Sequence[WeightedSource], tokenizer: TokenizerText, config: PackConfig, folder: Path
+) -> None:
+    """Write the folder's files. Called again after a kill it goes on; on a finished folder it does
+    nothing."""
+    quotas = split_quotas(sources, config)
+    facts = describe(sources, tokenizer, config)
+    path = folder / PROGRESS
+    if (folder / SUMMARY).exists() and not path.exists():
+        check_same(fingerprint(facts), read_sealed_json(folder / SUMMARY)["fingerprint"], folder)
+        return clean_up(folder)
+    if path.exists():
+        progress = Progress.load(path)
+        check_same(fingerprint(facts), progress.facts, folder)
+        verify_shards(folder, progress)
+    else:
+        progress = Progress(fingerprint(facts), counts=[Counts() for _ in sources])
+    with Packer(folder, tokenizer, config, progress) as packer:
+        done = sum(counts.tokens_kept for counts in progress.counts)
+        with track(
+            "tokens", total=sum(train or 0 for _, train in quotas), unit="tokens", done=done
+        ) as bar:
+            while progress.source < len(sources):
+                packer.pack_source(sources[progress.source].source, *quotas[progress.source], bar)
+        finish(folder, tokenizer, config, progress, facts)
+
+
+def split_quotas(
+    sources: Sequence[WeightedSource], config: PackConfig
+) -> list[tuple[int, int | None]]:
+    """(held-out tokens, training tokens) of each source, exact in their sums. None: all it has."""
+    weights = [source.weight for source in sources]
+    held_out = share_out(config.held_out_sequences * config.seq_len, weights)
+    if config.tokens is None:
+        if len(set(weights)) > 1:
+            raise ValueError(
+                "The weights of a mix need a budget; give --tokens, or leave the weights out."
+            )
+        for source in sources:
+            if source.source.endless:
+                raise ValueError(
+                    f"The source {source.source.name} has no end; give a budget with --tokens."
+                )
+        return [(tokens, None) for tokens in held_out]
+    train = share_out(config.tokens // config.seq_len * config.seq_len, weights)
+    return list(zip(held_out, train, strict=True))
+
+
+def share_out(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole shares that add up to the total: rounded down, then one more for those that lost most,
+    the earlier first."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_loss = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
+    for i in by_loss[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+def describe(
+    sources: Sequence[WeightedSource], tokenizer: TokenizerText, config: PackConfig
+) -> dict[str, Any]:
+    """Everything that decides the bytes."""
+    return {
+        "version": VERSION,
+        "config": config,
+        "tokenizer": tokenizer.hash,
+        "sources": [{"weight": source.weight} | source.source.facts() for source in sources],
+    }
+
+
+def check_same(wanted: str, found: str, folder: Path) -> None:
+    if wanted != found:
+        raise ValueError(
+            f"{folder} was begun with other settings, another tokenizer or other source files; use "
+            "an empty folder, or the old ones."
+        )
+
+
+def verify_shards(folder: Path, progress: Progress) -> None:
+    """Check what is on the disk before more is appended to it."""
+    for number, name in enumerate(GROWING):
+        path = folder / name
+        begin = 0
+        with path.open("rb") as file:
+            for sizes, checksums in progress.shards:
+                if hash_bytes(file, sizes[number] - begin) != checksums[number]:
+                    raise DamagedArtifactError(
+                        f"{path} is damaged between bytes {begin:,} and {sizes[number]:,}: not "
+                        "what was written there. Make it anew "
+                        "(--fresh tokens)."
+                    )
+                begin = sizes[number]
+
+
+def hash_bytes(file: IO[bytes], count: int) -> str:
+    digest = xxhash.xxh3_128()
+    while count > 0 and (chunk := file.read(min(count, CHUNK_BYTES))):
+        digest.update(chunk)
+        count -= len(chunk)
+    return digest.hexdigest() if count == 0 else "too short"
+
+
+class Packer(contextlib.AbstractContextManager["Packer"]):
+    """Appends to the growing files, and knows how far they are good."""
+
+    def __init__(
+        self, folder: Path, tokenizer: TokenizerText, config: PackConfig, progress: Progress
+    ):
+        self.folder, self.tokenizer, self.config, self.progress = (
+            folder,
+            tokenizer,
+            config,
+            progress,
+        )
+        self.files: list[IO[bytes]] = []
+        for name, size in zip(GROWING, progress.sizes, strict=True):
+            file = (folder / name).open("ab")
+            file.truncate(size)  # what a killed run had appended after its last shard
+            self.files.append(file)
+        self._digests = [xxhash.xxh3_128() for _ in GROWING]
+
+    def __exit__(self, *error: object) -> None:
+        for file in self.files:
+            file.close()
+
+    def pack_source(self, source: Source, held_out: int, train: int | None, bar: Bar) -> None:
+        """Encode a source from where it stands until it ends, or its quota is met; then go to the
+        next."""
+        counts = self.progress.counts[self.progress.source]
+        source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
+        if self.progress.position == Position():
+            show_documents(source, source_tokenizer)
+        chunks = read_chunks(source, self.progress.position, self.config.chunk_chars)
+        encoded = encode_in_order(chunks, self.tokenizer, source_tokenizer, self.config.num_workers)
+        with contextlib.closing(encoded):
+            for number, chunk in enumerate(encoded, start=1):
+                before = counts.tokens_kept
+                self._append_chunk(chunk, counts, held_out, train)
+                self.progress.position = chunk.after
+                bar.advance(counts.tokens_kept - before, documents=counts.documents)
+                if train is not None and counts.tokens_kept == train:
+                    break
+                if number % self.config.shard_chunks == 0:
+                    self._commit()
+        check_quota(source, counts, held_out, train)
+        self.progress.source += 1
+        self.progress.position, self.progress.gap_left = Position(), 0
+        self._end_document(HELD_OUT)
+        self._end_document(TOKENS)
+        self._commit()
+
+    def _append_chunk(
+        self, chunk: Encoded, counts: Counts, held_out: int, train: int | None
+    ) -> None:
+        """Where each token of a chunk goes: the held-out slice, the gap behind it, the training
+        tokens, nowhere."""
+        ids, ends = self._drop_short(chunk, counts)
+        begin = 0
+        while begin < len(ids):
+            if (left := held_out - counts.tokens_held_out) > 0:
+                end = min(begin + left, len(ids))
+                self._append(HELD_OUT, ids[begin:end], ends[(ends > begin) & (ends <= end)] - begin)
+                counts.tokens_held_out += end - begin
+                if counts.tokens_held_out == held_out and end not in ends:
+                    self.progress.gap_left = self.config.seq_len
+                    self._end_document(HELD_OUT)
+            elif self.progress.gap_left > 0:
+                later = ends[ends > begin]
+                document_end = int(later[0]) if len(later) else len(ids)
+                end = min(begin + self.progress.gap_left, document_end)
+                counts.dropped_behind_held_out += end - begin
+                self.progress.gap_left = (
+                    0
+                    if len(later) and end == document_end
+                    else self.progress.gap_left - (end - begin)
+                )
+            else:
+                left = len(ids) - begin if train is None else train - counts.tokens_kept
+                end = min(begin + left, len(ids))
+                self._append(TOKENS, ids[begin:end], ends[(ends > begin) & (ends <= end)] - begin)
+                counts.tokens_kept += end - begin
+                if train is not None and counts.tokens_kept == train:
+                    counts.dropped_at_budget = len(ids) - end
+                    return
+            begin = end
+
+    def _drop_short(self, chunk: Encoded, counts: Counts) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The chunk's tokens and the ends of documents among them, without documents that are too
+        short. One that came in several pieces is never too short."""
+        whole = chunk.begins & chunk.ends
+        empty = whole & (chunk.lengths == 0)
+        short = whole & ~empty & (chunk.lengths < self.config.min_document_tokens)
+        counts.documents += int(chunk.ends.sum())
+        counts.tokens_read += len(chunk.ids)
+        counts.documents_empty += int(empty.sum())
+        counts.documents_too_short += int(short.sum())
+        counts.dropped_too_short += int(chunk.lengths[short].sum())
+        ids, lengths = chunk.ids, chunk.lengths
+        if short.any():
+            ids = ids[np.repeat(~short, lengths)]
+            lengths = np.where(short, 0, lengths)
+        return ids, np.cumsum(lengths)[chunk.ends & (lengths > 0)]
+
+    def _append(self, name: str, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
+        number = GROWING.index(name)
+        already = self.progress.sizes[number] // self.tokenizer.dtype.itemsize
+        self._write(number, ids)
+        self._write(number + 2, (ends + already).astype("<u8"))
+
+    def _write(self, number: int, array: NDArray[Any]) -> None:
+        data = np.ascontiguousarray(array).view(np.uint8).data
+        self.files[number].write(data)
+        self._digests[number].update(data)
+        self.progress.sizes[number] += len(data)
+
+    def _end_document(self, name: str) -> None:
+        """A document ends with the last token written, if it did not already."""
+        number = GROWING.index(name)
+        count = self.progress.sizes[number] // self.tokenizer.dtype.itemsize
+        self.files[number + 2].flush()
+        if count and last_end(self.folder / GROWING[number + 2]) != count:
+            self._write(number + 2, np.array([count], "<u8"))
+
+    def _commit(self) -> None:
+        """A shard is done: force it to the disk, then say so."""
+        for file in self.files:
+            file.flush()
+            os.fsync(file.fileno())
+        self.progress.shards.append(
+            (list(self.progress.sizes), [digest.hexdigest() for digest in self._digests])
+        )
+        self._digests = [xxhash.xxh3_128() for _ in GROWING]
+        write_sealed_json(self.folder / PROGRESS, asdict(self.progress))
+
+
+def last_end(path: Path) -> int:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return 0
+        file.seek(-8, os.SEEK_END)
+        return int.from_bytes(file.read(), "little")
+
+
+def check_quota(source: Source, counts: Counts, held_out: int, train: int | None) -> None:
+    """A source that ended too early is an error, not a shorter corpus."""
+    if counts.tokens_held_out < held_out or (train is not None and counts.tokens_kept < train):
+        there = counts.tokens_held_out + counts.tokens_kept
+        raise ValueError(
+            f"{source.name} has {there:,} tokens in {counts.documents:,} documents, but "
+            f"{held_out + (train or 0):,} were asked of it "
+            f"({held_out:,} of them held out). Ask for fewer with --tokens (and --epochs to train "
+            "on them more than once), "
+            "lower its weight, or hold out less with --held-out-sequences."
+        )
+    if counts.tokens_kept == 0 and train is None:
+        raise ValueError(
+            f"{source.name} leaves no training token: its {counts.tokens_read:,} tokens were all "
+            "dropped or held out."
+        )
+
+
+def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
+    """Begin the log with what the first documents say, and refuse ids that are not the named
+    tokenizer's."""
+    first = [
+        next(iter(document), "") for document in itertools.islice(source.read(0), DOCUMENTS_CHECKED)
+    ]
+    texts = [block for block in first if isinstance(block, str)]
+    ids = [block for block in first if not isinstance(block, str)]
+    if ids:
+        assert tokenizer is not None, "a source of ids names their tokenizer"
+        texts = decode_documents(tokenizer.load(), ids)
+        if (share := share_reproduced(tokenizer.load(), ids)) < LEAST_REPRODUCED:
+            raise ValueError(
+                f"{source.name}: its token ids are not those of {source.tokenizer}: decoded and "
+                "encoded again, its first documents "
+                f"come back by {share:.0%} only; one reads {texts[0][:SHOWN_CHARS]!r}. Name the "
+                "tokenizer that made them (?tokenizer=...)."
+            )
+    for number, text in enumerate(texts[:DOCUMENTS_SHOWN], start=1):
+        say(f"{source.name}, document {number}: {text[:SHOWN_CHARS]!r}")
+
+
+def finish(
+    folder: Path,
+    tokenizer: TokenizerText,
+    config: PackConfig,
+    progress: Progress,
+    facts: dict[str, Any],
+) -> None:
+    """Cut the tail, write what is known only now, and forget the progress. Killed anywhere in here,
+    it is done again."""
+    itemsize = tokenizer.dtype.itemsize
+    num_tokens = progress.sizes[0] // itemsize
+    num_sequences = num_tokens // config.seq_len
+    if num_sequences == 0:
+        raise ValueError(
+            f"The sources have {num_tokens:,} tokens, less than one sequence of {config.seq_len:,}."
+        )
+    tail = num_tokens - num_sequences * config.seq_len
+    write_ends(folder / GROWING[2], folder / DOC_ENDS, num_sequences * config.seq_len)
+    write_ends(folder / GROWING[3], folder / HELD_OUT_DOC_ENDS, progress.sizes[1] // itemsize)
+    order = [
+        np.random.default_rng([config.seed, epoch]).permutation(num_sequences)
+        for epoch in range(config.epochs)
+    ]
+    np.save(folder / ORDER, np.array(order, "<u4"))
+    summary = {
+        "fingerprint": progress.facts,
+        "tokenizer_hash": tokenizer.hash,
+        "num_ids": tokenizer.num_ids,
+        "token_bytes": itemsize,
+        "seq_len": config.seq_len,
+        "num_sequences": num_sequences,
+        "num_held_out_sequences": progress.sizes[1] // itemsize // config.seq_len,
+        "epochs": config.epochs,
+        "sources": describe_counts(facts["sources"], progress.counts, tail),
+        "facts": facts,
+    }
+    write_sealed_json(folder / SUMMARY, summary)
+    (folder / PROGRESS).unlink()
+    clean_up(folder)
+    kept = num_sequences * config.seq_len
+    say(
+        f"tokens: {num_sequences:,} sequences of {config.seq_len:,} ({kept:,} tokens), {tail:,} "
+        "tokens in no sequence"
+    )
+
+
+def describe_counts(
+    sources: list[dict[str, Any]], counts: list[Counts], tail: int
+) -> list[dict[str, Any]]:
+    """Counts of each source. The tail is cut from the end: from the last source, and those before
+    if it has no more."""
+    for count in reversed(counts):
+        count.dropped_in_tail = min(tail, count.tokens_kept)
+        count.tokens_kept -= count.dropped_in_tail
+        tail -= count.dropped_in_tail
+    return [
+        {"source": source} | asdict(count) for source, count in zip(sources, counts, strict=True)
+    ]
+
+
+def write_ends(raw: Path, path: Path, num_tokens: int) -> None:
+    """The ends up to a number of tokens, the last one there: where the corpus is cut a document
+    ends."""
+    ends = np.fromfile(raw, "<u8")
+    ends = ends[ends < num_tokens]
+    np.save(path, np.append(ends, np.array([num_tokens] if num_tokens else [], "<u8")))
+
+
+def clean_up(folder: Path) -> None:
+    """The last act, when the progress, which vouches for the tail, is no longer there."""
+    summary = read_sealed_json(folder / SUMMARY)
+    os.truncate(
+        folder / TOKENS, summary["num_sequences"] * summary["seq_len"] * summary["token_bytes"]
+    )
+    for name in GROWING[2:]:
+        (folder / name).unlink(missing_ok=True)
+
+
+def read_documents_back(folder: Path) -> Iterator[NDArray[Any]]:
+    """The training documents as they were stored, one after the other (for tests and for looking at
+    a corpus)."""
+    summary = read_sealed_json(folder / SUMMARY)
+    tokens = np.memmap(folder / TOKENS, f"<u{summary['token_bytes']}", mode="r")
+    begin = 0
+    for end in np.load(folder / DOC_ENDS):
+        yield np.asarray(tokens[begin : int(end)])
+        begin = int(end)

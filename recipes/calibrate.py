@@ -1,0 +1,108 @@
+"""Builds the calibration set, on which masks are scored: the stage `calibration`.
+
+    python recipes/calibrate.py --model DIR --length 512 --questions-per-context 4 --out calibration
+    python recipes/calibrate.py --model Qwen/Qwen3-1.7B-Base --essays PaulGrahamEssays.json
+
+`--against FILES` names test examples (JSON lines with a field `input`, as the NIAH suite writes
+them); a set that shares a needle with one of them is refused.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from bosch import progress
+from bosch.config import Config, TokenCount
+from bosch.errors import exit_on_user_error
+from bosch.fingerprint import hash_file
+from bosch.progress import say
+from bosch.run_folder import RunFolder
+from bosch.stage import Stage
+from data.calibration import TOY, CalibrationSettings, write_set
+from data.needles import PAPER_TASKS
+from data.tokenizer_files import describe_tokenizer
+from recipes.prepare_tokens import load_tokenizer, read_tokenizer
+from recipes.presets import find_model
+
+VERSION = 1  # raised when the same settings give other examples
+
+
+@dataclass(frozen=True)
+class Options:
+    """Build the examples on which masks are scored."""
+
+    model: str = "tiny-qwen3"  # whose tokenizer: a Hugging Face folder or hub id
+    examples: int = 64  # an example is one question
+    length: TokenCount = 32_768  # of a context
+    questions_per_context: int = 1  # more make the same examples cheaper
+    tasks: tuple[str, ...] = PAPER_TASKS  # in equal shares
+    seed: int = 0  # of everything random
+    essays: str = TOY  # toy, a JSON or text file, or a folder of .txt files
+    punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
+    against: tuple[Path, ...] = ()  # test examples it must share nothing with
+    out: Path = Path("calibration")  # folder to write
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = tyro.cli(Options, args=arguments, prog="calibrate.py", description=__doc__)
+    progress.set_up()
+    names = ("examples", "length", "questions_per_context", "tasks", "seed", "essays")
+    settings = CalibrationSettings(**{name: getattr(options, name) for name in names})
+    out = options.out.absolute()
+    stage = make_stage(out.name, options.model, settings, options.against, options.punkt)
+    with RunFolder(out.parent, say=say) as run:
+        run.complete(stage)
+    say(f"calibration set in {options.out}")
+
+
+def build(config: Config) -> Stage:
+    """The stage `calibration` of recover.py, from the toy world."""
+    settings = CalibrationSettings(**asdict(config.calibration), seed=config.seed)
+    return make_stage("calibration", config.model, settings, shared=True)
+
+
+def make_stage(
+    name: str,
+    model: str,
+    settings: CalibrationSettings,
+    against: Sequence[Path] = (),
+    punkt: Path | None = None,
+    shared: bool = False,
+) -> Stage:
+    for path in against:
+        if not path.is_file():
+            raise FileNotFoundError(f"--against {path}: no such file.")
+    decides: dict[str, Any] = asdict(settings) | {
+        "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
+        "against": [hash_file(path) for path in against],
+    }
+    if Path(settings.essays).is_file():
+        decides["essays"] = hash_file(Path(settings.essays))
+
+    def run(folder: Path) -> None:
+        tokenizer = load_tokenizer(model)
+        tokenizer_hash = describe_tokenizer(tokenizer).hash
+        write_set(folder, settings, tokenizer, tokenizer_hash, read_inputs(against), punkt)
+
+    return Stage(name, run=run, settings=decides, version=VERSION, shared=shared)
+
+
+def read_inputs(paths: Sequence[Path]) -> Iterator[str]:
+    """The texts of test examples."""
+    for path in paths:
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+            row = json.loads(line)
+            if not isinstance(row, dict) or "input" not in row:
+                raise ValueError(f"--against {path}: line {number} has no field `input`.")
+            yield row["input"]
+
+
+if __name__ == "__main__":
+    exit_on_user_error(partial(main, sys.argv[1:]), debug="--debug" in sys.argv)

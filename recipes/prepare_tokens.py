@@ -1,0 +1,130 @@
+"""Packs training text into tokens of a model: the stage `tokens`.
+
+    python recipes/prepare_tokens.py --source toy --tokens 1M --seq-len 1024 --out tokens
+    python recipes/prepare_tokens.py --model DIR --source corpus/@0.7 toy@0.3 --tokens 10M
+    python recipes/prepare_tokens.py --model Qwen/Qwen3-1.7B-Base --source prolong-64k --tokens 2.5B
+
+What a source can be is told in data/sources.py. Run the same command again and it goes on where it
+stopped."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from bosch import progress
+from bosch.config import Config, TokenCount
+from bosch.errors import exit_on_user_error
+from bosch.progress import say
+from bosch.run_folder import RunFolder
+from bosch.stage import Artifact, Stage
+from data.files import FileSource
+from data.loader import check_reuse
+from data.mds import MdsSource
+from data.pack import VERSION, PackConfig, pack_documents
+from data.sources import open_sources
+from data.tokenizer_files import TokenizerText, describe_tokenizer
+from data.toy_world.documents import ToyDocuments
+from recipes.presets import find_model
+
+
+@dataclass(frozen=True)
+class Options:
+    """Pack training text into sequences of a model's tokens."""
+
+    model: str = "tiny-qwen3"  # whose tokenizer: a Hugging Face folder or hub id
+    source: tuple[str, ...] = ("toy",)  # with @weight behind each if there are several
+    tokens: TokenCount | None = None  # budget: 2.5B, 300M or a number; None: all there is
+    seq_len: TokenCount = 32_768  # tokens of a sequence
+    held_out_sequences: int = 16  # for the validation loss, beside the budget
+    min_document_tokens: int = 0  # shorter documents are dropped
+    epochs: int = 1  # orders that are stored
+    seed: int = 0  # of the orders, and of the toy world
+    workers: int = 0  # encoding processes; 0: one for each core
+    out: Path = Path("tokens")  # folder to write
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = tyro.cli(Options, args=arguments, prog="prepare_tokens.py", description=__doc__)
+    progress.set_up()
+    config = PackConfig(
+        seq_len=options.seq_len,
+        tokens=options.tokens,
+        held_out_sequences=options.held_out_sequences,
+        min_document_tokens=options.min_document_tokens,
+        epochs=options.epochs,
+        seed=options.seed,
+        workers=options.workers,
+    )
+    out = options.out.absolute()
+    stage = make_stage(out.name, options.model, options.source, config)
+    with RunFolder(out.parent, say=say) as run:
+        run.complete(stage)
+    say(f"tokens in {options.out}")
+
+
+def build(config: Config) -> Stage:
+    """The stage `tokens` of recover.py."""
+    packing = PackConfig(
+        seq_len=config.data.sequence_length, tokens=config.data.tokens, seed=config.seed
+    )
+    return make_stage("tokens", config.model, (config.data.source,), packing, shared=True)
+
+
+def make_stage(
+    name: str, model: str, sources: Sequence[str], config: PackConfig, shared: bool = False
+) -> Stage:
+    """The stage, known before anything is downloaded: a source on the hub counts by its name here,
+    and by its commit in the tokens' own summary."""
+    opened = open_sources(sources, config.seed, config.tokens)
+    facts = [
+        {"name": source.source.name, "weight": source.weight}
+        | (source.source.facts() if is_here(source.source) else {})
+        for source in opened
+    ]
+    folder = find_model(model)
+    tokenizer = read_tokenizer(model).hash if folder else model
+
+    def run(folder: Path) -> None:
+        pack_documents(opened, read_tokenizer(model), config, folder)
+
+    settings = {"tokenizer": tokenizer, "sources": facts, "packing": config}
+    return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
+
+
+def is_here(source: Any) -> bool:
+    return isinstance(source, FileSource | MdsSource | ToyDocuments)
+
+
+def reuse(folder: Path, config: Config, num_sequences: int) -> Artifact:
+    """The tokens of another run (--tokens-from), checked: whole, of this model's tokenizer, of this
+    length, and enough."""
+    check_reuse(
+        folder, read_tokenizer(config.model).hash, config.data.sequence_length, num_sequences
+    )
+    return Artifact.load(folder)
+
+
+def read_tokenizer(model: str) -> TokenizerText:
+    return describe_tokenizer(load_tokenizer(model))
+
+
+def load_tokenizer(model: str) -> Any:
+    """The tokenizer of a model; one on the hub is fetched."""
+    from transformers import AutoTokenizer
+
+    folder = find_model(model)
+    try:
+        return AutoTokenizer.from_pretrained(folder or model)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FileNotFoundError(f"--model {model} has no tokenizer here: {reason}") from error
+
+
+if __name__ == "__main__":
+    exit_on_user_error(partial(main, sys.argv[1:]), debug="--debug" in sys.argv)

@@ -1,0 +1,61 @@
+"""Packing as a program: what the kill tests kill, and run again until it ends.
+
+    python packing_program.py FOLDER TOKENIZER '{"kill_at": 17, "workers": 2}'
+
+`kill_at` n: SIGKILL from inside at the n-th point, so that tests reach every kind of moment without
+a clock. Points are operations on files in the folder, and the moments before and after tokens are
+appended."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from data.pack import PackConfig, Packer, pack_documents
+from data.sources import open_sources
+from data.tokenizer_files import TokenizerText
+
+COUNTED = ("open", "os.rename", "os.remove", "os.truncate", "packing.append")
+
+
+def main() -> None:
+    folder, tokenizer = Path(sys.argv[1]), TokenizerText(Path(sys.argv[2]).read_text(), end_id=0)
+    options: dict[str, Any] = json.loads(sys.argv[3])
+    append = Packer._write
+
+    def append_in_two_steps(packer: Packer, number: int, array: Any) -> None:
+        sys.audit("packing.append", str(folder))
+        append(packer, number, array)
+        packer.files[
+            number
+        ].flush()  # what was written may reach the disk long before a shard is done
+        sys.audit("packing.append", str(folder))
+
+    Packer._write = append_in_two_steps  # type: ignore[assignment, method-assign]
+    seen = 0
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in COUNTED and str(arguments[0]).startswith(str(folder)):
+            seen += 1
+            if seen == options.get("kill_at"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    config = PackConfig(
+        seq_len=64,
+        tokens=64 * 400,
+        held_out_sequences=7,
+        epochs=2,
+        chunk_chars=3000,
+        shard_chunks=3,
+        workers=options["workers"],
+    )
+    pack_documents(open_sources(options["sources"], 0, config.tokens), tokenizer, config, folder)
+    print(f"points {seen}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The calibration set: shares, lengths, where answers and needles stand, and what it may not share
+with the test set."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from bosch.calibration_file import read_calibration
+from data.calibration import (
+    FACTS,
+    CalibrationSettings,
+    Context,
+    build_contexts,
+    check_disjoint,
+    encode,
+    gather_material,
+    share_evenly,
+    write_set,
+)
+from data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
+from data.toy_world.essays import ToyEssays
+from data.toy_world.tokenizer import train_tokenizer
+from data.toy_world.world import World
+
+SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(vocabulary_size=1200, num_texts=60, seed=0)
+
+
+@pytest.fixture(scope="module")
+def contexts(tokenizer: PreTrainedTokenizerFast) -> list[Context]:
+    return build_contexts(SETTINGS, gather_material(SETTINGS), tokenizer)
+
+
+def test_tasks_have_equal_shares_and_a_remainder_goes_to_the_first(contexts: list[Context]) -> None:
+    assert Counter(context.task for context in contexts) == dict(
+        zip(PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True)
+    )
+    assert share_evenly(64, 6) == [11, 11, 11, 11, 10, 10]
+
+
+def test_answers_and_needles_are_where_the_set_says(
+    contexts: list[Context], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for context in contexts:
+        haystack = encode(context, tokenizer)
+        assert len(haystack.ids_T) <= SETTINGS.length
+        assert tokenizer.decode(haystack.ids_T) == context.text
+        assert len(haystack.questions) == 2
+        for question, asked in zip(haystack.questions, context.questions, strict=True):
+            (value,) = asked.outputs
+            answer = haystack.ids_T[question.answer.start : question.answer.stop]
+            assert tokenizer.decode(answer) == f" {value}"
+            needle = tokenizer.decode(haystack.ids_T[question.needle.start : question.needle.stop])
+            assert str(needle).strip().startswith("One of the special magic")
+            assert str(needle).strip().endswith(f"is: {value}.")
+            before = tokenizer.decode(haystack.ids_T[: question.answer.start])
+            assert str(before).endswith(asked.answer_prefix)
+
+
+def test_every_question_of_a_context_asks_for_another_key(contexts: list[Context]) -> None:
+    for context in contexts:
+        assert len({question.answer_prefix for question in context.questions}) == 2
+        assert len({question.outputs for question in context.questions}) == 2
+
+
+def test_haystacks_use_the_length_they_have(
+    contexts: list[Context], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for context in contexts:
+        assert len(encode(context, tokenizer).ids_T) > SETTINGS.length * 0.75
+
+
+def test_set_shares_nothing_with_the_toy_test_set(
+    contexts: list[Context], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    essays, words = ToyEssays("test", 42), World("test", 42).key_words
+    texts = [
+        example.prompt
+        for name in PAPER_TASKS
+        for example in build_examples(TASKS[name], 512, 4, 42, tokenizer, essays, words, TOY_SIZES)
+    ]
+    assert check_disjoint(contexts, texts) == 24
+    leaked = contexts[5].example.needles[0].sentence
+    with pytest.raises(ValueError, match="test example 2 both hold the needle"):
+        check_disjoint(contexts, [texts[0], f"The grass is green. {leaked} The sky is blue."])
+
+
+def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    settings = CalibrationSettings(examples=6, length=512)
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        written = write_set(tmp_path / name, settings, tokenizer, "hash", test_texts=["a text"])
+        found.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert found[0] == found[1]
+    assert set(found[0]) == {"calibration.safetensors", "examples.jsonl", FACTS}
+    facts = json.loads(found[0][FACTS])
+    assert (facts["questions"], facts["test_examples_compared"]) == (6, 1)
+    read = read_calibration(tmp_path / "one")
+    assert [h.questions for h in read.haystacks] == [h.questions for h in written.haystacks]
+
+
+def test_other_seed_gives_other_needles(tokenizer: PreTrainedTokenizerFast) -> None:
+    settings = CalibrationSettings(examples=6, length=512)
+    other = CalibrationSettings(examples=6, length=512, seed=1)
+    first = build_contexts(settings, gather_material(settings), tokenizer)
+    second = build_contexts(other, gather_material(other), tokenizer)
+    pairs = [
+        {p for context in contexts for p in context.example.pairs} for contexts in (first, second)
+    ]
+    assert not pairs[0] & pairs[1]
+
+
+def test_task_that_does_not_fit_is_left_out_and_the_others_share_its_part(
+    tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = CalibrationSettings(examples=11, length=260)
+    with caplog.at_level("INFO", logger="bosch"):
+        contexts = build_contexts(settings, gather_material(settings), tokenizer)
+    assert len(contexts) == 11
+    left_out = set(PAPER_TASKS) - {context.task for context in contexts}
+    assert "niah_multikey_3" in left_out
+    assert "niah_multikey_3 is left out" in caplog.text
+
+
+def test_real_essays_give_another_region_than_the_test_set(
+    tokenizer: PreTrainedTokenizerFast, shared_data: Path
+) -> None:
+    pytest.importorskip("wonderwords")
+    essays = shared_data / "pg_essays.json"
+    settings = CalibrationSettings(
+        examples=1, length=5000, tasks=("niah_single_2",), essays=str(essays)
+    )
+    material = gather_material(settings, shared_data / "punkt_tab")
+    (context,) = build_contexts(settings, material, tokenizer)
+    text = json.loads(essays.read_text())["text"]
+    first_words = " ".join(text.split()[:8])
+    assert first_words not in " ".join(context.text.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": ("niah_single",)}, "did you mean 'niah_single_"),
+        ({"examples": 7, "questions_per_context": 2}, "take a multiple"),
+        ({"examples": 0}, "at least 1"),
+        ({"tasks": ("niah_multiquery",), "questions_per_context": 4}, "asks for 4 keys"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CalibrationSettings(**settings)  # type: ignore[arg-type]

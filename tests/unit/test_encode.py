@@ -1,0 +1,211 @@
+"""Encoding: where long texts are cut, that worker processes change nothing, and that foreign ids
+are decoded."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from data.encode import (
+    PIECE_CHARS,
+    Chunk,
+    Encoder,
+    Position,
+    cut_document,
+    decode_documents,
+    encode_in_order,
+    read_chunks,
+    share_reproduced,
+)
+from data.files import FileSource
+from data.pack import LEAST_REPRODUCED
+from data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
+from data.toy_world.documents import write_document
+
+# Numbers one by one as Qwen does it, by threes as Llama 3 does it: two tokenizers that agree on
+# little.
+WORDS = (
+    r"[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXTS = [write_document(seed=5, number=number) for number in range(60)]
+
+
+def train(digits: str, size: int, begin: bool = False) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Split(Regex(WORDS.format(digits=digits)), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|begin|>", "<|end|>"] if begin else ["<|end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+@pytest.fixture(scope="module")
+def model() -> TokenizerText:
+    """Of the model that is trained."""
+    return describe_tokenizer(train("", 700))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TokenizerText:
+    """Of whoever stored ids."""
+    folder = tmp_path_factory.mktemp("llama")
+    train("{1,3}", 1000, begin=True).save_pretrained(folder)
+    return read_source_tokenizer(str(folder))
+
+
+def chunk_of(blocks: list[str] | list[np.ndarray]) -> Chunk:
+    return Chunk(list(blocks), [True] * len(blocks), [True] * len(blocks), Position(len(blocks)))
+
+
+@given(
+    text=st.text(alphabet="ab \n\r\t.é", max_size=300),
+    limit=st.integers(4, 40),
+    blocks=st.lists(st.integers(1, 50), max_size=20),
+)
+def test_pieces_are_the_text_and_do_not_depend_on_the_blocks_it_came_in(
+    text: str, limit: int, blocks: list[int]
+) -> None:
+    ends = [0, *np.cumsum(blocks).tolist(), len(text)]
+    parts = [text[a:b] for a, b in pairwise(ends) if a < b]
+    pieces = list(cut_document(parts, limit))
+    assert "".join(str(piece) for piece, _ in pieces) == text
+    assert all(len(piece) <= limit for piece, _ in pieces)
+    assert [is_last for _, is_last in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces == list(cut_document([text], limit))
+
+
+def test_a_text_cut_at_line_ends_has_the_tokens_of_the_whole(model: TokenizerText) -> None:
+    text = "\n\n".join(TEXTS[:20])
+    whole = Encoder(model, None).encode(chunk_of([text])).ids
+    pieces = [str(piece) for piece, _ in cut_document([text], 500)]
+    assert len(pieces) > 20
+    count = len(pieces)
+    chunk = Chunk(
+        list(pieces), [True] + [False] * (count - 1), [False] * (count - 1) + [True], Position(1)
+    )
+    np.testing.assert_array_equal(Encoder(model, None).encode(chunk).ids, whole)
+
+
+def test_a_line_without_end_is_cut_all_the_same() -> None:
+    pieces = [piece for piece, _ in cut_document(["a" * (2 * PIECE_CHARS + 5)])]
+    assert [len(piece) for piece in pieces] == [PIECE_CHARS, PIECE_CHARS, 5]
+
+
+def test_documents_get_their_end_token_and_empty_ones_nothing(model: TokenizerText) -> None:
+    encoded = Encoder(model, None).encode(chunk_of(["one", "", "two <|end|> three"]))
+    tokenizer = model.load()
+    assert encoded.lengths[1] == 0
+    first, last = encoded.ids[: encoded.lengths[0]], encoded.ids[encoded.lengths[0] :]
+    assert tokenizer.decode(first.tolist(), skip_special_tokens=False) == "one<|end|>"
+    # The end token's name inside a document is text, not an end.
+    assert last.tolist().count(model.end_id) == 1
+    assert tokenizer.decode(last.tolist()) == "two <|end|> three"
+
+
+def test_beginning_token_is_put_where_the_tokenizer_puts_it(model: TokenizerText) -> None:
+    with_begin = TokenizerText(model.text, begin_id=3, end_id=0)
+    ids = Encoder(with_begin, None).encode(chunk_of(["one"])).ids
+    assert (ids[0], ids[-1]) == (3, 0)
+    assert with_begin.hash != model.hash
+
+
+def test_hash_is_of_what_decides_the_ids(model: TokenizerText, llama: TokenizerText) -> None:
+    tokenizer = train("", 700)
+    tokenizer.backend_tokenizer.enable_truncation(5)
+    assert describe_tokenizer(tokenizer).hash == model.hash
+    assert llama.hash != model.hash
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_worker_processes_give_what_one_process_gives(
+    workers: int, model: TokenizerText, tmp_path: Path
+) -> None:
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number:03}.txt").write_text(text)
+    chunks = list(read_chunks(FileSource(tmp_path), Position(), chunk_chars=5000, piece_chars=900))
+    expected = [Encoder(model, None).encode(chunk) for chunk in chunks]
+    found = list(encode_in_order(iter(chunks), model, None, workers))
+    assert len(found) == len(chunks) > 10
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one.ids, other.ids)
+        assert one.after == other.after
+
+
+@pytest.mark.parametrize("start", [Position(0, 0), Position(0, 2), Position(3, 1), Position(59)])
+def test_reading_starts_at_any_piece(start: Position, tmp_path: Path) -> None:
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number:03}.txt").write_text(text)
+
+    def pieces(start: Position) -> list[object]:
+        chunks = read_chunks(FileSource(tmp_path), start, chunk_chars=1000, piece_chars=200)
+        return [
+            piece
+            for chunk in chunks
+            for piece in zip(chunk.blocks, chunk.begins, chunk.ends, strict=True)
+        ]
+
+    (first,) = [i for i, place in enumerate(places(tmp_path)) if place == start]
+    assert pieces(start) == pieces(Position())[first:]
+
+
+def places(folder: Path) -> list[Position]:
+    texts = [path.read_text() for path in sorted(folder.iterdir())]
+    return [
+        Position(i, j)
+        for i, text in enumerate(texts)
+        for j, _ in enumerate(cut_document([text], 200))
+    ]
+
+
+def test_foreign_ids_are_decoded_and_encoded_again(
+    model: TokenizerText, llama: TokenizerText
+) -> None:
+    stored = llama.load()
+    begin, end = 0, 1
+    ids = [
+        np.array([begin, *stored.encode(text, add_special_tokens=False).ids, end], np.uint32)
+        for text in TEXTS[:8]
+    ]
+    encoded = Encoder(model, llama).encode(chunk_of(ids))
+    expected = Encoder(model, None).encode(chunk_of(TEXTS[:8]))
+    np.testing.assert_array_equal(encoded.ids, expected.ids)
+
+
+def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
+    llama: TokenizerText,
+) -> None:
+    tokenizer = llama.load()
+    ids = np.array(tokenizer.encode("naïve 😀 end", add_special_tokens=False).ids, np.uint32)
+    texts = {
+        decode_documents(tokenizer, [ids[a:b]])[0]
+        for a in range(len(ids))
+        for b in range(a + 1, len(ids))
+    }
+    assert all("\ufffd" not in (text[:1], text[-1:]) for text in texts)
+    assert decode_documents(tokenizer, [ids]) == ["naïve 😀 end"]
+
+
+def test_ids_of_another_tokenizer_are_told_by_encoding_them_again(
+    model: TokenizerText, llama: TokenizerText
+) -> None:
+    own, other = llama.load(), model.load()
+    ids = [
+        np.array(own.encode(text, add_special_tokens=False).ids, np.uint32) for text in TEXTS[:8]
+    ]
+    assert share_reproduced(own, ids) == 1
+    small = [part[part < 700] for part in ids]  # even where every id exists in the other one
+    assert share_reproduced(other, small) < LEAST_REPRODUCED
+    with pytest.raises(ValueError, match="does not have"):
+        share_reproduced(other, ids)

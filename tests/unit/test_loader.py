@@ -1,0 +1,189 @@
+"""Batches as a function of the step, for every number of ranks, beside a plain reference."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bosch.fingerprint import fingerprint
+from bosch.manifest import seal_folder
+from data.loader import IGNORED, Loader, Sequences, check_reuse, open_tokens, prefetch
+from data.pack import PackConfig, pack_documents
+from data.sources import WeightedSource
+from data.tokenizer_files import TokenizerText, describe_tokenizer
+from data.toy_world.documents import ToyDocuments
+from data.toy_world.tokenizer import train_tokenizer
+
+SEQ_LEN = 128
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TokenizerText:
+    return describe_tokenizer(train_tokenizer(vocabulary_size=600, num_texts=20, seed=0))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: TokenizerText) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    config = PackConfig(
+        seq_len=SEQ_LEN, tokens=SEQ_LEN * 50, held_out_sequences=5, epochs=2, workers=1
+    )
+    pack_documents([WeightedSource(ToyDocuments(0), 1.0)], tokenizer, config, folder)
+    seal_folder(folder, {"fingerprint": fingerprint("tokens")})
+    return folder
+
+
+@pytest.fixture
+def loader(folder: Path, tokenizer: TokenizerText) -> Loader:
+    return Loader(open_tokens(folder, tokenizer.hash), batch_sequences=12)
+
+
+def test_every_sequence_comes_once_an_epoch_and_the_epochs_differ(loader: Loader) -> None:
+    order = loader.tokens.order
+    assert order.shape == (2, 50)
+    assert [sorted(epoch) for epoch in order.tolist()] == [list(range(50))] * 2
+    assert order[0].tolist() != order[1].tolist()
+    assert order[0].tolist() != list(range(50))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 12])
+def test_global_batch_is_the_same_for_every_number_of_ranks(world: int, loader: Loader) -> None:
+    for step in range(loader.num_steps):
+        whole = loader.batch(step)
+        parts = [loader.batch(step, rank, world) for rank in range(world)]
+        rows = {
+            n: row for part in parts for n, row in zip(part.sequences, part.ids_BT, strict=True)
+        }
+        assert sorted(rows) == sorted(whole.sequences)
+        for number, row in zip(whole.sequences, whole.ids_BT, strict=True):
+            assert torch.equal(rows[number], row)
+        assert (
+            sum(part.num_targets for part in parts) == whole.num_targets == loader.num_targets(step)
+        )
+
+
+def test_world_that_does_not_divide_the_batch_is_refused(loader: Loader) -> None:
+    with pytest.raises(ValueError, match="12 sequences cannot be shared by 5 ranks"):
+        loader.batch(0, 0, 5)
+
+
+def test_end_of_the_stored_orders_is_an_error_and_not_a_wrap(loader: Loader) -> None:
+    assert loader.num_steps == 8  # 2 epochs of 50 sequences in batches of 12
+    loader.batch(7)
+    for step in (8, -1):
+        with pytest.raises(ValueError, match="no batch for step"):
+            loader.batch(step)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=30),
+    num_tokens=st.integers(2, 16),
+    mask=st.booleans(),
+    data=st.data(),
+)
+def test_ends_positions_and_labels_agree_with_a_plain_count(
+    lengths: list[int], num_tokens: int, mask: bool, data: st.DataObject
+) -> None:
+    num_rows = max(1, sum(lengths) // num_tokens)
+    ends = np.cumsum([*lengths, num_tokens])
+    total = num_rows * num_tokens
+    ids = np.arange(total, dtype=np.uint16)
+    sequences = Sequences(ids.reshape(num_rows, num_tokens), ends[ends < total].astype(np.uint64))
+    numbers = data.draw(st.lists(st.integers(0, num_rows - 1), min_size=1, max_size=5))
+    batch = sequences.batch(np.array(numbers), document_mask=mask)
+
+    positions: list[int] = []
+    labels: list[int] = []
+    starts: list[int] = []
+    for row, number in enumerate(numbers):
+        for column in range(num_tokens):
+            place = number * num_tokens + column
+            is_start = column == 0 or (mask and place in ends)
+            if is_start:
+                starts.append(row * num_tokens + column)
+            positions.append(0 if is_start else positions[-1] + 1)
+            ends_here = column == num_tokens - 1 or (mask and place + 1 in ends)
+            labels.append(IGNORED if ends_here else place + 1)
+    assert batch.ids_BT.flatten().tolist() == [
+        n * num_tokens + i for n in numbers for i in range(num_tokens)
+    ]
+    assert batch.position_ids_BT.flatten().tolist() == positions
+    assert batch.labels_BT.flatten().tolist() == labels
+    assert batch.cu_seqlens.tolist() == [*starts, len(positions)]
+    assert batch.max_seqlen == max(positions) + 1
+    assert batch.num_targets == sum(label != IGNORED for label in labels)
+    assert batch.cu_seqlens.dtype == torch.int32
+
+
+def test_held_out_slice_is_shared_out_whole_and_is_never_trained_on(loader: Loader) -> None:
+    def key(row: torch.Tensor) -> bytes:
+        return row.numpy().tobytes()
+
+    whole = [key(row) for batch in loader.held_out(2) for row in batch.ids_BT]
+    parts = [
+        key(row)
+        for rank in range(3)
+        for batch in loader.held_out(2, rank, 3)
+        for row in batch.ids_BT
+    ]
+    assert len(whole) == 5
+    assert sorted(parts) == sorted(whole)
+    trained = {key(row) for step in range(loader.num_steps) for row in loader.batch(step).ids_BT}
+    assert not trained & set(whole)
+
+
+def test_tokens_of_another_tokenizer_are_refused(folder: Path, tokenizer: TokenizerText) -> None:
+    other = describe_tokenizer(train_tokenizer(vocabulary_size=601, num_texts=20, seed=0)).hash
+    with pytest.raises(ValueError, match="holds tokens of another tokenizer"):
+        open_tokens(folder, other)
+    with pytest.raises(ValueError, match="holds tokens of another tokenizer"):
+        check_reuse(folder, other, SEQ_LEN, 1)
+
+
+def test_reuse_is_checked_for_length_and_amount(folder: Path, tokenizer: TokenizerText) -> None:
+    check_reuse(folder, tokenizer.hash, SEQ_LEN, 100)
+    with pytest.raises(ValueError, match="sequences of 128 tokens, and this run needs 256"):
+        check_reuse(folder, tokenizer.hash, 256, 1)
+    with pytest.raises(ValueError, match="holds 100 sequences"):
+        check_reuse(folder, tokenizer.hash, SEQ_LEN, 101)
+
+
+def test_damaged_tokens_are_named(folder: Path, tokenizer: TokenizerText, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tokens = tmp_path / "tokens.bin"
+    content = bytearray(tokens.read_bytes())
+    content[1000] ^= 1
+    tokens.write_bytes(content)
+    with pytest.raises(ValueError, match=r"tokens\.bin is damaged"):
+        open_tokens(tmp_path, tokenizer.hash, verify=True)
+    tokens.write_bytes(content[:-2])
+    with pytest.raises(ValueError, match=r"tokens\.bin has .* it is damaged"):
+        open_tokens(tmp_path, tokenizer.hash)
+    with pytest.raises(FileNotFoundError, match="no finished tokens"):
+        open_tokens(tmp_path / "elsewhere", tokenizer.hash)
+
+
+def test_prefetch_gives_the_same_batches_in_order(loader: Loader) -> None:
+    got = list(prefetch(loader.batch, range(3, 7)))
+    assert [step for step, _ in got] == [3, 4, 5, 6]
+    for step, batch in got:
+        assert torch.equal(batch.ids_BT, loader.batch(step).ids_BT)
+
+
+def test_error_in_the_prefetch_thread_comes_out_at_its_step(loader: Loader) -> None:
+    batches = prefetch(loader.batch, range(6, 10))
+    assert [next(batches)[0], next(batches)[0]] == [6, 7]
+    with pytest.raises(ValueError, match="no batch for step 8"):
+        next(batches)
+
+
+def test_prefetch_that_is_left_early_ends_its_thread(loader: Loader) -> None:
+    batches = prefetch(loader.batch, range(8))
+    next(batches)
+    batches.close()
+    assert "prefetch" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,259 @@
+"""The MDS reader beside a writer of our own, written from the format's description and sharing no
+code with the reader."""
+
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.mds import MdsSource, read_index, read_samples
+from data.prolong import MARGIN, FolderRepository, fetch_shards, open_prolong
+
+
+def pack_array(values: list[Any], code: str, encoding: str) -> bytes:
+    """An array as the column's encoding wants it: `code` is struct's letter of its type."""
+    flat = [x for row in values for x in row] if values and isinstance(values[0], list) else values
+    shape = [len(values), len(values[0])] if flat is not values else [len(values)]
+    body = struct.pack(f"<{len(flat)}{code}", *flat)
+    head = b""
+    parts = encoding.split(":")
+    if len(parts) < 2:
+        head += bytes([{"H": 16, "i": 33, "I": 32, "q": 65, "B": 8}[code]])
+    if len(parts) < 3:
+        width, letter = (
+            (0, "B") if max(shape) < 256 else (1, "H") if max(shape) < 65536 else (2, "I")
+        )
+        head += bytes([len(shape) * 4 + width]) + struct.pack(f"<{len(shape)}{letter}", *shape)
+    return head + body
+
+
+def write_shard(
+    folder: Path,
+    samples: list[dict[str, bytes]],
+    columns: dict[str, tuple[str, int | None]],
+    name: str = "shard.00000.mds",
+    **changed: Any,
+) -> dict[str, Any]:
+    """Write one shard; return what the index says of it. A column is (encoding, size if it is
+    fixed)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = []
+    for sample in samples:
+        sizes = b"".join(
+            struct.pack("<I", len(sample[c])) for c, (_, size) in columns.items() if size is None
+        )
+        packed.append(sizes + b"".join(sample[c] for c in columns))
+    config = json.dumps({"columns": list(columns)}).encode()
+    position = 4 + 4 * (len(packed) + 1) + len(config)
+    offsets = [position]
+    for data in packed:
+        offsets.append(offsets[-1] + len(data))
+    content = struct.pack(f"<I{len(offsets)}I", len(packed), *offsets) + config + b"".join(packed)
+    (folder / name).write_bytes(content)
+    return {
+        "column_encodings": [encoding for encoding, _ in columns.values()],
+        "column_names": list(columns),
+        "column_sizes": [size for _, size in columns.values()],
+        "compression": None,
+        "format": "mds",
+        "hashes": [],
+        "raw_data": {"basename": name, "bytes": len(content), "hashes": {}},
+        "samples": len(packed),
+        "size_limit": 67108864,
+        "version": 2,
+        "zip_data": None,
+    } | changed
+
+
+def write_index(folder: Path, shards: list[dict[str, Any]]) -> None:
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+
+
+COLUMNS: dict[str, tuple[str, int | None]] = {
+    "input_ids": ("ndarray:uint32", None),
+    "indices": ("ndarray:uint16", None),
+    "domain": ("str", None),
+    "length": ("int", 8),
+}
+
+
+def sample_of(documents: list[list[int]]) -> dict[str, bytes]:
+    ids = [i for document in documents for i in document]
+    ends = np.cumsum([0, *map(len, documents)]).tolist()
+    spans = [list(span) for span in pairwise(ends)]
+    return {
+        "input_ids": pack_array(ids, "I", "ndarray:uint32"),
+        "indices": pack_array(spans, "H", "ndarray:uint16"),
+        "domain": b"arxiv",
+        "length": struct.pack("<q", len(ids)),
+    }
+
+
+def write_domain(
+    folder: Path, documents: list[list[int]], per_sample: int = 3, per_shard: int = 2
+) -> None:
+    samples = [
+        sample_of(documents[i : i + per_sample]) for i in range(0, len(documents), per_sample)
+    ]
+    shards = [
+        write_shard(folder, samples[i : i + per_shard], COLUMNS, f"shard.{i:05}.mds")
+        for i in range(0, len(samples), per_shard)
+    ]
+    write_index(folder, shards)
+
+
+def documents_of(source: MdsSource, start: int = 0) -> list[list[int]]:
+    return [
+        np.concatenate([np.asarray(b) for b in document]).tolist()
+        for document in source.read(start)
+    ]
+
+
+DOCUMENTS = [[number * 1000 + i for i in range(1 + number % 5 * 70)] for number in range(20)]
+
+
+def test_documents_come_back_from_any_number_on(tmp_path: Path) -> None:
+    write_domain(tmp_path / "proc01-64", DOCUMENTS[12:])
+    write_domain(tmp_path / "proc00-64", DOCUMENTS[:12])
+    source = MdsSource(tmp_path, tokenizer="llama")
+    for start in (0, 1, 5, 6, 12, 19, 20):
+        assert documents_of(source, start) == DOCUMENTS[start:]
+
+
+@given(
+    ids=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=700),
+    kind=st.sampled_from(
+        ["ndarray", "ndarray:uint32", "ndarray:int32", "ndarray:uint16", "fixed", "bytes"]
+    ),
+)
+def test_every_way_to_store_an_array_is_read(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[int], kind: str
+) -> None:
+    folder = tmp_path_factory.mktemp("mds")
+    encoding = f"ndarray:int32:{len(ids)}" if kind == "fixed" else kind
+    code = {"ndarray:int32": "i", "ndarray:uint16": "H", "fixed": "i", "ndarray": "q"}.get(
+        kind, "I"
+    )
+    data = (
+        struct.pack(f"<{len(ids)}I", *ids) if kind == "bytes" else pack_array(ids, code, encoding)
+    )
+    size = len(data) if kind == "fixed" else None
+    write_index(
+        folder, [write_shard(folder, [{"input_ids": data}], {"input_ids": (encoding, size)})]
+    )
+    assert documents_of(MdsSource(folder, tokenizer="llama")) == [ids]
+
+
+def test_sample_without_indices_is_one_document(tmp_path: Path) -> None:
+    sample = {"input_ids": pack_array([1, 2, 3], "I", "ndarray:uint32")}
+    write_index(
+        tmp_path, [write_shard(tmp_path, [sample], {"input_ids": ("ndarray:uint32", None)})]
+    )
+    assert documents_of(MdsSource(tmp_path, tokenizer="llama")) == [[1, 2, 3]]
+
+
+def test_every_truncation_is_refused_by_name(tmp_path: Path) -> None:
+    write_domain(tmp_path, DOCUMENTS)
+    shard = tmp_path / "shard.00002.mds"
+    whole = shard.read_bytes()
+    for size in (0, 3, 10, len(whole) // 2, len(whole) - 1):
+        shard.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"shard\.00002\.mds is damaged: it has"):
+            documents_of(MdsSource(tmp_path, tokenizer="llama"))
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=r"shard\.00002\.mds is missing"):
+        documents_of(MdsSource(tmp_path, tokenizer="llama"))
+
+
+@pytest.mark.parametrize("position", [0, 4, 9])
+def test_flipped_byte_in_the_table_of_samples_is_refused_by_name(
+    position: int, tmp_path: Path
+) -> None:
+    write_domain(tmp_path, DOCUMENTS)
+    shard = tmp_path / "shard.00000.mds"
+    content = bytearray(shard.read_bytes())
+    content[position] ^= 0xFF
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match=r"shard\.00000\.mds is damaged"):
+        documents_of(MdsSource(tmp_path, tokenizer="llama"))
+
+
+def test_flipped_size_in_a_sample_is_refused_by_name(tmp_path: Path) -> None:
+    write_domain(tmp_path, DOCUMENTS)
+    (shard, *_) = read_index(tmp_path / "index.json")
+    content = bytearray(shard.path.read_bytes())
+    first = struct.unpack_from("<I", content, 4)[0]
+    for offset in (0, 4, 12):  # the sizes of two columns, the array's own head
+        damaged = bytearray(content)
+        damaged[first + offset] ^= 0x0F
+        shard.path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"shard\.00000\.mds is damaged: sample 0"):
+            list(read_samples(shard, "input_ids"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"compression": "zstd"}, "is compressed"),
+        ({"format": "jsonl"}, "only mds version 2"),
+        ({"column_encodings": ["pkl"]}, "pickle"),
+        ({"column_names": ["tokens"]}, "no column 'input_ids'"),
+        ({"column_encodings": ["str"]}, "only ndarray"),
+    ],
+)
+def test_shards_of_another_kind_are_refused(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    sample = {"input_ids": pack_array([1], "I", "ndarray:uint32")}
+    columns: dict[str, tuple[str, int | None]] = {"input_ids": ("ndarray:uint32", None)}
+    write_index(tmp_path, [write_shard(tmp_path, [sample], columns, **changed)])
+    with pytest.raises(ValueError, match=message):
+        documents_of(MdsSource(tmp_path, tokenizer="llama"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"shards": [{}]}', b'{"shards": 3}'])
+def test_damaged_index_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"index\.json is no index"):
+        documents_of(MdsSource(tmp_path, tokenizer="llama"))
+
+
+class CountingRepository(FolderRepository):
+    """Counts the bytes that would be downloaded."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.shard_bytes = 0
+
+    def fetch(self, path: str) -> Path:
+        found = super().fetch(path)
+        self.shard_bytes += found.stat().st_size if path.endswith(".mds") else 0
+        return found
+
+
+def test_no_more_shards_are_fetched_than_the_budget_needs(tmp_path: Path) -> None:
+    for proc in range(4):
+        write_domain(tmp_path / "arxiv" / f"proc{proc:02}-64", [[7] * 1000 for _ in range(30)])
+    repository = CountingRepository(tmp_path)
+    shard_tokens = 6_000  # two samples of three documents
+    for tokens in (1, 10_000, 60_000):
+        repository.shard_bytes = 0
+        shards = fetch_shards(repository, "arxiv", tokens)
+        needed = tokens * MARGIN
+        assert needed * 4 <= repository.shard_bytes <= (needed + shard_tokens) * 4 * 1.05
+        assert len({shard.path for shard in shards}) == len(shards)
+    assert len(fetch_shards(repository, "arxiv", None)) == 20
+    with pytest.raises(ValueError, match="did you mean 'arxiv'"):
+        fetch_shards(repository, "arxive", 1)
+
+
+def test_copy_of_prolong_in_a_folder_is_read(tmp_path: Path) -> None:
+    write_domain(tmp_path / "arxiv" / "proc00-64", DOCUMENTS)
+    source = open_prolong("prolong-64k/arxiv", None, folder=str(tmp_path))
+    assert [np.asarray(block).tolist() for (block,) in map(list, source.read(0))] == DOCUMENTS

@@ -1,0 +1,451 @@
+"""Packing is exact: every token once and in order, or counted as dropped; the same bytes whoever
+does the work."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from bosch.manifest import DamagedArtifactError, read_sealed_json
+from data import encode
+from data.encode import Encoder, Position, read_chunks
+from data.files import FileSource
+from data.mds import MdsSource
+from data.pack import (
+    HELD_OUT,
+    HELD_OUT_DOC_ENDS,
+    PackConfig,
+    pack_documents,
+    read_documents_back,
+    share_out,
+)
+from data.sources import WeightedSource, open_sources
+from data.tokenizer_files import TokenizerText, describe_tokenizer
+from data.toy_world.documents import ToyDocuments, write_document
+from data.toy_world.tokenizer import train_tokenizer
+
+DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "dropped_too_short")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TokenizerText:
+    return describe_tokenizer(train_tokenizer(vocabulary_size=600, num_texts=20, seed=0))
+
+
+@pytest.fixture(autouse=True)
+def encode_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encode in this process, which is a hundred times faster for tiny texts, unless a test wants
+    worker processes."""
+    if "worker_processes" in request.fixturenames:
+        return
+
+    def encode_in_order(
+        chunks: Any, tokenizer: TokenizerText, source: TokenizerText | None, workers: int
+    ) -> Iterator[Any]:
+        encoder = Encoder(tokenizer, source)
+        yield from map(encoder.encode, chunks)
+
+    monkeypatch.setattr("data.pack.encode_in_order", encode_in_order)
+
+
+@pytest.fixture
+def worker_processes() -> None:
+    """For tests that are about them."""
+
+
+def one(source: Any) -> list[WeightedSource]:
+    return [WeightedSource(source, 1.0)]
+
+
+def write_texts(folder: Path, texts: list[str]) -> FileSource:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
+    return FileSource(folder / "texts.jsonl")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def check_exact(
+    folder: Path, tokenizer: TokenizerText, documents: list[list[int]], config: PackConfig
+) -> None:
+    """Follow the documents' tokens through what was stored: the held-out slice, a gap, the training
+    tokens, the rest."""
+    (counts,) = read_sealed_json(folder / "tokens.json")["sources"]
+    kept = [document for document in documents if len(document) >= config.min_document_tokens]
+    stream = [token for document in kept for token in document]
+    ends = set(np.cumsum([len(document) for document in kept]).tolist())
+    held_out = np.fromfile(folder / HELD_OUT, tokenizer.dtype).tolist()
+    stored = [document.tolist() for document in read_documents_back(folder)]
+    tokens = [token for document in stored for token in document]
+
+    size = config.held_out_sequences * config.seq_len
+    assert held_out == stream[:size]
+    rest = min([end for end in ends if end >= size], default=size) - size
+    gap = min(rest, config.seq_len) if size else 0
+    assert counts["dropped_behind_held_out"] == gap
+    start = size + gap
+    assert tokens == stream[start : start + len(tokens)]
+    assert len(tokens) % config.seq_len == 0
+    expected_ends = {end - start for end in ends if start < end < start + len(tokens)} | {
+        len(tokens)
+    }
+    assert set(np.cumsum([len(document) for document in stored]).tolist()) == expected_ends
+    expected_ends = {end for end in ends if end < size} | ({size} if size else set())
+    assert set(np.load(folder / HELD_OUT_DOC_ENDS).tolist()) == expected_ends
+    if config.tokens is None:
+        assert counts["dropped_in_tail"] == len(stream) - start - len(tokens) < config.seq_len
+        assert counts["tokens_read"] == sum(map(len, documents))
+    check_counts(counts)
+    assert (counts["tokens_kept"], counts["tokens_held_out"]) == (len(tokens), size)
+
+
+def check_counts(counts: dict[str, Any]) -> None:
+    parts = [counts[name] for name in ("tokens_kept", "tokens_held_out", *DROPPED)]
+    assert counts["tokens_read"] == sum(parts)
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=40),
+    seq_len=st.integers(2, 40),
+    held_out=st.integers(0, 3),
+    shortest=st.integers(0, 30),
+    budget=st.one_of(st.none(), st.integers(1, 20)),
+    chunk_chars=st.sampled_from([1, 37, 500, 10**6]),
+    data=st.data(),
+)
+def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer: TokenizerText,
+    sizes: list[int],
+    seq_len: int,
+    held_out: int,
+    shortest: int,
+    budget: int | None,
+    chunk_chars: int,
+    data: st.DataObject,
+) -> None:
+    folder = tmp_path_factory.mktemp("pack")
+    texts = [
+        "".join(data.draw(st.lists(st.sampled_from("ab1 é\n"), min_size=n, max_size=n)))
+        for n in sizes
+    ]
+    encoder = Encoder(tokenizer, None)
+    chunks = list(read_chunks(write_texts(folder / "in", texts), Position(), 10**9))
+    encoded = encoder.encode(chunks[0])
+    documents = [part.tolist() for part in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]]
+    there = sum(len(document) for document in documents if len(document) >= shortest)
+    config = PackConfig(
+        seq_len=seq_len,
+        held_out_sequences=held_out,
+        min_document_tokens=shortest,
+        tokens=budget and budget * seq_len,
+        chunk_chars=chunk_chars,
+        shard_chunks=3,
+    )
+    out = folder / "out"
+    out.mkdir()
+    needed = (held_out + 1) * seq_len + (
+        budget or 1
+    ) * seq_len  # a gap of a sequence is the most that is lost
+    if there < needed:
+        held_out_fits = there >= held_out * seq_len + (budget or 1) * seq_len
+        if not held_out_fits:
+            with pytest.raises(ValueError, match=r"tokens"):
+                pack_documents(one(write_texts(folder / "in", texts)), tokenizer, config, out)
+            assert not (out / "tokens.json").exists()
+        return
+    pack_documents(one(write_texts(folder / "in", texts)), tokenizer, config, out)
+    check_exact(out, tokenizer, [document for document in documents if document], config)
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_long_documents_keep_their_tokens_and_their_one_end(
+    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "PIECE_CHARS", 300)
+    monkeypatch.setattr(encode.read_chunks, "__defaults__", (1000, 300))
+    texts = ["\n".join(write_document(0, n) for n in range(6)), "short", write_document(0, 7)]
+    config = PackConfig(seq_len=64, held_out_sequences=2, chunk_chars=700, shard_chunks=2)
+    source = write_texts(tmp_path / "in", texts)
+    chunks = list(read_chunks(source, Position(), 700))
+    assert sum(len(chunk.blocks) for chunk in chunks) > 20
+    encoder = Encoder(tokenizer, None)
+    documents: list[list[int]] = [[]]
+    for chunk in map(encoder.encode, chunks):
+        for part, ends in zip(
+            np.split(chunk.ids, np.cumsum(chunk.lengths))[:-1], chunk.ends, strict=True
+        ):
+            documents[-1] += part.tolist()
+            if ends:
+                documents.append([])
+    out = tmp_path / "out"
+    out.mkdir()
+    pack_documents(one(source), tokenizer, config, out)
+    check_exact(out, tokenizer, documents[:-1], config)
+
+
+@pytest.mark.usefixtures("worker_processes")
+def test_bytes_are_the_same_for_every_number_of_workers(
+    tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    text = "\n".join(
+        write_document(1, n) for n in range(700)
+    )  # a giant document: longer than one piece
+    assert len(text) > encode.PIECE_CHARS // 2
+    folder = tmp_path / "in"
+    write_texts(folder, [write_document(0, n) for n in range(40)])
+    (folder / "giant.txt").write_text(text * 2)
+    found = []
+    for count in (1, 2, 4):
+        out = tmp_path / f"out-{count}"
+        out.mkdir()
+        config = PackConfig(seq_len=256, held_out_sequences=2, workers=count, chunk_chars=50_000)
+        pack_documents(one(FileSource(folder)), tokenizer, config, out)
+        found.append(files_of(out))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]["tokens.bin"]) > 1_000_000
+
+
+def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> None:
+    source = write_texts(tmp_path / "in", [write_document(9, n) for n in range(200)])
+    mix = [WeightedSource(ToyDocuments(0), 0.3), WeightedSource(source, 0.7)]
+    out = tmp_path / "out"
+    out.mkdir()
+    pack_documents(
+        mix,
+        tokenizer,
+        PackConfig(seq_len=100, tokens=10_099, held_out_sequences=3, chunk_chars=5000),
+        out,
+    )
+    summary = read_sealed_json(out / "tokens.json")
+    assert [counts["tokens_kept"] for counts in summary["sources"]] == [3000, 7000]
+    assert [counts["tokens_held_out"] for counts in summary["sources"]] == [90, 210]
+    assert 3000 in np.load(out / "doc_ends.npy")  # a document does not go on in the next source
+    for counts in summary["sources"]:
+        check_counts(counts)
+
+
+@given(
+    total=st.integers(0, 10**10), weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
+)
+def test_shares_are_exact_in_their_sum_and_within_one_of_their_weight(
+    total: int, weights: list[float]
+) -> None:
+    shares = share_out(total, weights)
+    assert sum(shares) == total
+    for share, weight in zip(shares, weights, strict=True):
+        assert abs(share - total * weight / sum(weights)) <= 1 + total * 1e-12
+
+
+def test_seed_decides_the_order_and_nothing_else(tmp_path: Path, tokenizer: TokenizerText) -> None:
+    found = []
+    for number, seed in enumerate((1, 1, 2)):
+        out = tmp_path / str(number)
+        out.mkdir()
+        config = PackConfig(
+            seq_len=64, tokens=6400, held_out_sequences=1, seed=seed, chunk_chars=5000
+        )
+        pack_documents(one(ToyDocuments(0)), tokenizer, config, out)
+        found.append(files_of(out))
+    assert found[0] == found[1]
+    assert [name for name in found[0] if found[0][name] != found[2][name]] == [
+        "order.npy",
+        "tokens.json",
+    ]
+
+
+def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
+    tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    config = PackConfig(seq_len=64, tokens=640, held_out_sequences=1, chunk_chars=5000)
+    pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
+    before = files_of(tmp_path)
+    pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
+    assert files_of(tmp_path) == before
+    with pytest.raises(ValueError, match="begun with other settings"):
+        pack_documents(one(ToyDocuments(1)), tokenizer, config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sources", "settings", "message"),
+    [
+        (["toy"], {}, "toy has no end; give a budget"),
+        (["toy@1", "prolong-64k/arxiv?folder=.@2"], {}, "weights of a mix need a budget"),
+        (["toy"], {"tokens": 10}, "less than one sequence"),
+        (["toy"], {"seq_len": 1}, "seq_len is 1"),
+    ],
+)
+def test_setting_that_cannot_be_met_is_refused(
+    sources: list[str],
+    settings: dict[str, int],
+    message: str,
+    tmp_path: Path,
+    tokenizer: TokenizerText,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack_documents(open_sources(sources, 0, None), tokenizer, PackConfig(**settings), tmp_path)
+
+
+def test_source_that_is_too_small_is_an_error_and_not_a_smaller_corpus(
+    tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    source = write_texts(tmp_path / "in", ["one", "two"])
+    with pytest.raises(ValueError, match="tokens in 2 documents, but 720 were asked of it"):
+        pack_documents(
+            one(source),
+            tokenizer,
+            PackConfig(seq_len=10, tokens=700, held_out_sequences=2),
+            tmp_path,
+        )
+    assert not (tmp_path / "tokens.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"fine at first \xe9t\xe9"])
+def test_bad_text_leaves_nothing_that_counts_as_done(
+    content: bytes, tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    folder = tmp_path / "in"
+    write_texts(folder, [write_document(0, n) for n in range(9)])
+    (folder / "z.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"z\.txt: byte"):
+        pack_documents(
+            one(FileSource(folder)), tokenizer, PackConfig(seq_len=64, chunk_chars=500), tmp_path
+        )
+    assert not (tmp_path / "tokens.json").exists()
+
+
+def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_one(
+    tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    stored = train_tokenizer(vocabulary_size=560, num_texts=30, seed=4)
+    own = train_tokenizer(vocabulary_size=600, num_texts=20, seed=0)
+    stored.save_pretrained(tmp_path / "stored")
+    own.save_pretrained(tmp_path / "own")
+    texts = [write_document(0, n) for n in range(60)]
+    rows = [
+        json.dumps({"text": stored(text, add_special_tokens=False)["input_ids"]}) + "\n"
+        for text in texts
+    ]
+    path = tmp_path / "ids.jsonl"
+    path.write_text("".join(rows))
+    config = PackConfig(seq_len=64, held_out_sequences=1)
+
+    def pack(name: str, source: Any) -> Path:
+        out = tmp_path / name
+        out.mkdir()
+        pack_documents(one(source), tokenizer, config, out)
+        return out
+
+    with pytest.raises(ValueError, match="Whose they are cannot be seen"):
+        pack("unnamed", FileSource(path))
+    with pytest.raises(ValueError, match="are not those of"):
+        pack("wrong", FileSource(path, tokenizer=str(tmp_path / "own")))
+    with pytest.raises(ValueError, match="does not say whose"):
+        MdsSource(tmp_path)
+    decoded = pack("decoded", FileSource(path, tokenizer=str(tmp_path / "stored")))
+    plain = pack("plain", write_texts(tmp_path / "in", texts))
+    assert (decoded / "tokens.bin").read_bytes() == (plain / "tokens.bin").read_bytes()
+
+
+class InterruptedPackingError(Exception):
+    pass
+
+
+def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder gives up after so many chunks."""
+    from data import pack
+
+    whole = pack.encode_in_order
+
+    def some(*arguments: Any) -> Iterator[Any]:
+        for number, encoded in enumerate(whole(*arguments)):
+            if number == count:
+                raise InterruptedPackingError
+            yield encoded
+
+    monkeypatch.setattr(pack, "encode_in_order", some)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 17])
+def test_interrupted_packing_goes_on_to_the_same_bytes(
+    count: int, tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PackConfig(
+        seq_len=64, tokens=64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2
+    )
+    expected, out = tmp_path / "expected", tmp_path / "out"
+    expected.mkdir()
+    out.mkdir()
+    pack_documents(one(ToyDocuments(0)), tokenizer, config, expected)
+    with monkeypatch.context() as patch:
+        interrupt_after(count, patch)
+        with pytest.raises(InterruptedPackingError):
+            pack_documents(one(ToyDocuments(0)), tokenizer, config, out)
+    assert not (out / "tokens.json").exists()
+    pack_documents(one(ToyDocuments(0)), tokenizer, config, out)
+    assert files_of(out) == files_of(expected)
+
+
+def test_damage_done_while_packing_was_interrupted_is_named(
+    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PackConfig(
+        seq_len=64, tokens=64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2
+    )
+    with monkeypatch.context() as patch:
+        interrupt_after(17, patch)
+        with pytest.raises(InterruptedPackingError):
+            pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
+    path = tmp_path / "tokens.bin"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is damaged between bytes"):
+        pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker_processes")
+def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Path) -> None:
+    from recipes.benchmarks.data import PeakMemory, resident_bytes
+
+    block = "\n".join(write_document(1, n) for n in range(3000))
+    path = tmp_path / "giant.txt"
+    with path.open("w") as file:
+        size = 0
+        while size < 2_000_000_000:
+            size += file.write(block)
+    out = tmp_path / "out"
+    out.mkdir()
+    before = resident_bytes()
+    with PeakMemory() as peak:
+        pack_documents(one(FileSource(path)), cut_at_blanks(block), PackConfig(workers=2), out)
+    print(f"peak {(peak.bytes - before) / 1e6:,.0f} MB")
+    assert peak.bytes - before < 1_500_000_000
+
+
+def cut_at_blanks(text: str) -> TokenizerText:
+    """A tokenizer that needs as much memory as any, and a third of the time: most of it goes into
+    finding words."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "merged_with_next"), byte_level]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=4000, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(text.splitlines()[:2000], trainer)
+    return TokenizerText(tokenizer.to_str(), end_id=0)

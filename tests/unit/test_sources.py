@@ -1,0 +1,216 @@
+"""Sources: what a line of text names, the kinds of file, starting in the middle, and what is
+refused with which words."""
+
+import gzip
+import json
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data.files import BLOCK_BYTES, FileSource
+from data.hub import HubSource
+from data.needles import NEEDLE_PATTERN, pairs_in
+from data.prolong import MIX_64K, expand_mix
+from data.sources import Source, open_source, open_sources
+from data.toy_world.documents import ToyDocuments
+
+TEXTS = [
+    f"Document {number}.\nIt has ünïcode, {'many ' * (number % 7)}words.\n" for number in range(200)
+]
+
+
+def texts_of(source: Source, start: int = 0) -> list[str]:
+    return ["".join(map(str, document)) for document in source.read(start)]
+
+
+def write_rows(path: Path, texts: Iterable[str], field: str = "text") -> Path:
+    lines = "".join(json.dumps({"id": 1, field: text}) + "\n" for text in texts).encode()
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines))
+    elif path.suffix == ".zst":
+        with pyarrow.output_stream(str(path), compression="zstd") as stream:
+            stream.write(lines)
+    elif path.suffix == ".parquet":
+        table = pyarrow.table({"id": [1 for _ in texts], field: list(texts)})
+        pyarrow.parquet.write_table(table, path, row_group_size=30)
+    else:
+        path.write_bytes(lines)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_every_kind_of_file_gives_its_documents_from_any_number_on(
+    suffix: str, tmp_path: Path
+) -> None:
+    source = FileSource(write_rows(tmp_path / f"rows{suffix}", TEXTS))
+    assert texts_of(source) == TEXTS
+    for start in (1, 29, 30, 31, 64, 199, 200):
+        assert texts_of(source, start) == TEXTS[start:]
+
+
+def test_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    write_rows(tmp_path / "a.jsonl", TEXTS[:5])
+    (tmp_path / "b" / "one.txt").write_text(TEXTS[5], newline="")
+    (tmp_path / "b" / "two.md.gz").write_bytes(gzip.compress(TEXTS[6].encode()))
+    write_rows(tmp_path / "c.parquet", TEXTS[7:20])
+    write_rows(tmp_path / ".hidden" / "d.jsonl", TEXTS)
+    (tmp_path / "notes.pdf").write_bytes(b"not text")
+    source = FileSource(tmp_path)
+    for start in range(20):
+        assert texts_of(source, start) == TEXTS[start:20]
+
+
+def test_long_text_comes_in_blocks_that_split_no_character(tmp_path: Path) -> None:
+    text = "x" + "é€😀\n" * (
+        BLOCK_BYTES // 4
+    )  # each 10 bytes, so blocks end at every byte of the pattern
+    path = tmp_path / "long.txt"
+    path.write_text(text, newline="")
+    (document,) = FileSource(path).read(0)
+    blocks = [str(block) for block in document]
+    assert len(blocks) > 2
+    assert "".join(blocks) == text
+
+
+def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"a" * (BLOCK_BYTES + 10) + "é".encode("latin-1") + b" and more")
+    with pytest.raises(ValueError, match=rf"latin.txt: byte {BLOCK_BYTES + 10:,} is not UTF-8"):
+        texts_of(FileSource(path))
+    path.write_bytes("ends within a character é".encode()[:-1])
+    with pytest.raises(ValueError, match="byte 24 is not UTF-8"):
+        texts_of(FileSource(path))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(b'{"text": "good"}\n{"text": "b\xe9"}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl: line 2 is not UTF-8"):
+        texts_of(FileSource(rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", "empty.txt is empty"),
+        ("blank.jsonl", b"\n\n", "blank.jsonl holds no documents"),
+        ("torn.jsonl", b'{"text": "a"}\n{"text": "b', "line 2 is not JSON"),
+        ("list.jsonl", b"[1, 2]\n", "line 1 is a list"),
+        ("number.jsonl", b'{"text": 3}\n', "'text' is a int; a text is needed"),
+        ("other.jsonl", b'{"txt": "a"}\n', "no field 'text': did you mean 'txt'"),
+        ("ids.jsonl", b'{"text": [1, 2, 3]}\n', "Whose they are cannot be seen"),
+        ("torn.txt.gz", gzip.compress(b"a" * 9999)[:-20], "torn.txt.gz is damaged"),
+        ("plain.txt.gz", b"no archive", "plain.txt.gz is damaged"),
+        ("plain.txt.zst", b"no archive", "plain.txt.zst is damaged"),
+        ("torn.parquet", b"PAR1 and nothing more", "torn.parquet is damaged"),
+        ("image.png", b"x", "none of the kinds of file that hold text"),
+    ],
+)
+def test_bad_file_is_refused_by_name(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        texts_of(FileSource(tmp_path / name))
+
+
+def test_truncated_zstd_file_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl.zst", TEXTS)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match="zst"):
+        texts_of(FileSource(path))
+
+
+def test_ids_come_with_the_tokenizer_they_belong_to(tmp_path: Path) -> None:
+    path = tmp_path / "ids.jsonl"
+    path.write_text('{"ids": [5, 6, 7]}\n')
+    (document,) = FileSource(path, field="ids", tokenizer="some/tokenizer").read(0)
+    (block,) = document
+    assert isinstance(block, np.ndarray)
+    assert block.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_hugging_face_dataset_is_read_from_any_row_on(
+    streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_rows(folder / "train.jsonl", TEXTS[:50], field="content")
+    source = HubSource(str(folder), field="content", streaming=streaming)
+    for start in (0, 7, 49, 50):
+        assert texts_of(source, start) == TEXTS[start:50]
+    with pytest.raises(ValueError, match="no field 'contents': did you mean 'content'"):
+        texts_of(HubSource(str(folder), field="contents", streaming=streaming))
+    with pytest.raises(ValueError, match="no split 'training': did you mean 'train'"):
+        texts_of(HubSource(str(folder), split="training", streaming=streaming))
+
+
+def test_hub_without_network_says_what_to_fetch_and_where_to_put_it() -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"hf download --repo-type dataset some/corpus .*hf:corpus"
+    ):
+        texts_of(open_source("hf:some/corpus?config=en", seed=0))
+
+
+def test_prolong_without_network_says_what_to_fetch_and_where_to_put_it() -> None:
+    source = open_source("prolong-64k/arxiv", seed=0, tokens=1000)
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"hf download --repo-type dataset princeton-nlp/prolong-data-64K .*folder=",
+    ):
+        texts_of(source)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("toys", "did you mean 'toy'"),
+        ("toy?field=a", "no option 'field'"),
+        ("hf:some/corpus?splits=train", "did you mean 'split'"),
+        ("hf:some/corpus?streaming=maybe", "write streaming=yes or streaming=no"),
+        ("mds:folder", "does not say whose"),
+        ("prolong-64k/book-65536", "give --tokens"),
+        ("prolong-512k", "must name a domain"),
+    ],
+)
+def test_source_that_cannot_be_meant_is_refused(text: str, message: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        open_source(text, seed=0)
+
+
+def test_mix_has_a_weight_for_every_source() -> None:
+    (tokens,) = {source.weight for source in open_sources(["toy"], 0, None)}
+    assert tokens == 1
+    with pytest.raises(ValueError, match="toy has no weight"):
+        open_sources(["toy", "prolong-64k/arxiv@0.5"], 0, 100)
+    with pytest.raises(ValueError, match="twice"):
+        open_sources(["toy@0.5", "toy@0.5"], 0, 100)
+    with pytest.raises(ValueError, match="must be above 0"):
+        open_sources(["toy@0"], 0, 100)
+
+
+def test_prolong_mix_is_that_of_its_first_stage() -> None:
+    assert sum(MIX_64K.values()) == pytest.approx(
+        1
+    )  # shares of train_64K.sh, spec/training.md section 5
+    sources = open_sources(["prolong-64k?tokenizer=llama"], 0, 10**9)
+    assert [source.weight for source in sources] == list(MIX_64K.values())
+    assert {source.source.tokenizer for source in sources} == {"llama"}
+    assert expand_mix("prolong-64k@0.5")[0] == "prolong-64k/thestackv1_concat_by_repo-65536@0.15"
+
+
+def test_toy_documents_are_functions_of_their_number_and_hold_no_needle() -> None:
+    source = ToyDocuments(seed=3)
+    texts = ["".join(document) for document in islice(source.read(0), 300)]
+    assert [*islice(source.read(120), 5)] == [(text,) for text in texts[120:125]]
+    assert texts != ["".join(document) for document in islice(ToyDocuments(seed=4).read(0), 300)]
+    assert not any(
+        NEEDLE_PATTERN.search(text) or pairs_in(text) or "special magic" in text for text in texts
+    )
+    assert len(set(texts)) == 300
