@@ -77,7 +77,7 @@ def needle_examples(
 def task_examples(
     tokenizer: PreTrainedTokenizerFast, samples: int, split: str, seed: int
 ) -> list[Example]:
-    """Toy LongBench; the answer includes the end of the text, so that `right` means answered
+    """Toy LongBench; the answer includes the end of what is judged, so that `right` means answered
     exactly."""
     examples = []
     for name, dataset in DATASETS.items():
@@ -85,7 +85,9 @@ def task_examples(
             prompt = dataset.prompt.format(**row)
             blank = "" if prompt.endswith("\n") else " "
             prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            answer = blank + row["answers"][0] + END_OF_TEXT
+            # As LongBench judges them, few-shot sets by the first line and the others to the end.
+            ending = "" if dataset.category == "few-shot" else END_OF_TEXT
+            answer = blank + row["answers"][0] + ending
             answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
             examples.append(Example(name, prompt_ids, answer_ids, tuple(row["answers"])))
     return examples

@@ -134,7 +134,7 @@ def eight_layers() -> TinyPlan:
             Phase("practice-512", 350, 512, PRACTICED),
             Phase("practice-1024", 500, 1024, PRACTICED, rate=(0.6, 0.3)),
             Phase("dropout-512", 200, 512, PRACTICED, rate=(0.3, 0.2), most_windowed=0.5),
-            Phase("practice-2048", 250, 2048, PRACTICED, rate=(0.2, 0.08)),
+            Phase("practice-2048", 450, 2048, PRACTICED, rate=(0.2, 0.08)),
             Phase("text-1024", 100, 1024, PRACTICED, rate=(0.08, 0.01), text_weight=1.0),
         ),
     )
