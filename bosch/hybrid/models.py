@@ -26,6 +26,7 @@ from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid.attention import NAME, check_window
 from bosch.hybrid.cache import HybridLayer, hybridize_cache, is_untouched
+from bosch.hybrid.conversions import share_conversions
 from bosch.hybrid.permute import groups_in_order, inverse, permute_groups
 from bosch.plugins import list_plugins, load_plugin
 
@@ -152,6 +153,8 @@ def register_families() -> None:
         family = load_plugin("bosch.families", name)
         AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
         AutoModelForCausalLM.register(family.config_class, family.model_class, exist_ok=True)
+        plain_type = family.plain_model_class.config_class.model_type
+        share_conversions(plain_type, family.config_class.model_type)
 
 
 def check_native_window(config: PretrainedConfig) -> None:

@@ -1,0 +1,98 @@
+"""Look at queries, keys and values of every layer while the dense model runs, without keeping them.
+
+    with capturing(model):
+        model.base_model(ids, use_cache=False, bosch_collect=collect)
+
+calls `collect(layer, q_HTD, k_GTD, v_GTD, scaling)` in each layer's forward pass, after rotary
+positions. With `bosch_collect_gradient=collect` the call comes in the backward pass instead and has
+one more argument, the gradient of the loss with respect to the attention output, `do_HTD`; it comes
+once a layer under gradient checkpointing too. The attention itself is the registered one of
+bosch/hybrid/attention.py, dense; it never makes a T x T matrix.
+"""
+# B batch (1), H query heads, G kv heads, T tokens, D head size
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from bosch.hybrid.attention import bosch_attention, bosch_mask_function
+
+NAME = "bosch_capture"
+
+Collect = Callable[[int, Tensor, Tensor, Tensor, float], None]
+CollectGradient = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
+
+
+@contextmanager
+def capturing(model: PreTrainedModel) -> Iterator[None]:
+    """The model takes the two arguments inside the block, and is as before behind it."""
+    AttentionInterface.register(NAME, capture_attention)
+    AttentionMaskInterface.register(NAME, bosch_mask_function)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def capture_attention(
+    module: Any,
+    query_BHTD: Tensor,
+    key_BGTD: Tensor,
+    value_BGTD: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    bosch_collect: Collect | None = None,
+    bosch_collect_gradient: CollectGradient | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    if query_BHTD.shape[0] != 1 or attention_mask is not None:
+        raise ValueError("Statistics are of one text at a time, without padding.")
+    out_BTHD, _ = bosch_attention(
+        module, query_BHTD, key_BGTD, value_BGTD, attention_mask, scaling, **others
+    )
+    if bosch_collect is not None:
+        bosch_collect(module.layer_idx, query_BHTD[0], key_BGTD[0], value_BGTD[0], scaling)
+    if bosch_collect_gradient is not None:
+        out_BTHD = _Tap.apply(
+            out_BTHD,
+            query_BHTD,
+            key_BGTD,
+            value_BGTD,
+            (module.layer_idx, scaling, bosch_collect_gradient),
+        )
+    return out_BTHD, None
+
+
+class _Tap(torch.autograd.Function):
+    """The identity; its backward shows the gradient and passes it on.
+
+    A tensor hook would not do: under gradient checkpointing hooks on recomputed tensors never fire,
+    and the closure of the first forward pass would keep every layer's q, k and v.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        out_BTHD: Tensor,
+        query_BHTD: Tensor,
+        key_BGTD: Tensor,
+        value_BGTD: Tensor,
+        call: tuple[int, float, CollectGradient],
+    ) -> Tensor:
+        ctx.save_for_backward(query_BHTD, key_BGTD, value_BGTD)
+        ctx.call = call
+        return out_BTHD.view_as(out_BTHD)
+
+    @staticmethod
+    def backward(ctx: Any, do_BTHD: Tensor) -> tuple[Tensor | None, ...]:
+        query_BHTD, key_BGTD, value_BGTD = ctx.saved_tensors
+        layer, scaling, collect = ctx.call
+        do_HTD = do_BTHD[0].transpose(0, 1)
+        collect(layer, query_BHTD[0], key_BGTD[0], value_BGTD[0], scaling, do_HTD)
+        return do_BTHD, None, None, None, None

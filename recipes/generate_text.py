@@ -1,0 +1,178 @@
+"""Streams text from a model folder, dense or hybrid, and tells its speed and the size of its cache.
+
+python recipes/generate_text.py --model DIR --prompt "Once upon a time"
+python recipes/generate_text.py --model DIR --prompt-file long.txt --prefill-chunk 8192
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    TextStreamer,
+)
+
+import bosch  # noqa: F401  makes transformers know the hybrids
+from bosch.config import TokenCount, at_least
+from bosch.errors import UserError, exit_on_user_error
+from bosch.hybrid.cache import kv_bytes
+from bosch.hybrid.export import describe_bytes
+from recipes.materialize_model import fetch_model
+
+
+@dataclass(frozen=True)
+class Options:
+    """Generate text. The same seed gives the same text on the same machine."""
+
+    model: str  # folder of a model, dense or hybrid, or a hub id
+    prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    prompt_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None  # instead of --prompt
+    max_tokens: TokenCount = 128  # to generate, at most
+    temperature: float = 0.0  # 0: always the likeliest token; above it tokens are drawn
+    top_k: int = 0  # draw among so many likeliest tokens; 0: among all
+    top_p: float = 1.0  # draw among the likeliest tokens that have this probability together
+    seed: int = 0  # of the drawing
+    prefill_chunk: Annotated[TokenCount | None, tyro.conf.arg(metavar="TOKENS")] = None
+    """read the prompt in pieces of so many tokens; None: in one piece"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "", "max_tokens", "prefill_chunk")
+        at_least(0, self, "", "temperature", "top_k", "seed")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, it must be above 0 and at most 1.")
+        if (self.prompt is None) == (self.prompt_file is None):
+            raise ValueError("Give the prompt by --prompt or by --prompt-file, one of them.")
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = tyro.cli(Options, args=arguments, prog="generate_text.py", description=__doc__)
+    folder = fetch_model(options.model)
+    tokenizer = load_tokenizer(folder)
+    prompt = options.prompt if options.prompt_file is None else options.prompt_file.read_text()
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    if not ids.shape[1]:
+        raise ValueError("The prompt is empty; a model needs a token to go on from.")
+    model = load_model(folder, pick_device(options.device))
+    warn_of_length(model, ids.shape[1] + options.max_tokens)
+    for line in generate(model, tokenizer, ids, options):
+        print(line)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{folder} has no tokenizer that can be loaded: {reason}") from error
+    if len(tokenizer) < 2:  # what some classes make of a folder without tokenizer files
+        raise ValueError(f"{folder} has no tokenizer that can be loaded: its vocabulary is empty.")
+    return tokenizer
+
+
+def load_model(folder: Path, device: str) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
+    return model.to(device).eval()
+
+
+def pick_device(asked: str) -> str:
+    has_gpu = torch.cuda.is_available()
+    if asked == "cuda" and not has_gpu:
+        raise UserError("--device cuda: torch finds no CUDA device here; leave it out for the CPU.")
+    return ("cuda" if has_gpu else "cpu") if asked == "auto" else asked
+
+
+def warn_of_length(model: Any, num_tokens: int) -> None:
+    positions = model.config.max_position_embeddings
+    if num_tokens > positions:
+        print(
+            f"prompt and answer may reach {num_tokens:,} tokens, but the model was made for "
+            f"{positions:,}: expect worse text behind them",
+            file=sys.stderr,
+        )
+
+
+def generate(
+    model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, options: Options
+) -> list[str]:
+    """Stream the text to standard output, and return lines on speed and cache."""
+    torch.manual_seed(options.seed)
+    sampling: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    if options.temperature > 0:
+        drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+        sampling = {"do_sample": True, **drawn}
+    chunks = {"prefill_chunk_size": options.prefill_chunk} if options.prefill_chunk else {}
+    streamer = TimedStreamer(tokenizer)
+    ids = ids.to(model.device)
+    result = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=options.max_tokens,
+        streamer=streamer,
+        return_dict_in_generate=True,
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        **sampling,
+        **chunks,
+    )
+    return describe_run(streamer, ids.shape[1], result.past_key_values, model)
+
+
+class TimedStreamer(TextStreamer):
+    """Prints text as it comes and notes when: the first token ends the reading of the prompt."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.began = time.perf_counter()
+        self.token_times: list[float] = []
+
+    def put(self, value: Tensor) -> None:
+        if not self.next_tokens_are_prompt:
+            self.token_times.append(time.perf_counter())
+        super().put(value)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_times)
+
+
+def describe_run(streamer: TimedStreamer, prompt_tokens: int, cache: Any, model: Any) -> list[str]:
+    first, last = streamer.token_times[0], streamer.token_times[-1]
+    read_seconds = first - streamer.began
+    lines = [
+        f"prompt: {prompt_tokens:,} tokens in {read_seconds:.2f} s, "
+        f"{prompt_tokens / read_seconds:,.1f} tokens/s"
+    ]
+    decoded = streamer.num_tokens - 1  # the first comes with the prompt
+    speed = f", {decoded / (last - first):,.1f} tokens/s" if decoded else ""
+    lines.append(f"answer: {streamer.num_tokens:,} tokens{speed}")
+
+    held = int(cache.get_seq_length())
+    line = f"KV cache: {kv_bytes(cache):,} bytes at {held:,} tokens"
+    dense = dense_kv_bytes(model, held)
+    if kv_bytes(cache) < dense:
+        share = kv_bytes(cache) / dense
+        line += f", {share:.3f} of the {describe_bytes(dense)} with full attention everywhere"
+    return [*lines, line]
+
+
+def dense_kv_bytes(model: Any, tokens: int) -> int:
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    entries = config.num_hidden_layers * config.num_key_value_heads * tokens
+    return entries * 2 * head_dim * model.dtype.itemsize  # 2: keys and values
+
+
+if __name__ == "__main__":
+    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)

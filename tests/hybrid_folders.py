@@ -1,0 +1,92 @@
+"""Model folders and masks on disk, for the tests of what is made from them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import recipes
+from bosch.mask import GroupMask, MaskFile, write_mask
+from bosch.model_folder import read_model_info
+from tests.model_factory import MIXED, tiny_model
+
+WINDOW = 16
+
+
+def plain_folder(
+    folder: Path,
+    family: str = "qwen3",
+    dtype: torch.dtype = torch.float32,
+    shard_size: str | int = "1GB",
+    seed: int = 0,
+    **changes: Any,
+) -> Path:
+    """A tiny random model, saved, with a tokenizer beside it."""
+    model: Any = tiny_model(family, seed, **changes)
+    model = model.to(dtype)
+    model.config.dtype = dtype
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Letters and signs of ASCII, one token each; the first three tokens are special."""
+    signs = [chr(code) for code in range(32, 32 + 96 - 3)]  # as many as tiny_model has
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "<unk>", *signs])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>"
+    )
+
+
+def record_for(
+    folder: Path, z: Sequence[Sequence[int]] = MIXED, window_tokens: int = WINDOW
+) -> MaskFile:
+    return MaskFile(
+        GroupMask.from_rows(z, window_tokens),
+        read_model_info(folder),
+        "bosch",
+        settings={"kappa": 3},
+        seed=7,
+        provenance={"commit": "abc"},
+    )
+
+
+def mask_file(path: Path, folder: Path, **changes: Any) -> Path:
+    write_mask(path, record_for(folder, **changes))
+    return path
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every result in a folder, byte for byte; of a manifest all but the seconds it tells."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file() or "/." in f"/{name}":
+            continue
+        found[name] = path.read_bytes()
+        if path.name == "manifest.json":
+            manifest = json.loads(found[name])
+            del manifest["wall_seconds"], manifest["checksum"]
+            found[name] = json.dumps(manifest).encode()
+    return found
+
+
+def run_recipe(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    path = Path(recipes.__path__[0]) / name
+    return subprocess.run(
+        [sys.executable, str(path), *map(str, arguments)],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )

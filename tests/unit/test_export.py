@@ -1,0 +1,192 @@
+"""What a hybrid's folder carries for others: model card, picture, mask, and code of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.dynamic_module_utils import (
+    get_class_from_dynamic_module,
+    get_imports,
+    get_relative_import_files,
+)
+
+from bosch.hybrid.export import describe_bytes, kv_rows, mask_record, mask_rows
+from bosch.hybrid.materialize import export_hybrid, materialize, read_config
+from bosch.hybrid.models import deploy
+from bosch.hybrid.remote_code import ENTRY, remote_code
+from bosch.plugins import list_plugins
+from recipes import materialize_model
+from tests.hybrid_folders import WINDOW, plain_folder, record_for
+from tests.model_factory import FAMILIES, MIXED, rows_of, tiny_model
+
+# Loads a folder where `bosch` cannot be imported, and generates with it.
+ALONE = """
+import sys
+
+class NoBosch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "bosch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoBosch())
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+try:
+    AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=False)
+except ValueError as error:
+    print("refused:", str(error).splitlines()[0])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+ids = torch.arange(5, 60)[None]
+out = model.generate(ids, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+print("tokenizer:", tokenizer("ab")["input_ids"])
+print("tokens:", out.sequences[0, -8:].tolist())
+print("window entries:", out.past_key_values.layers[1].keys[0].shape[2])
+for folder in sys.argv[2:]:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+"""
+
+
+def load_alone(modules: Path, *folders: Path) -> str:
+    command = [sys.executable, "-c", ALONE, *map(str, folders)]
+    # Not in the repository's folder, and with a cache of code that nobody shares.
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(modules)}
+    done = subprocess.run(command, cwd=modules, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def generated(model: Any) -> list[int]:
+    ids = torch.arange(5, 60)[None]
+    return model.generate(ids, max_new_tokens=8, do_sample=False)[0, -8:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "also_saved"),
+    [
+        ("qwen3_moe", False),
+        *(pytest.param(family, True, marks=pytest.mark.slow) for family in FAMILIES),
+    ],
+)
+def test_standalone_folder_works_where_the_package_is_not(
+    family: str, also_saved: bool, tmp_path: Path
+) -> None:
+    dense, hybrid = plain_folder(tmp_path / "dense", family), tmp_path / "hybrid"
+    materialize(dense, record_for(dense), hybrid, standalone=True)
+    expected = generated(AutoModelForCausalLM.from_pretrained(hybrid))
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    saved = tmp_path / "saved"
+    # A model saved there loads like the first.
+    for folders in ((hybrid, saved), (saved,)) if also_saved else ((hybrid,),):
+        said = load_alone(modules, *folders)
+        assert f"tokens: {expected}\n" in said
+        assert f"window entries: {WINDOW - 1}\n" in said
+        assert "refused: " in said
+        assert "tokenizer: [68, 69]\n" in said
+
+
+def test_code_of_a_checkpoint_and_the_package_live_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    dense, hybrid = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
+    materialize(dense, record_for(dense), hybrid, standalone=True)
+    ours = AutoModelForCausalLM.from_pretrained(hybrid)
+    config = remote_config(hybrid)
+    theirs = AutoModelForCausalLM.from_pretrained(hybrid, config=config, trust_remote_code=True)
+    assert type(theirs) is not type(ours)
+    assert generated(theirs) == generated(ours)
+    assert generated(ours) == generated(theirs)
+
+
+def remote_config(folder: Path) -> Any:
+    module = ENTRY.removesuffix(".py")
+    config_class: Any = get_class_from_dynamic_module(f"{module}.BoschQwen3Config", folder)
+    return config_class.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_code_demands_nothing_but_torch_and_transformers(family: str, tmp_path: Path) -> None:
+    files = remote_code(f"bosch.families.{family}")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for name in files:
+        demanded = set(get_imports(tmp_path / name)) - sys.stdlib_module_names
+        assert demanded <= {"torch", "transformers"}, name
+    # transformers copies the files it finds by following relative imports: those are all of them.
+    followed = {Path(path).name for path in get_relative_import_files(tmp_path / ENTRY)}
+    assert followed | {ENTRY} == files.keys()
+    assert {f"bosch_backends_{name}.py" for name in list_plugins("bosch.backends")} <= followed
+
+
+# ----------------------------------------------------------------------------------- card and mask
+
+
+def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense", max_position_embeddings=40_960)
+    front = "---\nlicense: apache-2.0\nlanguage:\n- en\n---\n# The dense model\n"
+    (dense / "README.md").write_text(front)
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+    card = (tmp_path / "hybrid" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "\nlicense: apache-2.0\ntags:\n" in card
+    for line in (
+        "| groups on the window | 7 of 12 |",
+        "| ratio | 0.5833 |",
+        "| window | 16 tokens, the token itself included |",
+        "| chosen by | bosch, seed 7 |",
+        "![Groups with full attention, layer by layer](mask.png)",
+        "import bosch",
+    ):
+        assert line in card
+    # By hand, for 4,096 tokens: (5 * 4096 + 7 * 15) entries, of 12 * 4096; each has a key and a
+    # value of 16 numbers of 4 bytes.
+    assert "| 4,096 | 2.63 MB | 6.29 MB | 0.419 |" in card
+    assert "| 40,960 | 26.2 MB | 62.9 MB | 0.417 |" in card
+    assert "trust_remote_code" not in card
+    assert (tmp_path / "hybrid" / "mask.png").read_bytes().startswith(b"\x89PNG")
+    assert str(tmp_path) not in card
+
+    export_hybrid(tmp_path / "hybrid", tmp_path / "alone", standalone=True)
+    assert "trust_remote_code=True" in (tmp_path / "alone" / "README.md").read_text()
+    assert "| groups on the window | 7 of 12 |" in (tmp_path / "alone" / "README.md").read_text()
+
+
+def test_mask_of_a_folder_is_the_mask_it_was_made_with(tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense")
+    record = record_for(dense)
+    materialize(dense, record, tmp_path / "hybrid")
+    assert mask_record(read_config(tmp_path / "hybrid")) == record
+
+
+def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Path) -> None:
+    model = deploy(tiny_model("qwen3"), MIXED, WINDOW)  # without a word on where its mask is from
+    model.save_pretrained(tmp_path / "step")
+    materialize_model.main(
+        ["--model", str(tmp_path / "step"), "--out", str(tmp_path / "out"), "--standalone"]
+    )
+    name = "model.safetensors"
+    assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "step" / name).read_bytes()
+    config = read_config(tmp_path / "out")
+    assert mask_rows(config) == rows_of(MIXED)
+    assert config.auto_map["AutoConfig"] == "modeling_bosch.BoschQwen3Config"
+    assert "| chosen by | unknown |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_bytes_are_told_in_three_digits() -> None:
+    told = [describe_bytes(count) for count in (999, 1000, 123_456, 999_999, 7.5e9, 2.5e12)]
+    assert told == ["999 bytes", "1 kB", "123 kB", "1 MB", "7.5 GB", "2.5 TB"]
+
+
+def test_card_counts_the_bytes_of_the_model_s_type(tmp_path: Path) -> None:
+    for dtype, size in ((torch.float32, "2.63 MB"), (torch.bfloat16, "1.32 MB")):
+        model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
+        model.config.dtype = dtype
+        assert kv_rows(model.config, mask_record(model.config).mask)[0][1] == size

@@ -1,0 +1,367 @@
+"""From a model and a mask to a hybrid's folder and back: families, resuming, check, refusals."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from bosch.config import Config
+from bosch.hybrid.materialize import (
+    CHECK_TOLERANCE,
+    WrongFolderError,
+    compare_logits,
+    materialize,
+    read_config,
+    unmaterialize,
+)
+from bosch.hybrid.models import family_of, head_size, hybrid_config
+from bosch.hybrid.shards import PROGRESS, rewrite_weights
+from bosch.run_folder import RunFolder
+from bosch.stage import Stage
+from recipes import materialize_model
+from tests.hybrid_folders import (
+    WINDOW,
+    files_of,
+    mask_file,
+    plain_folder,
+    record_for,
+    run_recipe,
+)
+from tests.model_factory import FAMILIES, MIXED, random_tokens
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
+    return model(ids, use_cache=False, **kwargs).logits
+
+
+@every_family
+def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
+    family: str, tmp_path: Path
+) -> None:
+    dense = plain_folder(tmp_path / "dense", family)
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+
+    hybrid = AutoModelForCausalLM.from_pretrained(tmp_path / "hybrid")
+    assert type(hybrid) is family_of(hybrid.config).model_class
+    assert hybrid.config._attn_implementation == "bosch"
+    plain = AutoModelForCausalLM.from_pretrained(dense, attn_implementation="bosch")
+    ids = random_tokens(2, 5 * WINDOW)
+    searched = logits(plain, ids, bosch_mask=MIXED, bosch_window=WINDOW)
+    torch.testing.assert_close(logits(hybrid, ids), searched, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits(plain, ids), searched, atol=1e-2)
+
+    unmaterialize(tmp_path / "hybrid", tmp_path / "again")
+    name = "model.safetensors"
+    assert (tmp_path / "again" / name).read_bytes() == (dense / name).read_bytes()
+    assert (tmp_path / "hybrid" / name).read_bytes() != (dense / name).read_bytes()
+    assert (tmp_path / "again" / "config.json").read_bytes() == (dense / "config.json").read_bytes()
+
+
+@every_family
+def test_plain_family_refuses_the_folder_even_with_its_model_type_put_back(
+    family: str, tmp_path: Path
+) -> None:
+    dense = plain_folder(tmp_path / "dense", family)
+    hybrid = tmp_path / "hybrid"
+    materialize(dense, record_for(dense), hybrid)
+    plain_class = family_of(read_config(dense)).plain_model_class
+    with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
+        plain_class.from_pretrained(hybrid)
+
+    told = json.loads((hybrid / "config.json").read_text())
+    told |= {"model_type": family, "architectures": [plain_class.__name__]}
+    (hybrid / "config.json").write_text(json.dumps(told))
+    for model_class in (plain_class, AutoModelForCausalLM):
+        with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
+            model_class.from_pretrained(hybrid)
+
+
+def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weights(
+    tmp_path: Path,
+) -> None:
+    dense = plain_folder(tmp_path / "dense", dtype=torch.bfloat16)
+    (dense / "LICENSE").write_text("free")
+    (dense / "consolidated.safetensors").write_bytes(b"the same weights in another order")
+    (dense / "pytorch_model.bin").write_bytes(b"and once more")
+    (dense / "additional_chat_templates").mkdir()
+    (dense / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+
+    kept = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
+    kept |= {"additional_chat_templates/tools.jinja"}
+    ours = {"config.json", "model.safetensors", "README.md", "mask.png"}
+    found = files_of(tmp_path / "hybrid")
+    assert found.keys() == kept | ours
+    assert all(found[name] == (dense / name).read_bytes() for name in kept)
+    assert not (tmp_path / "hybrid" / PROGRESS).exists()
+    assert AutoTokenizer.from_pretrained(tmp_path / "hybrid")("ab")["input_ids"] == [68, 69]
+
+    told = json.loads(found["config.json"])
+    assert (told["model_type"], told["architectures"], told["dtype"]) == (
+        "bosch_qwen3",
+        ["BoschQwen3ForCausalLM"],
+        "bfloat16",
+    )
+    bosch = told["bosch"]
+    assert (bosch["window"], bosch["num_full"]) == (WINDOW, [sum(row) for row in MIXED])
+    assert bosch["permutation"] == [[0, 2, 1, 3], [0, 1, 2, 3], [1, 2, 3, 0]]  # full groups first
+    assert bosch["mask"]["method"] == "bosch"
+    assert bosch["mask"]["model"]["weight_hash"] == record_for(dense).model.weight_hash
+    assert str(tmp_path) not in found["config.json"].decode()
+
+
+def test_weights_in_several_files_keep_their_files_and_index(tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense", shard_size="50KB")
+    names = sorted(path.name for path in dense.glob("*.safetensors"))
+    assert len(names) > 3
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+    hybrid = files_of(tmp_path / "hybrid")
+    index = "model.safetensors.index.json"
+    assert hybrid[index] == (dense / index).read_bytes()
+    assert sorted(name for name in hybrid if name.endswith(".safetensors")) == names
+    unmaterialize(tmp_path / "hybrid", tmp_path / "again")
+    for name in names:
+        assert (tmp_path / "again" / name).read_bytes() == (dense / name).read_bytes()
+
+
+def test_tied_embeddings_and_missing_head_dim_work(tmp_path: Path) -> None:
+    # 64 / 8 heads: what a config.json without head_dim means.
+    dense = plain_folder(tmp_path / "dense", "llama", tie_word_embeddings=True, head_dim=8)
+    told = json.loads((dense / "config.json").read_text())
+    del told["head_dim"]
+    (dense / "config.json").write_text(json.dumps(told))
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+    assert "lm_head.weight" not in load_file(tmp_path / "hybrid" / "model.safetensors")
+
+
+# -------------------------------------------------------------------------------------- the check
+
+
+def interrupted_behind_the_weights(dense: Path, out: Path) -> None:
+    """What a kill behind the weights leaves."""
+    config = hybrid_config(read_config(dense), MIXED, WINDOW)
+    out.mkdir()
+    rewrite_weights(dense, out, config.bosch["permutation"], head_size(config))
+
+
+def test_folder_that_computes_something_else_is_not_published(tmp_path: Path) -> None:
+    dense, out = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
+    interrupted_behind_the_weights(dense, out)
+    weights = load_file(dense / "model.safetensors")
+    name = "model.layers.2.self_attn.v_proj.weight"
+    weights[name] = weights[name].flip(0)  # the source changes under a stopped run
+    save_file(weights, dense / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(WrongFolderError, match="It was not published"):
+        materialize(dense, record_for(dense), out)
+    assert not (out / "config.json").exists()
+    with pytest.raises(ValueError, match="Unrecognized model"):
+        AutoModelForCausalLM.from_pretrained(out)
+    materialize(dense, record_for(dense), out)  # writes all weights anew
+    assert (out / "config.json").is_file()
+
+
+@every_family
+def test_check_sees_two_groups_that_changed_places(family: str, tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense", family, dtype=torch.bfloat16, initializer_range=0.02)
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+    plain, hybrid = read_config(dense), read_config(tmp_path / "hybrid")
+    assert compare_logits(dense, plain, tmp_path / "hybrid", hybrid) <= CHECK_TOLERANCE / 10
+    # A full and a windowed group of the last layer.
+    hybrid.bosch["permutation"][2] = [0, 2, 3, 1]
+    assert compare_logits(dense, plain, tmp_path / "hybrid", hybrid) > 10 * CHECK_TOLERANCE
+
+
+# ---------------------------------------------------------------------------------------- resuming
+
+
+def test_complete_files_are_kept_and_damaged_ones_written_again(tmp_path: Path) -> None:
+    dense, out = plain_folder(tmp_path / "dense", shard_size="50KB"), tmp_path / "hybrid"
+    interrupted_behind_the_weights(dense, out)
+    names = sorted(path.name for path in out.glob("*.safetensors"))
+    before = {name: (out / name).stat().st_ino for name in names}
+    (out / names[0]).unlink()
+    content = bytearray((out / names[1]).read_bytes())
+    content[-1] ^= 1
+    (out / names[1]).write_bytes(content)
+
+    materialize(dense, record_for(dense), out)
+    after = {name: (out / name).stat().st_ino for name in names}
+    assert [after[name] == before[name] for name in names[1:]] == [
+        False,
+        *[True] * (len(names) - 2),
+    ]
+    materialize(dense, record_for(dense), tmp_path / "undisturbed")
+    assert files_of(out) == files_of(tmp_path / "undisturbed")
+
+
+def test_files_of_another_mask_are_not_kept(tmp_path: Path) -> None:
+    dense, out = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
+    interrupted_behind_the_weights(dense, out)
+    other = record_for(dense, z=tuple(reversed(MIXED)))
+    materialize(dense, other, out)
+    materialize(dense, other, tmp_path / "undisturbed")
+    assert files_of(out) == files_of(tmp_path / "undisturbed")
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+def test_what_cannot_be_materialized_is_refused_by_name(tmp_path: Path) -> None:
+    dense, out = plain_folder(tmp_path / "dense"), tmp_path / "out"
+    record = record_for(dense)
+    with pytest.raises(ValueError, match="the model's own folder"):
+        materialize(dense, record, dense)
+    with pytest.raises(ValueError, match="is a qwen3, not a hybrid"):
+        unmaterialize(dense, out)
+    materialize(dense, record, tmp_path / "hybrid")
+    with pytest.raises(ValueError, match="is a hybrid already"):
+        materialize(tmp_path / "hybrid", record, out)
+
+    content = (dense / "model.safetensors").read_bytes()
+    (dense / "model.safetensors").write_bytes(content[:-7])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+        materialize(dense, record, out)
+    (dense / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has neither model\.safetensors nor"):
+        materialize(dense, record, out)
+    told = json.loads((dense / "config.json").read_text())
+    told["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (dense / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="is quantized"):
+        materialize(dense, record, out)
+
+
+def test_native_window_is_refused(tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense", "mistral", sliding_window=8, attention="sdpa")
+    with pytest.raises(ValueError, match="has a sliding window of its own"):
+        materialize(dense, record_for(dense), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+PEAK_PROGRAM = """
+import sys
+from pathlib import Path
+from bosch.hybrid.materialize import materialize, read_config
+from bosch.hybrid.models import hybrid_config
+from bosch.hybrid.shards import rewrite_weights
+from bosch.mask import read_mask
+
+def megabytes(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(field))) / 1024
+
+dense, mask, out = map(Path, sys.argv[2:])
+record = read_mask(mask)
+config = hybrid_config(read_config(dense), record.mask.z, record.mask.window_tokens)
+before = megabytes("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+if sys.argv[1] == "weights":
+    out.mkdir()
+    rewrite_weights(dense, out, config.bosch["permutation"], config.head_dim)
+else:
+    materialize(dense, record, out)
+print(megabytes("VmHWM") - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model of 240 MB in one file, and a mask for it."""
+    root = tmp_path_factory.mktemp("large")
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096}
+    heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+    dense = plain_folder(root / "dense", num_hidden_layers=14, **sizes, **heads)
+    assert (dense / "model.safetensors").stat().st_size > 230e6
+    return dense, mask_file(root / "mask.json", dense, z=[[1, 0, 1, 0]] * 14)
+
+
+@pytest.mark.parametrize(
+    ("what", "most_megabytes"),
+    # One tensor and its copy (4 MB here); for the check one model, and what its loading maps.
+    [("weights", 40), pytest.param("all", 400, marks=pytest.mark.slow)],
+)
+def test_peak_memory(
+    what: str, most_megabytes: int, large: tuple[Path, Path], tmp_path: Path
+) -> None:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("peak memory is read from /proc, which this system does not have")
+    dense, mask = large
+    command = [sys.executable, "-c", PEAK_PROGRAM, what, str(dense), str(mask)]
+    done = subprocess.run(
+        [*command, str(tmp_path / "out")], capture_output=True, text=True, check=True
+    )
+    shutil.rmtree(tmp_path / "out")
+    assert float(done.stdout.splitlines()[-1]) < most_megabytes
+
+
+# --------------------------------------------------------------------------------------- the recipe
+
+
+def test_recipe_makes_reuses_refuses_and_goes_back(tmp_path: Path) -> None:
+    dense, other = plain_folder(tmp_path / "dense"), plain_folder(tmp_path / "other", seed=1)
+    mask = mask_file(tmp_path / "mask.json", dense)
+    arguments = ("--model", dense, "--mask", mask, "--out", tmp_path / "hybrid")
+    made = run_recipe("materialize_model.py", *arguments)
+    assert made.returncode == 0, made.stderr
+    assert "check: logits differ from search mode by" in made.stdout
+    assert (tmp_path / "hybrid" / "manifest.json").is_file()
+
+    before = files_of(tmp_path / "hybrid")
+    materialize_model.main([*map(str, arguments)])
+    assert files_of(tmp_path / "hybrid") == before
+    mask_file(mask, dense, window_tokens=WINDOW + 1)
+    with pytest.raises(ValueError, match=r"was made with other settings or inputs \(mask: "):
+        materialize_model.main([*map(str, arguments)])
+
+    refused = run_recipe(
+        "materialize_model.py", "--model", other, "--mask", mask, "--out", tmp_path / "out"
+    )
+    assert refused.returncode == 2
+    assert "the mask was made for dense" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+    again = tmp_path / "again"
+    materialize_model.main(["--model", str(tmp_path / "hybrid"), "--out", str(again), "--reverse"])
+    name = "model.safetensors"
+    assert (again / name).read_bytes() == (dense / name).read_bytes()
+
+
+def test_reverse_with_a_mask_is_refused() -> None:
+    with pytest.raises(ValueError, match="--reverse takes neither"):
+        materialize_model.Options("m", Path("out"), mask=Path("mask.json"), reverse=True)
+
+
+def test_stage_of_the_chain_reads_the_mask_and_makes_the_model(tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense")
+
+    def write(folder: Path) -> None:
+        mask_file(folder / "mask.json", dense)
+
+    mask = Stage("mask", run=write)
+    stage = materialize_model.build(Config(model=str(dense)), mask=mask)
+    lines: list[str] = []
+    with RunFolder(tmp_path / "run", say=lines.append) as run:
+        run.complete(mask)
+        run.complete(stage)
+    assert any(line.startswith("model: done") for line in lines)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.bosch["window"] == WINDOW
+    moved = os.fspath(shutil.move(tmp_path / "dense", tmp_path / "moved"))
+    assert materialize_model.build(Config(model=moved), mask=mask).fingerprint != stage.fingerprint
