@@ -22,6 +22,8 @@ INTERFACES: dict[str, dict[str, tuple[str, ...] | type]] = {
         "config_class": type,
         "model_class": type,
     },
+    # And one of rank(context), select(context): tests/contracts/test_methods.py asks which.
+    "bosch.methods": {"Settings": type},
     "eval.suites": {
         "Settings": type,
         "list_tasks": ("settings",),

@@ -1,0 +1,135 @@
+"""From a method's name to the files of the stage `mask`: runs the method, turns scores into the
+exact mask, writes mask.json, scores.json and time.json.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from bosch.fingerprint import plain
+from bosch.manifest import provenance, write_atomically
+from bosch.mask import MaskFile, Unit, describe_ratio, write_mask
+from bosch.mask_formats import smallest
+from bosch.methods._examples import measured_seconds
+from bosch.methods._interface import Context, Scores, Selection
+from bosch.plugins import load_plugin, suggest
+
+PACKAGE = "bosch.methods"
+
+
+def make_mask(name: str, context: Context) -> Selection:
+    """The mask a method chooses, at exactly the ratio asked."""
+    method = load_plugin(PACKAGE, name)
+    if learns_from_tokens(name) and context.learning is None:
+        raise ValueError(
+            f"--method {name} learns from tokens, and none were handed to it; run it through "
+            "recipes/recover.py, which prepares them first."
+        )
+    if hasattr(method, "rank"):
+        return choose_most_local(method.rank(context), context)
+    selection: Selection = method.select(context)
+    return selection
+
+
+def choose_most_local(scores: Scores, context: Context) -> Selection:
+    """The most local groups, as many as the budget has. Among equal scores the seed draws."""
+    for layer, row in enumerate(scores.groups):
+        for group, value in enumerate(row):
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"The score of layer {layer}, group {group} is {value}; the model's attention "
+                    "overflows in its number format, so load it in another one."
+                )
+    sign = -1 if scores.larger_is == "local" else 1
+    table = [[sign * value for value in row] for row in scores.groups]
+    windowed, tie = smallest(table, context.budget, context.seed)
+    notes: tuple[str, ...] = ()
+    if tie:
+        tie["value"] *= sign
+        notes = (
+            f"{tie['num_tied']} groups share the score {tie['value']:g} at the border; seed "
+            f"{context.seed} chose the {tie['num_windowed']} of them that go on the window",
+        )
+    mask = context.mask_of(windowed)
+    drawn = scores.drawn or tie is not None
+    return Selection(mask, scores, details={"tie": tie}, drawn=drawn, notes=notes)
+
+
+def write_selection(name: str, context: Context, selection: Selection, began: float) -> MaskFile:
+    """Write what a method chose into the context's folder. `began`: time.monotonic() then."""
+    settings = dataclasses.asdict(context.settings)
+    record = MaskFile(
+        mask=selection.mask,
+        model=context.model_info,
+        method=name,
+        ratio_asked=context.ratio,
+        settings=_plain(settings | dict(selection.details)),
+        seed=context.seed if selection.drawn else None,
+        score_trace=selection.score_trace,
+        provenance=provenance(),
+    )
+    if selection.scores is not None:
+        write_scores(context.folder / "scores.json", name, settings, context, selection.scores)
+    seconds = measured_seconds(context.folder) or time.monotonic() - began
+    content = {"method": name, "seconds": round(seconds, 3)}
+    write_atomically(context.folder / "time.json", json.dumps(content) + "\n")
+    write_mask(context.folder / "mask.json", record)
+    return record
+
+
+def write_scores(
+    path: Path, name: str, settings: dict[str, Any], context: Context, scores: Scores
+) -> None:
+    """scores.json: what a ranking found, for analyses and for searches that start from it."""
+    content = {
+        "method": name,
+        "settings": _plain(settings),
+        "window_tokens": context.window_tokens,
+        "model": dataclasses.asdict(context.model_info),
+        "larger_is": scores.larger_is,
+        "groups": scores.groups,
+        "heads": scores.heads,
+    }
+    write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def learns_from_tokens(name: str) -> bool:
+    return bool(getattr(load_plugin(PACKAGE, name), "learns_from_tokens", False))
+
+
+def reads_calibration(name: str) -> bool:
+    return bool(getattr(load_plugin(PACKAGE, name), "reads_calibration", True))
+
+
+def check_settings(name: str, settings: Any) -> None:
+    """What a method has to say against its settings, before work begins."""
+    check = getattr(load_plugin(PACKAGE, name), "check", None)
+    if check is not None:
+        check(settings)
+
+
+def unit_of(name: str) -> Unit:
+    """What a method chooses: groups, or whole layers."""
+    unit: Unit = getattr(load_plugin(PACKAGE, name), "unit", "group")
+    return unit
+
+
+def describe_budget(name: str, context: Context) -> str:
+    """What the ratio comes to in the method's own unit."""
+    return describe_ratio(context.ratio, context.num_layers, context.num_groups, unit_of(name))
+
+
+def check_choice(method: str, option: str, value: str, choices: tuple[str, ...]) -> None:
+    """For the settings of methods: refuse a word that is none of theirs."""
+    if value not in choices:
+        raise ValueError(f"{method}: {option} is {value!r}; {suggest(value, choices)}")
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has it. Of a path the name: where a mask was made does not change its file."""
+    named = {name: v.name if isinstance(v, Path) else v for name, v in settings.items()}
+    content: dict[str, Any] = plain(named)
+    return content

@@ -1,0 +1,158 @@
+"""What a method is asked and what it answers.
+
+A method is a file of this folder with
+
+    Settings                        a frozen dataclass of what it leaves to the user, with defaults
+    rank(context) -> Scores         for a ranking: a score for each group, or
+    select(context) -> Selection    for any other producer of a mask: one that meets the ratio
+
+and, where it is true of it,
+
+    unit = "layer"                  it chooses whole layers
+    reads_calibration = False       the calibration set has no part in its mask
+    learns_from_tokens = True       it trains: `context.learning` holds batches and a fit function
+    check(settings)                 refuses settings that would fail later, before work begins
+
+`make_mask` (bosch/methods/_choose.py) calls whichever of the two there is, and makes the exact mask
+from scores. A method keeps the model as it found it: weights, configuration, mode.
+
+A field of Settings that has the name of one of MaskConfig takes its value from there.
+"""
+# L layers, G groups a layer, H query heads a layer
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bosch.calibration_file import Calibration
+from bosch.mask import GroupMask, num_windowed, num_windowed_layers
+from bosch.model_folder import ModelInfo
+
+Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A number for each group, as the method's equations define it."""
+
+    groups: Table  # [layer][group]
+    larger_is: Literal["local", "global"]  # local groups go on the window first
+    heads: Table | None = None  # [layer][query head], where the groups' scores are means of them
+    drawn: bool = False  # whether the seed had a part in them
+
+    @classmethod
+    def of_heads(
+        cls, heads_LH: Tensor, num_groups: int, larger_is: Literal["local", "global"]
+    ) -> "Scores":
+        """Each group's score is the mean over its query heads, which the paper found better than
+        the maximum for every method.
+        """
+        groups_LG = heads_LH.unflatten(1, (num_groups, -1)).mean(-1)
+        return cls(as_table(groups_LG), larger_is, as_table(heads_LH))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A mask, and what its method has to say of the way there."""
+
+    mask: GroupMask
+    scores: Scores | None = None
+    score_trace: Mapping[str, Any] | None = None  # summary of a search, for mask.json
+    details: Mapping[str, Any] = field(default_factory=dict)  # for mask.json, with the settings
+    drawn: bool = False  # whether the seed had a part in it
+    notes: tuple[str, ...] = ()  # a line each, for the user
+
+
+class Fit(Protocol):
+    """Train on tokens, resumable to the step: what the recipe hands to a method that learns.
+
+    Minimizes `loss(model, batch)` over the parameters of `trained`, a group with its learning rate
+    for each; `after_step(step)` is called behind every step. Checkpoints go into `folder`, those of
+    `state` (an object with state_dict and load_state_dict) with them.
+    """
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        loss: Callable[[PreTrainedModel, Mapping[str, Tensor]], Tensor],
+        trained: list[dict[str, Any]],
+        num_steps: int,
+        folder: Path,
+        state: Any = None,
+        after_step: Callable[[int], None] | None = None,
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Tokens and a way to train on them, so that a method needs neither `data` nor `training`."""
+
+    batches: Callable[[int], Iterator[Mapping[str, Tensor]]]  # those from this step on
+    fit: Fit
+    num_tokens: int  # of the budget: what a method spends here counts in every comparison
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything a method may use. Model and calibration set are loaded when they are first asked
+    for: rules over layers need neither.
+    """
+
+    model_info: ModelInfo
+    load_model: Callable[[], PreTrainedModel]  # in evaluation mode, attn_implementation="bosch"
+    load_calibration: Callable[[], Calibration]
+    window_tokens: int
+    ratio: float
+    seed: int
+    settings: Any  # the method's Settings
+    folder: Path  # the stage's: notes that a killed method goes on from may stand here
+    learning: Learning | None = None  # for methods that learn from tokens; None: none were given
+    chunk_elements: int = 1 << 24  # scores q.k held at once: memory and speed, not results
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        return self.load_model()
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        return self.load_calibration()
+
+    @property
+    def num_layers(self) -> int:
+        return self.model_info.num_layers
+
+    @property
+    def num_groups(self) -> int:
+        return self.model_info.num_groups
+
+    @property
+    def num_heads(self) -> int:
+        return self.model_info.num_query_heads
+
+    @property
+    def budget(self) -> int:
+        """Groups that go on the window."""
+        return num_windowed(self.ratio, self.num_layers, self.num_groups)
+
+    @property
+    def layer_budget(self) -> int:
+        """Layers that do, for methods that choose whole layers."""
+        return num_windowed_layers(self.ratio, self.num_layers)
+
+    def mask_of(self, windowed: list[tuple[int, int]]) -> GroupMask:
+        return GroupMask.from_windowed(
+            windowed, self.num_layers, self.num_groups, self.window_tokens
+        )
+
+    def mask_of_layers(self, windowed: set[int]) -> GroupMask:
+        rows = [[int(layer not in windowed)] * self.num_groups for layer in range(self.num_layers)]
+        return GroupMask.from_rows(rows, self.window_tokens, "layer")
+
+
+def as_table(values_LN: Tensor) -> Table:
+    return tuple(tuple(map(float, row)) for row in values_LN.tolist())

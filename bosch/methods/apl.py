@@ -1,0 +1,40 @@
+"""Answer-centric peak lag: how far back from the last answer token a head's strongest attention
+lies.
+
+Equations 9 and 10 of the paper. The arg-max needs no softmax: one row of scores a question. The
+median over an even number of questions is the mean of the middle two.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bosch.methods._examples import measure_each
+from bosch.methods._interface import Context, Scores
+from bosch.methods._statistics import per_layer, single_rows
+
+
+@dataclass(frozen=True)
+class Settings:
+    """There is nothing to set."""
+
+
+def rank(context: Context) -> Scores:
+    haystacks = context.calibration.haystacks
+
+    def measure(index: int) -> dict[str, Any]:
+        last_tokens = [question.answer[-1] for question in haystacks[index].questions]
+
+        def peak_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
+            peaks_HN = single_rows(q_HTD, k_GTD, scaling, last_tokens).argmax(-1)
+            return torch.tensor(last_tokens, device=peaks_HN.device) - peaks_HN
+
+        return {"lags": per_layer(context, haystacks[index].ids_T, peak_lags).tolist()}
+
+    results = measure_each(context.folder, "apl", len(haystacks), "examples", measure)
+    lags_LHN = torch.cat([torch.tensor(result["lags"]) for result in results], dim=2)
+    median_LH = lags_LHN.double().quantile(0.5, dim=2)
+    local_LH = 1 - (median_LH / context.window_tokens).clamp_max(1)
+    return Scores.of_heads(local_LH, context.num_groups, "local")

@@ -1,0 +1,36 @@
+"""Full attention in layers at the beginning, in the middle and at the end, the window elsewhere
+(BME).
+
+The paper names the heuristic and gives no rule. Here the layers that stay full are shared out to
+three contiguous blocks as evenly as possible; of a remainder the first goes to the beginning, the
+second to the end. The middle block is centered in what lies between the other two.
+"""
+
+from dataclasses import dataclass
+
+from bosch.mask import Unit
+from bosch.methods._interface import Context, Selection
+
+unit: Unit = "layer"
+reads_calibration = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """There is nothing to set."""
+
+
+def select(context: Context) -> Selection:
+    full = full_layers(context.num_layers, context.num_layers - context.layer_budget)
+    return Selection(context.mask_of_layers(set(range(context.num_layers)) - full))
+
+
+def full_layers(num_layers: int, num_full: int) -> set[int]:
+    middle, remainder = divmod(num_full, 3)
+    begin, end = middle + (remainder >= 1), middle + (remainder == 2)
+    start = begin + (num_layers - begin - end - middle) // 2
+    return {
+        *range(begin),
+        *range(start, start + middle),
+        *range(num_layers - end, num_layers),
+    }

@@ -1,0 +1,158 @@
+"""Fisher-weighted locality: the share inside the window of attention, weighed by what it does to
+the loss.
+
+Equations 23 to 25 of the paper. For out = sum_j a_j v_j the loss's gradient with respect to the
+probability a(t, j) is do_t . v_j, so one backward pass to the attention outputs is all that
+autograd has to do; probabilities and gradients are then made again in chunks of rows.
+"""
+# L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size, N rows of a
+# loss, V vocabulary
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from bosch.calibration_file import Haystack
+from bosch.hybrid.capture import capturing
+from bosch.methods._choose import check_choice
+from bosch.methods._examples import measure_each
+from bosch.methods._interface import Context, Scores
+from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
+
+HEAD_ROWS = 512  # rows of logits held at once
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the paper leaves open: which tokens its "token-level cross-entropy" is of."""
+
+    # answer: those of the answers, the mean over each answer's tokens, summed over the questions of
+    # a text. The Fisher information of Kwon et al. is that of the task's loss, and the task is to
+    # give the answer; over all tokens the haystack, thousands of tokens to one answer, decides.
+    # all: every token but the first, their mean.
+    loss_tokens: Literal["answer", "all"] = "answer"
+    # Each layer is computed again in the backward pass, so that one layer's activations are held at
+    # a time.
+    recompute: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("fisher", "loss_tokens", self.loss_tokens, ("answer", "all"))
+
+
+def rank(context: Context) -> Scores:
+    haystacks = context.calibration.haystacks
+
+    def measure(index: int) -> dict[str, Any]:
+        return measure_haystack(context, haystacks[index])
+
+    results = measure_each(context.folder, "fisher", len(haystacks), "examples", measure)
+    local_LH, total_LH = add_up(results, "local"), add_up(results, "total")
+    # A head that no loss depends on can lose everything outside the window: it is local.
+    score_LH = torch.where(total_LH > 0, local_LH / total_LH, 1.0)
+    return Scores.of_heads(score_LH, context.num_groups, "local")
+
+
+def measure_haystack(context: Context, haystack: Haystack) -> dict[str, Any]:
+    """Sums over one text of the saliency (eq. 23) inside the window and in all, [layer][head]."""
+    local: dict[int, list[float]] = {}
+    total: dict[int, list[float]] = {}
+
+    def collect(
+        layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scaling: float, do_HTD: Tensor
+    ) -> None:
+        sums_H2 = torch.zeros(q_HTD.shape[0], 2, dtype=torch.float64, device=q_HTD.device)
+        for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
+            gradient_HCS = grouped_products(
+                do_HTD[:, rows.start : rows.stop], v_GTD[:, : rows.stop]
+            )
+            saliency_HCS = gradient_HCS.mul_(rows.weights_HCS).square_()
+            first, inside_CS = rows.inside(context.window_tokens)
+            sums_H2[:, 0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
+            sums_H2[:, 1] += exact_sum(saliency_HCS)
+        local[layer], total[layer] = sums_H2.T.tolist()
+
+    model, settings = context.model, context.settings
+    with frozen(model), recomputing(model, settings.recompute), capturing(model):
+        ids_T = haystack.ids_T.to(model.device)
+        with torch.no_grad():
+            embeddings_BTD = model.get_input_embeddings()(ids_T[None])
+        hidden_BTD = model.base_model(
+            inputs_embeds=embeddings_BTD.requires_grad_(),
+            use_cache=False,
+            bosch_collect_gradient=collect,
+        ).last_hidden_state
+        gradient_TD = loss_gradient(model, hidden_BTD[0].detach(), haystack, settings.loss_tokens)
+        hidden_BTD.backward(gradient_TD[None])
+    layers = range(context.num_layers)
+    return {"local": [local[i] for i in layers], "total": [total[i] for i in layers]}
+
+
+def loss_gradient(
+    model: PreTrainedModel, hidden_TD: Tensor, haystack: Haystack, loss_tokens: str
+) -> Tensor:
+    """The gradient of the cross-entropy with respect to the last hidden states, a few rows of
+    logits at a time.
+    """
+    if loss_tokens == "all":
+        spans = [range(len(haystack.ids_T) - 1)]
+    else:
+        spans = [question.predicting for question in haystack.questions]
+    hidden_TD.requires_grad_()
+    head: Any = model.get_output_embeddings()
+    for span in spans:
+        for start in range(span.start, span.stop, HEAD_ROWS):
+            stop = min(start + HEAD_ROWS, span.stop)
+            logits_NV = head(hidden_TD[start:stop])
+            logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+            next_N = haystack.ids_T[start + 1 : stop + 1].to(logits_NV.device)
+            (F.cross_entropy(logits_NV, next_N, reduction="sum") / len(span)).backward()
+    assert hidden_TD.grad is not None
+    return hidden_TD.grad
+
+
+@contextmanager
+def frozen(model: PreTrainedModel) -> Iterator[None]:
+    """No parameter gets a gradient inside the block."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def recomputing(model: PreTrainedModel, wanted: bool) -> Iterator[None]:
+    """Gradient checkpointing inside the block.
+
+    transformers' own switch makes the whole model train, and leaves a hook behind. A layer looks at
+    two attributes and at its own mode, so these are set for the layers alone: inside of them all,
+    dropout too, stays in evaluation mode.
+    """
+    names = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
+    layers: list[Any] = [
+        m for m in model.modules() if wanted and isinstance(m, GradientCheckpointingLayer)
+    ]
+    before = [{n: v for n, v in vars(layer).items() if n in names} for layer in layers]
+    for layer in layers:
+        layer.training = layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer, values in zip(layers, before, strict=True):
+            for name in names:
+                vars(layer).pop(name, None)
+            vars(layer).update(values)

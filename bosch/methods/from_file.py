@@ -1,0 +1,87 @@
+"""A mask that is there already: a mask.json, or a file of DuoAttention, PruLong, rtp-llm or Hugging
+Face.
+
+Reals (DuoAttention's and PruLong's TSV) are cut at the ratio's exact budget. A file of zeros and
+ones must have the ratio asked for. The window is the one asked for in either case: a mask may be
+tried at other windows than its own.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bosch.fingerprint import hash_file
+from bosch.mask import describe_ratio, read_mask
+from bosch.mask_formats import Request, import_mask
+from bosch.methods._interface import Context, Selection
+from bosch.model_folder import read_json_object
+
+reads_calibration = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which file."""
+
+    path: Path | None = None  # mask.json, full_attention_heads.tsv, headwise_config, config.json
+
+
+def check(settings: Settings) -> None:
+    if settings.path is None:
+        raise ValueError("--method from_file needs --path: the mask.json or foreign file to take.")
+    if not settings.path.is_file():
+        raise FileNotFoundError(f"--path {settings.path} does not exist.")
+
+
+def select(context: Context) -> Selection:
+    check(context.settings)
+    path: Path = context.settings.path
+    kind = kind_of(path)
+    if kind == "mask":
+        return _from_mask_file(path, context)
+    record, notes = import_mask(
+        path,
+        kind,
+        context.model_info,
+        Request(context.window_tokens, context.ratio, seed=context.seed),
+    )
+    return Selection(
+        record.mask,
+        details={**record.settings, "path_xxh3": hash_file(path)},
+        drawn=record.seed is not None,
+        notes=notes,
+    )
+
+
+def kind_of(path: Path) -> str:
+    """What a file is, from what stands in it."""
+    if path.suffix == ".tsv":
+        return "duo"
+    try:
+        content = read_json_object(path)
+    except ValueError as error:
+        if path.suffix == ".json":
+            raise
+        raise ValueError(f"{path} is neither a .tsv of reals nor a JSON file.") from error
+    if "z" in content:
+        return "mask"
+    return "layer_types" if "layer_types" in content else "headwise"
+
+
+def _from_mask_file(path: Path, context: Context) -> Selection:
+    record = read_mask(path, context.model_info)
+    mask = replace(record.mask, window_tokens=context.window_tokens)
+    if not mask.meets(context.ratio):
+        asked = describe_ratio(context.ratio, mask.num_layers, mask.num_groups, mask.unit)
+        raise ValueError(
+            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
+            f"; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
+        )
+    notes: tuple[str, ...] = ()
+    if record.mask.window_tokens != mask.window_tokens:
+        notes = (
+            f"{path} was made for a window of {record.mask.window_tokens} tokens; here it is "
+            f"{mask.window_tokens}",
+        )
+    details = {"made_by": record.method, "path_xxh3": hash_file(path)}
+    return Selection(mask, details=details, notes=notes)

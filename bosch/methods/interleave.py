@@ -1,0 +1,34 @@
+"""Full attention in evenly spaced layers, the last of each period, the window elsewhere (INTR).
+
+At a ratio of 0.75 layers 3, 7, 11 ... stay full, as in models that are trained with such a pattern.
+Where the ratio does not divide the layers, periods differ by one layer at most.
+"""
+
+from dataclasses import dataclass
+
+from bosch.mask import Unit
+from bosch.methods._interface import Context, Selection
+
+unit: Unit = "layer"
+reads_calibration = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """There is nothing to set."""
+
+
+def select(context: Context) -> Selection:
+    full = full_layers(context.num_layers, context.num_layers - context.layer_budget)
+    return Selection(context.mask_of_layers(set(range(context.num_layers)) - full))
+
+
+def full_layers(num_layers: int, num_full: int) -> set[int]:
+    """Layer i is full where the count of full layers due by then, i * num_full / num_layers, passes
+    a whole number.
+    """
+    return {
+        layer
+        for layer in range(num_layers)
+        if (layer + 1) * num_full // num_layers > layer * num_full // num_layers
+    }

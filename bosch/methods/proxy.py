@@ -1,0 +1,92 @@
+"""Proxy attention: the share of key blocks a head needs, in the order of a proxy head, to hold most
+of its mass.
+
+Equations 11 to 14 of the paper; a small share is local. A row's blocks are counted from the start
+of the text, the last one cut at the row's own token.
+"""
+# H query heads, G kv heads, P proxy heads, T tokens, C rows of a chunk, S keys, K blocks, D head
+# size
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bosch.config import at_least
+from bosch.methods._examples import measure_each
+from bosch.methods._interface import Context, Scores
+from bosch.methods._statistics import Rows, add_up, attention_rows, per_layer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the paper leaves open: it says one proxy head, not which; neither block size nor the
+    share of mass.
+    """
+
+    # Query heads of each layer whose maximum ranks the blocks. The paper has one a layer; the first
+    # is as good as any without a criterion to choose by, and needs no look at the data.
+    proxy_heads: tuple[int, ...] = (0,)
+    # Tokens of a block. None: an eighth of the window (128 at the paper's 1,024, the usual block of
+    # sparse attention), so that the score keeps its resolution at small windows.
+    block_tokens: int | None = None
+    # The paper's gamma. At 0.95 a head's tail of diffuse attention does not decide; at 1 every head
+    # would need every block.
+    mass_share: float = 0.95
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "proxy", "block_tokens")
+        if not 0 < self.mass_share <= 1:
+            raise ValueError(f"proxy.mass_share is {self.mass_share}, it must be in (0, 1].")
+        if not self.proxy_heads or min(self.proxy_heads) < 0:
+            raise ValueError(f"proxy.proxy_heads are {self.proxy_heads}; name one or more, from 0.")
+
+
+def rank(context: Context) -> Scores:
+    settings: Settings = context.settings
+    haystacks = context.calibration.haystacks
+    block_tokens = settings.block_tokens or max(1, context.window_tokens // 8)
+    if max(settings.proxy_heads) >= context.num_heads:
+        raise ValueError(
+            f"proxy.proxy_heads names head {max(settings.proxy_heads)}, but {context.model_info} "
+            f"has {context.num_heads} query heads a layer."
+        )
+
+    def needed_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
+        total_H = torch.zeros(q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
+        for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
+            total_H += needed_blocks(rows, settings, block_tokens).sum(-1)
+        return total_H
+
+    def measure(index: int) -> dict[str, Any]:
+        ids_T = haystacks[index].ids_T
+        shares_LH = per_layer(context, ids_T, needed_shares)
+        return {"shares": shares_LH.tolist(), "rows": len(ids_T)}
+
+    results = measure_each(context.folder, "proxy", len(haystacks), "examples", measure)
+    num_rows = sum(result["rows"] for result in results)
+    return Scores.of_heads(add_up(results, "shares") / num_rows, context.num_groups, "global")
+
+
+def needed_blocks(rows: Rows, settings: Settings, block_tokens: int) -> Tensor:
+    """(H, C): of a row's blocks, best first by the proxy, the share a head needs for its mass."""
+    proxy_CS = rows.weights_HCS[list(settings.proxy_heads)].amax(0)
+    mass_HCK = _block_sums(rows.weights_HCS, block_tokens)
+    proxy_CK = _block_sums(proxy_CS, block_tokens)
+    num_blocks_C1 = rows.queries_C1() // block_tokens + 1
+    blocks_K = torch.arange(proxy_CK.shape[-1], device=proxy_CK.device)
+    proxy_CK = proxy_CK.masked_fill(blocks_K >= num_blocks_C1, -1)  # behind the row: last
+    order_CK = proxy_CK.argsort(dim=-1, descending=True, stable=True)
+    reached_HCK = mass_HCK.gather(-1, order_CK.expand_as(mass_HCK)).cumsum(-1)
+    wanted_HC1 = settings.mass_share * reached_HCK[..., -1:]
+    needed_HC = (reached_HCK < wanted_HC1).sum(-1) + 1
+    return needed_HC / num_blocks_C1[:, 0].double()
+
+
+def _block_sums(weights_S: Tensor, block_tokens: int) -> Tensor:
+    """(..., K): sums over blocks of keys, in float64."""
+    missing = -weights_S.shape[-1] % block_tokens
+    blocks = F.pad(weights_S, (0, missing)).unflatten(-1, (-1, block_tokens))
+    return blocks.sum(-1, dtype=torch.float64)

@@ -1,0 +1,80 @@
+"""Query-adaptive attention criterion: local mass of attention against a Gaussian estimate of the
+rest.
+
+Equations 15 to 19 of the paper. The estimate needs mean and covariance of the keys just before the
+window along the query only, and q'Sq is the variance of the scores q'k: no covariance matrix is
+made, and of each row only the band of window and buffer is computed. A row that sees no more than
+its window has all its mass inside.
+"""
+# H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bosch.config import at_least
+from bosch.methods._examples import measure_each
+from bosch.methods._interface import Context, Scores
+from bosch.methods._statistics import add_up, chunks, per_layer, row_scores
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the paper leaves open: it calls the buffer small, and says no number."""
+
+    # Keys before the window from which mean and variance are estimated. None: a quarter of the
+    # window (256 at the paper's 1,024): small against it, and still enough for a variance.
+    buffer_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "qada", "buffer_tokens")
+
+
+def rank(context: Context) -> Scores:
+    settings: Settings = context.settings
+    haystacks = context.calibration.haystacks
+    window = context.window_tokens
+    buffer = settings.buffer_tokens or max(1, window // 4)
+
+    def local_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
+        num_heads, num_tokens, _ = q_HTD.shape
+        sees_all = min(window, num_tokens)  # the first rows: a share of 1 each
+        total_H = torch.full((num_heads,), sees_all, dtype=torch.float64, device=q_HTD.device)
+        far_HTD = q_HTD[:, sees_all:]
+        for start, stop in chunks(far_HTD, context.chunk_elements, window + buffer):
+            total_H += local_share(
+                q_HTD, k_GTD, scaling, start + window, stop + window, window, buffer
+            ).sum(-1, dtype=torch.float64)
+        return total_H
+
+    def measure(index: int) -> dict[str, Any]:
+        ids_T = haystacks[index].ids_T
+        shares_LH = per_layer(context, ids_T, local_shares)
+        return {"shares": shares_LH.tolist(), "rows": len(ids_T)}
+
+    results = measure_each(context.folder, "qada", len(haystacks), "examples", measure)
+    num_rows = sum(result["rows"] for result in results)
+    return Scores.of_heads(add_up(results, "shares") / num_rows, context.num_groups, "local")
+
+
+def local_share(
+    q_HTD: Tensor, k_GTD: Tensor, scaling: float, start: int, stop: int, window: int, buffer: int
+) -> Tensor:
+    """(H, C): the estimated share of mass in the window, for rows that see more than it."""
+    first = max(0, start - window - buffer + 1)
+    scores_HCS = row_scores(q_HTD[:, start:stop], k_GTD[:, first:stop], scaling)
+    queries_C1 = torch.arange(start, stop, device=q_HTD.device)[:, None]
+    lags_CS = queries_C1 - torch.arange(first, stop, device=q_HTD.device)
+    inside_CS = (lags_CS >= 0) & (lags_CS < window)
+    local_HC = scores_HCS.masked_fill(~inside_CS, float("-inf")).logsumexp(-1)
+
+    near_CS = (lags_CS >= window) & (lags_CS < window + buffer)
+    num_near_C = near_CS.sum(-1)
+    mean_HC = (scores_HCS * near_CS).sum(-1) / num_near_C
+    deviation_HCS = (scores_HCS - mean_HC[..., None]) * near_CS
+    variance_HC = deviation_HCS.square().sum(-1) / num_near_C
+    num_far_C = queries_C1[:, 0] - window + 1
+    far_HC = num_far_C.to(mean_HC.dtype).log() + mean_HC + variance_HC / 2
+    return (local_HC - far_HC).sigmoid()

@@ -1,0 +1,112 @@
+"""Razor attention: how much a head looks back at the earlier copies of a repeated random text.
+
+Equations 20 to 22 of the paper; a small score is local. The probe is a block of K random tokens,
+four times over. Echo: attention to the token's previous occurrence. Induction: to the token that
+followed it there. No calibration text is read but for the length of one.
+"""
+# L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bosch.config import at_least
+from bosch.methods._choose import check_choice
+from bosch.methods._examples import measure_each
+from bosch.methods._interface import Context, Scores
+from bosch.methods._statistics import add_up, attention_rows, per_layer
+
+REPEATS = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the paper leaves open, and where its text and its equation disagree."""
+
+    # K as a share of an example's length: a quarter, as the paper has it.
+    razor_recent_share: float = 0.25
+    # Which key induction looks at. text: the one behind the earlier occurrence, m + 1 - K, as the
+    # paper's text and RazorAttention define it, and as induction heads work. equation: m - 1 - K,
+    # as equation 20 prints it, the one before.
+    induction: Literal["text", "equation"] = "text"
+    # Over which heads z-scores are taken. model: all, because groups of all layers are ranked
+    # against each other. layer: those of the same layer.
+    population: Literal["model", "layer"] = "model"
+    # Random texts; the attention to echo and induction is averaged over them. The paper has one.
+    probes: int = 1
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "razor", "probes")
+        check_choice("razor", "induction", self.induction, ("text", "equation"))
+        check_choice("razor", "population", self.population, ("model", "layer"))
+        if not 0 < self.razor_recent_share <= 1 / REPEATS:
+            raise ValueError(
+                f"razor_recent_share is {self.razor_recent_share}, it must be above 0 and at most "
+                f"{1 / REPEATS}: the probe is {REPEATS} such parts long."
+            )
+
+
+def rank(context: Context) -> Scores:
+    settings: Settings = context.settings
+    block_tokens = int(settings.razor_recent_share * context.calibration.longest)
+    if block_tokens < 2:
+        raise ValueError(
+            f"razor: a block of {block_tokens} tokens repeats nothing; the longest calibration "
+            f"text has {context.calibration.longest} tokens, so make them longer."
+        )
+    # From a key to the query, for the two patterns.
+    echo_lag = block_tokens
+    induction_lag = block_tokens - 1 if settings.induction == "text" else block_tokens + 1
+
+    def mass_at_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
+        sums_H2 = torch.zeros(q_HTD.shape[0], 2, dtype=torch.float64, device=q_HTD.device)
+        for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
+            for column, lag in enumerate((echo_lag, induction_lag)):
+                queries_N = rows.queries_C1()[:, 0]
+                queries_N = queries_N[queries_N >= max(lag, block_tokens)]
+                found_HN = rows.weights_HCS[:, queries_N - rows.start, queries_N - lag]
+                sums_H2[:, column] += found_HN.sum(-1, dtype=torch.float64)
+        return sums_H2
+
+    def measure(index: int) -> dict[str, Any]:
+        ids_T = probe_tokens(context, block_tokens, index)
+        sums_LH2 = per_layer(context, ids_T, mass_at_lags)
+        return {"echo": sums_LH2[..., 0].tolist(), "induction": sums_LH2[..., 1].tolist()}
+
+    results = measure_each(context.folder, "razor", settings.probes, "probes", measure)
+    length = REPEATS * block_tokens
+    num_echo = (length - block_tokens) * settings.probes
+    num_induction = (length - max(induction_lag, block_tokens)) * settings.probes
+    echo_LH = add_up(results, "echo") / num_echo
+    induction_LH = add_up(results, "induction") / num_induction
+    over = (0, 1) if settings.population == "model" else (1,)
+    score_LH = torch.maximum(z_scores(echo_LH, over), z_scores(induction_LH, over))
+    return replace(Scores.of_heads(score_LH, context.num_groups, "global"), drawn=True)
+
+
+def probe_tokens(context: Context, block_tokens: int, index: int) -> Tensor:
+    """A block of random tokens, none of them special, four times over."""
+    config = context.model.config
+    special = torch.tensor(sorted(_special_tokens(config)), dtype=torch.long)
+    ordinary = torch.arange(config.vocab_size)
+    ordinary = ordinary[~torch.isin(ordinary, special)]
+    generator = torch.Generator().manual_seed(context.seed * 1_000_003 + index)
+    drawn = torch.randint(len(ordinary), (block_tokens,), generator=generator)
+    return ordinary[drawn].repeat(REPEATS)
+
+
+def z_scores(values_LH: Tensor, over: tuple[int, ...]) -> Tensor:
+    """Deviations from the mean in standard deviations of the population; 0 where all are alike."""
+    deviation_LH = values_LH - values_LH.mean(over, keepdim=True)
+    spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
+    return torch.where(spread > 0, deviation_LH / spread, 0.0)
+
+
+def _special_tokens(config: Any) -> set[int]:
+    found: set[int] = set()
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(config, name, None)
+        found.update([] if value is None else value if isinstance(value, list) else [value])
+    return found

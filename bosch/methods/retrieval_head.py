@@ -1,0 +1,72 @@
+"""Retrieval heads: the share of answer tokens that a head copies from the needle.
+
+A head copies an answer token when its strongest attention, in the row that predicts the token, is
+on that very token inside the needle (Wu et al. 2024, "Retrieval Head Mechanistically Explains
+Long-Context Factuality"). They count over greedy generation; here the right answer is given, which
+is the same wherever the model answers right. A large share is global.
+"""
+# L layers, H query heads, G kv heads, T tokens, S keys, D head size, N answer tokens
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bosch.calibration_file import Haystack
+from bosch.methods._choose import check_choice
+from bosch.methods._examples import measure_each
+from bosch.methods._interface import Context, Scores, as_table
+from bosch.methods._statistics import add_up, per_layer, single_rows
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the heads of a group become one number."""
+
+    # mean: as for the paper's static methods. max: one retrieval head makes the group global.
+    pool: Literal["mean", "max"] = "mean"
+
+    def __post_init__(self) -> None:
+        check_choice("retrieval_head", "pool", self.pool, ("mean", "max"))
+
+
+def rank(context: Context) -> Scores:
+    haystacks = context.calibration.haystacks
+
+    def measure(index: int) -> dict[str, Any]:
+        haystack = haystacks[index]
+        rows, copies_NS = copy_targets(haystack)
+
+        def copied(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
+            peaks_HN = single_rows(q_HTD, k_GTD, scaling, rows).argmax(-1).cpu()
+            hits_HN = copies_NS[torch.arange(len(rows)), peaks_HN]
+            return hits_HN.sum(-1)
+
+        return {
+            "copied": per_layer(context, haystack.ids_T, copied).tolist(),
+            "tokens": len(rows),
+        }
+
+    results = measure_each(context.folder, "retrieval_head", len(haystacks), "examples", measure)
+    num_tokens = sum(result["tokens"] for result in results)
+    share_LH = add_up(results, "copied") / num_tokens
+    if context.settings.pool == "mean":
+        return Scores.of_heads(share_LH, context.num_groups, "global")
+    largest_LG = share_LH.unflatten(1, (context.num_groups, -1)).amax(-1)
+    return Scores(as_table(largest_LG), "global", as_table(share_LH))
+
+
+def copy_targets(haystack: Haystack) -> tuple[list[int], Tensor]:
+    """The rows that predict answer tokens, and for each at which keys the token stands in the
+    needle (N, T).
+    """
+    rows: list[int] = []
+    copies = []
+    positions_T = torch.arange(len(haystack.ids_T))
+    for question in haystack.questions:
+        in_needle_T = (positions_T >= question.needle.start) & (positions_T < question.needle.stop)
+        for row in question.predicting:
+            rows.append(row)
+            copies.append(in_needle_T & (haystack.ids_T == haystack.ids_T[row + 1]))
+    return rows, torch.stack(copies)

@@ -1,0 +1,253 @@
+"""Choose the groups that go on the sliding window, by any method: the stage `mask`.
+
+    python recipes/search_mask.py --list
+    python recipes/search_mask.py --method interleave --ratio 0.5
+    python recipes/search_mask.py --method fisher --ratio 0.75 --calibration DIR --loss-tokens all
+
+Writes mask.json, its picture and, for rankings, scores.json into the folder `mask` of a run. Run
+the same command again and it goes on where it stopped.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from bosch import manifest, progress
+from bosch.command_line import Command, Controls
+from bosch.config import Config, MaskConfig, TokenCount
+from bosch.errors import exit_on_user_error
+from bosch.fingerprint import hash_file
+from bosch.model_folder import read_model_info
+from bosch.plan import REFERENCE, refuse_blocked
+from bosch.plugins import describe_plugin, list_plugins, load_plugin
+from bosch.progress import say
+from bosch.ranks import rank_and_world
+from bosch.run_folder import RunFolder
+from bosch.stage import Artifact, Stage
+from recipes import presets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from bosch.calibration_file import Calibration
+
+METHODS = "bosch.methods"
+
+
+# --------------------------------------------------------------------------------------- the stage
+
+
+def build(config: Config, calibration: Stage | Artifact | None = None) -> Stage:
+    """The stage `mask` of a config. Fields of MaskConfig reach the method's settings by name."""
+    return make_stage(config, default_settings(config.method, config.mask), calibration)
+
+
+def make_stage(config: Config, settings: Any, calibration: Stage | Artifact | None) -> Stage:
+    """The stage `mask` with the method's settings as they are given."""
+    from bosch.methods import _choose
+
+    _choose.check_settings(config.method, settings)
+    inputs: dict[str, Stage | Artifact] = {}
+    if _choose.reads_calibration(config.method):
+        if calibration is None:
+            raise ValueError(
+                f"--method {config.method} judges groups on calibration examples: pass "
+                "--calibration DIR, the folder that recipes/calibrate.py made."
+            )
+        inputs["calibration"] = calibration
+    folder = presets.find_model(config.model)
+    decides = {
+        "method": config.method,
+        "model": config.model if folder is None else dataclasses.asdict(read_model_info(folder)),
+        "ratio": config.ratio,
+        "window": config.window,
+        "seed": config.seed,
+        "settings": {name: _by_content(value) for name, value in vars(settings).items()},
+    }
+    return Stage(
+        "mask",
+        run=partial(run_method, config=config, settings=settings),
+        settings=decides,
+        inputs=inputs,
+    )
+
+
+def run_method(
+    folder: Path, config: Config, settings: Any, calibration: Artifact | None = None
+) -> None:
+    """Choose the mask and write it into `folder`; what an earlier attempt noted there is used."""
+    from bosch.mask_picture import draw_mask, mask_title
+    from bosch.methods import _choose, _interface
+
+    model_folder = presets.find_model(config.model) or download(config.model)
+    context = _interface.Context(
+        model_info=read_model_info(model_folder),
+        load_model=partial(load_model, model_folder),
+        load_calibration=partial(load_calibration, calibration),
+        window_tokens=config.window,
+        ratio=config.ratio,
+        seed=config.seed,
+        settings=settings,
+        folder=folder,
+    )
+    say(_choose.describe_budget(config.method, context))
+    began = time.monotonic()
+    selection = _choose.make_mask(config.method, context)
+    record = _choose.write_selection(config.method, context, selection, began)
+    draw_mask(record, folder / "mask.png")
+    for line in selection.notes:
+        say(line)
+    say(mask_title(record))
+
+
+def default_settings(method: str, mask: MaskConfig) -> Any:
+    """A method's settings: MaskConfig's value where it has a field of that name, else the method's
+    own default.
+    """
+    settings_class: Any = load_method(method).Settings
+    names = {field.name for field in dataclasses.fields(settings_class)}
+    return settings_class(**{name: value for name, value in vars(mask).items() if name in names})
+
+
+def load_method(name: str) -> ModuleType:
+    presets.check_method(name)
+    return load_plugin(METHODS, name)
+
+
+def load_model(folder: Path) -> "PreTrainedModel":
+    """The dense model, ready for search mode: on a GPU in its own number format, on the CPU in
+    float32.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if not any(folder.glob("*.safetensors")):
+        raise FileNotFoundError(f"{folder} holds no safetensors, so the model has no weights.")
+    on_gpu = torch.cuda.is_available()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="bosch", dtype="auto" if on_gpu else torch.float32
+    )
+    loaded: PreTrainedModel = model.to("cuda" if on_gpu else "cpu").eval()
+    return loaded
+
+
+def load_calibration(calibration: Artifact | None) -> "Calibration":
+    from bosch.calibration_file import read_calibration
+
+    assert calibration is not None  # make_stage has seen to it
+    return read_calibration(calibration.folder)
+
+
+def download(model: str) -> Path:
+    """The hub's folder of a model, fetched where it is not on this machine yet."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
+
+
+def _by_content(value: Any) -> Any:
+    """A file counts by what is in it, not by where it lies."""
+    return {"xxh3": hash_file(value)} if isinstance(value, Path) and value.is_file() else value
+
+
+# -------------------------------------------------------------------------------- the command line
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choose the groups that go on the sliding window."""
+
+    method: str  # a file of bosch/methods; --list shows them
+    model: str  # a Hugging Face folder or hub id
+    ratio: float  # share of KV groups on the sliding window
+    window: TokenCount  # tokens a windowed group sees, the own one included
+    seed: int  # of everything random
+    preset: str | None = None  # tiny, smoke or paper: where defaults are from
+    calibration: Path | None = None  # the calibration set; None: the run's own, if it has one
+    run_dir: Path | None = None  # None: runs/<model>-<method>-r<ratio>
+    list: tyro.conf.FlagCreatePairsOff[bool] = False  # print the methods, a line each
+    fresh: tyro.conf.FlagCreatePairsOff[bool] = False  # make the mask anew, set the old one aside
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+
+
+def main(arguments: Sequence[str]) -> None:
+    if "--list" in arguments:
+        print("\n".join(list_methods()))
+        return
+    options, settings, config, told = parse(arguments)
+    rank, world = rank_and_world()
+    progress.set_up(rank)
+    run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
+    calibration = find_calibration(options.calibration, run_path)
+    stage = make_stage(config, settings, calibration)
+    with RunFolder(run_path, rank, world, say) as run:
+        progress.log_to(run_path / "recover.log")
+        for line in [f"run folder {run_path}", *told]:
+            say(line)
+        if rank == 0:
+            fresh = "mask" if options.fresh else None
+            refuse_blocked(run.plan([stage], fresh))
+            run.set_aside([stage] if options.fresh else [])
+        run.complete(stage)
+
+
+def list_methods() -> list[str]:
+    """Name and first sentence of each method, read from the folder."""
+    names = list_plugins(METHODS)
+    width = max(map(len, names))
+    return [f"{name:{width}}  {describe_plugin(METHODS, name)}" for name in names]
+
+
+def parse(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[str]]:
+    """Options, the method's settings, the config they come to, and lines on where it is from.
+
+    The method is looked for first: its settings are options of the command line too.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for option in ("--preset", "--model", "--method"):
+        first.add_argument(option)
+    try:
+        found, _ = first.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error.argument_name}: {error.message}.") from error
+    config, told = presets.choose(found.preset, found.model)
+    method = found.method or config.method
+    settings = default_settings(method, config.mask)
+    defaults = {name: getattr(config, name) for name in ("model", "ratio", "window", "seed")}
+    options = Options(method=method, preset=found.preset, **defaults)
+    flat = tyro.conf.arg(name="")
+    both = dataclasses.make_dataclass(
+        "SearchMask",
+        [
+            ("options", Annotated[Options, flat], field(default=options)),
+            ("settings", Annotated[type(settings), flat], field(default=settings)),
+        ],
+    )
+    both.__doc__ = Options.__doc__
+    command: Any = tyro.cli(both, prog=Path(sys.argv[0]).name, args=list(arguments))
+    options, settings = command.options, command.settings
+    changed = {name: getattr(options, name) for name in ("method", *defaults)}
+    return options, settings, dataclasses.replace(config, **changed), told
+
+
+def find_calibration(given: Path | None, run_path: Path) -> Artifact | None:
+    """The set that was named, else the one of the run, which its folder may only refer to."""
+    folder = given or run_path / "calibration"
+    if given is None and not folder.is_dir():
+        return None
+    if (folder / REFERENCE).is_file():
+        folder = (folder / manifest.read_sealed_json(folder / REFERENCE)["folder"]).resolve()
+    return Artifact.load(folder)
+
+
+if __name__ == "__main__":
+    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)

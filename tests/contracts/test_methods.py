@@ -1,0 +1,225 @@
+"""Every file of bosch/methods is asked the same: the exact ratio, the same answer for the same
+seed, the model left as it was, and after a kill the same files.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from bosch.assets import asset_folder
+from bosch.calibration_file import Calibration
+from bosch.mask import MaskFile, Unit, num_windowed, num_windowed_layers, read_mask
+from bosch.methods import _choose
+from bosch.methods._examples import NOTES
+from bosch.methods._interface import Context
+from bosch.plugins import list_plugins, load_plugin
+from recipes.presets import smoke
+from tests.attention_matrices import context_of, toy_calibration
+
+PACKAGE = "bosch.methods"
+METHODS = list_plugins(PACKAGE)
+LEARNED = [name for name in METHODS if _choose.learns_from_tokens(name)]
+SEARCHED = [name for name in METHODS if name not in LEARNED]
+RATIOS = [
+    pytest.param(0.25, marks=pytest.mark.slow),
+    0.5,
+    0.75,
+    pytest.param(0.875, marks=pytest.mark.slow),
+    pytest.param("one windowed", marks=pytest.mark.slow),
+    pytest.param("one left", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    """The model of the preset `smoke`, with random weights."""
+    config = AutoConfig.from_pretrained(asset_folder(smoke().model))
+    config._attn_implementation = "bosch"
+    torch.manual_seed(0)
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+    return made
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    """As many examples and tokens as that preset has, of random tokens."""
+    settings = smoke().calibration
+    count = settings.examples // settings.questions_per_context
+    return toy_calibration(settings.length, count, vocab=2048)
+
+
+@pytest.fixture(scope="module", params=SEARCHED)
+def context(
+    request: pytest.FixtureRequest,
+    model: PreTrainedModel,
+    calibration: Calibration,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Context:
+    """Of one method. Its notes stay in the folder: only the first test computes statistics."""
+    folder = tmp_path_factory.mktemp(request.param)
+    settings = own_settings(request.param, model, folder)
+    method = load_plugin(PACKAGE, request.param)
+    return context_of(
+        method, model, calibration, folder / "mask", settings, window_tokens=smoke().window
+    )
+
+
+def own_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, Any]:
+    """What a method cannot do without."""
+    if name != "from_file":
+        return {}
+    draw = random.Random(0)
+    shape = model.config.num_hidden_layers, model.config.num_key_value_heads
+    rows = ["\t".join(f"{draw.random():.3f}" for _ in range(shape[1])) for _ in range(shape[0])]
+    path = folder / "full_attention_heads.tsv"
+    path.write_text("\n".join(rows) + "\n")
+    return {"path": path}
+
+
+def name_of(context: Context) -> str:
+    return type(context.settings).__module__.rsplit(".", 1)[-1]
+
+
+def write(context: Context) -> MaskFile:
+    name = name_of(context)
+    selection = _choose.make_mask(name, context)
+    return _choose.write_selection(name, context, selection, time.monotonic())
+
+
+def files_of(context: Context) -> dict[str, bytes]:
+    """mask.json, and scores.json where there is one."""
+    paths = [context.folder / name for name in ("mask.json", "scores.json")]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
+
+
+# --- what a method is made of ---
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_either_ranks_or_selects(name: str) -> None:
+    method = load_plugin(PACKAGE, name)
+    ways = [way for way in ("rank", "select") if hasattr(method, way)]
+    assert len(ways) == 1
+    assert tuple(inspect.signature(getattr(method, ways[0])).parameters) == ("context",)
+    assert _choose.unit_of(name) in get_args(Unit)
+    for flag in ("learns_from_tokens", "reads_calibration"):
+        assert getattr(method, flag, False) in (False, True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_are_frozen_and_have_defaults(name: str) -> None:
+    settings, again = (load_plugin(PACKAGE, name).Settings() for _ in range(2))
+    assert dataclasses.is_dataclass(settings)
+    assert hash(settings) == hash(again)  # only a frozen one has a hash
+
+
+def test_a_method_that_reads_no_calibration_set_does_not_ask_for_it(context: Context) -> None:
+    def refuse() -> Calibration:
+        raise LookupError("the calibration set was asked for")
+
+    name = name_of(context)
+    without = dataclasses.replace(
+        context, load_calibration=refuse, folder=context.folder.with_name("without")
+    )
+    without.folder.mkdir()
+    if _choose.reads_calibration(name):
+        with pytest.raises(LookupError):
+            _choose.make_mask(name, without)
+    else:
+        _choose.make_mask(name, without)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_method_that_learns_says_that_it_needs_tokens(
+    name: str, model: PreTrainedModel, calibration: Calibration, tmp_path: Path
+) -> None:
+    context = context_of(load_plugin(PACKAGE, name), model, calibration, tmp_path)
+    with pytest.raises(ValueError, match=f"--method {name} learns from tokens"):
+        _choose.make_mask(name, context)
+
+
+# --- what it does ---
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
+    context: Context, ratio: float | str
+) -> None:
+    layers, groups = context.num_layers, context.num_groups
+    unit = _choose.unit_of(name_of(context))
+    count = layers if unit == "layer" else layers * groups
+    if isinstance(ratio, str):
+        ratio = {"one windowed": 1, "one left": count - 1}[ratio] / count
+    record = write(dataclasses.replace(context, ratio=ratio))
+    assert record.mask.unit == unit
+    assert record.mask.window_tokens == context.window_tokens
+    if unit == "layer":
+        assert record.mask.num_windowed == num_windowed_layers(ratio, layers) * groups
+    else:
+        assert record.mask.num_windowed == num_windowed(ratio, layers, groups)
+    assert read_mask(context.folder / "mask.json", context.model_info) == record
+
+
+def test_the_same_seed_gives_the_same_files(context: Context) -> None:
+    write(context)
+    again = dataclasses.replace(context, folder=context.folder.with_name("again"))
+    again.folder.mkdir()
+    write(again)
+    assert files_of(again) == files_of(context)
+
+
+def test_the_model_is_left_as_it_was(context: Context) -> None:
+    before = state_of(context.model)
+    shutil.rmtree(context.folder)
+    context.folder.mkdir()
+    write(context)
+    assert state_of(context.model) == before
+
+
+def test_after_a_kill_the_files_are_the_same(context: Context) -> None:
+    """Killed behind every example, and in the middle of noting the next one."""
+    write(context)
+    notes = context.folder / NOTES
+    lines = notes.read_bytes().splitlines(keepends=True) if notes.is_file() else []
+    killed = dataclasses.replace(context, folder=context.folder.with_name("killed"))
+    for done in range(len(lines) + 1):
+        shutil.rmtree(killed.folder, ignore_errors=True)
+        killed.folder.mkdir()
+        torn = lines[done][: len(lines[done]) // 2] if done < len(lines) else b""
+        if lines:
+            (killed.folder / NOTES).write_bytes(b"".join(lines[:done]) + torn)
+        write(killed)
+        assert files_of(killed) == files_of(context)
+        if lines:
+            assert (killed.folder / NOTES).read_bytes().startswith(b"".join(lines[:done]))
+
+
+def state_of(model: PreTrainedModel) -> dict[str, Any]:
+    """Everything about a model that a method might change."""
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    modules = {
+        name: {
+            key: value if isinstance(value, bool | int | float | str) else len(value)
+            for key, value in vars(module).items()
+            if isinstance(value, bool | int | float | str) or key.endswith("_hooks")
+        }
+        for name, module in model.named_modules()
+    }
+    return {
+        "weights": digest.hexdigest(),
+        "modules": modules,
+        "gradients": [(p.requires_grad, p.grad is None) for p in model.parameters()],
+        "config": model.config.to_dict(),
+        "attention": model.config._attn_implementation,
+    }

@@ -1,0 +1,112 @@
+"""Methods that choose whole layers by rule, and the control over groups, against masks worked out
+by hand.
+"""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bosch.mask import num_windowed_layers
+from bosch.methods import begin_middle_end, interleave, random_groups, random_layers
+from bosch.methods._interface import Context
+from bosch.model_folder import ModelInfo
+
+
+def context_of(
+    method: ModuleType, ratio: float, num_layers: int = 8, num_groups: int = 4, seed: int = 0
+) -> Context:
+    """One in which asking for the model or for the calibration set is an error."""
+
+    def refuse() -> None:
+        raise AssertionError("a rule over layers needs no model")
+
+    return Context(
+        model_info=ModelInfo("any/model", None, "f" * 32, num_layers, num_groups, num_groups, 16),
+        load_model=refuse,  # type: ignore[arg-type]
+        load_calibration=refuse,  # type: ignore[arg-type]
+        window_tokens=64,
+        ratio=ratio,
+        seed=seed,
+        settings=method.Settings(),
+        folder=Path("unused"),
+    )
+
+
+def pattern(method: ModuleType, ratio: float, num_layers: int) -> str:
+    """F a layer with full attention, w one with the window."""
+    mask = method.select(context_of(method, ratio, num_layers)).mask
+    assert mask.unit == "layer"
+    return "".join("F" if row[0] else "w" for row in mask.z)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "ratio", "expected"),
+    [
+        (8, 0.75, "wwwFwwwF"),
+        (8, 0.5, "wFwFwFwF"),
+        (8, 0.25, "wFFFwFFF"),
+        (8, 0.875, "wwwwwwwF"),
+        (28, 0.75, "wwwF" * 7),
+        (7, 0.75, "wwwwwwF"),  # ceil(5.25) = 6 windowed
+        (7, 0.5, "wwFwFwF"),  # 4 windowed: full where 3 (i + 1) / 7 passes 1, 2, 3: i = 2, 4, 6
+        (3, 0, "FFF"),
+        (3, 1, "www"),
+    ],
+)
+def test_interleave(num_layers: int, ratio: float, expected: str) -> None:
+    assert pattern(interleave, ratio, num_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "ratio", "expected"),
+    [
+        (8, 0.75, "FwwwwwwF"),  # 2 full: begin and end
+        (8, 0.5, "FFwwFwwF"),  # 4 full: 2, 1, 1; the middle one centered in the 5 between
+        (8, 0.25, "FFwFFwFF"),
+        (8, 0.875, "Fwwwwwww"),
+        (9, 2 / 3, "FwwwFwwwF"),
+        (12, 0.5, "FFwwwFFwwwFF"),
+        (3, 0, "FFF"),
+        (3, 1, "www"),
+    ],
+)
+def test_begin_middle_end(num_layers: int, ratio: float, expected: str) -> None:
+    assert pattern(begin_middle_end, ratio, num_layers) == expected
+
+
+@given(st.integers(1, 60), st.floats(0, 1))
+def test_layer_rules_take_exactly_the_layers_of_the_ratio(num_layers: int, ratio: float) -> None:
+    for method in (interleave, begin_middle_end, random_layers):
+        windowed = pattern(method, ratio, num_layers).count("w")
+        assert windowed == num_windowed_layers(ratio, num_layers)
+
+
+@given(st.integers(1, 60), st.integers(0, 60))
+def test_interleaved_periods_differ_by_one_layer_at_most(num_layers: int, num_full: int) -> None:
+    full = sorted(interleave.full_layers(num_layers, min(num_full, num_layers)))
+    periods = {b - a for a, b in zip([-1, *full], full, strict=False)}
+    assert not periods or max(periods) - min(periods) <= 1
+    assert not full or full[-1] == num_layers - 1
+
+
+def test_random_layers_differ_from_seed_to_seed_and_reach_every_layer() -> None:
+    masks = {random_layers.select(context_of(random_layers, 0.5, seed=s)).mask for s in range(30)}
+    assert len(masks) > 20
+    for layer in range(8):
+        assert {mask.z[layer][0] for mask in masks} == {0, 1}
+    again = random_layers.select(context_of(random_layers, 0.5, seed=7))
+    assert again == random_layers.select(context_of(random_layers, 0.5, seed=7))
+    assert again.drawn
+
+
+def test_random_groups_of_one_seed_are_nested() -> None:
+    smaller = random_groups.select(context_of(random_groups, 0.25, seed=3)).mask
+    larger = random_groups.select(context_of(random_groups, 0.75, seed=3)).mask
+    for small_row, large_row in zip(smaller.z, larger.z, strict=True):
+        assert all(small >= large for small, large in zip(small_row, large_row, strict=True))
+    other = random_groups.select(context_of(random_groups, 0.25, seed=4)).mask
+    assert other != smaller
+    assert not larger.is_uniform

@@ -1,0 +1,403 @@
+"""recipes/search_mask.py from the command line to the files, on a random model; and the step from
+scores to a mask.
+"""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bosch import progress
+from bosch.calibration_file import read_calibration, write_calibration
+from bosch.config import Config, MaskConfig
+from bosch.errors import exit_on_user_error
+from bosch.manifest import verify_folder
+from bosch.mask import MaskFile, read_mask, write_mask
+from bosch.mask_formats import export_mask
+from bosch.methods import from_file, random_groups, razor
+from bosch.methods._choose import choose_most_local, make_mask
+from bosch.methods._interface import Context, Scores
+from bosch.model_folder import read_model_info
+from bosch.plugins import list_plugins
+from bosch.run_folder import RunFolder
+from bosch.stage import Artifact, Stage
+from recipes import search_mask
+from recipes.search_mask import build, default_settings, list_methods, main
+from tests.attention_matrices import context_of, toy_calibration
+from tests.model_factory import tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("qwen3", num_hidden_layers=2).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibration_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibration")
+    write_calibration(folder, toy_calibration(128, count=4))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quiet_end() -> Iterator[None]:
+    """Take back the handlers that a command set up in this process."""
+    yield
+    progress.close()
+
+
+@pytest.fixture
+def command(model_folder: Path, calibration_folder: Path, tmp_path: Path) -> list[str]:
+    """All that a command needs but the method."""
+    return [
+        *("--preset", "tiny", "--model", str(model_folder), "--window", "16", "--ratio", "0.75"),
+        *("--calibration", str(calibration_folder), "--run-dir", str(tmp_path / "run")),
+    ]
+
+
+# --- the command ---
+
+
+def test_a_ranking_leaves_mask_scores_settings_and_time(
+    command: list[str], model_folder: Path, tmp_path: Path
+) -> None:
+    main([*command, "--method", "proxy", "--mass-share", "0.9"])
+    folder = tmp_path / "run" / "mask"
+    record = read_mask(folder / "mask.json", read_model_info(model_folder))
+    assert (record.method, record.mask.num_windowed, record.mask.window_tokens) == ("proxy", 6, 16)
+    assert record.settings["mass_share"] == 0.9
+    scores = json.loads((folder / "scores.json").read_text())
+    assert (scores["larger_is"], scores["window_tokens"]) == ("global", 16)
+    assert [len(row) for row in scores["groups"]] == [4, 4]
+    assert [len(row) for row in scores["heads"]] == [8, 8]
+    windowed = [
+        s
+        for row, z in zip(scores["groups"], record.mask.z, strict=True)
+        for s, bit in zip(row, z, strict=True)
+        if not bit
+    ]
+    assert max(windowed) <= min(s for row in scores["groups"] for s in row if s not in windowed)
+    assert json.loads((folder / "time.json").read_text())["seconds"] >= 0
+    assert (folder / "mask.png").read_bytes().startswith(b"\x89PNG")
+    verify_folder(folder)
+
+
+def test_the_same_command_again_reuses_the_mask(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*command, "--method", "interleave"])
+    assert "--ratio 0.75 means 2 of 2 layers, 1\n" in capsys.readouterr().out
+    main([*command, "--method", "interleave"])
+    assert "mask: complete, reused" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"ratio: 0\.75 -> 0\.5"):
+        main([*command, "--method", "interleave", "--ratio", "0.5"])
+    main([*command, "--method", "interleave", "--ratio", "0.5", "--fresh"])
+    assert "--ratio 0.5 means 1 of 2 layers\n" in capsys.readouterr().out
+
+
+def test_list_shows_every_file_of_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(list_plugins("bosch.methods"))
+    assert all(line.endswith(".") for line in lines)
+    assert lines == list_methods()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--method", "fischer"), "did you mean 'fisher'"),
+        (("--method", "from_file"), "--method from_file needs --path"),
+        (("--method", "from_file", "--path", "nowhere.json"), "nowhere.json does not exist"),
+        (("--method", "dcam", "--ratio", "1.5"), "it must be from 0 to 1"),
+        (("--method", "proxy", "--proxy-heads", "99"), "names head 99"),
+        (("--method", "qada", "--buffer-tokens", "0"), "it must be at least 1"),
+        (("--method",), "--method: expected one argument"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(
+    command: list[str], arguments: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=told):
+        main([*command, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--method", "razor", "--induction", "both"), "induction"),
+        (("--method", "dcam", "--loss-tokens", "all"), "--loss-tokens"),
+    ],
+)
+def test_options_that_are_none_end_the_command(
+    command: list[str],
+    arguments: tuple[str, ...],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, *arguments])
+    assert stop.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_method_that_reads_examples_says_that_there_are_none(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--preset", "tiny", "--model", str(model_folder), "--run-dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as stop:
+        exit_on_user_error(lambda: main([*arguments, "--method", "dcam"]), debug=False)
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: --method dcam judges groups on calibration examples: pass --cal")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_weights_is_named(calibration_folder: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text((ROOT / "bosch/assets/tiny-qwen3/config.json").read_text())
+    with pytest.raises(FileNotFoundError, match="holds no safetensors"):
+        search_mask.load_model(empty)
+
+
+def test_killed_within_an_example_it_goes_on_to_the_same_files(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*command, "--method", "fisher"]
+    main(arguments)
+    expected = outputs(tmp_path / "run" / "mask")
+    (tmp_path / "run").rename(tmp_path / "whole")
+    killed = subprocess.run(
+        [sys.executable, "-c", DYING, "2", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    notes = (tmp_path / "run" / "mask" / "examples.jsonl").read_text()
+    assert notes.count("\n") == 2
+    capsys.readouterr()
+    main(arguments)
+    assert "goes on where it was stopped" in capsys.readouterr().out
+    assert outputs(tmp_path / "run" / "mask") == expected
+
+
+def outputs(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in ("mask.json", "scores.json", "mask.png")]
+
+
+# Kills itself when it asks for the text of the example whose number comes first in the arguments.
+DYING = """
+import os, signal, sys
+from bosch import calibration_file
+from recipes import search_mask
+
+class Mined(list):
+    def __getitem__(self, index):
+        if index == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+def load(calibration):
+    found = calibration_file.read_calibration(calibration.folder)
+    return calibration_file.Calibration(Mined(found.haystacks))
+
+search_mask.load_calibration = load
+search_mask.main(sys.argv[2:])
+"""
+
+
+# --- the stage in a chain ---
+
+
+def test_the_stage_depends_on_what_decides_the_mask(
+    model_folder: Path, calibration_folder: Path, tmp_path: Path
+) -> None:
+    config = Config(model=str(model_folder), method="razor", window=16)
+    calibration = Artifact.load(calibration_folder)
+    stage = build(config, calibration)
+    assert stage.name == "mask"
+    assert stage.fingerprint == build(config, calibration).fingerprint
+    changed = [
+        replace(config, ratio=0.5),
+        replace(config, window=17),
+        replace(config, seed=1),
+        replace(config, method="dcam"),
+        replace(config, mask=MaskConfig(razor_recent_share=0.125)),
+    ]
+    others = {build(other, calibration).fingerprint for other in changed}
+    assert len(others - {stage.fingerprint}) == len(changed)
+    same = replace(config, mask=MaskConfig(kappa=7))  # no setting of this method
+    assert build(same, calibration).fingerprint == stage.fingerprint
+    with RunFolder(tmp_path / "run") as run:
+        artifact = run.complete(stage)
+    assert read_mask(artifact.folder / "mask.json").settings["razor_recent_share"] == 0.25
+
+
+def test_the_set_of_a_run_is_found_where_runs_share_it(tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        write_calibration(folder, toy_calibration(64, count=1))
+
+    shared = Stage("calibration", run=make, shared=True)
+    with RunFolder(tmp_path / "run") as run:
+        made = run.complete(shared)
+    assert search_mask.find_calibration(None, tmp_path / "run") == made
+    assert search_mask.find_calibration(made.folder, tmp_path / "other") == made
+    assert search_mask.find_calibration(None, tmp_path / "other") is None
+
+
+def test_a_model_on_the_hub_is_not_fetched_to_plan_a_run() -> None:
+    stage = build(Config(model="Qwen/Qwen3-1.7B-Base", method="interleave"))
+    assert stage.facts["settings"]["model"] == "Qwen/Qwen3-1.7B-Base"
+
+
+def test_a_file_counts_by_what_is_in_it(model_folder: Path, tmp_path: Path) -> None:
+    config = Config(model=str(model_folder), method="from_file")
+    fingerprints = []
+    for name, text in (("a.tsv", "1\t2\n"), ("b.tsv", "1\t2\n"), ("c.tsv", "2\t1\n")):
+        (tmp_path / name).write_text(text)
+        stage = search_mask.make_stage(config, from_file.Settings(tmp_path / name), None)
+        fingerprints.append(stage.fingerprint)
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+
+
+def test_settings_take_the_value_of_the_field_of_that_name() -> None:
+    assert default_settings("razor", MaskConfig(razor_recent_share=0.1)).razor_recent_share == 0.1
+    assert default_settings("proxy", MaskConfig(gamma=0.7)).mass_share == 0.95  # another gamma
+
+
+# --- from scores to a mask ---
+
+
+def ranked(tmp_path: Path, ratio: float, seed: int = 0) -> Context:
+    model = tiny_model("qwen3", num_hidden_layers=2, num_attention_heads=4)
+    calibration = toy_calibration(64, count=1)
+    return context_of(random_groups, model, calibration, tmp_path, ratio=ratio, seed=seed)
+
+
+def test_the_most_local_groups_go_on_the_window(tmp_path: Path) -> None:
+    context = ranked(tmp_path, ratio=0.25)
+    table = ((0.1, 0.9, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8))
+    local = choose_most_local(Scores(table, "local"), context)
+    assert local.mask.row_texts() == ["1011", "1110"]
+    assert choose_most_local(Scores(table, "global"), context).mask.row_texts() == ["0101", "1111"]
+    assert not local.drawn
+    assert local.details == {"tie": None}
+
+
+def test_ties_are_drawn_by_the_seed_and_recorded(tmp_path: Path) -> None:
+    table = ((0.9, 0.5, 0.5, 0.5), (0.5, 0.1, 0.1, 0.1))
+    chosen = set()
+    for seed in range(12):
+        selection = choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed))
+        assert selection.mask.num_windowed == 4
+        assert selection.mask.z[0][0] == 0
+        assert selection.details["tie"] == {"value": 0.5, "num_tied": 4, "num_windowed": 3}
+        assert selection.drawn
+        [note] = selection.notes
+        assert "4 groups share the score 0.5 at the border" in note
+        chosen.add(selection.mask)
+    assert len(chosen) > 1
+    again = choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed=3))
+    assert again == choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed=3))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_score_that_is_no_number_is_refused(tmp_path: Path, value: float) -> None:
+    table = ((0.9, 0.5, 0.5, 0.5), (0.5, value, 0.1, 0.1))
+    with pytest.raises(ValueError, match="layer 1, group 1 is"):
+        choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5))
+
+
+# --- masks from files ---
+
+
+@pytest.mark.parametrize("format_name", ["mask", "headwise", "duo"])
+def test_a_mask_comes_back_from_every_format(tmp_path: Path, format_name: str) -> None:
+    model = tiny_model("qwen3", num_hidden_layers=2)
+    context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
+    chosen = random_groups.select(context)
+    record = replace(record_of(context), mask=chosen.mask)
+    path = tmp_path / {"mask": "m.json", "headwise": "h.json", "duo": "d.tsv"}[format_name]
+    if format_name == "mask":
+        write_mask(path, record)
+    else:
+        export_mask(record, format_name, path)
+    asked = replace(context, settings=from_file.Settings(path))
+    assert make_mask("from_file", asked).mask == chosen.mask
+    if format_name == "duo":  # zeros and ones as reals: any ratio can be had of them
+        assert make_mask("from_file", replace(asked, ratio=0.25)).mask.num_windowed == 2
+    else:
+        with pytest.raises(ValueError, match="has 4 of 8 groups on the window"):
+            make_mask("from_file", replace(asked, ratio=0.25))
+    wider = make_mask("from_file", replace(asked, window_tokens=48))
+    assert wider.mask.window_tokens == 48
+    assert any("48" in note for note in wider.notes) == (format_name != "duo")
+
+
+def test_layer_types_come_back_as_whole_layers(tmp_path: Path) -> None:
+    model = tiny_model("qwen3", num_hidden_layers=2)
+    path = tmp_path / "config.json"
+    types = ["sliding_attention", "full_attention"]
+    path.write_text(json.dumps({"layer_types": types, "sliding_window": 32}))
+    context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path, {"path": path})
+    assert make_mask("from_file", context).mask.row_texts() == ["0000", "1111"]
+
+
+def test_a_mask_of_another_model_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("qwen3", num_hidden_layers=2)
+    context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
+    record = replace(record_of(context), mask=random_groups.select(context).mask)
+    other = replace(record, model=replace(record.model, weight_hash="e" * 32))
+    write_mask(tmp_path / "other.json", other)
+    with pytest.raises(ValueError, match="the mask was made for"):
+        make_mask(
+            "from_file", replace(context, settings=from_file.Settings(tmp_path / "other.json"))
+        )
+
+
+def record_of(context: Context) -> MaskFile:
+    mask = random_groups.select(context).mask
+    return MaskFile(mask, context.model_info, "random_groups", context.ratio)
+
+
+# --- the calibration set's file ---
+
+
+def test_a_calibration_set_comes_back_from_its_file(tmp_path: Path) -> None:
+    calibration = toy_calibration(96, count=3)
+    write_calibration(tmp_path, calibration)
+    first = (tmp_path / "calibration.safetensors").read_bytes()
+    found = read_calibration(tmp_path)
+    for text, again in zip(calibration.haystacks, found.haystacks, strict=True):
+        assert torch.equal(text.ids_T, again.ids_T)
+        assert text.questions == again.questions
+    assert (found.num_questions, found.longest) == (6, 96)
+    write_calibration(tmp_path, found)
+    assert (tmp_path / "calibration.safetensors").read_bytes() == first
+
+
+def test_a_folder_that_holds_no_calibration_set_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"recipes/calibrate\.py"):
+        read_calibration(tmp_path)
+    (tmp_path / "calibration.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="is not a calibration set"):
+        read_calibration(tmp_path)
+
+
+def test_a_probe_too_short_to_repeat_anything_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("qwen3", num_hidden_layers=2)
+    context = context_of(
+        razor, model, toy_calibration(64, count=1), tmp_path, {"razor_recent_share": 0.02}
+    )
+    with pytest.raises(ValueError, match="repeats nothing"):
+        razor.rank(context)

@@ -1,0 +1,397 @@
+"""Each static score against the paper's equations, written out over whole attention matrices."""
+# L layers, H query heads, G kv heads, T tokens
+
+import copy
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from bosch.assets import asset_folder
+from bosch.calibration_file import Calibration, Haystack
+from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
+from bosch.methods._interface import Scores
+from tests.attention_matrices import (
+    context_of,
+    lag_histogram,
+    lags,
+    matrices,
+    toy_calibration,
+)
+from tests.model_factory import FAMILIES, tiny_model
+
+WINDOW = 32
+CHUNK = 50_000  # elements: 512 tokens are cut into several chunks of rows
+SHAPES = ("gqa", "mha", "tiny")
+
+
+def make_model(shape: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    if shape == "tiny":
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(asset_folder("tiny-qwen3-2layer"))
+        config._attn_implementation = "bosch"
+        config.initializer_range = 0.1  # so that attention is not flat
+        model: Any = AutoModelForCausalLM.from_config(config).eval()
+        made: PreTrainedModel = model.to(dtype)
+        return made
+    groups = {"gqa": 2, "mha": 4}[shape]
+    model = tiny_model(
+        "qwen3", num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=groups
+    )
+    made = model.to(dtype)
+    return made
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return make_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    return toy_calibration()
+
+
+def check(scores: Scores, expected_LH: Tensor, larger_is: str, relative: float = 1e-6) -> None:
+    """Heads as expected, and groups as the means of their heads."""
+    assert scores.larger_is == larger_is
+    found_LH = torch.tensor(scores.heads, dtype=torch.float64)
+    torch.testing.assert_close(found_LH, expected_LH, rtol=relative, atol=0)
+    groups_LG = torch.tensor(scores.groups, dtype=torch.float64)
+    size = found_LH.shape[1] // groups_LG.shape[1]
+    for layer, row in enumerate(scores.groups):
+        for group, value in enumerate(row):
+            heads = expected_LH[layer, group * size : (group + 1) * size]
+            assert value == pytest.approx(float(heads.mean()), rel=relative)
+
+
+def run(
+    method: Any, model: PreTrainedModel, calibration: Calibration, folder: Path, **settings: Any
+) -> Scores:
+    context = context_of(method, model, calibration, folder, settings, chunk_elements=CHUNK)
+    scores: Scores = method.rank(context)
+    return scores
+
+
+# --- the equations ---
+
+
+def dcam_by_hand(model: PreTrainedModel, calibration: Calibration) -> Tensor:
+    length = calibration.longest
+    mass = torch.zeros(())
+    for haystack in calibration.haystacks:
+        histogram = lag_histogram(matrices(model, haystack).weights_LHTT)
+        mass = mass + torch.nn.functional.pad(histogram, (0, length - histogram.shape[-1]))
+    share = mass / mass.sum(-1, keepdim=True)
+    return share[..., :WINDOW].sum(-1)
+
+
+def apl_by_hand(model: PreTrainedModel, calibration: Calibration) -> list[list[float]]:
+    found: dict[tuple[int, int], list[int]] = {}
+    for haystack in calibration.haystacks:
+        weights = matrices(model, haystack).weights_LHTT
+        for question in haystack.questions:
+            row = question.answer.stop - 1
+            for layer in range(weights.shape[0]):
+                for head in range(weights.shape[1]):
+                    peak = max(range(row + 1), key=weights[layer, head, row].tolist().__getitem__)
+                    found.setdefault((layer, head), []).append(row - peak)
+    shape = weights.shape
+    return [
+        [1 - min(1, statistics.median(found[layer, head]) / WINDOW) for head in range(shape[1])]
+        for layer in range(shape[0])
+    ]
+
+
+def proxy_by_hand(
+    model: PreTrainedModel,
+    calibration: Calibration,
+    heads: tuple[int, ...],
+    block: int,
+    share: float,
+) -> Tensor:
+    total, num_rows = torch.zeros(()), 0
+    for haystack in calibration.haystacks:
+        weights = matrices(model, haystack).weights_LHTT
+        num_layers, num_heads, length, _ = weights.shape
+        needed = torch.zeros(num_layers, num_heads, dtype=torch.float64)
+        for row in range(length):
+            blocks = weights[:, :, row, : row + 1].split(block, dim=-1)
+            mass = torch.stack([part.sum(-1) for part in blocks], dim=-1)
+            best = weights[:, list(heads), row, : row + 1].amax(1).split(block, dim=-1)
+            rank = torch.stack([part.sum(-1) for part in best], dim=-1)
+            order = rank.argsort(descending=True, stable=True)[:, None].expand_as(mass)
+            running = mass.gather(-1, order).cumsum(-1)
+            reached = running >= share * running[..., -1:]
+            needed += (reached.int().argmax(-1) + 1) / len(blocks)
+        total, num_rows = total + needed, num_rows + length
+    return total / num_rows
+
+
+def qada_by_hand(model: PreTrainedModel, calibration: Calibration, buffer: int) -> Tensor:
+    """With the covariance of the keys written out, as in the paper."""
+    total, num_rows = torch.zeros(()), 0
+    for haystack in calibration.haystacks:
+        found = matrices(model, haystack)
+        length, scaling = found.q_LHTD.shape[2], found.scaling
+        shares = [torch.ones(found.q_LHTD.shape[:2], dtype=torch.float64)] * min(WINDOW, length)
+        for t in range(WINDOW, length):
+            query = found.q_LHTD[:, :, t, :, None]
+            local_keys = found.k_LHTD[:, :, t - WINDOW + 1 : t + 1]
+            local = (scaling * local_keys @ query).exp().sum((-1, -2))
+            keys = found.k_LHTD[:, :, max(0, t - WINDOW - buffer + 1) : t - WINDOW + 1]
+            mean = keys.mean(2, keepdim=True)
+            covariance = (keys - mean).transpose(2, 3) @ (keys - mean) / keys.shape[2]
+            exponent = scaling * mean @ query + scaling**2 / 2 * query.mT @ covariance @ query
+            rest = (t - WINDOW + 1) * exponent.exp()[..., 0, 0]
+            shares.append(local / (local + rest))
+        total, num_rows = total + torch.stack(shares).sum(0), num_rows + length
+    return total / num_rows
+
+
+def razor_by_hand(
+    model: PreTrainedModel, ids_T: Tensor, induction_source: Any, over_model: bool
+) -> Tensor:
+    block = len(ids_T) // 4
+    weights = matrices(model, Haystack(ids_T, ())).weights_LHTT
+
+    def z(pairs: list[tuple[int, int]]) -> Tensor:
+        mean = torch.stack([weights[:, :, m, j] for m, j in pairs]).mean(0)
+        rows = [mean.flatten()] * len(mean) if over_model else list(mean)
+        return torch.stack(
+            [
+                (own - row.mean()) / row.std(correction=0)
+                for own, row in zip(mean, rows, strict=True)
+            ]
+        )
+
+    echo = [(m, m - block) for m in range(block, 4 * block)]
+    induction = [(m, induction_source(m, block)) for m in range(block, 4 * block)]
+    return torch.maximum(z(echo), z([(m, j) for m, j in induction if j >= 0]))
+
+
+def fisher_by_hand(model: PreTrainedModel, calibration: Calibration, loss_tokens: str) -> Tensor:
+    inside, total = torch.zeros(()), torch.zeros(())
+    for haystack in calibration.haystacks:
+        length = len(haystack.ids_T)
+        answers = [range(q.answer.start - 1, q.answer.stop - 1) for q in haystack.questions]
+        spans = answers if loss_tokens == "answer" else [range(length - 1)]
+        found = matrices(model, haystack, spans)
+        assert found.gradient_LHTT is not None
+        saliency = (found.gradient_LHTT * found.weights_LHTT) ** 2
+        inside = inside + (saliency * (lags(length) < WINDOW)).sum((-1, -2))
+        total = total + saliency.sum((-1, -2))
+    return inside / total
+
+
+# --- the tests ---
+
+
+def test_dcam(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> None:
+    check(run(dcam, model, calibration, tmp_path), dcam_by_hand(model, calibration), "local")
+
+
+def test_apl_exactly(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> None:
+    scores = run(apl, model, calibration, tmp_path)
+    assert [list(row) for row in scores.heads or ()] == apl_by_hand(model, calibration)
+    assert scores.larger_is == "local"
+
+
+@pytest.mark.parametrize(
+    ("settings", "by_hand"),
+    [
+        ({}, ((0,), WINDOW // 8, 0.95)),
+        (
+            {"proxy_heads": (1, 3), "block_tokens": 13, "mass_share": 0.6},
+            ((1, 3), 13, 0.6),
+        ),
+    ],
+)
+def test_proxy(
+    model: PreTrainedModel,
+    calibration: Calibration,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    by_hand: tuple[tuple[int, ...], int, float],
+) -> None:
+    scores = run(proxy, model, calibration, tmp_path, **settings)
+    check(scores, proxy_by_hand(model, calibration, *by_hand), "global")
+
+
+@pytest.mark.parametrize(("settings", "buffer"), [({}, WINDOW // 4), ({"buffer_tokens": 50}, 50)])
+def test_qada(
+    model: PreTrainedModel,
+    calibration: Calibration,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    buffer: int,
+) -> None:
+    scores = run(qada, model, calibration, tmp_path, **settings)
+    check(scores, qada_by_hand(model, calibration, buffer), "local")
+
+
+@pytest.mark.parametrize(
+    ("settings", "source"),
+    [
+        ({}, lambda m, block: m + 1 - block),
+        ({"induction": "equation"}, lambda m, block: m - 1 - block),
+        ({"population": "layer"}, lambda m, block: m + 1 - block),
+    ],
+)
+def test_razor(
+    model: PreTrainedModel,
+    calibration: Calibration,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    source: Any,
+) -> None:
+    scores = run(razor, model, calibration, tmp_path, **settings)
+    context = context_of(razor, model, calibration, tmp_path, settings)
+    ids_T = razor.probe_tokens(context, 512 // 4, 0)
+    assert len(ids_T) == 512
+    assert torch.equal(ids_T[:128], ids_T[384:])
+    over_model = settings.get("population") != "layer"
+    # z-scores are differences of near values: relative to their spread, which is 1.
+    expected = razor_by_hand(model, ids_T, source, over_model)
+    found = torch.tensor(scores.heads, dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    assert scores.larger_is == "global"
+    assert scores.drawn  # the probe is random
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"loss_tokens": "all"}, {"recompute": False}], ids=["", "all", "kept"]
+)
+def test_fisher(
+    model: PreTrainedModel, calibration: Calibration, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    scores = run(fisher, model, calibration, tmp_path, **settings)
+    by_hand = fisher_by_hand(model, calibration, settings.get("loss_tokens", "answer"))
+    check(scores, by_hand, "local")
+
+
+def test_float32_models_give_the_same_scores(calibration: Calibration, tmp_path: Path) -> None:
+    model = make_model("gqa", torch.float32)
+    check(
+        run(dcam, model, calibration, tmp_path / "dcam"), dcam_by_hand(model, calibration), "local"
+    )
+    by_hand = qada_by_hand(model, calibration, WINDOW // 4)
+    check(run(qada, model, calibration, tmp_path / "qada"), by_hand, "local")
+    by_hand = proxy_by_hand(model, calibration, (0,), WINDOW // 8, 0.95)
+    check(run(proxy, model, calibration, tmp_path / "proxy"), by_hand, "global")
+    by_hand = fisher_by_hand(model, calibration, "answer")
+    check(run(fisher, model, calibration, tmp_path / "fisher"), by_hand, "local")
+    scores = run(apl, model, calibration, tmp_path / "apl")
+    assert [list(row) for row in scores.heads or ()] == apl_by_hand(model, calibration)
+
+
+def test_dcam_agrees_with_the_attentions_of_transformers(
+    calibration: Calibration, tmp_path: Path
+) -> None:
+    model = make_model("gqa", torch.float32)
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    inside = rows = torch.zeros((), dtype=torch.float64)
+    for haystack in calibration.haystacks:
+        with torch.no_grad():
+            attentions = eager(haystack.ids_T[None], output_attentions=True).attentions
+        weights = torch.stack([layer[0] for layer in attentions]).double()
+        inside = inside + (weights * (lags(len(haystack.ids_T)) < WINDOW)).sum((-1, -2))
+        rows = rows + len(haystack.ids_T)
+    check(run(dcam, model, calibration, tmp_path), inside / rows, "local")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_shows_its_attention(family: str, tmp_path: Path) -> None:
+    model: Any = tiny_model(family, num_hidden_layers=2)
+    model, calibration = model.double(), toy_calibration(96, count=1)
+    check(
+        run(dcam, model, calibration, tmp_path / "dcam"), dcam_by_hand(model, calibration), "local"
+    )
+    by_hand = fisher_by_hand(model, calibration, "answer")
+    check(run(fisher, model, calibration, tmp_path / "fisher"), by_hand, "local")
+
+
+@pytest.mark.parametrize(("recompute", "forwards"), [(True, 2), (False, 1)])
+def test_fisher_computes_layers_again_if_it_should(
+    tmp_path: Path, recompute: bool, forwards: int
+) -> None:
+    model: Any = make_model("gqa")
+    calls: list[int] = []
+    model.model.layers[0].self_attn.register_forward_pre_hook(lambda *_: calls.append(1))
+    run(fisher, model, toy_calibration(64, count=1), tmp_path, recompute=recompute)
+    assert len(calls) == forwards
+
+
+def test_retrieval_heads_are_those_whose_peak_is_the_copied_token(
+    model: PreTrainedModel, calibration: Calibration, tmp_path: Path
+) -> None:
+    scores = run(retrieval_head, model, calibration, tmp_path)
+    hits, tokens = torch.zeros(()), 0
+    for haystack in calibration.haystacks:
+        peaks = matrices(model, haystack).weights_LHTT.argmax(-1)
+        for question in haystack.questions:
+            for position in question.answer:
+                peak = peaks[:, :, position - 1]
+                in_needle = (peak >= question.needle.start) & (peak < question.needle.stop)
+                hits = hits + (in_needle & (haystack.ids_T[peak] == haystack.ids_T[position]))
+                tokens += 1
+    check(scores, hits.double() / tokens, "global")
+    largest = run(retrieval_head, model, calibration, tmp_path, pool="max")
+    for row, heads in zip(largest.groups, (hits / tokens).tolist(), strict=True):
+        size = len(heads) // len(row)
+        best = [max(heads[g * size : (g + 1) * size]) for g in range(len(row))]
+        assert row == pytest.approx(best)
+
+
+def test_single_group_is_the_drop_of_the_answers_log_probability(
+    calibration: Calibration, tmp_path: Path
+) -> None:
+    model = make_model("gqa")
+    scores = run(single_group, model, calibration, tmp_path)
+
+    def value(**search: Any) -> float:
+        total, count = 0.0, 0
+        for haystack in calibration.haystacks:
+            with torch.no_grad():
+                output = model(haystack.ids_T[None], use_cache=False, **search)
+            logs = output.logits[0].log_softmax(-1)
+            for question in haystack.questions:
+                chosen = [float(logs[p - 1, haystack.ids_T[p]]) for p in question.answer]
+                total, count = total + sum(chosen) / len(chosen), count + 1
+        return total / count
+
+    dense = value()
+    for layer, group in ((0, 0), (1, 1)):
+        z = [[int((i, g) != (layer, group)) for g in range(2)] for i in range(2)]
+        drop = dense - value(bosch_mask=z, bosch_window=WINDOW)
+        assert scores.groups[layer][group] == pytest.approx(drop, rel=1e-6)
+    assert scores.larger_is == "global"
+
+
+def test_windows_longer_than_the_text_make_every_head_local(tmp_path: Path) -> None:
+    model, calibration = make_model("gqa"), toy_calibration(64, count=1)
+    for method in (dcam, qada, fisher):
+        context = context_of(
+            method, model, calibration, tmp_path / method.__name__, window_tokens=64
+        )
+        values = [value for row in method.rank(context).groups for value in row]
+        assert values == pytest.approx([1.0] * 4)
+
+
+def test_a_window_of_one_token(tmp_path: Path) -> None:
+    model, calibration = make_model("gqa"), toy_calibration(64, count=1)
+    weights = matrices(model, calibration.haystacks[0]).weights_LHTT
+    context = context_of(dcam, model, calibration, tmp_path, window_tokens=1)
+    scores = dcam.rank(context)
+    expected = weights.diagonal(0, -2, -1).mean(-1)
+    torch.testing.assert_close(torch.tensor(scores.heads, dtype=torch.float64), expected)
+    for method in (proxy, qada):
+        context = context_of(
+            method, model, calibration, tmp_path / method.__name__, window_tokens=1
+        )
+        assert all(0 < value <= 1 for row in method.rank(context).groups for value in row)

@@ -1,0 +1,55 @@
+"""The static methods make no T x T matrix: their memory grows with the text, not with its square.
+
+Measured as the peak of resident memory in a process of its own.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Peak memory after texts of 512 tokens (everything warm), 2,048 and 8,192.
+CHILD = """
+import json, resource, sys, tempfile
+from pathlib import Path
+from bosch.plugins import load_plugin
+from tests.attention_matrices import context_of, toy_calibration
+from tests.model_factory import tiny_model
+
+method = load_plugin("bosch.methods", sys.argv[1])
+model = tiny_model("qwen3", num_hidden_layers=1, max_position_embeddings=8192)
+peaks = []
+for length in (512, 2048, 8192):
+    with tempfile.TemporaryDirectory() as folder:
+        calibration = toy_calibration(length, count=1)
+        method.rank(
+            context_of(method, model, calibration, Path(folder), chunk_elements=1 << 20)
+        )
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(json.dumps(peaks))
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dcam",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("apl", "proxy", "qada", "razor", "fisher", "retrieval_head")
+        ),
+    ],
+)
+def test_memory_grows_with_the_text_and_not_with_its_square(name: str) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, name], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    start, short, long = json.loads(child.stdout)
+    # One matrix of the 8 heads in float32 has 2 GB at 8,192 tokens, and 128 MB at 2,048. Four times
+    # the text may take four times what the short one added; where that is next to nothing, the
+    # allocator's noise decides, so 16 MB are granted.
+    assert long - start <= 4 * max(short - start, 2**24)
