@@ -63,6 +63,8 @@ class CalibrationConfig:
     length: TokenCount = 32_768  # of a context
     questions_per_context: int = 1  # more make the same examples cheaper: one prefill scores all
     tasks: tuple[str, ...] = NIAH_TASKS  # in equal shares
+    essays: str = "PaulGrahamEssays.json"  # RULER's haystack, a file or folder; toy: the toy world
+    punkt: str | None = None  # folder of the English Punkt data, for essays that need it
 
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")

@@ -11,6 +11,7 @@ code that uses this package as a library sees them, or not, as it sees any libra
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ def set_up(rank: int = 0) -> None:
         return
     console = Console(soft_wrap=True)
     _console = console if console.is_terminal and not console.is_dumb_terminal else None
+    if _console is None:  # transformers' bars would end up as one endless line
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logger.addHandler(_LineHandler(console))
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -63,9 +63,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def build(config: Config) -> Stage:
-    """The stage `calibration` of recover.py, from the toy world."""
-    settings = CalibrationSettings(**asdict(config.calibration), seed=config.seed)
-    return make_stage("calibration", config.model, settings, shared=True)
+    """The stage `calibration` of recover.py."""
+    fields = asdict(config.calibration)
+    punkt = fields.pop("punkt")
+    settings = CalibrationSettings(**fields, seed=config.seed)
+    folder = Path(punkt) if punkt else None
+    return make_stage("calibration", config.model, settings, punkt=folder, shared=True)
 
 
 def make_stage(
