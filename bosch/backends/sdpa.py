@@ -2,9 +2,9 @@
 
 A window over T tokens costs T * (W + C) pairs, not T * T: rows go in blocks of C queries against
 the C + W - 1 keys they can reach. The blocks are overlapping views of the keys, folded into the
-batch dimension, under one small mask. No T x T mask is ever made. Measured on one CPU thread at
-D=64 per head against full causal attention: 6 times faster at T=4k W=256, 21 times at T=16k W=256;
-a T x T mask handed to the same function is 2.3 times slower than full attention.
+batch dimension, under one small mask. No T x T mask is ever made:
+handed to the same function, it is several times slower than full attention. Figures:
+`recipes/benchmark.py attention` and benchmarks/attention-cpu.json.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, C queries a block, L keys a
 # block, M blocks
@@ -106,7 +106,8 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
 
     # Rows up to the first that sees W keys, then whole blocks, then what is left over.
     head = min(num_queries, window - past) if past < window - 1 else 0
-    num_blocks = (num_queries - head) // block
+    # As many blocks as have their padding of later keys.
+    num_blocks = max(num_queries - head - _padding(block, window), 0) // block
     tail = head + num_blocks * block
 
     if head:
@@ -121,7 +122,8 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
 
 def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block: int) -> Tensor:
     """Rows `head` to `head + num_blocks * block`, all of which see `window` keys."""
-    past, reach = call.k_BGSD.shape[2] - call.q_BHTD.shape[2], block + window - 1
+    past, padding = call.k_BGSD.shape[2] - call.q_BHTD.shape[2], _padding(block, window)
+    reach = block + window - 1 + padding
     first_key = past + head - window + 1
     q_MHCD = (
         call.q_BHTD[0, :, head : head + num_blocks * block]
@@ -134,7 +136,7 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
         for x in (call.k_BGSD, call.v_BGSD)
     )
 
-    mask = _band(block, window, call.q_BHTD.device)
+    mask = _band(block, window, call.q_BHTD.device, padding)
     if call.mask_BNTS is not None:
         mask = mask & _diagonal_blocks(call.mask_BNTS, head, first_key, num_blocks, block, reach)
     blocks = replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD)
@@ -166,21 +168,30 @@ def _block_queries(window: int, needs_grad: bool) -> int:
     return max(64, window // 2) if needs_grad else 32
 
 
-def _band(num_queries: int, window: int, device: torch.device) -> Tensor:
-    """(C, C + W - 1): query i sees keys i to i + W - 1."""
+def _padding(block: int, window: int) -> int:
+    """Keys no query of a block sees, that make its rows of scores a multiple of 16 long.
+
+    Measured (one CPU thread, AVX512, D=64, W=256): 287 keys a block take 1.19 times as long as 288.
+    """
+    return -(block + window - 1) % 16
+
+
+def _band(num_queries: int, window: int, device: torch.device, padding: int = 0) -> Tensor:
+    """(C, C + W - 1 + padding): query i sees keys i to i + W - 1."""
     if torch.compiler.is_compiling():  # a compiled graph holds its constants itself
-        return _made_band(num_queries, window, device)
-    return _kept_band(num_queries, window, device)
+        return _made_band(num_queries, window, device, padding)
+    return _kept_band(num_queries, window, device, padding)
 
 
 @lru_cache(maxsize=64)
-def _kept_band(num_queries: int, window: int, device: torch.device) -> Tensor:
+def _kept_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
     with torch.inference_mode(False):  # made in evaluation, it must serve training too
-        return _made_band(num_queries, window, device)
+        return _made_band(num_queries, window, device, padding)
 
 
-def _made_band(num_queries: int, window: int, device: torch.device) -> Tensor:
-    ones = torch.ones(num_queries, num_queries + window - 1, dtype=torch.bool, device=device)
+def _made_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
+    shape = (num_queries, num_queries + window - 1 + padding)
+    ones = torch.ones(shape, dtype=torch.bool, device=device)
     return ones.triu().tril(window - 1)
 
 
