@@ -38,11 +38,11 @@ faults: ## kill counts: stages killed at many points
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m faults $(ARGS)
 
-gpu: ## tests that need a GPU; BENCHMARKS="a b" are measured after them
+gpu: ## tests that need a GPU, then benchmarks/<device>-<date>.json (BENCHMARKS="a b": only these)
 	@$(SETUP) dev eval
-	$(PYTEST) -m gpu $(ARGS)
-	set -e; for name in $(BENCHMARKS); do \
-	  .venv/bin/python recipes/benchmark.py $$name --out benchmarks/$$name.json; done
+	@status=0; $(PYTEST) -m gpu $(ARGS) || status=$$?; \
+	.venv/bin/python recipes/benchmark.py gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
+	exit $$status
 
 clean: ## remove .venv and caches; run folders stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,99 @@
+"""Sides of a comparison, timed in turns in one process, and the table of what came out.
+
+Other work on the machine slows whatever runs at that moment. So each round runs every side, one
+after the other, a figure is the median of its rounds, and a speed-up is the median of the speed-ups
+within a round. Where one CPU thread does all the work its CPU time is what counts, which other
+processes hardly change; elsewhere it is the time on the clock.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+PLAIN_COLUMNS = 120  # width of a table that is piped into a file
+
+
+def choose_device(name: str | None) -> torch.device:
+    """None: the GPU if there is one."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"--device {name}: this machine has no CUDA device. Leave it out, or say cpu."
+        )
+    return torch.device(name)
+
+
+def time_in_turns(
+    sides: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    least_seconds: float = 0.02,
+) -> dict[str, list[float]]:
+    """Seconds of one call of each side in each round. A first call is not counted; a side quicker
+    than `least_seconds` is called several times a round.
+    """
+    calls = {}
+    for name, side in sides.items():
+        seconds_of(side, device)  # compiles, fills caches, makes masks that are kept
+        calls[name] = max(1, math.ceil(least_seconds / max(seconds_of(side, device), 1e-9)))
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            seconds[name].append(seconds_of(side, device, calls[name]))
+    return seconds
+
+
+def seconds_of(side: Callable[[], object], device: torch.device, calls: int = 1) -> float:
+    begin = now(device)
+    for _ in range(calls):
+        side()
+    return (now(device) - begin) / calls
+
+
+def now(device: torch.device) -> float:
+    """Seconds on the clock that counts, once all work handed to the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.process_time() if counts_cpu_time(device) else time.perf_counter()
+
+
+def counts_cpu_time(device: torch.device) -> bool:
+    return device.type == "cpu" and torch.get_num_threads() == 1
+
+
+def describe_device(device: torch.device) -> str:
+    """For a table's title."""
+    if device.type != "cpu":
+        return device.type
+    return (
+        "cpu, one thread" if counts_cpu_time(device) else f"cpu, {torch.get_num_threads()} threads"
+    )
+
+
+def speedup(slow: Sequence[float], fast: Sequence[float]) -> float:
+    return median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    """Print a table; numbers are on the right, None is a dash."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    for name in header:
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(*("–" if cell is None else str(cell) for cell in line))
+    Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS).print(table)
+
+
+def short(tokens: int) -> str:
+    """A length as the papers write it: 64k, 1M; 1000 stays 1000."""
+    for size, unit in ((2**20, "M"), (2**10, "k")):
+        if tokens >= size and tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
