@@ -36,6 +36,9 @@ SHARE_OF_SKETCH = 0.9
 FULL, MASK = "full", "T x T mask"
 
 
+SHOWS_TABLE = True  # so that benchmark.py prints only the rows with a target
+
+
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16_384)

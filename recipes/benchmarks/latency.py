@@ -75,6 +75,9 @@ PRESETS = {
 }
 
 
+SHOWS_TABLE = True  # so that benchmark.py prints only the rows with a target
+
+
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     preset: Literal["paper", "mini"] | None = None
