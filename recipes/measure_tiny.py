@@ -57,17 +57,16 @@ def needle_examples(
     tokenizer: PreTrainedTokenizerFast, length: int, samples: int, split: str, seed: int
 ) -> list[Example]:
     examples = []
+    essays, words = ToyEssays(split, seed), key_words(split)
     for name in PAPER_TASKS:
-        for built in build_examples(
-            TASKS[name],
-            length,
-            samples,
-            seed,
-            tokenizer,
-            ToyEssays(split, seed),
-            key_words(split),
-            TOY_SIZES,
-        ):
+        try:
+            rows = build_examples(
+                TASKS[name], length, samples, seed, tokenizer, essays, words, TOY_SIZES
+            )
+        except ValueError as error:
+            print(f"left out: {error}")
+            continue
+        for built in rows:
             prompt = tokenizer(built.prompt, add_special_tokens=False)["input_ids"]
             answer = tokenizer(" " + built.outputs[0], add_special_tokens=False)["input_ids"]
             examples.append(Example(name, prompt, answer, built.outputs))
@@ -317,12 +316,12 @@ def score_table(rows: dict[str, dict]) -> list[str]:
     for kind in ("niah", "tasks"):
         names = [name for name in rows if f" {kind}" in name]
         lines += ["", "| % | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-        for task in ["mean", *rows[names[0]]["scores"], *rows[names[0]].get("categories", {})]:
-            cells = []
-            for name in names:
-                row = rows[name]
-                value = {"mean": row["mean"], **row["scores"], **row.get("categories", {})}[task]
-                cells.append(f"{value:.1f}")
+        columns = [
+            {"mean": row["mean"], **row["scores"], **row.get("categories", {})}
+            for row in map(rows.__getitem__, names)
+        ]
+        for task in dict.fromkeys(task for column in columns for task in column):
+            cells = [f"{column[task]:.1f}" if task in column else "-" for column in columns]
             lines.append(f"| {task} | " + " | ".join(cells) + " |")
     return lines[1:]
 
