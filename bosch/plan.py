@@ -68,18 +68,24 @@ def refuse_blocked(steps: Sequence[Step]) -> None:
 def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None) -> list[Stage]:
     """--fresh: the stage and all that depends on it. --from: the stage, all that depends on it and
     all that come later, except shared artifacts that do not depend on it (they would come out the
-    same)."""
-    names = [stage.name for stage in stages]
+    same). `eval` names every stage eval/..."""
     for option, name in (("--fresh", fresh), ("--from", start)):
-        if name is not None and name not in names:
+        if name is not None and not any(is_called(stage, name) for stage in stages):
+            names = [stage.name for stage in stages]
             raise ValueError(f"{option} {name}: no such stage; {suggest(name, names)}")
     redone: list[Stage] = []
-    for index, stage in enumerate(stages):
+    started = False
+    for stage in stages:
         depends = any(source in redone for source in stage.inputs.values())
-        later = start is not None and index > names.index(start) and not stage.shared
-        if stage.name in (fresh, start) or depends or later:
+        later = started and not stage.shared
+        if is_called(stage, fresh) or is_called(stage, start) or depends or later:
             redone.append(stage)
+        started = started or is_called(stage, start)
     return redone
+
+
+def is_called(stage: Stage, name: str | None) -> bool:
+    return name in (stage.name, stage.name.partition("/")[0])
 
 
 def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Step:

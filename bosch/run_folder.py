@@ -74,13 +74,13 @@ class RunFolder:
 
     def complete(self, stage: Stage) -> Artifact:
         """The stage's artifact: reused if complete, else made. Every rank calls this, in the same
-        order."""
+        order; a stage that all ranks run may complete others on its way."""
         self._calls += 1
         artifact = Artifact(locate(self.path, stage), stage.fingerprint)
         if self.rank == 0:
-            self._lead(stage)
+            self._lead(stage, self._calls)
         else:
-            self._follow(stage, artifact.folder)
+            self._follow(stage, artifact.folder, self._calls)
         return artifact
 
     def set_aside(self, stages: Sequence[Stage]) -> None:
@@ -107,26 +107,26 @@ class RunFolder:
             f"{stage.name}: the old one is kept in {kept}; delete it when you no longer need it"
         )
 
-    def _lead(self, stage: Stage) -> None:
+    def _lead(self, stage: Stage, call: int) -> None:
         step = examine(self.path, stage, self._verified)
         refuse_blocked([step])
         if step.action == "reuse":
             self.say(f"{stage.name}: {step.reason}")
         elif stage.shared:
-            self._make_shared(stage)
+            self._make_shared(stage, call)
         else:
-            self._make(stage, self.path / stage.name, step)
+            self._make(stage, self.path / stage.name, step, call)
         if stage.shared:
             _refer_to(locate(self.path, stage), self.path / stage.name, stage)
-        self._announce("done")
+        self._announce(call, "done")
 
-    def _follow(self, stage: Stage, folder: Path) -> None:
-        if stage.ranks == "all" and self._wait_for(0, "run", "done") == "run":
+    def _follow(self, stage: Stage, folder: Path, call: int) -> None:
+        if stage.ranks == "all" and self._wait_for(0, call, "run", "done") == "run":
             stage.run(folder, **self._inputs(stage))
-            self._announce("ran")
-        self._wait_for(0, "done")
+            self._announce(call, "ran")
+        self._wait_for(0, call, "done")
 
-    def _make_shared(self, stage: Stage) -> None:
+    def _make_shared(self, stage: Stage, call: int) -> None:
         folder = locate(self.path, stage)
         with FolderLock(folder, self.say, True, self._lock.beat_seconds, self._lock.stale_seconds):
             # Another run may have made it while this one waited.
@@ -135,9 +135,9 @@ class RunFolder:
             if step.action == "reuse":
                 self.say(f"{stage.name}: {step.reason}")
             else:
-                self._make(stage, folder, step)
+                self._make(stage, folder, step, call)
 
-    def _make(self, stage: Stage, folder: Path, step: Step) -> None:
+    def _make(self, stage: Stage, folder: Path, step: Step, call: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         manifest.remove_leftovers(folder)
         self.say(f"{stage.name}: {step.reason}")
@@ -148,10 +148,10 @@ class RunFolder:
         wall_time = WallTime(folder)
         self._lock.on_beat.append(wall_time.save)
         try:
-            self._announce("run")
+            self._announce(call, "run")
             stage.run(folder, **self._inputs(stage))
             for rank in range(1, self.world) if stage.ranks == "all" else ():
-                self._wait_for(rank, "ran")
+                self._wait_for(rank, call, "ran")
         except KeyboardInterrupt:
             self.say(
                 f"{stage.name}: interrupted; the same command, without --fresh or --from, goes on "
@@ -175,11 +175,11 @@ class RunFolder:
             for name, source in stage.inputs.items()
         }
 
-    def _announce(self, event: str) -> None:
-        self._ranks.announce(f"{self._calls} {event}")
+    def _announce(self, call: int, event: str) -> None:
+        self._ranks.announce(f"{call} {event}")
 
-    def _wait_for(self, rank: int, *events: str) -> str:
-        event = self._ranks.wait_for(rank, *(f"{self._calls} {event}" for event in events))
+    def _wait_for(self, rank: int, call: int, *events: str) -> str:
+        event = self._ranks.wait_for(rank, *(f"{call} {event}" for event in events))
         return event.split()[1]
 
 

@@ -58,7 +58,7 @@ def write_rank_files(folder: Path, journal: Artifact) -> None:
     write_atomically(folder / f"rank-{rank}.txt", f"{rank} of {world}: {num_lines} lines\n")
 
 
-def stages(ratio: float = 0.75) -> list[Stage]:
+def stages(run: RunFolder, ratio: float = 0.75) -> list[Stage]:
     words = Stage("words", run=write_words, settings={"parts": 4}, shared=True)
     journal = Stage(
         "journal",
@@ -66,8 +66,15 @@ def stages(ratio: float = 0.75) -> list[Stage]:
         settings={"ratio": ratio},
         inputs={"words": words},
     )
-    shards = Stage("shards", run=write_rank_files, inputs={"journal": journal}, ranks="all")
-    return [words, journal, shards]
+    judged = Stage("judged/half", run=write_rank_files, inputs={"journal": journal}, ranks="all")
+
+    def write_and_judge(folder: Path, journal: Artifact) -> None:
+        """As training has its checkpoints judged: a stage inside a stage."""
+        run.complete(judged)
+        write_rank_files(folder, journal)
+
+    shards = Stage("shards", run=write_and_judge, inputs={"journal": journal}, ranks="all")
+    return [words, journal, shards, judged]
 
 
 def kill_at(point: int, root: Path) -> None:
@@ -110,7 +117,7 @@ def main() -> None:
         if "hold" in options:  # keeps the folder until standard input closes
             say("held")
             sys.stdin.read()
-        for stage in stages(options.get("ratio", 0.75)):
+        for stage in stages(run, options.get("ratio", 0.75)):
             if options.get("die_before") == [rank, stage.name]:
                 os.kill(os.getpid(), signal.SIGKILL)
             run.complete(stage)

@@ -113,7 +113,7 @@ def test_complete_chain_is_reused_stage_by_stage(tmp_path: Path) -> None:
     before = results(tmp_path)
     code, output = finish(start(tmp_path / "run"))
     assert code == 0
-    assert output.count("complete, reused") == 3
+    assert output.count("complete, reused") == 4
     assert "starts" not in output
     assert results(tmp_path) == before
 
