@@ -33,6 +33,8 @@ class Controls:
     """make this stage and what depends on it anew; the old ones are set aside"""
     start: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE")] = None
     """make this stage and all later ones anew"""
+    zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False
+    """stop before training: the mask, the hybrid, and how it does at step 0"""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """print all settings and what each stage would do, and do nothing"""
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
@@ -89,7 +91,8 @@ def parse_command(
 
 def option_names() -> list[str]:
     """Every long option, as `--calibration.length`."""
-    names = ["--help", "--preset", "--run-dir", "--fresh", "--from", "--dry-run", "--debug"]
+    names = ["--help", "--preset", "--run-dir", "--fresh", "--from"]
+    names += ["--zero-shot", "--dry-run", "--debug"]
     for dial in dataclasses.fields(Config):
         if dataclasses.is_dataclass(dial.default_factory):
             names += [

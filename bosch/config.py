@@ -107,13 +107,18 @@ class MaskConfig:
 class DataConfig:
     """The tokens the hybrid is trained on."""
 
-    source: str = "prolong-64k"  # toy: the toy world, which needs no network
+    source: tuple[str, ...] = ("prolong-64k",)  # toy: no network; a mix: @weight behind each
     tokens: TokenCount = 2_500_000_000  # budget: 2.5B, 300M or a number
     sequence_length: TokenCount = 32_768  # documents are packed into sequences of this many tokens
+    held_out_sequences: int = 16  # beside the budget, for the validation loss
     document_mask: bool = True  # documents packed together do not see each other
+    tokens_from: str | None = None  # folder of tokens that another run packed; None: pack them
 
     def __post_init__(self) -> None:
         at_least(1, self, "data", "tokens", "sequence_length")
+        at_least(0, self, "data", "held_out_sequences")
+        if not self.source:
+            raise ValueError("data.source is empty; name at least one source of text, as toy.")
         if self.tokens < self.sequence_length:
             raise ValueError(
                 f"data.tokens is {self.tokens}, less than one sequence of {self.sequence_length}."
@@ -136,9 +141,21 @@ class TrainConfig:
     precision: Literal["bf16", "fp32"] = "bf16"  # to compute in; parameters are fp32
     attention: str = "auto"  # backend: auto, or a file of bosch/backends
     kernels: Literal["auto", "liger", "torch"] = "auto"  # auto: liger on GPUs, torch elsewhere
+    max_steps: int | None = None  # a shorter schedule than data.tokens gives; None: all of it
+    spike: Literal["log", "skip"] = "log"  # a loss that jumps: tell it, or do not make the step
+    checkpoint_steps: int = speed_only(50)  # between two checkpoints to resume from
+    keep_checkpoints: int = speed_only(2)  # of these; those of evaluated steps all stay
+    async_checkpoints: bool = speed_only(False)  # written while training goes on
+    # None in the next three: as the accelerate config says, else as the comment.
+    activation_checkpointing: bool | None = speed_only(None)  # compute blocks twice; on for GPUs
+    cpu_offload: bool | None = speed_only(None)  # parameters and optimizer in host memory; off
+    reshard_after_forward: bool | None = speed_only(None)  # drop a block's gathered weights; on
+    sync_every_micro_batch: bool = speed_only(True)  # off: faster, and fp32 gradients stay whole
+    compile: bool = speed_only(False)  # torch.compile, block by block
 
     def __post_init__(self) -> None:
-        at_least(1, self, "train", "batch_sequences", "micro_batch_sequences")
+        names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
+        at_least(1, self, "train", *names, "keep_checkpoints")
         at_least(0, self, "train", "weight_decay")
         for name in ("peak_learning_rate", "clip_norm"):
             if not 0 < getattr(self, name) < math.inf:
@@ -157,15 +174,23 @@ class EvalConfig:
     niah_tasks: tuple[str, ...] = NIAH_TASKS  # RULER's needles in a haystack
     niah_lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768)  # tokens
     niah_samples: int = 500  # a task and length
+    niah_essays: str | None = None  # RULER's haystack, or toy; None: calibration.essays
     longbench: Literal["full", "toy"] = "full"  # full: 21 sets and GSM8K
-    longbench_rows: int | None = None  # full: of a data set, toy: of a category; None: all
+    longbench_rows: int | None = None  # of a data set, its first ones; None: all
     longbench_categories: Literal["paper", "official"] = "paper"  # seven, or LongBench's own six
+    longbench_data: str = "zai-org/LongBench"  # of full: data.zip, a folder of its files, a hub id
+    gsm8k_data: str = "openai/gsm8k"  # the paper's seventh category: file, folder or hub id
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on a GPU, fp32 on the CPU
+    # Sequences decoded at once; None: as many as change no result.
+    batch: int | None = speed_only(None)
+    prefill_chunk: TokenCount = speed_only(8_192)  # tokens of a prompt read at once
 
     def __post_init__(self) -> None:
         if self.samples is not None:
             object.__setattr__(self, "niah_samples", self.samples)
             object.__setattr__(self, "longbench_rows", self.samples)
-        at_least(1, self, "eval", "samples", "niah_samples", "longbench_rows")
+        names = ("samples", "niah_samples", "longbench_rows", "batch", "prefill_chunk")
+        at_least(1, self, "eval", *names)
         _check_tasks("eval.niah_tasks", self.niah_tasks)
         if list(self.niah_lengths) != sorted(set(self.niah_lengths)) or self.niah_lengths[:1] < (
             1,

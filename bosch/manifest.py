@@ -23,6 +23,9 @@ from bosch.fingerprint import hash_file, is_hidden, plain
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
+# An empty file of this name keeps its folder out of the manifest around it: checkpoints are large,
+# and of no use once the run that wrote them has ended.
+NO_RESULT = ".no_result"
 HASH_THREADS = 8  # xxhash releases the GIL, so large checkpoints are read in parallel
 
 
@@ -74,6 +77,7 @@ def _describe_files(folder: Path, sync: bool) -> dict[str, dict[str, Any]]:
     own manifest: its files were read when it was sealed, and checkpoints are too large to read
     twice."""
     sealed = {path.parent for path in folder.rglob(MANIFEST) if path.parent != folder}
+    no_results = {path.parent for path in folder.rglob(NO_RESULT)}
     paths = [
         path
         for path in sorted(folder.rglob("*"))
@@ -81,6 +85,7 @@ def _describe_files(folder: Path, sync: bool) -> dict[str, dict[str, Any]]:
         and not is_hidden(path, folder)
         and path != folder / MANIFEST
         and not any(inner in path.parents and path != inner / MANIFEST for inner in sealed)
+        and not any(inner in path.parents for inner in no_results)
     ]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         checksums = pool.map(lambda path: hash_file(path, sync), paths)

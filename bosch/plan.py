@@ -57,6 +57,14 @@ def plan_run(
     return list(steps.values())
 
 
+def follow_reference(folder: Path) -> Path:
+    """Where a stage's files are: the run's own folder of a shared stage only tells it."""
+    reference = folder / REFERENCE
+    if not reference.is_file():
+        return folder
+    return (folder / manifest.read_sealed_json(reference)["folder"]).resolve()
+
+
 def refuse_blocked(steps: Sequence[Step]) -> None:
     """Stop before any work if a stage of the plan is blocked. The first one's reason is the cause
     of the others'."""
@@ -127,6 +135,9 @@ def examine_folder(folder: Path, stage: Stage, verified: set[Path] | None) -> St
     except DamagedArtifactError as damage:
         return Step(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
     if found["fingerprint"] != stage.fingerprint:
+        if stage.derived:
+            changed = "; ".join(differences(found, stage.facts))
+            return Step(stage, "run", f"made anew, since this changed: {changed}")
         return Step(stage, "blocked", _describe_conflict(folder, stage, found))
     if not (folder / MANIFEST).is_file():
         return Step(stage, "resume", "goes on where it was stopped")

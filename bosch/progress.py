@@ -99,6 +99,11 @@ class Bar:
         if now - self._told >= max(LINE_SECONDS, LINE_SHARE * (now - self._begin)):
             self.tell()
 
+    def skip(self, count: int = 1) -> None:
+        """`count` more were done by an earlier attempt: they say nothing about the speed."""
+        self.done += count
+        self._done_at_start += count
+
     def tell(self) -> None:
         """Say now where the work stands."""
         self._told, self._told_done = self._clock(), self.done

@@ -4,6 +4,7 @@ bosch/stage.py)."""
 import dataclasses
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,6 +139,8 @@ class RunFolder:
                 self._make(stage, folder, step, call)
 
     def _make(self, stage: Stage, folder: Path, step: Step, call: int) -> None:
+        if stage.derived and step.action == "run":
+            shutil.rmtree(folder, ignore_errors=True)  # nothing in it that its inputs do not hold
         folder.mkdir(parents=True, exist_ok=True)
         manifest.remove_leftovers(folder)
         self.say(f"{stage.name}: {step.reason}")

@@ -61,6 +61,7 @@ class Stage:
     version: int = 1  # raised when the same settings give another result
     ranks: Literal["first", "all"] = "first"  # who calls `run`; the others wait
     shared: bool = False  # kept in runs/shared and built once for all runs that need it
+    derived: bool = False  # a view of its inputs: made anew, unasked, when they have changed
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:

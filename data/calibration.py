@@ -10,7 +10,7 @@ texts, and `calibration.json` what they were made of, with hashes.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,11 +212,14 @@ def needle_spans(example: Example, tokenizer: Any) -> dict[str, range]:
     return spans
 
 
-def check_disjoint(contexts: Sequence[Context], test_texts: Iterable[str]) -> int:
-    """How many test texts were compared. ValueError if one of them holds a needle of the set: the
-    same sentence, or the same key with the same value."""
-    pairs = {pair for context in contexts for pair in pairs_in(context.text)}
-    sentences = {m[0] for context in contexts for m in NEEDLE_PATTERN.finditer(context.text)}
+def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
+    """How many test texts were compared with those of the set. ValueError if one of them holds a
+    needle of the set: the same sentence, or the same key with the same value."""
+    pairs: set[tuple[str, str]] = set()
+    sentences: set[str] = set()
+    for text in texts:
+        pairs |= pairs_in(text)
+        sentences |= {match[0] for match in NEEDLE_PATTERN.finditer(text)}
     count = 0
     for count, text in enumerate(test_texts, start=1):
         told = {match[0] for match in NEEDLE_PATTERN.finditer(text)}
@@ -227,6 +230,12 @@ def check_disjoint(contexts: Sequence[Context], test_texts: Iterable[str]) -> in
                 "a mask chosen on it would be judged on what it was chosen by. Use another seed."
             )
     return count
+
+
+def check_set(folder: Path, test_texts: Iterable[str]) -> int:
+    """The same for a set that was written before its test texts were known."""
+    lines = (folder / TEXTS).read_text("utf-8").splitlines()
+    return check_disjoint((json.loads(line)["text"] for line in lines), test_texts)
 
 
 def write_set(
@@ -240,7 +249,7 @@ def write_set(
     """Build the set, check it against the test texts and write it into a folder."""
     material = gather_material(settings, punkt)
     contexts = build_contexts(settings, material, tokenizer)
-    num_compared = check_disjoint(contexts, test_texts)
+    num_compared = check_disjoint([context.text for context in contexts], test_texts)
     calibration = Calibration([encode(context, tokenizer) for context in contexts])
     write_calibration(folder, calibration)
     rows = [

@@ -1,6 +1,8 @@
 """Text from local files: .txt and .md (a file is a document), .jsonl and .json (a line), .parquet
-(a row), plain or compressed with gzip or zstd. A folder is read in the order of its files'
-paths."""
+(a row), plain or compressed with gzip or zstd. A folder is read in the order of its files' paths.
+
+A .txt or .md file of any size is read in blocks. A line or row is in memory whole, and about four
+times its size while it is taken apart: a document of gigabytes belongs in a file of its own."""
 
 import codecs
 import contextlib

@@ -3,11 +3,10 @@
     python recipes/calibrate.py --model DIR --length 512 --questions-per-context 4 --out calibration
     python recipes/calibrate.py --model Qwen/Qwen3-1.7B-Base --essays PaulGrahamEssays.json
 
-`--against FILES` names test examples (JSON lines with a field `input`, as the NIAH suite writes
-them); a set that shares a needle with one of them is refused.
+`--against FILES` names test examples, as the NIAH suite builds them or evaluations keep them; a set
+that shares a needle with one of them is refused.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,15 +19,17 @@ import tyro
 from bosch import progress
 from bosch.config import Config, TokenCount
 from bosch.errors import exit_on_user_error
-from bosch.fingerprint import hash_file
+from bosch.fingerprint import fingerprint, hash_file
+from bosch.plan import follow_reference
 from bosch.progress import say
 from bosch.run_folder import RunFolder
 from bosch.stage import Stage
-from data.calibration import TOY, CalibrationSettings, write_set
+from data.calibration import TOY, CalibrationSettings, check_set, write_set
 from data.needles import PAPER_TASKS
 from data.tokenizer_files import describe_tokenizer
+from eval.rows import read_rows
 from recipes.prepare_tokens import load_tokenizer, read_tokenizer
-from recipes.presets import find_model
+from recipes.presets import find_model, read_shape
 
 VERSION = 1  # raised when the same settings give other examples
 
@@ -71,6 +72,26 @@ def build(config: Config) -> Stage:
     return make_stage("calibration", config.model, settings, punkt=folder, shared=True)
 
 
+def check_against_tests(config: Config, run_path: Path) -> int:
+    """How many of the NIAH examples that this run is judged on were compared with the set; those
+    that an evaluation has built by now. ValueError if one of them holds a needle of it.
+    """
+    from eval.example_files import describe_examples, find_file
+    from recipes.evaluate_model import judging_of
+
+    judging = judging_of(config, read_shape(config.model).positions)
+    tokenizer_hash = read_tokenizer(config.model).hash
+    shared = run_path.parent / "shared"
+    texts: list[str] = []
+    for run in judging.suites:
+        for task in run.suite.list_tasks(run.settings) if run.name == "niah" else ():
+            facts = describe_examples(run, task, tokenizer_hash)
+            built = find_file(shared / f"examples-{fingerprint(facts)[:16]}", run.limit)
+            if built is not None:
+                texts += [row["prompt"] for row in read_rows(built)[: run.limit]]
+    return check_set(follow_reference(run_path / "calibration"), texts)
+
+
 def make_stage(
     name: str,
     model: str,
@@ -98,13 +119,15 @@ def make_stage(
 
 
 def read_inputs(paths: Sequence[Path]) -> Iterator[str]:
-    """The texts of test examples."""
+    """The texts of test examples: what the NIAH suite builds, or what evaluations keep of it."""
     for path in paths:
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-            row = json.loads(line)
-            if not isinstance(row, dict) or "input" not in row:
-                raise ValueError(f"--against {path}: line {number} has no field `input`.")
-            yield row["input"]
+        for number, row in enumerate(read_rows(path), start=1):
+            text = row.get("input", row.get("prompt"))
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"--against {path}: row {number} has neither a field `input` nor `prompt`."
+                )
+            yield text
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ import tyro
 from bosch import progress
 from bosch.config import Config, TokenCount
 from bosch.errors import exit_on_user_error
+from bosch.manifest import MANIFEST, read_sealed_json
+from bosch.plan import follow_reference
 from bosch.progress import say
+from bosch.ranks import rank_and_world
 from bosch.run_folder import RunFolder
 from bosch.stage import Artifact, Stage
 from data.files import FileSource
@@ -71,9 +74,34 @@ def main(arguments: Sequence[str]) -> None:
 def build(config: Config) -> Stage:
     """The stage `tokens` of recover.py."""
     packing = PackConfig(
-        seq_len=config.data.sequence_length, tokens=config.data.tokens, seed=config.seed
+        seq_len=config.data.sequence_length,
+        tokens=config.data.tokens,
+        held_out_sequences=config.data.held_out_sequences,
+        seed=config.seed,
     )
-    return make_stage("tokens", config.model, (config.data.source,), packing, shared=True)
+    return make_stage("tokens", config.model, config.data.source, packing, shared=True)
+
+
+def build_or_reuse(config: Config) -> Stage | Artifact:
+    """The stage, or the tokens that data.tokens_from names instead of it."""
+    return build(config) if config.data.tokens_from is None else reuse(config)
+
+
+def reuse(config: Config) -> Artifact:
+    """The tokens that another run packed, checked: whole, of this model's tokenizer, of this
+    length, and enough. One rank reads them for that."""
+    assert config.data.tokens_from is not None
+    folder = follow_reference(Path(config.data.tokens_from))
+    length = config.data.sequence_length
+    rank, _ = rank_and_world()
+    check_reuse(
+        folder,
+        read_tokenizer(config.model).hash,
+        length,
+        config.data.tokens // length,
+        verify=rank == 0,
+    )
+    return Artifact(folder, read_sealed_json(folder / MANIFEST)["fingerprint"])
 
 
 def make_stage(
@@ -99,15 +127,6 @@ def make_stage(
 
 def is_here(source: Any) -> bool:
     return isinstance(source, FileSource | MdsSource | ToyDocuments)
-
-
-def reuse(folder: Path, config: Config, num_sequences: int) -> Artifact:
-    """The tokens of another run (--tokens-from), checked: whole, of this model's tokenizer, of this
-    length, and enough."""
-    check_reuse(
-        folder, read_tokenizer(config.model).hash, config.data.sequence_length, num_sequences
-    )
-    return Artifact.load(folder)
 
 
 def read_tokenizer(model: str) -> TokenizerText:

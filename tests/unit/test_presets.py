@@ -74,7 +74,7 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert config.mask.max_variables == 49
     assert config.mask.razor_recent_share == 1 / 4
 
-    assert config.data.source == "prolong-64k"
+    assert config.data.source == ("prolong-64k",)
     assert config.data.tokens == 2_500_000_000
     assert config.data.sequence_length == 32_768
     assert config.data.document_mask is True  # [ours]

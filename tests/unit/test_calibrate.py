@@ -1,0 +1,150 @@
+"""recipes/calibrate.py: the command, what it compares the set with, and the stage of recover.py."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bosch import progress
+from bosch.calibration_file import read_calibration
+from bosch.manifest import read_sealed_json, verify_folder
+from bosch.plan import follow_reference
+from bosch.run_folder import RunFolder
+from data.calibration import check_set
+from data.tokenizer_files import describe_tokenizer
+from eval.example_files import describe_examples, load_examples, write_examples
+from eval.suites._interface import Example
+from recipes.calibrate import build, check_against_tests, main
+from recipes.evaluate_model import judging_of
+from recipes.prepare_tokens import load_tokenizer
+from recipes.presets import smoke
+
+
+@pytest.fixture(autouse=True)
+def quiet_end() -> Iterator[None]:
+    """Take back the handlers that a command set up in this process."""
+    yield
+    progress.close()
+
+
+def command(*more: str, out: Path) -> list[str]:
+    model = ("--model", smoke().model, "--examples", "6", "--length", "384")
+    return [*model, "--out", str(out), *more]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("set") / "calibration"
+    main(command(out=out))
+    progress.close()
+    return out
+
+
+def test_command_writes_a_sealed_set_that_reads_back(written: Path) -> None:
+    verify_folder(written)
+    calibration = read_calibration(written)
+    assert calibration.num_questions == 6
+    assert calibration.longest <= 384
+    settings = read_sealed_json(written / "calibration.json")["settings"]
+    assert (settings["examples"], settings["length"], settings["seed"]) == (6, 384, 0)
+
+
+def test_same_command_finds_it_done_and_other_settings_are_refused(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(command(out=written))
+    assert "calibration: complete" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="seed"):
+        main(command("--seed", "1", out=written))
+
+
+@pytest.mark.parametrize("field", ["input", "prompt"])
+def test_set_that_shares_a_needle_with_test_examples_is_refused(
+    field: str, written: Path, tmp_path: Path
+) -> None:
+    text = json.loads((written / "examples.jsonl").read_text().splitlines()[0])["text"]
+    test = tmp_path / "test.jsonl"
+    # A line separator inside a text must not count as the end of a row.
+    rows = [{field: "Nothing.\N{LINE SEPARATOR}Nothing at all."}, {field: f"Leaked. {text}"}]
+    test.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    with pytest.raises(ValueError, match="test example 2 both hold the needle"):
+        main(command("--against", str(test), out=tmp_path / "calibration"))
+    assert not (tmp_path / "calibration" / "manifest.json").exists()
+    test.write_text(json.dumps(rows[0]) + "\n")
+    main(command("--against", str(test), out=tmp_path / "other"))
+    assert read_sealed_json(tmp_path / "other" / "calibration.json")["test_examples_compared"] == 1
+
+
+def test_written_set_is_checked_against_texts_that_come_later(written: Path) -> None:
+    text = json.loads((written / "examples.jsonl").read_text().splitlines()[3])["text"]
+    assert check_set(written, ["A text without needles.", "Another."]) == 2
+    with pytest.raises(ValueError, match="test example 2 both hold"):
+        check_set(written, ["A text without needles.", text])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--against", "nowhere.jsonl"], r"--against nowhere\.jsonl: no such file"),
+        (["--model", "./nope"], "--model ./nope: there is no such folder"),
+        (["--tasks", "niah_single"], "did you mean 'niah_single_"),
+        (["--length", "20"], "No task can be built in 20 tokens"),
+        (["--examples", "7", "--questions-per-context", "2"], "take a multiple"),
+    ],
+)
+def test_command_names_mistakes(options: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        main(command(*options, out=tmp_path / "calibration"))
+    assert not (tmp_path / "calibration" / "manifest.json").exists()
+
+
+def test_test_examples_without_their_text_are_refused(tmp_path: Path) -> None:
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"question": "Where?"}\n')
+    with pytest.raises(ValueError, match="row 1 has neither a field `input` nor `prompt`"):
+        main(command("--against", str(test), out=tmp_path / "calibration"))
+
+
+def test_stage_follows_the_calibration_settings_and_the_seed(tmp_path: Path) -> None:
+    config = smoke()
+    stage = build(config)
+    assert stage.shared
+    for other in (
+        replace(config, seed=1),
+        replace(config, calibration=replace(config.calibration, examples=6)),
+        replace(config, calibration=replace(config.calibration, tasks=("niah_single_1",))),
+    ):
+        assert build(other).fingerprint != stage.fingerprint
+    # Neither mask nor evaluation decides the set: all methods of a study share it.
+    same = replace(config, ratio=0.25, method="fisher", eval=replace(config.eval, niah_samples=3))
+    assert build(same).fingerprint == stage.fingerprint
+    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
+        artifact = run.complete(stage)
+    assert read_calibration(artifact.folder).num_questions == config.calibration.examples
+
+
+def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
+    config = smoke()
+    config = replace(
+        config, eval=replace(config.eval, niah_tasks=("niah_single_1",), niah_samples=3)
+    )
+    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
+        run.complete(build(config))
+    run_path, shared = tmp_path / "run", tmp_path / "shared"
+    assert check_against_tests(config, run_path) == 0  # no evaluation has run yet
+    (needles, *_) = judging_of(config, 2048).suites
+    (task,) = needles.suite.list_tasks(needles.settings)
+    tokenizer = load_tokenizer(config.model)
+    tokenizer_hash = describe_tokenizer(tokenizer).hash
+    load_examples(needles, task, tokenizer, tokenizer_hash, shared, lambda line: None)
+    assert check_against_tests(config, run_path) == 3
+    # A test example that holds a needle of the set, where the evaluation looks for its examples.
+    (folder,) = shared.glob("examples-*")
+    texts = follow_reference(run_path / "calibration") / "examples.jsonl"
+    own = json.loads(texts.read_text().splitlines()[0])
+    leaked = Example(0, own["text"], ("1",), 4)
+    write_examples(folder, [leaked], 3, describe_examples(needles, task, tokenizer_hash))
+    with pytest.raises(ValueError, match="test example 1 both hold the needle"):
+        check_against_tests(config, run_path)

@@ -1,0 +1,199 @@
+"""recipes/prepare_tokens.py: the command, the stage of recover.py, and tokens of another run."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bosch import progress
+from bosch.config import Config, DataConfig
+from bosch.manifest import DamagedArtifactError, read_sealed_json, verify_folder
+from bosch.run_folder import RunFolder
+from bosch.stage import Artifact, Stage
+from data.loader import open_tokens
+from recipes.prepare_tokens import build, build_or_reuse, main, read_tokenizer
+from recipes.presets import find_model, smoke
+
+LENGTH = smoke().data.sequence_length
+BUDGET = smoke().data.tokens
+
+
+@pytest.fixture(autouse=True)
+def quiet_end() -> Iterator[None]:
+    """Take back the handlers that a command set up in this process."""
+    yield
+    progress.close()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a run that packed the tokens of the preset `smoke`."""
+    path = tmp_path_factory.mktemp("runs") / "one"
+    with RunFolder(path, say=lambda line: None) as run:
+        run.complete(build(smoke()))
+    return path
+
+
+def reusing(folder: Path, config: Config | None = None, **data: object) -> Config:
+    config = config or smoke()
+    changed = replace(config.data, tokens_from=str(folder), **data)  # type: ignore[arg-type]
+    return replace(config, data=changed)
+
+
+# --- the command ---
+
+
+def command(*more: str, out: Path) -> list[str]:
+    return [
+        *("--model", smoke().model, "--seq-len", "128", "--tokens", "2048", "--workers", "1"),
+        *("--held-out-sequences", "2", "--out", str(out), *more),
+    ]
+
+
+def test_command_packs_what_was_asked_and_finds_it_done_the_second_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine"
+    main(command(out=out))
+    verify_folder(out)
+    tokens = open_tokens(out, read_tokenizer(smoke().model).hash)
+    assert tokens.train.rows.shape == (16, 128)
+    assert tokens.held_out.rows.shape == (2, 128)
+    began = (out / "tokens.bin").stat().st_mtime_ns
+    capsys.readouterr()
+    main(command(out=out))
+    assert "mine: complete" in capsys.readouterr().out
+    assert (out / "tokens.bin").stat().st_mtime_ns == began
+
+
+def test_command_refuses_other_settings_in_a_finished_folder(tmp_path: Path) -> None:
+    main(command(out=tmp_path / "mine"))
+    with pytest.raises(ValueError, match="seed"):
+        main(command("--seed", "5", out=tmp_path / "mine"))
+
+
+def test_command_mixes_sources_by_weight(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(
+        "".join(json.dumps({"text": f"line {n} of mine. " * 40}) + "\n" for n in range(99))
+    )
+    main(command("--source", f"{corpus}@0.25", "toy@0.75", out=tmp_path / "mix"))
+    told = read_sealed_json(tmp_path / "mix" / "tokens.json")["sources"]
+    assert [source["tokens_kept"] for source in told] == [512, 1536]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--model", "./nope"], "--model ./nope: there is no such folder"),
+        (["--source", "nowhere/"], "nowhere/: no such file or folder"),
+        (["--source", "toys"], "did you mean 'toy'"),
+        (["--tokens", "100"], "less than one sequence"),
+    ],
+)
+def test_command_names_mistakes(options: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        main(command(*options, out=tmp_path / "mine"))
+    assert not (tmp_path / "mine" / "manifest.json").exists()
+
+
+# --- the stage ---
+
+
+def test_stage_holds_the_budget_and_is_shared(packed: Path) -> None:
+    (folder,) = (packed.parent / "shared").glob("tokens-*")
+    summary = read_sealed_json(folder / "tokens.json")
+    assert summary["seq_len"] == LENGTH
+    assert summary["num_sequences"] == BUDGET // LENGTH
+    assert summary["num_held_out_sequences"] == smoke().data.held_out_sequences
+    assert (packed / "tokens" / "reference.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "change", [{"tokens": BUDGET * 2}, {"held_out_sequences": 3}, {"sequence_length": 128}]
+)
+def test_settings_that_decide_the_tokens_make_another_stage(change: dict[str, int]) -> None:
+    config = smoke()
+    other = replace(config, data=replace(config.data, **change))  # type: ignore[arg-type]
+    assert build(other).fingerprint != build(config).fingerprint
+    assert build(replace(config, seed=1)).fingerprint != build(config).fingerprint
+    same = replace(config, ratio=0.5, data=replace(config.data, document_mask=False))
+    assert build(same).fingerprint == build(config).fingerprint
+
+
+def test_stage_takes_a_mix(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Some text of mine. " * 50)
+    config = smoke()
+    mix = replace(config.data, source=(f"{tmp_path}@0.5", "toy@0.5"))
+    facts = build(replace(config, data=mix)).facts["settings"]["sources"]
+    assert [source["weight"] for source in facts] == [0.5, 0.5]
+
+
+def test_an_empty_list_of_sources_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.source is empty"):
+        DataConfig(source=())
+
+
+# --- tokens of another run ---
+
+
+def test_tokens_of_another_run_are_used_where_they_lie(packed: Path) -> None:
+    (shared,) = (packed.parent / "shared").glob("tokens-*")
+    for folder in (packed / "tokens", shared):
+        found = build_or_reuse(reusing(folder))
+        assert isinstance(found, Artifact)
+        assert found.folder.samefile(shared)
+        assert found.fingerprint == build(smoke()).fingerprint
+    assert isinstance(build_or_reuse(smoke()), Stage)
+
+
+def test_fewer_tokens_than_there_are_may_be_asked(packed: Path) -> None:
+    build_or_reuse(reusing(packed / "tokens", tokens=LENGTH * 3))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            {"tokens": BUDGET * 2},
+            "16 sequences, its 1 stored epochs together, and this run needs 32",
+        ),
+        ({"sequence_length": 128}, "sequences of 256 tokens, and this run needs 128"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(
+    packed: Path, data: dict[str, int], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        build_or_reuse(reusing(packed / "tokens", **data))
+
+
+def test_tokens_of_another_tokenizer_are_refused(packed: Path, tmp_path: Path) -> None:
+    asset = find_model(smoke().model)
+    assert asset is not None
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((asset / name).read_text("utf-8"), "utf-8")
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    tokenizer["model"]["merges"].pop()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    config = replace(smoke(), model=str(tmp_path))
+    with pytest.raises(ValueError, match="tokens of another tokenizer"):
+        build_or_reuse(reusing(packed / "tokens", config))
+
+
+def test_unfinished_missing_and_damaged_tokens_are_refused(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not complete"):
+        build_or_reuse(reusing(tmp_path))
+    (shared,) = (packed.parent / "shared").glob("tokens-*")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in shared.iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    content = bytearray((copy / "tokens.bin").read_bytes())
+    content[10] ^= 1
+    (copy / "tokens.bin").write_bytes(content)
+    with pytest.raises(DamagedArtifactError, match=r"tokens\.bin"):
+        build_or_reuse(reusing(copy))
