@@ -1,0 +1,277 @@
+"""Analyses of masks: values worked by hand, the paper's table 3, and null models against
+simulation."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from numpy.typing import NDArray
+
+from bosch.analysis.depth import longest_blocks, nesting
+from bosch.analysis.overlap import (
+    compare,
+    distribution_of_common,
+    hypergeometric,
+    jaccard_distance,
+    overlap_distribution,
+    turnover,
+    windowed_groups,
+)
+from bosch.analysis.performance import Comparable, correlate, rank
+from bosch.analysis.replacement import ORIGINS, replace_groups
+from bosch.mask import GroupMask
+from tests.masks import masks
+
+
+def mask_of(*rows: str, unit: str = "group") -> GroupMask:
+    return GroupMask.from_rows(rows, 16, unit)  # type: ignore[arg-type]
+
+
+def random_mask(num_layers: int, num_groups: int, windowed: int, seed: int) -> GroupMask:
+    everything = list(itertools.product(range(num_layers), range(num_groups)))
+    chosen = random.Random(seed).sample(everything, windowed)
+    return GroupMask.from_windowed(chosen, num_layers, num_groups, 16)
+
+
+def mean_and_deviation(chances: NDArray[np.float64]) -> tuple[float, float]:
+    numbers = np.arange(len(chances))
+    mean = chances @ numbers
+    return float(mean), float(np.sqrt(chances @ (numbers - mean) ** 2))
+
+
+# --- overlap ---
+
+
+def test_distance_is_one_minus_shared_over_either() -> None:
+    first, second = mask_of("0011", "1101"), mask_of("0101", "1111")
+    # Windowed: {00, 01, 12} and {00, 02}; one shared of four.
+    assert jaccard_distance(first, second) == 0.75
+    assert jaccard_distance(first, first) == 0
+    assert jaccard_distance(mask_of("11"), mask_of("11")) == 0
+    assert jaccard_distance(mask_of("11"), mask_of("01")) == 1
+
+
+def test_masks_of_other_shapes_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="1 layers x 2 groups and 2 layers x 2 groups"):
+        jaccard_distance(mask_of("01"), mask_of("01", "01"))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "raw", "normalized"),
+    [  # T and T~ of table 3, in per cent: 1.7B, 8B and 1.7B
+        ((0.25, 0.5), 30, 30),
+        ((0.5, 0.75), 15, 30),
+        ((0.75, 0.875), 6, 36),
+    ],
+)
+def test_normalized_turnover_agrees_with_table_3(
+    ratios: tuple[float, float], raw: float, normalized: float
+) -> None:
+    total = 28 * 8
+    num_smaller, num_larger = (round(ratio * total) for ratio in ratios)
+    given_up = round(raw / 100 * num_smaller)
+    places = [divmod(number, 8) for number in range(total)]
+    smaller = GroupMask.from_windowed(places[:num_smaller], 28, 8, 16)
+    larger = GroupMask.from_windowed(places[given_up : given_up + num_larger], 28, 8, 16)
+    found = turnover(smaller, larger)
+    assert 100 * found.raw == pytest.approx(raw, abs=0.5)
+    assert found.normalized is not None
+    assert 100 * found.normalized == pytest.approx(normalized, abs=2)  # T is rounded in the table
+    # What random masks show: 1 - the larger ratio (spec/search.md, 3.1, point 15).
+    assert found.chance == pytest.approx(1 - ratios[1])
+    assert found.normalized_chance == pytest.approx({0.875: 0.75}.get(ratios[1], 0.5))
+    assert found.z is not None
+    assert found.z < -2
+
+
+def test_turnover_of_what_cannot_turn_over() -> None:
+    found = turnover(mask_of("0011"), mask_of("0000"))
+    assert (found.raw, found.normalized, found.z) == (0, None, None)
+    with pytest.raises(ValueError, match=r"not from 0\.5 to 0\.25"):
+        turnover(mask_of("0011"), mask_of("0111"))
+    with pytest.raises(ValueError, match="has none"):
+        turnover(mask_of("1111"), mask_of("0111"))
+
+
+def test_hypergeometric_counts_all_draws() -> None:
+    drawn = [len({0, 1, 2} & set(draw)) for draw in itertools.combinations(range(7), 4)]
+    counts = np.bincount(drawn, minlength=4) / len(drawn)
+    np.testing.assert_allclose(hypergeometric(7, 3, 4), counts)
+    assert hypergeometric(384, 192, 336).sum() == pytest.approx(
+        1
+    )  # Qwen3 14B and more: no overflow
+
+
+@pytest.mark.parametrize("null", ["total", "layers"])
+def test_null_models_agree_with_simulation(null: str) -> None:
+    first, second = random_mask(6, 4, 10, seed=1), random_mask(6, 4, 15, seed=2)
+    generator = np.random.default_rng(0)
+    zeros = 1 - np.array(second.z)
+    draws = np.repeat(zeros[None], 20_000, axis=0)
+    if null == "layers":
+        draws = generator.permuted(draws, axis=2)
+    else:
+        draws = generator.permuted(draws.reshape(len(draws), -1), axis=1).reshape(draws.shape)
+    shared = (draws * (1 - np.array(first.z))).sum((1, 2))
+    chances = overlap_distribution(first, second, null)  # type: ignore[arg-type]
+    assert chances.sum() == pytest.approx(1)
+    mean, deviation = mean_and_deviation(chances)
+    assert shared.mean() == pytest.approx(mean, abs=5 * deviation / np.sqrt(len(draws)))
+    assert shared.std() == pytest.approx(deviation, rel=0.03)
+    found = compare(first, second, null)  # type: ignore[arg-type]
+    distances = 1 - shared / (25 - shared)
+    assert found.expected_distance == pytest.approx(distances.mean(), abs=0.005)
+    assert found.z == pytest.approx((found.shared - shared.mean()) / shared.std(), abs=0.05)
+
+
+def test_random_masks_over_layers_are_drawn_layer_by_layer() -> None:
+    first = mask_of("000", "111", "000", "111", unit="layer")
+    second = mask_of("000", "111", "111", "111", unit="layer")
+    # One of four layers is drawn, half of them windowed in the first: 3 groups or none.
+    np.testing.assert_allclose(overlap_distribution(first, second), [0.5, 0, 0, 0.5])
+    assert compare(first, second).z == pytest.approx(1)
+    assert compare(first, second, "layers").z is None
+
+
+@given(masks(), masks())
+def test_comparison_is_symmetric_and_bounded(first: GroupMask, second: GroupMask) -> None:
+    if (first.num_layers, first.num_groups) != (second.num_layers, second.num_groups):
+        with pytest.raises(ValueError, match="one model"):
+            compare(first, second)
+        return
+    found, back = compare(first, second), compare(second, first)
+    assert found.distance == back.distance
+    assert found.expected_shared == pytest.approx(back.expected_shared)
+    assert 0 <= found.distance <= 1
+
+
+# --- depth ---
+
+
+def test_longest_blocks_of_layers() -> None:
+    found = mask_of("1111", "0111", "1111", "1111", "0000", "0000", "0001", "1000")
+    blocks = {block.kind: block for block in longest_blocks(found, draws=200)}
+    assert (blocks["full"].first_layer, blocks["full"].num_layers) == (2, 2)
+    # The mask's ratio is 15 of 32: layers with one windowed group or none are fuller.
+    fuller = blocks["fuller than the mask"]
+    assert (fuller.first_layer, fuller.num_layers) == (0, 4)
+    assert (blocks["windowed"].first_layer, blocks["windowed"].num_layers) == (4, 2)
+    assert blocks["windowed"].z is not None
+    assert blocks["windowed"].z > 3
+    none = {block.kind: block for block in longest_blocks(mask_of("01", "10"), draws=50)}
+    assert (none["full"].first_layer, none["full"].num_layers) == (None, 0)
+
+
+def test_blocks_of_random_masks_have_the_expected_length() -> None:
+    random_masks = [random_mask(8, 2, 8, seed) for seed in range(400)]
+    lengths = []
+    for one in random_masks:
+        full = "".join("x" if ratio == 0 else " " for ratio in one.layer_ratios)
+        lengths.append(max(map(len, full.split(" "))))
+    (block, *_) = longest_blocks(random_masks[0])
+    assert block.kind == "full"
+    assert block.expected == pytest.approx(np.mean(lengths), abs=0.12)
+
+
+def test_nesting_names_what_returns_and_what_stays_full() -> None:
+    chain = [mask_of("0111", "1011"), mask_of("0011", "1001"), mask_of("1001", "0001")]
+    found = nesting(chain)
+    assert not found.is_nested
+    assert found.returned == ((0, 0),)  # on the window at two ratios, full at the third
+    assert found.core == ((0, 3), (1, 3))
+    assert found.kept == (1, 0.75)
+    assert found.kept_by_chance == (0.5, pytest.approx(5 / 8))
+    assert nesting(chain[:2]).is_nested
+
+
+def test_core_by_chance_agrees_with_simulation() -> None:
+    sizes = (12, 9, 6)
+    generator = np.random.default_rng(0)
+    common = []
+    for _ in range(4000):
+        sets = [set(generator.choice(16, size, replace=False).tolist()) for size in sizes]
+        common.append(len(set.intersection(*sets)))
+    chances = distribution_of_common(16, sizes)
+    mean, deviation = mean_and_deviation(chances)
+    assert mean == pytest.approx(12 * 9 * 6 / 16**2)
+    assert np.mean(common) == pytest.approx(mean, abs=5 * deviation / np.sqrt(len(common)))
+    assert np.std(common) == pytest.approx(deviation, rel=0.06)
+
+
+# --- distance and performance ---
+
+
+def test_scores_that_follow_the_distances_correlate() -> None:
+    scores = np.array([0.0, 1.0, 2.0, 4.0, 8.0, 9.0, 15.0])
+    distances = np.abs(scores[:, None] - scores[None])
+    found = correlate([Comparable(distances, scores)], draws=500)
+    assert (found.num_masks, found.num_pairs) == (7, 21)
+    assert found.spearman == pytest.approx(1)
+    assert found.pearson == pytest.approx(1)
+    assert found.p_value is not None
+    assert found.p_value < 0.01
+    assert found == correlate([Comparable(distances, scores)], draws=500)
+
+
+def test_p_values_of_unrelated_scores_are_uniform() -> None:
+    generator = np.random.default_rng(3)
+    p_values = []
+    for _ in range(60):
+        distances = generator.random((6, 6))
+        distances = distances + distances.T
+        found = correlate([Comparable(distances, generator.random(6))], draws=99)
+        assert found.p_value is not None
+        p_values.append(found.p_value)
+    assert np.mean(p_values) == pytest.approx(0.5, abs=0.15)
+
+
+def test_ratios_that_differ_in_both_do_not_make_a_correlation() -> None:
+    """Small distances and small differences at one ratio, large ones at another."""
+    small = np.array([[0, 0.1, 0.2], [0.1, 0, 0.3], [0.2, 0.3, 0]])
+    groups = [Comparable(small, np.array([1, 3, 2])), Comparable(3 * small, np.array([10, 30, 20]))]
+    each = [correlate([group], draws=10).spearman for group in groups]
+    assert correlate(groups, draws=10).spearman == pytest.approx(each[0])
+    assert each[0] == pytest.approx(each[1])
+
+
+def test_nothing_to_correlate() -> None:
+    group = Comparable(np.zeros((3, 3)), np.array([1.0, 2.0, 3.0]))
+    found = correlate([group])
+    assert (found.spearman, found.pearson, found.p_value) == (None, None, None)
+
+
+def test_equal_values_share_their_rank() -> None:
+    np.testing.assert_allclose(rank(np.array([3.0, 1.0, 3.0, 2.0])), [2 / 3, -1, 2 / 3, -1 / 3])
+
+
+# --- replacement ---
+
+
+def test_groups_of_the_smaller_ratio_are_swapped_in() -> None:
+    smaller, larger = random_mask(6, 4, 8, seed=1), random_mask(6, 4, 14, seed=5)
+    before, chosen = windowed_groups(smaller), windowed_groups(larger)
+    incoming = before - chosen
+    assert incoming
+    for seed in range(3):
+        swapped, control = (replace_groups(smaller, larger, origin, seed) for origin in ORIGINS)
+        assert swapped.num_replaced == control.num_replaced == len(incoming)
+        assert swapped.mask.num_windowed == control.mask.num_windowed == larger.num_windowed
+        assert windowed_groups(swapped.mask) - chosen == incoming
+        assert len(windowed_groups(control.mask) - chosen) == len(incoming)
+        # The same groups make room in both: only what comes in differs.
+        assert chosen - windowed_groups(swapped.mask) == chosen - windowed_groups(control.mask)
+        assert swapped == replace_groups(smaller, larger, "smaller", seed)
+    assert len({replace_groups(smaller, larger, "smaller", seed).mask for seed in range(3)}) > 1
+
+
+def test_masks_over_layers_exchange_whole_layers() -> None:
+    smaller = mask_of("00", "11", "11", "11", unit="layer")
+    larger = mask_of("11", "00", "00", "11", unit="layer")
+    for origin in ORIGINS:
+        found = replace_groups(smaller, larger, origin, seed=0)
+        assert (found.num_replaced, found.mask.unit, found.mask.num_windowed) == (1, "layer", 4)
+    assert 0 in {
+        layer for layer, _ in windowed_groups(replace_groups(smaller, larger, "smaller", 0).mask)
+    }
