@@ -2,8 +2,8 @@
 
     Settings                                     a frozen dataclass: where the data is, which tasks
     list_tasks(settings) -> list[Task]
-    sources(settings, task) -> dict[str, str]    hashes and versions of what the examples are made
-                                                 from: with settings and tokenizer they name them
+    sources(settings, task) -> dict[str, str]    hashes, versions and settings that decide what the
+                                                 examples are: with the tokenizer they name them
     build_examples(settings, task, tokenizer, limit=None) -> list[Example]
     score(settings, task, example, prediction) -> dict[str, float]     metric -> 0 to 1
     summarize(settings, scored) -> list[Result]  a result a task and metric, then the averages

@@ -159,10 +159,12 @@ def list_tasks(settings: Settings) -> list[Task]:
 def sources(settings: Settings, task: Task) -> dict[str, str]:
     if task.name == MATH:
         return gsm8k.sources(math_settings(settings), gsm8k.COT)
+    cut = {"max_prompt_tokens": str(settings.max_prompt_tokens)}
     if settings.data == TOY:
-        return {"rows": "toy world"}
+        counts = {"rows": str(settings.toy_rows), "seed": str(settings.seed)}
+        return {"data": "toy world"} | counts | cut
     loaded = load_rows(settings, task.name)
-    return {"rows": Path(loaded.path).name, "rows_sha256": loaded.sha256}
+    return {"rows": Path(loaded.path).name, "rows_sha256": loaded.sha256} | cut
 
 
 def describe_data(settings: Settings) -> str:

@@ -73,7 +73,9 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
     material = gather(settings, needle_task(task.name))
-    return {"essays": material.essays_name, "words": material.words_name} | material.hashes
+    names = {"essays": material.essays_name, "words": material.words_name}
+    counts = {"samples": str(settings.samples), "seed": str(settings.seed)}
+    return names | material.hashes | counts
 
 
 def build_examples(

@@ -16,6 +16,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from bosch.hybrid.models import family_of, hybrid_config
@@ -42,6 +43,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 17408,
         "num_hidden_layers": 40,
         "num_attention_heads": 40,
+    },
+    "Qwen3-30B-A3B": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 40_960,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
     },
     # 4 layers of 8 heads, each its own group: what a laptop core can do.
     "mini": {
@@ -78,7 +90,8 @@ def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
         raise ValueError(
             f"--model {model}: neither a folder nor a known shape; {suggest(name, list(SHAPES))}"
         )
-    return Qwen3Config(**{**COMMON, **SHAPES[known[name.lower()]]}), None
+    values = {**COMMON, **SHAPES[known[name.lower()]]}
+    return (Qwen3MoeConfig if "num_experts" in values else Qwen3Config)(**values), None
 
 
 def make_dense(

@@ -147,7 +147,11 @@ def test_the_hash_is_of_the_data_sets_bytes(tmp_path: Path) -> None:
     assert loaded.sha256 == hashlib.sha256(to_jsonl(ROWS)).hexdigest()
     settings = Settings(data=str(tmp_path / "data.zip"))
     told = longbench.sources(settings, Task("hotpotqa"))
-    assert told == {"rows": "hotpotqa.jsonl", "rows_sha256": loaded.sha256}
+    assert told == {
+        "rows": "hotpotqa.jsonl",
+        "rows_sha256": loaded.sha256,
+        "max_prompt_tokens": "31500",
+    }
     line = describe_source(str(tmp_path))
     assert "not the published file" in line
     assert hashlib.sha256((tmp_path / "data.zip").read_bytes()).hexdigest() in line

@@ -1,0 +1,365 @@
+"""Greedy generation for lists of examples, on any causal model of transformers, dense or hybrid.
+
+The plain way reads a prompt and appends the likeliest token until the example's `Stop` says so:
+`model.generate` without sampling, with the same tokens. Everything else is speed, has a switch, and
+changes no score:
+
+- stop once all answers stand in the text, where the score cannot change any more;
+- read the answer as a draft behind the prompt: one pass shows whether the model would have written
+  it token by token, and where it leaves it, decoding goes on from there;
+- read a beginning that two prompts share (shots, a context, a haystack) once;
+- decode several sequences at once.
+
+All but the first add up sums in another order, so a token that leads by less than rounding can
+explain might have been another one. `MARGINS` says how little that is; such an example is done once
+more in the plain way.
+"""
+# T tokens, N rows of logits, V vocabulary
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from bosch.hybrid.cache import kv_bytes
+from eval.metrics.string_match import string_match_all
+from eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
+from eval.settings import FAST, PLAIN, GenerationSettings
+from eval.suites._interface import Example
+
+Key = tuple[str, int, int]  # task, length, index: what an example is known by
+
+# By how much the likeliest token must lead the next, in logits, to be beyond rounding.
+MARGINS = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+LEAST_SHARED = 1 / 3  # of a prompt: copying a shorter beginning saves nothing
+CPU_CHUNK = 256  # tokens behind a shared beginning, where CPU kernels compute whole rectangles
+CPU_POOL_BYTES = 2**31  # caches that wait for a batch
+
+
+@dataclass(frozen=True)
+class Generation:
+    key: Key  # as it came with the example
+    text: str
+    tokens: tuple[int, ...]
+    ended: str  # by: end token, stop string, answered, length
+
+
+@dataclass
+class Job:
+    """One example on its way."""
+
+    key: Key
+    example: Example
+    prompt: list[int]
+    draft: list[int]  # what a right answer begins with
+    tokens: list[int] = field(default_factory=list)  # generated; the last was not read yet
+    text: str = ""
+    ended: str | None = None
+    is_plain: bool = True  # so far computed as the plain way does
+    is_certain: bool = True  # no token was too close to call
+    cache: Cache | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended is None and self.is_certain
+
+    def result(self) -> Generation:
+        assert self.ended is not None
+        return Generation(self.key, self.text, tuple(self.tokens), self.ended)
+
+
+class Generator:
+    """A model that generates. `max_positions`: an example that needs more is an error, never cut;
+    None: no limit."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        settings: GenerationSettings = FAST,
+        max_positions: int | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.max_positions = model, tokenizer, max_positions
+        if not can_copy(new_cache(model.config)):
+            settings = replace(PLAIN, stop_when_answered=settings.stop_when_answered)
+        self.settings = settings
+        self.is_exact = model.dtype in (torch.float32, torch.float64)
+        self.batch = settings.batch or (16 if self.is_exact else 1)
+        self.margin = MARGINS[model.dtype]
+        self.batch_margin = self.margin if self.is_exact or settings.batch is None else 0.0
+        self.end_ids = end_tokens(model, tokenizer)
+        self.num_redone = 0  # examples with a token that was too close to call
+        self._trunk: tuple[list[int], Cache] | None = None  # the last prompt, if the next shares it
+
+    def generate(self, examples: Iterable[tuple[Key, Example]]) -> Iterator[Generation]:
+        """Each example's generation, in the order in which they get done. Examples that share a
+        beginning should come one after the other."""
+        pool: list[Job] = []
+        jobs = (self._encode(key, example) for key, example in examples)
+        for job, following in with_next(jobs):
+            self._read(job, following)
+            if job.ended and job.is_certain:
+                yield job.result()
+            elif not job.is_certain:
+                yield self._redo(job)
+            else:
+                pool.append(job)
+            if len(pool) >= self.batch or self._is_full(pool):
+                yield from self._finish(pool)
+                pool = []
+        yield from self._finish(pool)
+
+    def _encode(self, key: Key, example: Example) -> Job:
+        prompt = self.tokenizer(example.prompt)["input_ids"]
+        # The last token of an answer is never read.
+        needed = len(prompt) + example.max_new_tokens - 1
+        if self.max_positions is not None and needed > self.max_positions:
+            raise ValueError(
+                f"{key}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new ones "
+                f"do not fit the model's {self.max_positions:,} positions, and nothing is cut off. "
+                "Ask for a smaller length, or stretch the positions with --yarn."
+            )
+        if not prompt:
+            raise ValueError(f"{key}: the prompt is empty; a model needs a token to go on from.")
+        draft: list[int] = []
+        if self.settings.draft_answers and example.answers:
+            blank = "" if example.prompt[-1:].isspace() else " "
+            text = blank + example.answers[0]
+            draft = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Job(key, example, prompt, draft[: example.max_new_tokens])
+
+    # ------------------------------------------------------------------------------ the prompt
+
+    @torch.inference_mode()
+    def _read(self, job: Job, following: Job | None) -> None:
+        """The prompt, and the answer's draft if the first token agrees with it."""
+        shared = self._shared_with(following, job.prompt)
+        cache, num_read = self._begin(job, keep=shared > 0)
+        logits_NV = self._prefill(cache, job, num_read)
+        self._trunk = (job.prompt, cache) if shared else None
+        job.is_plain = num_read == 0
+        self._accept(job, logits_NV, *likeliest(logits_NV), self.margin)
+        if job.is_open and job.draft[:1] == job.tokens:
+            self._try_draft(job, cache)
+        if not self.is_exact and not job.is_plain and not job.ended:
+            job.is_certain = False  # too seldom beyond rounding to be worth a try
+        if job.is_open:
+            is_own = self._trunk is None and cache.get_seq_length() == num_positions(job)
+            job.cache = cache if is_own else copy_cache(cache, num_positions(job))
+
+    def _shared_with(self, following: Job | None, prompt: Sequence[int]) -> int:
+        """How much of this prompt the next one will begin with; 0 where that is not worth it."""
+        if following is None or not self._may_share(following.example):
+            return 0
+        shared = common_length(prompt, following.prompt)
+        return shared if shared >= LEAST_SHARED * len(following.prompt) else 0
+
+    def _may_share(self, example: Example) -> bool:
+        settings = self.settings
+        ends_with_draft = (
+            example.stop.when_answered and settings.stop_when_answered and settings.draft_answers
+        )
+        return settings.share_prefixes and (self.is_exact or ends_with_draft)
+
+    def _begin(self, job: Job, keep: bool) -> tuple[Cache, int]:
+        """A cache to read the prompt into, and how many of its tokens are in there already."""
+        if self._trunk is not None:
+            prompt, trunk = self._trunk
+            num_shared = min(common_length(prompt, job.prompt), len(job.prompt) - 1)
+            return copy_cache(trunk, num_shared, whole=keep), num_shared
+        cache = new_cache(self.model.config)
+        if keep:
+            keep_everything(cache)
+        return cache, 0
+
+    def _prefill(self, cache: Cache, job: Job, num_read: int) -> Tensor:
+        chunk = self.settings.prefill_chunk
+        if num_read and self.model.device.type == "cpu":
+            chunk = min(chunk, CPU_CHUNK)
+        for begin in range(num_read, len(job.prompt), chunk):
+            logits_NV = self._forward(cache, job.prompt[begin : begin + chunk], 1)
+        return logits_NV
+
+    def _try_draft(self, job: Job, cache: Cache) -> None:
+        """Take over the draft as far as greedy decoding goes along with it, and one token more. In
+        half precision take all of it, to the end of the answer, or nothing."""
+        first, was_plain = list(job.tokens), job.is_plain
+        job.is_plain = False
+        keep_everything(cache)  # what is read of it in vain must leave a hybrid's cache again
+        logits_TV = self._forward(cache, job.draft, len(job.draft))
+        ids, leads = likeliest(logits_TV)
+        for position in range(len(job.draft)):
+            if not job.is_open or job.tokens != job.draft[: position + 1]:
+                break
+            at = slice(position, position + 1)
+            self._accept(job, logits_TV[at], ids[at], leads[at], self.margin)
+        if not self.is_exact and not job.ended:
+            job.tokens, job.text = first, self._decode_text(first)
+            job.is_plain, job.is_certain = was_plain, True
+
+    def _keep(self, num_logits: int) -> dict[str, int]:
+        """Without it a model computes the logits of the whole prompt; some know no other way."""
+        is_hybrid = getattr(self.model.config, "bosch", None) is not None
+        knows = is_hybrid or self.model._supports_logits_to_keep()
+        return {"logits_to_keep": num_logits} if knows else {}
+
+    def _forward(self, cache: Cache, tokens: Sequence[int], num_logits: int) -> Tensor:
+        """The logits of the last tokens, once the cache has read them all."""
+        ids = torch.tensor([tokens], device=self.model.device)
+        output = self.model(ids, past_key_values=cache, use_cache=True, **self._keep(num_logits))
+        logits_TV: Tensor = output.logits[0, -num_logits:]
+        return logits_TV
+
+    # ------------------------------------------------------------------------------ the answer
+
+    def _finish(self, pool: list[Job]) -> Iterator[Generation]:
+        """Decode what waits."""
+        if pool:
+            self._decode(pool)
+        for job in pool:
+            yield job.result() if job.is_certain else self._redo(job)
+
+    @torch.inference_mode()
+    def _decode(self, jobs: list[Job]) -> None:
+        step = DecodingStep(self.model, jobs)
+        while step.jobs:
+            logits_NV = step.forward()
+            ids, leads = likeliest(logits_NV)
+            for row, job in enumerate(step.jobs):
+                if job.is_open:
+                    at = slice(row, row + 1)
+                    self._accept(job, logits_NV[at], ids[at], leads[at], self.batch_margin)
+            step.drop_closed()
+
+    def _accept(
+        self, job: Job, logits_NV: Tensor, ids: list[int], leads: list[float], margin: float
+    ) -> None:
+        """Append the likeliest token, and see whether that is the end."""
+        stop, end_ids = job.example.stop, self.end_ids
+        if stop.newline_token:
+            end_ids = end_ids | {self._newline_id()}
+        if len(job.tokens) < stop.min_new_tokens and ids[0] in end_ids:
+            ends = torch.tensor(sorted(end_ids), device=logits_NV.device)
+            ids, leads = likeliest(logits_NV.index_fill(1, ends, -torch.inf))
+        if not job.is_plain and leads[0] < margin:
+            job.is_certain = False
+            return
+        job.tokens.append(ids[0])
+        job.text = self._decode_text(job.tokens)
+        if ids[0] in end_ids:
+            job.ended = "end token"
+        elif any(text in job.text for text in stop.strings):
+            job.ended = "stop string"
+        elif self._is_answered(job):
+            job.ended = "answered"
+        elif len(job.tokens) == job.example.max_new_tokens:
+            job.ended = "length"
+
+    def _is_answered(self, job: Job) -> bool:
+        if not (self.settings.stop_when_answered and job.example.stop.when_answered):
+            return False
+        return string_match_all(job.text, job.example.answers) == 1
+
+    def _decode_text(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def _newline_id(self) -> int:
+        newline: int = self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
+        return newline
+
+    def _redo(self, job: Job) -> Generation:
+        """In the plain way, which knows no uncertainty."""
+        self.num_redone += 1
+        settings = replace(self.settings, draft_answers=False, share_prefixes=False, batch=1)
+        plain = Generator(self.model, self.tokenizer, settings)
+        return next(plain.generate([(job.key, job.example)]))
+
+    def _is_full(self, pool: Sequence[Job]) -> bool:
+        if not pool:
+            return False
+        room = CPU_POOL_BYTES
+        if self.model.device.type == "cuda":
+            room = torch.cuda.mem_get_info(self.model.device)[0] // 2  # joined they need as much
+        return sum(kv_bytes(job.cache) for job in pool if job.cache is not None) > room
+
+
+class DecodingStep:
+    """Sequences that are decoded together, a token each at a time."""
+
+    def __init__(self, model: Any, jobs: list[Job]) -> None:
+        self.model, self.jobs = model, list(jobs)
+        caches = [job.cache for job in jobs if job.cache is not None]
+        assert len(caches) == len(jobs)
+        self.cache = caches[0] if len(jobs) == 1 else join_caches(caches)
+        for job in jobs:
+            job.cache = None
+            job.is_plain = job.is_plain and len(jobs) == 1
+        self.is_alone = len(jobs) == 1
+        longest = max(map(num_positions, jobs))
+        self.mask_NT = torch.zeros(len(jobs), longest, dtype=torch.long, device=model.device)
+        for row, job in zip(self.mask_NT, jobs, strict=True):
+            row[longest - num_positions(job) :] = 1
+
+    def forward(self) -> Tensor:
+        device = self.model.device
+        ids = torch.tensor([[job.tokens[-1]] for job in self.jobs], device=device)
+        padding: dict[str, Any] = {}
+        if not self.is_alone:
+            ones = self.mask_NT.new_ones(len(self.jobs), 1)
+            self.mask_NT = torch.cat([self.mask_NT, ones], dim=1)
+            positions = self.mask_NT.sum(1, keepdim=True) - 1
+            padding = {"attention_mask": self.mask_NT, "position_ids": positions}
+        output = self.model(ids, past_key_values=self.cache, use_cache=True, **padding)
+        logits_NV: Tensor = output.logits[:, -1]
+        return logits_NV
+
+    def drop_closed(self) -> None:
+        """Once half of them are done: dropping some copies the others."""
+        open_rows = [row for row, job in enumerate(self.jobs) if job.is_open]
+        if len(open_rows) > len(self.jobs) / 2:
+            return
+        self.jobs = [self.jobs[row] for row in open_rows]
+        if open_rows:
+            rows = torch.tensor(open_rows, device=self.model.device)
+            self.cache.batch_select_indices(rows)
+            self.mask_NT = self.mask_NT[rows]
+
+
+def num_positions(job: Job) -> int:
+    """Tokens in the cache: all but the last one generated."""
+    return len(job.prompt) + len(job.tokens) - 1
+
+
+def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
+    """The likeliest token of each row, and by how much it leads the next."""
+    best_N2 = logits_NV.float().topk(2).values
+    return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
+
+
+def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """What ends a text: as the model's generation settings say, else the tokenizer."""
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    return set(ends) if isinstance(ends, list) else {ends} - {None}
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts have in common before they part."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def with_next(jobs: Iterable[Job]) -> Iterator[tuple[Job, Job | None]]:
+    """Each job with the one after it."""
+    current: Job | None = None
+    for job in jobs:
+        if current is not None:
+            yield current, job
+        current = job
+    if current is not None:
+        yield current, None

@@ -1,0 +1,95 @@
+"""Tasks of lm-evaluation-harness on a model of ours: for cross-checks, and for what no suite has.
+
+Its NIAH and LongBench are not RULER's and LongBench's own: it builds shorter prompts, cuts long
+ones on the left and strips predictions, so their scores differ from those of our suites. Values are
+as lm-eval gives them, most of them from 0 to 1. One process only.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bosch.errors import UserError
+from bosch.plugins import suggest
+from eval.results import SCORES, make_rows, write_scores
+from eval.rows import write_rows
+from eval.settings import Label
+from eval.suites._interface import Result
+
+SUITE = "lm-eval"
+SAMPLES = "samples.jsonl"
+NOT_RUN = -1  # lm-eval's NIAH has a metric for each length, and this value for the others
+
+
+def run_lm_eval(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str],
+    label: Label,
+    folder: Path,
+    max_length: int | None = None,
+    lengths: Sequence[int] = (),
+    limit: int | None = None,
+    batch: int = 1,
+) -> None:
+    """Write scores.json with our rows and samples.jsonl with lm-eval's, unless they are there.
+
+    `max_length`: a longer prompt is cut on the left, as lm-eval does it. `lengths`: of its NIAH.
+    """
+    if (folder / SCORES).is_file():
+        return
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise UserError(
+            f"The package lm-eval cannot be loaded ({error}). "
+            "Install it: pip install 'bosch-hybrid[lm-eval]'"
+        ) from error
+    metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
+    if lengths:
+        metadata["max_seq_lengths"] = list(lengths)
+    manager = TaskManager(metadata=metadata)
+    for task in tasks:
+        if task not in manager.all_tasks:
+            near = suggest(task, manager.all_tasks).split("?")[0]
+            raise ValueError(f"lm-eval has no task {task!r}; {near}?")
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=max_length)
+    found = simple_evaluate(
+        model=harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=True
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / SAMPLES, samples_of(found))
+    content = {
+        "suite": SUITE,
+        "version": found["lm_eval_version"],
+        "limit": limit,
+        "rows": make_rows(label, SUITE, results_of(found)),
+    }
+    write_scores(folder, content)
+
+
+def results_of(found: Mapping[str, Any]) -> Iterator[Result]:
+    """lm-eval's numbers. A metric named by a length is RULER's string match at that length."""
+    for task, numbers in found["results"].items():
+        n = found["n-samples"].get(task, {}).get("effective", 0)  # groups have no number
+        for name, value in numbers.items():
+            metric, _, way = name.partition(",")
+            if not way or metric.endswith("_stderr") or value == NOT_RUN:
+                continue
+            stderr = numbers.get(f"{metric}_stderr,{way}")
+            error = float(stderr) if isinstance(stderr, int | float) else None
+            if metric.isdigit():
+                yield Result(task, int(metric), "string_match_all", float(value), error, n)
+            else:
+                full_name = metric if way == "none" else f"{metric} {way}"
+                yield Result(task, 0, full_name, float(value), error, n)
+
+
+def samples_of(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for task, samples in found["samples"].items():
+        for sample in samples:
+            plain: dict[str, Any] = json.loads(json.dumps(sample, default=str))
+            yield {"task": task} | plain

@@ -1,0 +1,109 @@
+"""KV caches that generation can copy up to any position and put side by side.
+
+So one prompt begins where another one's text ends (a context with several questions, the same
+haystack up to the first needle), and sequences of different lengths decode together.
+"""
+# B batch, G kv heads, S tokens held, D head size
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from bosch.hybrid.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache
+
+
+def new_cache(config: Any) -> Cache:
+    """An empty dynamic cache for a model of this config, dense or hybrid."""
+    cache = DynamicCache(config=config)
+    if getattr(config, "bosch", None) is not None:
+        return hybridize_cache(cache, config)
+    if all(type(layer) is DynamicLayer for layer in cache.layers):
+        cache.layers = [GrowingLayer() for _ in cache.layers]  # no copy for each new token
+    return cache
+
+
+def can_copy(cache: Cache) -> bool:
+    """Whether the functions below understand it. A family's own windows and states they do not."""
+    return bool(cache.layers) and all(type(x) in (GrowingLayer, HybridLayer) for x in cache.layers)
+
+
+def keep_everything(cache: Cache) -> None:
+    """From now on window groups keep the positions that have left the window."""
+    for layer in cache.layers:
+        if isinstance(layer, HybridLayer):
+            layer.activate_past_recording()
+
+
+def copy_cache(cache: Cache, num_tokens: int, whole: bool = False) -> Cache:
+    """The first positions of a cache of one sequence. `whole`: window groups get all of them, and
+    keep everything, so that the copy can be copied at any earlier position."""
+    return _cache_of([_copy_layer(layer, num_tokens, whole) for layer in cache.layers])
+
+
+def join_caches(caches: Sequence[Cache]) -> Cache:
+    """One cache for several sequences. The shorter ones begin with padding, which the attention
+    mask must hide."""
+    columns = zip(*(cache.layers for cache in caches), strict=True)
+    return _cache_of([_join_layers(column) for column in columns])
+
+
+def _cache_of(layers: list[Any]) -> Cache:
+    cache = DynamicCache()
+    cache.layers = layers
+    return cache
+
+
+def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
+    if isinstance(layer, HybridLayer):
+        full = layer.full and _copy_layer(layer.full, num_tokens, whole)
+        window = layer.window and _copy_layer(layer.window, num_tokens, whole)
+        return HybridLayer(full, window, layer.num_full, layer.max_tokens)
+    first, kept = 0, num_tokens
+    if isinstance(layer, RollingLayer):
+        first = layer.cumulative_length - layer.num_held
+        kept = num_tokens if whole else min(num_tokens, layer.window_tokens - 1)
+    begin = num_tokens - kept - first
+    assert begin >= 0, "the cache has not kept these positions"
+    keys, values = (x[:, :, begin : begin + kept] for x in (layer.keys, layer.values))
+    return _filled(_empty_like(layer, whole), keys, values, num_tokens)
+
+
+def _join_layers(layers: Sequence[Any]) -> Any:
+    first = layers[0]
+    if isinstance(first, HybridLayer):
+        full = first.full and _join_layers([layer.full for layer in layers])
+        window = first.window and _join_layers([layer.window for layer in layers])
+        return HybridLayer(full, window, first.num_full, first.max_tokens)
+    keys, values = (
+        _pad_and_stack([getattr(layer, name) for layer in layers]) for name in ("keys", "values")
+    )
+    num_tokens = max(layer.get_seq_length() for layer in layers)
+    return _filled(_empty_like(first, whole=False), keys, values, num_tokens)
+
+
+def _empty_like(layer: Any, whole: bool) -> Any:
+    if isinstance(layer, RollingLayer):
+        empty = RollingLayer(layer.window_tokens)
+        empty.record_past = whole
+        return empty
+    return GrowingLayer()
+
+
+def _filled(layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int) -> Any:
+    layer.update(k_BGSD, v_BGSD)
+    if isinstance(layer, RollingLayer):
+        layer.cumulative_length = num_tokens
+    return layer
+
+
+def _pad_and_stack(rows_BGSD: Sequence[Tensor]) -> Tensor:
+    """(B, G, S, D), each row at the end of S."""
+    longest = max(row.shape[2] for row in rows_BGSD)
+    _, num_groups, _, head_size = rows_BGSD[0].shape
+    out_BGSD = rows_BGSD[0].new_zeros(len(rows_BGSD), num_groups, longest, head_size)
+    for target, row in zip(out_BGSD, rows_BGSD, strict=True):
+        target[:, longest - row.shape[2] :] = row[0]
+    return out_BGSD

@@ -1,0 +1,97 @@
+"""From scored examples to what is kept and shown: scores.json, rows, tables.
+
+A row is {run, step, tokens, suite, task, length, metric, value, stderr, n}; `step` is null for a
+dense model. scores.json of each suite holds its rows, `results.jsonl` those of a whole folder of
+evaluations.
+"""
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bosch.manifest import write_atomically
+from bosch.plan import REFERENCE
+from eval.rows import write_rows
+from eval.settings import Label
+from eval.suites._interface import Result
+
+SCORES = "scores.json"
+RESULTS = "results.jsonl"
+TABLE_COLUMNS = 100  # width of a table on the terminal and in the log
+NOT_SHOWN = ("string_match_part",)  # in tables: with one answer it is string_match_all
+
+
+def make_rows(label: Label, suite: str, results: Iterable[Result]) -> list[dict[str, Any]]:
+    return [
+        dataclasses.asdict(label) | {"suite": suite} | dataclasses.asdict(result)
+        for result in results
+    ]
+
+
+def write_scores(folder: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(folder / SCORES, json.dumps(content, indent=1) + "\n")
+
+
+def collect_results(folder: Path, run: str) -> list[dict[str, Any]]:
+    """Every row of the evaluations in `folder`, by step and suite, the dense model's first; written
+    to its results.jsonl. Rows of a shared evaluation get this run's name."""
+    rows = []
+    for evaluation in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for path in sorted(follow(evaluation).glob(f"*/{SCORES}")):
+            rows += json.loads(path.read_text("utf-8"))["rows"]
+    rows.sort(key=lambda row: (-1 if row["step"] is None else row["step"], row["suite"]))
+    named = [row | {"run": run} for row in rows]
+    write_rows(folder / RESULTS, named)
+    return named
+
+
+def follow(folder: Path) -> Path:
+    """Where the files of a shared evaluation are."""
+    reference = folder / REFERENCE
+    if not reference.is_file():
+        return folder
+    return folder / json.loads(reference.read_text())["folder"]
+
+
+def describe_evaluation(folder: Path) -> list[str]:
+    """The tables of one evaluation as lines of text: a line a task, a column a length."""
+    lines: list[str] = []
+    for path in sorted(folder.glob(f"*/{SCORES}")):
+        content = json.loads(path.read_text("utf-8"))
+        lines += draw_table(content["suite"], content["rows"])
+        lines += [f"left out: {reason}" for reason in content.get("left_out", ())]
+        if floor := content.get("floor"):
+            means = [row for row in floor["rows"] if row["task"] == "average"]
+            told = f"{means[0]['value']:.1f} on average" if means else "see scores.json"
+            lines.append(f"floor of a window of {floor['window_tokens']} tokens: {told}")
+    return lines
+
+
+def draw_table(suite: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [row for row in rows if row["metric"] not in NOT_SHOWN]
+    lengths = sorted({row["length"] for row in rows}, key=lambda length: length or math.inf)
+    table = Table(title=suite, title_justify="left", title_style="bold", box=box.SIMPLE)
+    for name in ("", "metric"):
+        table.add_column(name, no_wrap=True)
+    for name in (*(f"{length:,}" if length else "score" for length in lengths), "n"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
+        mine = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
+        values = [show_value(mine[length]) if length in mine else "" for length in lengths]
+        table.add_row(task, metric, *values, str(max(row["n"] for row in mine.values())))
+    text = io.StringIO()
+    Console(file=text, width=TABLE_COLUMNS, color_system=None).print(table)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def show_value(row: Mapping[str, Any]) -> str:
+    spread = "" if row["stderr"] is None else f" ±{row['stderr']:.1f}"
+    return f"{row['value']:.1f}{spread}"

@@ -1,0 +1,231 @@
+"""Judges one model by several suites: predictions sample by sample, then scores.
+
+    <folder>/niah/predictions.jsonl    a row an example, with its text and its scores
+                  scores.json          results, rows, the floor of a windowed model
+    <folder>/longbench/...
+
+A prediction is appended and forced to the disk as soon as it is there, so that a killed run goes on
+behind it, with as many ranks as it then has. Each rank writes a file of its own; rank 0 waits for
+the others by their files, puts everything in order and scores it. Nothing is a collective.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from bosch.fingerprint import plain
+from bosch.progress import say, track
+from bosch.run_folder import RunFolder
+from data.tokenizer_files import describe_tokenizer
+from eval.example_files import load_examples
+from eval.generate import Generation, Generator, Key
+from eval.results import make_rows, write_scores
+from eval.rows import read_rows, write_line, write_rows
+from eval.settings import FAST, GenerationSettings, Label, SuiteRun
+from eval.suites._interface import Example, LeftOutError, Scored, Task
+
+PREDICTIONS = "predictions.jsonl"
+WORK = ".work"  # what ranks have predicted, until it is put together
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that an evaluation needs besides its folder."""
+
+    load_model: Callable[[], Any]  # called only if a prediction is missing
+    tokenizer: Any
+    suites: Sequence[SuiteRun]
+    examples_folder: Path  # where runs share examples
+    label: Label
+    generation: GenerationSettings = FAST
+    max_positions: int | None = None  # an example that needs more is an error
+    window_tokens: int | None = None  # of a windowed model: its floor is counted
+    rank: int = 0
+    world: int = 1
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        return describe_tokenizer(self.tokenizer).hash
+
+
+def evaluate(evaluation: Evaluation, folder: Path) -> None:
+    """Predict what is not yet predicted in `folder`, then score everything. All ranks call it; rank
+    0 returns when the scores are written, the others when their share is predicted."""
+    todo = [run for run in evaluation.suites if not (folder / run.name / PREDICTIONS).is_file()]
+    if todo:
+        # Leaving this block, rank 0 waits until every rank has.
+        with RunFolder(folder / WORK, evaluation.rank, evaluation.world, say):
+            predict(evaluation, todo, folder / WORK)
+    if evaluation.rank == 0:
+        for run in evaluation.suites:
+            score(evaluation, run, folder)
+        shutil.rmtree(folder / WORK, ignore_errors=True)
+
+
+# -------------------------------------------------------------------------------- predictions
+
+
+def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> None:
+    """This rank's share of the examples that nobody has predicted yet."""
+    generator: Generator | None = None
+    for run in runs:
+        done = {key_of(row) for row in read_predictions(work, run.name)}
+        shares = list(share_of_rank(evaluation, run))
+        total = sum(len(examples) for _, examples in shares)
+        missing = [
+            (task_key(task, example), example)
+            for task, examples in shares
+            for example in examples
+            if task_key(task, example) not in done
+        ]
+        if not missing:
+            continue
+        if generator is None:
+            generator = Generator(
+                evaluation.load_model(),
+                evaluation.tokenizer,
+                evaluation.generation,
+                evaluation.max_positions,
+            )
+        path = work / f"{run.name}-{evaluation.rank}.jsonl"
+        cut_half_line(path)
+        title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")
+        with (
+            path.open("a", encoding="utf-8") as file,
+            track(title, total, "examples", total - len(missing)) as bar,
+        ):
+            for generation in generator.generate(missing):
+                append(file, generation)
+                bar.advance()
+
+
+def share_of_rank(evaluation: Evaluation, run: SuiteRun) -> Iterator[tuple[Task, list[Example]]]:
+    """The examples of each task that fall to this rank: neighbors, whose prompts begin alike."""
+    left_out: list[str] = []
+    for task, examples in all_examples(evaluation, run, left_out):
+        ordered = sorted(examples, key=lambda example: example.prompt)
+        yield task, slice_of_rank(ordered, evaluation.rank, evaluation.world)
+    for reason in left_out:
+        say(f"left out: {reason}")
+
+
+def all_examples(
+    evaluation: Evaluation, run: SuiteRun, left_out: list[str]
+) -> Iterator[tuple[Task, list[Example]]]:
+    """Each task with its examples. What cannot be made is left out, and `left_out` says why."""
+    for task in run.suite.list_tasks(run.settings):
+        try:
+            examples = load_examples(
+                run,
+                task,
+                evaluation.tokenizer,
+                evaluation.tokenizer_hash,
+                evaluation.examples_folder,
+                say,
+            )
+        except LeftOutError as error:
+            left_out.append(str(error))
+            continue
+        yield task, examples
+
+
+def slice_of_rank(examples: Sequence[Example], rank: int, world: int) -> list[Example]:
+    """A rank's part, cut so that all parts hold about as much text."""
+    total = sum(len(example.prompt) for example in examples)
+    mine, before = [], 0
+    for example in examples:
+        middle = before + len(example.prompt) / 2
+        if rank * total <= middle * world < (rank + 1) * total:
+            mine.append(example)
+        before += len(example.prompt)
+    return mine
+
+
+def append(file: Any, generation: Generation) -> None:
+    row = dict(zip(("task", "length", "index"), generation.key, strict=True)) | {
+        "prediction": generation.text,
+        "tokens": len(generation.tokens),
+        "ended": generation.ended,
+    }
+    file.write(write_line(row))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def cut_half_line(path: Path) -> None:
+    """What a kill left of a line would spoil the next one."""
+    if path.is_file():
+        content = path.read_bytes()
+        os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def read_predictions(work: Path, suite: str) -> list[dict[str, Any]]:
+    """The rows of all ranks, of this attempt and earlier ones."""
+    rows = []
+    for path in sorted(work.glob(f"{suite}-*.jsonl")):
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1].decode("utf-8")
+        rows += [json.loads(line) for line in whole.split("\n") if line]
+    return rows
+
+
+def task_key(task: Task, example: Example) -> Key:
+    return task.name, task.length, example.index
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    return row["task"], row["length"], row["index"]
+
+
+# ------------------------------------------------------------------------------------- scores
+
+
+def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
+    """Put the predictions in the order of tasks and examples, each with its scores, and sum up."""
+    path = folder / run.name / PREDICTIONS
+    found = read_rows(path) if path.is_file() else read_predictions(folder / WORK, run.name)
+    predictions = {key_of(row): row for row in found}
+    left_out: list[str] = []
+    rows, scored, floors = [], [], []
+    for task, examples in all_examples(evaluation, run, left_out):
+        for example in examples:
+            row = predictions[task_key(task, example)]
+            scores = run.suite.score(run.settings, task, example, row["prediction"])
+            rows.append(row | {"scores": scores})
+            light = replace(example, prompt="")  # the prompts of all tasks are gigabytes
+            scored.append(Scored(task, light, scores))
+            floors += count_floor(evaluation, run, task, light, scores)
+    write_rows(path, rows)
+    summarize = partial(run.suite.summarize, run.settings)
+    content = {
+        "suite": run.name,
+        "settings": plain(run.settings),
+        "limit": run.limit,
+        "left_out": left_out,
+        "rows": make_rows(evaluation.label, run.name, summarize(scored)),
+    }
+    if floors:
+        results = [result for result in summarize(floors) if result.metric == run.suite.METRIC]
+        content["floor"] = {
+            "window_tokens": evaluation.window_tokens,
+            "rows": make_rows(evaluation.label, run.name, results),
+        }
+    write_scores(folder / run.name, content)
+
+
+def count_floor(
+    evaluation: Evaluation, run: SuiteRun, task: Task, example: Example, scores: Mapping[str, float]
+) -> list[Scored]:
+    """The example as a model scores it that sees nothing but the last window of its prompt, if its
+    suite knows what that is."""
+    if evaluation.window_tokens is None or not hasattr(run.suite, "floor"):
+        return []
+    percent = run.suite.floor([example], evaluation.window_tokens)
+    if percent is None:
+        return []
+    return [Scored(task, example, dict.fromkeys(scores, percent / 100))]

@@ -1,0 +1,104 @@
+"""Evaluations in processes that are killed: a program, so that torch is loaded once for all.
+
+    python evaluation_program.py '[["whole", [null]], ["killed", [0.3]], ["killed", [null]]]'
+
+Each job names a folder and has a process a rank, with the moment of its SIGKILL: a share of all
+points there are, null: not at all. The first job counts them. A point is an operation on a file in
+the folder, or one of three moments in a prediction that is appended: before it, in the middle of
+its line, after it. So tests reach every kind of moment without a clock. Printed are the exit codes.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bosch.assets import asset_folder
+from eval import runner
+from eval.settings import GenerationSettings, Label, SuiteRun
+from eval.suites import longbench, niah
+
+COUNTED = ("open", "os.rename", "os.remove", "os.truncate", "os.rmdir", "evaluation.append")
+SUITES = (
+    SuiteRun("niah", niah.Settings(lengths=(256,)), 2),
+    SuiteRun("longbench", longbench.Settings(datasets=("toy_labels", "toy_count")), 3),
+)
+
+
+class TwoSteps:
+    """A file whose lines reach the disk in two parts, as a full buffer writes them."""
+
+    def __init__(self, file: Any, folder: Path) -> None:
+        self.file, self.folder = file, folder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, line: str) -> None:
+        for part in (line[:20], line[20:]):
+            sys.audit("evaluation.append", str(self.folder))
+            self.file.write(part)
+            self.file.flush()
+        sys.audit("evaluation.append", str(self.folder))
+
+
+def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
+    append, seen = runner.append, 0
+    runner.append = lambda file, generation: append(TwoSteps(file, folder), generation)
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in COUNTED and str(arguments[0]).startswith(str(folder)):
+            seen += 1
+            if seen == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    model = asset_folder("tiny-qwen3-2layer")
+    evaluation = runner.Evaluation(
+        load_model=lambda: AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        tokenizer=AutoTokenizer.from_pretrained(model),
+        suites=SUITES,
+        examples_folder=folder / "shared",
+        label=Label("run", 5, 40_960),
+        generation=GenerationSettings(batch=4),
+        window_tokens=64,
+        rank=rank,
+        world=world,
+    )
+    runner.evaluate(evaluation, folder / "evaluation")
+    folder.with_suffix(".points").write_text(str(seen))
+
+
+def run_job(folder: Path, kills: Sequence[float | None], num_points: int) -> list[int | None]:
+    """The exit codes of a job's processes, which run side by side."""
+    context = multiprocessing.get_context("fork")
+    processes = []
+    for rank, share in enumerate(kills):
+        kill_at = None if share is None else max(1, round(share * num_points))
+        arguments = (folder, kill_at, rank, len(kills))
+        processes.append(context.Process(target=evaluate, args=arguments))
+        processes[-1].start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def main() -> None:
+    root, codes, num_points = Path.cwd(), [], 0
+    for name, kills in json.loads(sys.argv[1]):
+        codes.append(run_job(root / name, kills, num_points))
+        if not num_points:
+            num_points = int((root / f"{name}.points").read_text())
+    print(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""recipes/evaluate_model.py and what it runs: folders, rows, floors, and what it refuses."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from bosch.assets import asset_folder
+from bosch.fingerprint import hash_file
+from bosch.hybrid.materialize import materialize
+from bosch.manifest import DamagedArtifactError
+from bosch.mask import GroupMask, MaskFile
+from bosch.model_folder import read_model_info
+from bosch.run_folder import RunFolder
+from data.tokenizer_files import describe_tokenizer
+from eval import runner
+from eval.example_files import load_examples
+from eval.lm_eval_bridge import results_of
+from eval.results import collect_results, describe_evaluation
+from eval.settings import FAST, Label, SuiteRun
+from eval.suites import longbench, niah
+from eval.suites._interface import Example, Result, Task
+from recipes import evaluate_model, presets
+
+MODEL = asset_folder("tiny-qwen3-2layer")
+ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two-layer model with a window of 64 in six of its eight groups."""
+    folder = tmp_path_factory.mktemp("models") / "hybrid"
+    mask = GroupMask.from_rows([[1, 1] + [0] * 6] * 2, 64)
+    record = MaskFile(mask, read_model_info(MODEL), "by hand", settings={}, seed=0, provenance={})
+    materialize(MODEL, record, folder)
+    return folder
+
+
+# --------------------------------------------------------------------------------- in recover.py
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, hybrid: Path) -> Path:
+    """A run whose dense model and step 4 were judged as the smoke preset says."""
+    root = tmp_path_factory.mktemp("runs")
+    config, run = presets.smoke(), root / "one"
+    with RunFolder(run) as folder:
+        folder.complete(evaluate_model.build(config))
+    out = run / "eval" / "step-000004"
+    evaluate_model.evaluate_folder(config, hybrid, out, 4, 4096, root / "shared")
+    return run
+
+
+def test_every_score_is_a_row_and_stands_on_saved_predictions(run: Path) -> None:
+    folder = run / "eval" / "step-000004"
+    scores = read_json(folder / "niah" / "scores.json")
+    rows = [row for row in scores["rows"] if row["metric"] == "string_match_all"]
+    assert all(set(row) == ROW for row in rows)
+    assert {(row["run"], row["step"], row["tokens"]) for row in rows} == {("one", 4, 4096)}
+    predictions = read_lines(folder / "niah" / "predictions.jsonl")
+    for task in ("niah_single_1", "niah_multikey_2"):
+        mine = [p["scores"]["string_match_all"] for p in predictions if p["task"] == task]
+        (row,) = [row for row in rows if row["task"] == task]
+        assert (row["value"], row["n"]) == (100 * sum(mine) / len(mine), len(mine))
+    # multikey_3 does not fit into 256 tokens: it is named, and counts in no average.
+    assert ["niah_multikey_3" in reason for reason in scores["left_out"]] == [True]
+    means = {row["task"]: row["value"] for row in rows}
+    assert means["average"] == pytest.approx((means["single"] + means["multikey"]) / 2)
+    assert read_json(folder / "longbench" / "scores.json")["rows"][-1]["task"] == "average"
+
+
+def test_the_floor_is_counted_on_the_examples(run: Path) -> None:
+    told = read_json(run / "eval" / "step-000004" / "niah" / "scores.json")["floor"]
+    assert told["window_tokens"] == 64
+    settings = niah.Settings(lengths=(256,))
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    for row in told["rows"]:
+        if row["task"].startswith("niah"):
+            task = Task(row["task"], row["length"])
+            examples = niah.build_examples(settings, task, tokenizer, limit=1)
+            assert row["value"] == niah.floor(examples, 64)
+    assert {"single", "multikey", "average"} < {row["task"] for row in told["rows"]}
+    # Nothing is windowed in the dense model.
+    shared = run.parent / "shared"
+    (dense,) = shared.glob("eval-dense-*")
+    assert "floor" not in read_json(dense / "niah" / "scores.json")
+
+
+def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
+    run: Path, hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(longbench, "build_examples", None)
+    monkeypatch.setattr(niah, "build_examples", None)
+    said: list[str] = []
+    config, other = presets.smoke(), run.parent / "two"
+    with RunFolder(other, say=said.append) as folder:
+        folder.complete(evaluate_model.build(config))
+    assert ["eval/dense: complete, reused from" in line for line in said] == [True]
+    out = other / "eval" / "step-000000"
+    config = replace(config, eval=replace(config.eval, batch=2))  # decides no result
+    # Examples of NIAH are left out once more: whether one fits is found by building it.
+    settings = replace(config.eval, niah_tasks=presets.smoke().eval.niah_tasks[:5])
+    config = replace(config, eval=settings)
+    evaluate_model.evaluate_folder(config, hybrid, out, 0, 0, run.parent / "shared")
+    rows = collect_results(other / "eval", "two")
+    assert read_lines(other / "eval" / "results.jsonl") == rows
+    assert {row["run"] for row in rows} == {"two"}
+    assert list(dict.fromkeys(row["step"] for row in rows)) == [None, 0]
+    assert list((other / "tb" / "eval").glob("events*"))
+
+
+def test_a_complete_evaluation_is_reused_and_other_settings_are_refused(
+    run: Path, hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "predict", None)
+    config, out = presets.smoke(), run / "eval" / "step-000004"
+    evaluate_model.evaluate_folder(config, hybrid, out, 4, 4096, run.parent / "shared")
+    config = replace(config, eval=replace(config.eval, niah_samples=2))
+    with pytest.raises(ValueError, match=r"limit: 1 -> 2"):
+        evaluate_model.evaluate_folder(config, hybrid, out, 4, 4096, run.parent / "shared")
+
+
+def test_predictions_are_scored_again_without_the_model(run: Path, tmp_path: Path) -> None:
+    source = run / "eval" / "step-000004"
+    folder = tmp_path / "again"
+    shutil.copytree(source, folder)
+    (folder / "niah" / "scores.json").unlink()
+    evaluation = runner.Evaluation(
+        load_model=lambda: pytest.fail("the model is not needed"),
+        tokenizer=AutoTokenizer.from_pretrained(MODEL),
+        suites=[SuiteRun("niah", niah.Settings(lengths=(256,)), 1)],
+        examples_folder=run.parent / "shared",
+        label=Label("one", 4, 4096),
+        window_tokens=64,
+    )
+    runner.evaluate(evaluation, folder)
+    name = "niah/scores.json"
+    assert (folder / name).read_bytes() == (source / name).read_bytes()
+
+
+# ------------------------------------------------------------------------------- shared examples
+
+
+def load(run: SuiteRun, folder: Path, task: Task) -> list[Example]:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    known_by = describe_tokenizer(tokenizer).hash
+    return load_examples(run, task, tokenizer, known_by, folder, lambda line: None)
+
+
+def test_examples_are_built_once_and_serve_whoever_wants_fewer(tmp_path: Path) -> None:
+    settings, task = longbench.Settings(toy_rows=6), Task("toy_count")
+    three = load(SuiteRun("longbench", settings, 3), tmp_path, task)
+    assert len(three) == 3
+    (path,) = tmp_path.rglob("*.jsonl")
+    written = path.stat().st_mtime_ns
+    assert load(SuiteRun("longbench", settings, 2), tmp_path, task) == three[:2]
+    assert path.stat().st_mtime_ns == written
+    everything = load(SuiteRun("longbench", settings), tmp_path, task)
+    assert len(everything) == 6
+    assert everything[:3] == three
+    assert {p.name for p in tmp_path.rglob("*.jsonl")} == {"first-00003.jsonl", "first-all.jsonl"}
+    load(SuiteRun("longbench", replace(settings, seed=1), 1), tmp_path, task)
+    assert len(list(tmp_path.glob("examples-*"))) == 2
+
+
+def test_a_damaged_file_of_examples_is_named(tmp_path: Path) -> None:
+    asked, task = SuiteRun("longbench", longbench.Settings(), 1), Task("toy_count")
+    load(asked, tmp_path, task)
+    (path,) = tmp_path.rglob("*.jsonl")
+    path.write_text(path.read_text().replace("Paragraph 1", "Paragraph 7", 1))
+    with pytest.raises(DamagedArtifactError, match=r"first-00001.jsonl is damaged"):
+        load(asked, tmp_path, task)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_ranks_share_all_examples_between_them_by_their_text(world: int) -> None:
+    examples = [Example(i, "x" * size, (), 1) for i, size in enumerate((900, 100, 100, 500, 400))]
+    parts = [runner.slice_of_rank(examples, rank, world) for rank in range(world)]
+    assert [example for part in parts for example in part] == examples
+    if world == 2:
+        assert [len(part) for part in parts] == [2, 3]  # 1,000 signs each
+
+
+# ------------------------------------------------------------------------------ the command line
+
+
+def command(*arguments: object) -> None:
+    evaluate_model.main([str(argument) for argument in arguments])
+
+
+def test_the_command_shows_a_table_and_goes_on_where_it_stopped(
+    hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--model", hybrid, "--suite", "niah", "longbench", "--lengths", 256, "--limit", 1)
+    options = (*options, "--niah-tasks", "niah_single_2", "--out", tmp_path / "judged")
+    command(*options)
+    said = capsys.readouterr().out
+    assert "niah_single_2   string_match_all" in said
+    assert "floor of a window of 64 tokens" in said
+    assert "of each task the first 1 examples" in said
+    before = hash_file(tmp_path / "judged" / "niah" / "predictions.jsonl")
+    command(*options)
+    assert "judged: complete, reused" in capsys.readouterr().out
+    # Another window, without the speed-ups: another evaluation.
+    other = (*options[:-1], tmp_path / "narrow", "--window", 8, "--plain")
+    command(*other)
+    assert hash_file(tmp_path / "narrow" / "niah" / "predictions.jsonl") != before
+    scores = read_json(tmp_path / "narrow" / "niah" / "scores.json")
+    assert scores["floor"]["window_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--suite", "naih"), r"--suite naih: no such suite; did you mean 'niah'"),
+        (
+            ("--lengths", 4096),
+            r"--lengths 4096: tiny-qwen3-2layer has 2,048 positions, and NIAH is",
+        ),
+        (("--lengths", 256, "--essays", "none.json"), r"none\.json: no essays there"),
+        (("--lengths", 256, "--window", 8), r"--window 8: .* is no hybrid"),
+        (("--suite", "longbench", "--longbench-data", "none.zip"), r"none\.zip: no LongBench"),
+        (("--suite", "gsm8k", "--gsm8k-data", "none"), r"none: no GSM8K there"),
+        (("--niah-tasks", "niah_single_9", "--lengths", 256), r"'niah_single_9' is not one of"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_sentence(
+    arguments: tuple[object, ...], told: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "judged"
+    with pytest.raises((ValueError, FileNotFoundError), match=told):
+        command("--model", "tiny-qwen3-2layer", *arguments, "--limit", 1, "--out", out)
+    assert not out.exists()  # the same folder serves the right command
+
+
+# --------------------------------------------------------------------------------------- the model
+
+
+def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> None:
+    judging = evaluate_model.Judging((), yarn=2)
+    model = evaluate_model.load_model(MODEL, judging)
+    plain = AutoConfig.from_pretrained(MODEL)
+    assert model.config.max_position_embeddings == plain.max_position_embeddings
+    assert model.config.rope_parameters == {
+        "rope_type": "yarn",
+        "rope_theta": plain.rope_parameters["rope_theta"],
+        "factor": 2.0,
+        "original_max_position_embeddings": plain.max_position_embeddings,
+    }
+    rope = model.model.rotary_emb
+    assert rope.attention_scaling == pytest.approx(1.0693, abs=1e-4)  # 0.1 ln 2 + 1
+    base = plain.rope_parameters["rope_theta"]
+    size = plain.head_dim
+    fastest, slowest = rope.inv_freq[0], rope.inv_freq[-1]
+    assert fastest == pytest.approx(1.0)  # left as it is
+    assert slowest == pytest.approx(base ** (-(size - 2) / size) / 2, rel=1e-6)  # half as fast
+    with pytest.raises(ValueError, match="stretched already"):
+        evaluate_model.stretch_positions(model.config, 2, MODEL)
+
+
+def test_a_model_is_judged_in_the_precision_asked_for() -> None:
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        judging = evaluate_model.Judging((), precision=precision)
+        model = evaluate_model.load_model(MODEL, judging)
+        assert model.dtype == dtype
+        assert model.config._attn_implementation == "bosch"  # no mask of all pairs of positions
+
+
+def test_a_prompt_of_longbench_is_cut_where_upstream_cuts_it() -> None:
+    # LongBench/config/model2maxlen.json: models with 4k, 8k, 16k and 32k positions.
+    expected = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500, 40960: 31500}
+    assert {n: evaluate_model.longest_prompt(n) for n in expected} == expected
+
+
+def test_speed_settings_decide_no_result() -> None:
+    judging = evaluate_model.Judging((SuiteRun("niah", niah.Settings(), 3),))
+    fast = replace(judging, generation=replace(FAST, batch=2, draft_answers=False))
+    assert judging.facts() == fast.facts()
+    assert judging.facts() != replace(judging, yarn=2.0).facts()
+
+
+# ------------------------------------------------------------------------------------------ lm-eval
+
+
+def test_lm_eval_s_numbers_become_rows() -> None:
+    """As lm-eval 0.4.13 gave them for these two tasks, shortened."""
+    found = {
+        "results": {
+            "niah_single_1": {
+                "alias": "x",
+                "4096,none": -1,
+                "1024,none": 0.5,
+                "1024_stderr,none": 0.1,
+            },
+            "gsm8k": {"exact_match,strict-match": 0.25, "exact_match_stderr,strict-match": "N/A"},
+        },
+        "n-samples": {"niah_single_1": {"effective": 4}, "gsm8k": {"effective": 8}},
+    }
+    assert list(results_of(found)) == [
+        Result("niah_single_1", 1024, "string_match_all", 0.5, 0.1, 4),
+        Result("gsm8k", 0, "exact_match strict-match", 0.25, None, 8),
+    ]
+
+
+def test_lm_eval_judges_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
+    arguments = ("--model", "tiny-qwen3-2layer", "--suite", "lm-eval:niah_single_1", "--limit", 1)
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError:
+        with pytest.raises(Exception, match=r"pip install 'bosch-hybrid\[lm-eval\]'"):
+            command(*arguments, "--out", tmp_path / "judged")
+        return
+    command(*arguments, "--lengths", 256, "--out", tmp_path / "judged")
+    (row,) = read_json(tmp_path / "judged" / "lm-eval" / "scores.json")["rows"]
+    assert (row["task"], row["length"], row["n"]) == ("niah_single_1", 256, 1)
+    assert describe_evaluation(tmp_path / "judged")

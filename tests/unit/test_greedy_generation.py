@@ -1,0 +1,300 @@
+"""eval/generate.py: the tokens are those of `model.generate`, whatever makes it fast."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bosch.assets import asset_folder
+from bosch.hybrid.models import deploy
+from eval.generate import Generation, Generator, Key
+from eval.settings import FAST, PLAIN, GenerationSettings
+from eval.suites import longbench, niah
+from eval.suites._interface import Example, LeftOutError, Stop, Task
+from tests.hybrid_folders import WINDOW, tiny_tokenizer
+from tests.model_factory import FAMILIES, MIXED, tiny_model
+
+Examples = list[tuple[Key, Example]]
+
+ONE_BY_ONE = {
+    "stop": replace(PLAIN, stop_when_answered=True),
+    "draft": replace(PLAIN, draft_answers=True),
+    "share": replace(PLAIN, share_prefixes=True),
+    "batch": replace(PLAIN, batch=5),
+    "chunks": replace(PLAIN, prefill_chunk=100),
+    "everything": FAST,
+}
+
+
+def run(model: Any, tokenizer: Any, examples: Examples, settings: GenerationSettings) -> Any:
+    found = Generator(model, tokenizer, settings).generate(examples)
+    by_key = {generation.key: generation for generation in found}
+    assert len(by_key) == len(examples) > 0
+    return by_key
+
+
+def by_hugging_face(model: Any, tokenizer: Any, example: Example, **options: Any) -> list[int]:
+    ids = torch.tensor([tokenizer(example.prompt)["input_ids"]])
+    settings = {"max_new_tokens": example.max_new_tokens, "do_sample": False} | options
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
+    return list(out[0, ids.shape[1] :].tolist())
+
+
+# ----------------------------------------------------------------------- the embedded tiny models
+
+
+def load(name: str, kind: str) -> tuple[Any, Any]:
+    folder = asset_folder(name)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="bosch"
+    ).eval()
+    if kind == "hybrid":
+        groups = model.config.num_key_value_heads
+        rows = [[int(g % 4 == layer % 4) for g in range(groups)] for layer in range(8)]
+        model = deploy(model, rows[: model.config.num_hidden_layers], 64)
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def tasks(tokenizer: Any, lengths: tuple[int, ...], samples: int, rows: int) -> Examples:
+    """All toy tasks; neighbors begin alike, as the runner orders them."""
+    found: Examples = []
+    for suite, settings, limit in (
+        (niah, niah.Settings(lengths=lengths), samples),
+        (longbench, longbench.Settings(), rows),
+    ):
+        for task in suite.list_tasks(settings):
+            try:
+                examples = suite.build_examples(settings, task, tokenizer, limit)
+            except LeftOutError:
+                continue
+            ordered = sorted(examples, key=lambda example: example.prompt)
+            found += [((task.name, task.length, e.index), e) for e in ordered]
+    return found
+
+
+def score(key: Key, example: Example, text: str) -> dict[str, float]:
+    suite: Any = niah if key[0].startswith("niah") else longbench
+    settings = suite.Settings()
+    return dict(suite.score(settings, Task(*key[:2]), example, text))
+
+
+def assert_same_scores(
+    examples: Iterable[tuple[Key, Example]], found: Any, expected: dict[Key, Generation]
+) -> None:
+    for key, example in examples:
+        mine, theirs = found[key], expected[key]
+        assert score(key, example, mine.text) == score(key, example, theirs.text), key
+        if mine.ended != "answered":
+            assert mine.tokens == theirs.tokens, key
+        else:
+            assert theirs.tokens[: len(mine.tokens)] == mine.tokens, key
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_no_speed_up_changes_a_token_or_a_score(kind: str) -> None:
+    model, tokenizer = load("tiny-qwen3-2layer", kind)
+    examples = tasks(tokenizer, lengths=(256,), samples=1, rows=1)
+    expected = run(model, tokenizer, examples, PLAIN)
+    for key, example in examples:
+        assert list(expected[key].tokens) == by_hugging_face(model, tokenizer, example), key
+    for settings in ONE_BY_ONE.values():
+        found = run(model, tokenizer, examples, settings)
+        assert_same_scores(examples, found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_no_speed_up_changes_a_score_on_any_task_of_the_tiny_model(kind: str) -> None:
+    model, tokenizer = load("tiny-qwen3", kind)
+    examples = tasks(tokenizer, lengths=(512, 1024), samples=6, rows=4)
+    expected = run(model, tokenizer, examples, PLAIN)
+    for key, example in examples:
+        assert list(expected[key].tokens) == by_hugging_face(model, tokenizer, example), key
+    for settings in ONE_BY_ONE.values():
+        assert_same_scores(examples, run(model, tokenizer, examples, settings), expected)
+
+
+@pytest.mark.slow
+def test_in_half_precision_no_speed_up_changes_a_score() -> None:
+    model, tokenizer = load("tiny-qwen3", "hybrid")
+    model = model.to(torch.bfloat16)
+    examples = tasks(tokenizer, lengths=(512,), samples=4, rows=2)
+    expected = run(model, tokenizer, examples, PLAIN)
+    for name in ("stop", "draft", "share", "everything"):
+        assert_same_scores(examples, run(model, tokenizer, examples, ONE_BY_ONE[name]), expected)
+
+
+def test_an_answer_ends_the_text_and_costs_no_decoding() -> None:
+    model, tokenizer = load("tiny-qwen3-2layer", "dense")
+    examples = tasks(tokenizer, lengths=(256,), samples=4, rows=1)
+    found = run(model, tokenizer, examples, FAST)
+    answered = [found[key] for key, _ in examples if found[key].ended == "answered"]
+    assert answered  # the model solves some of them
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    right = [(key, e) for key, e in examples if found[key].ended == "answered"]
+    model.register_forward_pre_hook(count)
+    run(model, tokenizer, right, FAST)
+    assert calls == 2 * len(right)  # the prompt and the draft; these are too short for chunks
+
+
+# ------------------------------------------------------------------------- random models, any shape
+
+
+def texts(prompts: Iterable[str], max_new_tokens: int = 6) -> Examples:
+    return [
+        (("text", 0, i), Example(i, prompt, ("no", "answer"), max_new_tokens))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+BEGINNING = "It was a bright cold day in April, and the clocks were striking thirteen; "
+PROMPTS = (
+    "a",
+    "a b",
+    "Shorter than W",
+    "As long as the W",
+    BEGINNING,
+    BEGINNING + "Winston",
+    BEGINNING + "Winston Smith, his chin nuzzled",
+    BEGINNING + "his chin",
+    BEGINNING[:40] + "and nothing else",
+    "entirely different, and of some length of its own.",
+)
+
+
+def assert_plain_tokens(model: Any, examples: Examples, settings: GenerationSettings) -> None:
+    expected = run(model, tiny_tokenizer(), examples, PLAIN)
+    found = run(model, tiny_tokenizer(), examples, settings)
+    assert {k: g.tokens for k, g in found.items()} == {k: g.tokens for k, g in expected.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_beginnings_and_batches_of_any_lengths_change_no_token(family: str) -> None:
+    plain_model = tiny_model(family)
+    for model in (plain_model, deploy(plain_model, MIXED, WINDOW)):
+        assert_plain_tokens(model, texts(PROMPTS), replace(FAST, batch=3, prefill_chunk=9))
+
+
+@pytest.mark.parametrize("window", [1, 2, WINDOW, 200])
+@pytest.mark.parametrize("batch", [1, 16])
+def test_no_window_is_too_small_or_too_long_for_it(window: int, batch: int) -> None:
+    model = deploy(tiny_model("qwen3"), MIXED, window)
+    assert_plain_tokens(model, texts(PROMPTS, 4), replace(FAST, batch=batch, prefill_chunk=50))
+
+
+def test_a_right_draft_is_taken_as_far_as_the_model_goes_along() -> None:
+    model, tokenizer = deploy(tiny_model("qwen3"), MIXED, WINDOW), tiny_tokenizer()
+    examples = texts(PROMPTS, max_new_tokens=8)
+    expected = run(model, tokenizer, examples, PLAIN)
+    for length in (1, 3, 8):
+        drafted = []
+        for key, example in examples:
+            ids = list(expected[key].tokens[:length])
+            if length == 3:
+                ids[2] = ids[2] % 90 + 3  # another token than the model's
+            job_text = tokenizer.decode(ids)
+            # The draft begins with a blank of its own unless the prompt ends in one.
+            drafted.append((key, replace(example, prompt=example.prompt, answers=(job_text,))))
+        generator = Generator(model, tokenizer, replace(FAST, batch=4))
+        encode = generator._encode
+
+        def with_draft(key: Key, example: Example, encode: Any = encode) -> Any:
+            job = encode(key, example)
+            job.draft = tokenizer(example.answers[0], add_special_tokens=False)["input_ids"]
+            return job
+
+        generator._encode = with_draft  # type: ignore[method-assign]
+        found = {g.key: g for g in generator.generate(drafted)}
+        assert {k: g.tokens for k, g in found.items()} == {k: g.tokens for k, g in expected.items()}
+
+
+def test_a_token_too_close_to_call_is_decided_the_plain_way() -> None:
+    model = tiny_model("qwen3")
+    model.get_output_embeddings().weight.data.zero_()  # all tokens are equally likely
+    examples = texts(PROMPTS[4:8])
+    expected = run(model, tiny_tokenizer(), examples, PLAIN)
+    generator = Generator(model, tiny_tokenizer(), replace(FAST, batch=2))
+    found = {g.key: g for g in generator.generate(examples)}
+    assert found == expected
+    # All but the first, which begins a text of its own and finds no other to decode with.
+    assert generator.num_redone == len(examples) - 1
+
+
+def test_a_family_s_own_window_takes_no_speed_up_that_copies_caches() -> None:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            vocab_size=96,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention"],
+            eos_token_id=None,
+        )
+    ).eval()
+    tokenizer, examples = tiny_tokenizer(), texts(PROMPTS[2:6])
+    found = run(model, tokenizer, examples, FAST)
+    for key, example in examples:
+        assert list(found[key].tokens) == by_hugging_face(model, tokenizer, example)
+
+
+# -------------------------------------------------------------------------------- where texts end
+
+
+def test_samsum_s_rule_is_a_second_end_token_after_the_first_token() -> None:
+    model, tokenizer = load("tiny-qwen3-2layer", "dense")
+    rows = longbench.build_examples(longbench.Settings(), Task("toy_labels"), tokenizer, 3)
+    stop = Stop(newline_token=True, min_new_tokens=1)
+    examples = []
+    for row in rows:
+        # Behind the answer the likeliest token is the newline, which may not come first.
+        for prompt in (row.prompt, f"{row.prompt} {row.answers[0]}"):
+            key = ("toy_labels", 0, len(examples))
+            examples.append((key, replace(row, prompt=prompt, stop=stop, max_new_tokens=12)))
+    newline = tokenizer("\n")["input_ids"][-1]
+    ends = [model.generation_config.eos_token_id, newline]
+    for settings in (PLAIN, FAST):
+        found = run(model, tokenizer, examples, settings)
+        for key, example in examples:
+            expected = by_hugging_face(
+                model, tokenizer, example, eos_token_id=ends, min_new_tokens=1
+            )
+            assert list(found[key].tokens) == expected
+            assert found[key].tokens[0] not in ends
+    assert any(g.tokens[-1] == newline for g in found.values())
+
+
+def test_a_stop_string_ends_the_text_with_the_token_that_completes_it() -> None:
+    model, tokenizer = tiny_model("qwen3"), tiny_tokenizer()
+    free = run(model, tokenizer, texts(PROMPTS), PLAIN)
+    examples = [
+        (key, replace(example, stop=Stop(strings=(free[key].text[2:4],))))
+        for key, example in texts(PROMPTS)
+    ]
+    for settings in (PLAIN, FAST):
+        for key, generation in run(model, tokenizer, examples, settings).items():
+            first = free[key].text.find(free[key].text[2:4])
+            assert generation.text == free[key].text[: first + 2]
+            assert generation.ended == "stop string"
+
+
+def test_an_example_that_does_not_fit_is_never_cut() -> None:
+    model, tokenizer = tiny_model("qwen3"), tiny_tokenizer()
+    examples = texts(["x" * 60], max_new_tokens=5)  # the last token of the answer is never read
+    assert list(Generator(model, tokenizer, max_positions=64).generate(examples))
+    with pytest.raises(ValueError, match=r"60 tokens and 5 new ones do not fit .* 63 positions"):
+        list(Generator(model, tokenizer, max_positions=63).generate(examples))
