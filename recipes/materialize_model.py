@@ -84,7 +84,11 @@ def build(config: Config, mask: Stage) -> Stage:
     told = read_model_info(folder) if folder else config.model  # no download before the run
 
     def run(out: Path, mask: Artifact) -> None:
-        write_hybrid(fetch_model(config.model), mask.folder / MASK_FILE, out)
+        from bosch.methods._interface import WEIGHTS  # loads torch and transformers: seconds
+
+        trained = mask.folder / WEIGHTS  # there if the mask is for weights that came with it
+        source = trained if trained.is_dir() else fetch_model(config.model)
+        write_hybrid(source, mask.folder / MASK_FILE, out)
 
     return Stage("model", run=run, settings={"model": told}, inputs={"mask": mask}, version=VERSION)
 

@@ -1,0 +1,139 @@
+"""Trains the hybrid on packed tokens, to recover what the windows cost: the stage `train`.
+
+    python recipes/train_model.py --model hybrid --tokens tokens --out train
+    accelerate launch recipes/train_model.py --model hybrid --tokens tokens --out train
+    accelerate launch --use_fsdp --num_processes 2 recipes/train_model.py ...      # 2 CPU processes
+
+--model may be a dense model too, whose training is the control. Run the same command again and it
+goes on after its last checkpoint; Ctrl-C, SIGTERM and a file STOP in the folder end it after the
+step, everything saved.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from bosch import progress
+from bosch.config import Config, TokenCount, TrainConfig
+from bosch.errors import exit_on_user_error
+from bosch.progress import say
+from bosch.ranks import rank_and_world
+from bosch.run_folder import RunFolder
+from bosch.stage import Artifact, Stage
+from recipes.materialize_model import fetch_model
+from recipes.prepare_tokens import read_tokenizer
+
+VERSION = 1  # raised when the same settings, model and tokens give other weights
+
+# on_checkpoint(step, tokens trained on, folder of the model), on all ranks
+OnCheckpoint = Callable[[int, int, Path], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a model, hybrid or dense, on packed tokens."""
+
+    model: str  # folder of the hybrid, or of a dense model; a hub id
+    tokens: Path  # folder that prepare_tokens.py wrote
+    out: Path  # folder to write
+    budget: TokenCount | None = None  # tokens to train on; None: all in the folder, once
+    evaluated: tuple[float, ...] = (0.0, 1.0)  # shares of the steps at which models are exported
+    document_mask: bool = True  # documents packed together do not see each other
+    train: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = tyro.cli(Options, args=arguments, prog="train_model.py", description=__doc__)
+    rank, world = rank_and_world()
+    progress.set_up(rank)
+    out = options.out.absolute()
+    model, tokens = Artifact.load(fetch_model(options.model)), Artifact.load(options.tokens)
+    stage = make_stage(
+        out.name,
+        options.train,
+        options.budget,
+        options.evaluated,
+        options.document_mask,
+        {"model": model, "tokens": tokens},
+    )
+    with RunFolder(out.parent, rank, world, say) as run:
+        run.complete(stage)
+    say(f"trained model in {options.out}")
+
+
+def build(
+    config: Config,
+    model: Stage | Artifact,
+    tokens: Stage | Artifact,
+    on_checkpoint: OnCheckpoint | None = None,
+) -> Stage:
+    """The stage `train` of recover.py."""
+    return make_stage(
+        "train",
+        config.train,
+        config.data.tokens,
+        config.eval.checkpoints,
+        config.data.document_mask,
+        {"model": model, "tokens": tokens},
+        on_checkpoint,
+    )
+
+
+def evaluated_steps(config: Config) -> tuple[int, ...]:
+    """The steps whose models are exported and judged."""
+    from training.schedule import make_plan
+
+    _, world = rank_and_world()
+    data = config.data
+    shares = config.eval.checkpoints
+    plan = make_plan(config.train, data.tokens, data.sequence_length, shares, world, "cpu")
+    return plan.evaluated_steps
+
+
+def make_stage(
+    name: str,
+    settings: TrainConfig,
+    budget_tokens: int | None,
+    evaluated_shares: tuple[float, ...],
+    document_mask: bool,
+    inputs: dict[str, Stage | Artifact],
+    on_checkpoint: OnCheckpoint | None = None,
+) -> Stage:
+    facts: dict[str, Any] = {
+        "train": settings,
+        "tokens": budget_tokens,
+        "evaluated": evaluated_shares,
+        "document_mask": document_mask,
+    }
+
+    def run(out: Path, model: Artifact, tokens: Artifact) -> None:
+        from data.loader import open_tokens
+        from training.loop import TrainJob, train
+
+        packed = open_tokens(tokens.folder, read_tokenizer(str(model.folder)).hash)
+        job = TrainJob(
+            settings,
+            model.folder,
+            packed,
+            out,
+            packed.train.rows.size if budget_tokens is None else budget_tokens,
+            evaluated_shares,
+            document_mask,
+            facts | {"model": model.fingerprint, "tokens_folder": tokens.fingerprint},
+            on_checkpoint,
+        )
+        stopped_by = train(job)
+        if stopped_by is not None:
+            say(f"{name}: stopped by {stopped_by}, and saved; the same command goes on from here")
+            raise SystemExit(0)
+
+    return Stage(name, run=run, settings=facts, inputs=inputs, version=VERSION, ranks="all")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)

@@ -1,0 +1,73 @@
+"""A rank that has died ends the others, even where nothing else would wake them."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from training.heartbeat import PEER_DIED, Heartbeat
+
+BEAT_SECONDS = 0.05
+
+
+def wait_for_ever(folder: Path, rank: int, ends: bool, ready: Any) -> None:
+    beat = Heartbeat(folder, rank, 2, BEAT_SECONDS)
+    beat.start()
+    if ends:
+        beat.stop()
+    ready.set()
+    signal.pause()
+
+
+def pair(folder: Path, ends: bool) -> list[Any]:
+    context: Any = multiprocessing.get_context("forkserver")
+    ready = [context.Event() for _ in range(2)]
+    ranks = [
+        context.Process(target=wait_for_ever, args=(folder, n, ends and n == 1, ready[n]))
+        for n in range(2)
+    ]
+    for rank, event in zip(ranks, ready, strict=True):
+        rank.start()
+        assert event.wait(60)
+    return ranks
+
+
+def test_killed_rank_ends_the_one_that_waits(tmp_path: Path) -> None:
+    waiting, killed = pair(tmp_path, ends=False)
+    killed.kill()
+    killed.join()
+    waiting.join(60)
+    assert waiting.exitcode == PEER_DIED
+
+
+def test_rank_that_is_done_ends_nobody(tmp_path: Path) -> None:
+    waiting, done = pair(tmp_path, ends=True)
+    done.kill()
+    done.join()
+    waiting.join(20 * BEAT_SECONDS)
+    assert waiting.exitcode is None
+    waiting.kill()
+    waiting.join()
+
+
+def test_beats_of_an_earlier_launch_end_nobody(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "earlier")
+    waiting, killed = pair(tmp_path, ends=False)
+    for rank in (waiting, killed):
+        rank.kill()
+        rank.join()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "now")
+    assert not Heartbeat(tmp_path, 0, 2)._is_dead(1)
+    assert os.listdir(tmp_path)
+
+
+def test_rank_on_another_machine_is_dead_when_its_count_stands_still(tmp_path: Path) -> None:
+    here, there = Heartbeat(tmp_path, 0, 2, stale_seconds=0.0), Heartbeat(tmp_path, 1, 2)
+    there._identity["host"] = "another machine"
+    there._write()
+    assert not here._is_dead(1)
+    there._count += 1
+    there._write()
+    assert not here._is_dead(1)
+    assert here._is_dead(1)

@@ -1,0 +1,153 @@
+"""Training killed in a step, in a save, in an export: what it ends in is the same, bit for bit."""
+
+import random
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.training_program import (
+    LAST_STEP,
+    last_checkpoint,
+    launch,
+    launch_by_accelerate,
+    results,
+    run,
+)
+from tests.plain_training import model_folder
+
+ASYNCHRONOUS = {"settings": {"async_checkpoints": True}}
+
+
+Undisturbed = dict[int, tuple[dict[str, Any], list[int]]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """By number of ranks: what a run leaves that nobody kills, and each rank's file operations."""
+    found = {}
+    for world in (1, 2):
+        root = tmp_path_factory.mktemp("undisturbed")
+        model_folder(root / "model")
+        counts = re.findall(r"operations: (\d+)", run(root / "train", world))
+        found[world] = results(root / "train"), [int(count) for count in counts]
+    return found
+
+
+def attempts(world: int) -> list[Any]:
+    """One in every test run, ten in `make faults`."""
+    return [pytest.param(world, n, marks=[pytest.mark.faults] if n else []) for n in range(10)]
+
+
+@pytest.mark.parametrize(("world", "attempt"), [*attempts(1), *attempts(2)])
+def test_killed_training_resumes_to_the_same_bytes(
+    world: int, attempt: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    expected, num_operations = undisturbed[world]
+    draw = random.Random(f"{world} {attempt}")
+    victim = draw.randrange(world)
+    model_folder(tmp_path / "model")
+    point = draw.randint(1, num_operations[victim])
+    killed = launch(tmp_path / "train", world, at=point, victim=victim)
+    assert killed.wait_for_a_death() == victim, killed.output()
+    killed.kill()
+    assert killed.ranks[victim].exitcode == -signal.SIGKILL, killed.output()
+    run(tmp_path / "train", world)
+    assert results(tmp_path / "train") == expected
+
+
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.faults)])
+def test_training_killed_again_and_again_in_background_saves_ends_the_same(
+    world: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    expected, num_operations = undisturbed[world]
+    draw = random.Random(world)
+    model_folder(tmp_path / "model")
+    for _ in range(3):
+        victim = draw.randrange(world)
+        point = draw.randint(1, num_operations[victim])
+        killed = launch(tmp_path / "train", world, at=point, victim=victim, **ASYNCHRONOUS)
+        killed.wait_for_a_death()  # by then it may be finished: fewer steps are left each time
+        killed.kill()
+    run(tmp_path / "train", world, **ASYNCHRONOUS)
+    assert results(tmp_path / "train") == expected
+
+
+@pytest.mark.faults
+def test_the_number_of_ranks_may_change_between_attempts(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    model_folder(tmp_path / "model")
+    for world in (2, 1):
+        (tmp_path / "train").mkdir(exist_ok=True)
+        (tmp_path / "train" / "STOP").touch()
+        assert "ended: a STOP file" in run(tmp_path / "train", world)
+    output = run(tmp_path / "train", 2)
+    assert "ranks: 1 -> 2: results may differ in the last digits" in output
+    assert "training goes on after step 2 of 6" in output
+    # Every step's loss, gradient norm and all, as if there had been two ranks all the time.
+    ours, expected = (found["curve"] for found in (results(tmp_path / "train"), undisturbed[2][0]))
+    for row, other in zip(ours, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-6)
+
+
+# ----------------------------------------------------------------------------------- ended politely
+
+
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "name", [pytest.param("SIGTERM"), pytest.param("SIGINT", marks=pytest.mark.faults)]
+)
+def test_a_signal_to_one_rank_ends_all_after_the_step_and_loses_nothing(
+    world: int, name: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    expected, num_operations = undisturbed[world]
+    model_folder(tmp_path / "model")
+    point, victim = num_operations[-1] // 2, world - 1
+    output = run(tmp_path / "train", world, at=point, signal=name, victim=victim)
+    assert output.count(f"ended: {name}") == world
+    done = results(tmp_path / "train")["curve"][-1][0]
+    assert done < LAST_STEP
+    assert last_checkpoint(tmp_path / "train") == done
+    assert f"training goes on after step {done} of 6" in run(tmp_path / "train", world)
+    assert results(tmp_path / "train") == expected
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.faults)])
+def test_a_killed_rank_ends_the_other(
+    victim: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    point = undisturbed[2][1][victim] // 2
+    model_folder(tmp_path / "model")
+    killed = launch(tmp_path / "train", 2, at=point, victim=victim)
+    codes = killed.wait(seconds=60)  # by itself: `wait` would kill it later, with -9
+    assert codes[victim] == -signal.SIGKILL, killed.output()
+    assert codes[1 - victim] not in (0, -signal.SIGKILL), killed.output()
+
+
+# --------------------------------------------------------------------------------- and its launcher
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("arguments", [[], ["--use_fsdp", "--num_processes", "2"]])
+def test_the_end_of_the_launcher_ends_the_ranks_with_everything_saved(
+    arguments: list[str], name: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    world = 2 if arguments else 1
+    expected, num_operations = undisturbed[world]
+    model_folder(tmp_path / "model")
+    folder = tmp_path / "train"
+    point = num_operations[0] // 3
+    code, output = launch_by_accelerate(folder, arguments, at=point, signal=name, to="parent")
+    assert code != 0
+    assert output.count("ended: SIGTERM") == world, output
+    done = results(folder)["curve"][-1][0]
+    assert done < LAST_STEP
+    assert last_checkpoint(folder) == done
+    code, output = launch_by_accelerate(folder, arguments)
+    assert code == 0, output
+    assert f"training goes on after step {done} of 6" in output
+    assert results(folder) == expected

@@ -1,0 +1,184 @@
+"""Training as processes that tests kill: the real loop on a tiny model, a rank a process.
+
+Processes are forked from one that has imported everything (`multiprocessing`'s fork server), so
+that a run takes a second and not ten.
+"""
+
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from bosch.fingerprint import hash_file
+
+LAST_STEP = 6
+PRELOADED = ["training.loop", "tests.plain_training", "tests.faults.training_program"]
+COUNTED = ("open", "os.rename", "os.mkdir", "os.remove", "shutil.rmtree")
+
+
+@dataclass
+class Attempt:
+    """The processes of one launch."""
+
+    ranks: list[BaseProcess]
+    logs: list[Path]
+
+    def wait(self, seconds: float = 120) -> list[int | None]:
+        """Exit codes; -9 of a rank that was killed. Who still runs then is killed."""
+        for rank in self.ranks:
+            rank.join(seconds)
+        codes = [rank.exitcode for rank in self.ranks]
+        self.kill()
+        return codes
+
+    def wait_for_a_death(self) -> int:
+        """The rank that ends first."""
+        ready = multiprocessing.connection.wait([rank.sentinel for rank in self.ranks], 120)
+        assert ready
+        return [rank.sentinel for rank in self.ranks].index(ready[0])
+
+    def kill(self) -> None:
+        """As a launcher does with the others when one has died."""
+        for rank in self.ranks:
+            rank.kill()
+            rank.join()
+
+    def output(self) -> str:
+        return "\n".join(log.read_text() for log in self.logs)
+
+
+def launch(folder: Path, world: int = 1, **options: Any) -> Attempt:
+    """Start all ranks of a run. Options: see `main`."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    number = len(list(folder.parent.glob(f"{folder.name}-log-*")))
+    ranks, logs = [], []
+    for rank in range(world):
+        logs.append(folder.with_name(f"{folder.name}-log-{number + rank}"))
+        logs[-1].touch()
+        environment = {
+            "RANK": rank,
+            "WORLD_SIZE": world,
+            "LOCAL_RANK": rank,
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": port,
+        }
+        arguments = (folder, logs[-1], environment, options)
+        ranks.append(context.Process(target=main, args=arguments, daemon=True))
+        ranks[-1].start()
+    return Attempt(ranks, logs)
+
+
+def run(folder: Path, world: int = 1, **options: Any) -> str:
+    """A whole run; its output."""
+    attempt = launch(folder, world, **options)
+    assert attempt.wait() == [0] * world, attempt.output()
+    return attempt.output()
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """What a finished run leaves: the weights of each export, and the curve."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "weights": {
+            path.parent.name: hash_file(path)
+            for path in sorted(folder.glob("step-*/model.safetensors"))
+        },
+        "curve": [
+            [row.get(name) for name in ("step", "tokens", "loss", "grad_norm", "validation_loss")]
+            for row in rows
+        ],
+    }
+
+
+def last_checkpoint(folder: Path) -> int:
+    return max(int(path.name.split("-")[1]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> tuple[int, str]:
+    """Exit code and output of `accelerate launch`, once all processes that it started have ended:
+    they hold the other end of the pipe."""
+    module = ["--module", "tests.faults.training_program", str(folder), json.dumps(options)]
+    program = str(Path(sys.executable).with_name("accelerate"))
+    done = subprocess.run(
+        [program, "launch", "--main_process_port", "0", *arguments, *module],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.returncode, done.stdout
+
+
+# ------------------------------------------------------------------------------------- in a process
+
+
+def main(folder: Path, log: Path, environment: dict[str, Any], options: dict[str, Any]) -> None:
+    """at: before its n-th operation on a file below the folder rank `victim` sends `signal`
+    (SIGKILL) to itself, or to its launcher (to: parent). settings: of TrainConfig."""
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    train(folder, environment["RANK"], options)
+
+
+def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
+    import torch
+
+    from bosch import progress
+    from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
+    from training import loop
+
+    torch.set_num_threads(1)
+    progress.set_up(rank)
+    is_victim = rank == options.get("victim", 0)
+    operations = watch_operations(folder, options if is_victim else {})
+    settings = {
+        "max_steps": LAST_STEP,
+        "checkpoint_steps": 2,
+        "keep_checkpoints": 1,
+        **options.get("settings", {}),
+    }
+    job = loop.TrainJob(
+        replace(SETTINGS, **settings),
+        folder.parent / "model",
+        tokens_in_memory(),
+        folder,
+        NUM_SEQUENCES * SEQ_LEN,
+        evaluated_shares=(0.5, 1.0),
+    )
+    print(f"ended: {loop.train(job)}; operations: {operations[0]}", flush=True)
+
+
+def watch_operations(folder: Path, options: dict[str, Any]) -> list[int]:
+    """Their number so far. An audit hook of Python's sees every operation, so that tests reach each
+    point between two without a clock."""
+    seen = [0]
+
+    def count(event: str, args: tuple[Any, ...]) -> None:
+        if event in COUNTED and str(args[0]).startswith(str(folder)):
+            seen[0] += 1
+            if seen[0] == options.get("at"):
+                to = os.getppid() if options.get("to") == "parent" else os.getpid()
+                os.kill(to, signal.Signals[options.get("signal", "SIGKILL")])
+
+    sys.addaudithook(count)
+    return seen
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), int(os.environ.get("RANK", 0)), json.loads(sys.argv[2]))

@@ -1,0 +1,134 @@
+"""What training is compared with: forty lines of plain torch, no shards, no kernels of ours; and
+the small models and tokens that both train on."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from bosch.config import TrainConfig
+from bosch.hybrid.models import deploy
+from data.loader import Loader, Sequences, TokenFolder
+from tests.hybrid_folders import WINDOW
+from tests.model_factory import MIXED, TINY, tiny_model
+
+SEQ_LEN = 48
+NUM_SEQUENCES = 40
+SETTINGS = TrainConfig(
+    batch_sequences=4,
+    micro_batch_sequences=1,
+    peak_learning_rate=2e-3,
+    precision="fp32",
+    kernels="torch",
+    max_steps=5,
+)
+
+
+@dataclass
+class Trace:
+    """What training did."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, folder: Path, last_step: int) -> "Trace":
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        rows = [row for row in map(json.loads, lines) if row["step"]]
+        assert [row["step"] for row in rows] == list(range(1, last_step + 1))
+        weights = read_weights(folder / f"step-{last_step:06d}")
+        return cls([row["loss"] for row in rows], [row["grad_norm"] for row in rows], weights)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def model_folder(folder: Path, hybrid: bool = True, family: str = "qwen3", **changes: Any) -> Path:
+    """A tiny model in fp32; as a hybrid its layers are mixed, windowed, mixed."""
+    model: Any = tiny_model(family, initializer_range=0.1, **changes)
+    if hybrid:
+        model = deploy(model, MIXED, WINDOW)
+    model.config.dtype = torch.float32
+    model.save_pretrained(folder)
+    return folder
+
+
+def tokens_in_memory(seed: int = 0, held_out: int = 3) -> TokenFolder:
+    """Random tokens whose documents end within the rows."""
+    generator = np.random.default_rng(seed)
+
+    def sequences(count: int) -> Sequences:
+        rows = generator.integers(2, TINY["vocab_size"], (count, SEQ_LEN), dtype=np.uint16)
+        ends = np.cumsum(generator.integers(3, 40, count * SEQ_LEN // 10))
+        return Sequences(rows, ends[ends < rows.size].astype(np.uint64))
+
+    order = generator.permutation(NUM_SEQUENCES)[None].astype(np.uint32)
+    summary = {"seq_len": SEQ_LEN, "epochs": 1}
+    return TokenFolder(
+        Path("memory"), summary, sequences(NUM_SEQUENCES), sequences(held_out), order
+    )
+
+
+def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool = True) -> Trace:
+    """The same training, a sequence or a few at a time."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="bosch"
+    ).train()
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    steps, micro = settings.max_steps, settings.micro_batch_sequences
+    assert steps is not None
+    assert micro is not None
+    loader = Loader(tokens_in_memory(), settings.batch_sequences, masked)
+    trace = Trace()
+    for step in range(steps):
+        warmup = round(0.1 * steps)
+        share = (step - warmup) / (steps - warmup)
+        rate = settings.peak_learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (step + 1) / warmup if step < warmup else rate
+        batch = loader.batch(step)
+        loss_sum = 0.0
+        for rows in chunks(settings.batch_sequences, micro):
+            logits = forward(model, settings, batch.ids_BT[rows], batch.position_ids_BT[rows])
+            labels = batch.labels_BT[rows].flatten()
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels, reduction="sum")
+            loss = loss * (1 / batch.num_targets)
+            loss.backward()
+            loss_sum += float(loss.detach())
+        trace.losses.append(loss_sum)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+        trace.norms.append(float(norm))
+        optimizer.step()
+        optimizer.zero_grad()
+    trace.weights = {name: p.detach() for name, p in model.named_parameters()}
+    return trace
+
+
+def forward(model: Any, settings: TrainConfig, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+    """The logits; in bf16 with a copy of each parameter that is made for this forward."""
+    inputs = {"input_ids": ids_BT, "position_ids": positions_BT, "use_cache": False}
+    if settings.precision == "fp32":
+        return model(**inputs).logits
+    copies = {name: p.bfloat16() for name, p in model.named_parameters()}
+    return torch.func.functional_call(model, copies, (), inputs).logits
+
+
+def chunks(total: int, size: int) -> Iterator[slice]:
+    return (slice(begin, begin + size) for begin in range(0, total, size))

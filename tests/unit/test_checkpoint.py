@@ -1,0 +1,412 @@
+"""Checkpoints in one process: what they hold, how they are checked, what happens to bad ones."""
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bosch.manifest import DamagedArtifactError, seal_folder, verify_folder
+from tests.small_disk import small_disk
+from training.checkpoint import CheckpointError, Checkpoints
+from training.checkpoint_content import CheckpointReader
+from training.parallel import start_world
+from training.state import TrainState
+
+FACTS = {"learning_rate": 1e-2, "model": {"layers": 2}}
+
+
+@pytest.fixture(autouse=True)
+def world() -> None:
+    start_world()
+
+
+class History:
+    """What a run carries beside model and optimizer: numbers, a tensor, a list."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.total = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses, "total": self.total}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.losses, self.total = state_dict["losses"], state_dict["total"]
+
+
+def make_state(seed: int = 0, width: int = 8) -> TrainState:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 1, bias=False))
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.ndim == 1]},
+        ],
+        lr=1e-2,
+    )
+    return TrainState(model, optimizer, {"history": History()})
+
+
+def train(state: TrainState, first: int, last: int) -> None:
+    """Steps first .. last - 1; the dropout draws from the global generator."""
+    history: Any = state.extra["history"]
+    for step in range(first, last):
+        inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+        loss = state.model(inputs).square().mean()
+        loss.backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        history.losses = [*history.losses, float(loss.detach())]
+        history.total = history.total + loss.detach()
+
+
+def content(state: TrainState) -> list[Tensor]:
+    history: Any = state.extra["history"]
+    moments = [value for values in state.optimizer.state.values() for value in values.values()]
+    return [*state.model.parameters(), *moments, history.total, torch.tensor(history.losses)]
+
+
+def assert_equal(state: TrainState, other: TrainState) -> None:
+    ours, theirs = content(state), content(other)
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def saved(folder: Path, steps: tuple[int, ...] = (3, 5), **options: Any) -> Checkpoints:
+    """Checkpoints after these steps of a run."""
+    state = make_state()
+    checkpoints = Checkpoints(folder, FACTS, keep=options.pop("keep", 2), **options)
+    done = 0
+    for step in steps:
+        train(state, done, step)
+        checkpoints.save(state, step, milestone=False)
+        done = step
+    checkpoints.finish()
+    return checkpoints
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_resumed_run_ends_like_the_uninterrupted_one(tmp_path: Path, asynchronous: bool) -> None:
+    whole = make_state()
+    train(whole, 0, 9)
+
+    first = make_state()
+    checkpoints = Checkpoints(tmp_path, FACTS, 2, asynchronous)
+    train(first, 0, 4)
+    checkpoints.save(first, 4, milestone=False)
+    train(first, 4, 6)  # an asynchronous save must not see these
+    checkpoints.finish()
+
+    resumed = make_state(seed=1)
+    assert Checkpoints(tmp_path, FACTS, 2).load_newest(resumed) == 4
+    train(resumed, 4, 9)
+    assert_equal(resumed, whole)
+
+
+def test_a_run_without_checkpoints_begins_at_0_and_is_left_as_it_is(tmp_path: Path) -> None:
+    state = make_state()
+    assert Checkpoints(tmp_path / "none", FACTS, 2).load_newest(state) == 0
+    assert_equal(state, make_state())
+
+
+def test_checkpoint_before_the_first_step_resumes_to_the_same(tmp_path: Path) -> None:
+    # An optimizer that made no step has no state; one made up for it would count a step.
+    Checkpoints(tmp_path, FACTS, 2).save(make_state(), 0, milestone=True)
+    whole = make_state()
+    train(whole, 0, 3)
+    resumed = make_state(seed=1)
+    assert Checkpoints(tmp_path, FACTS, 2).load_newest(resumed) == 0
+    train(resumed, 0, 3)
+    assert_equal(resumed, whole)
+
+
+def test_a_parameter_that_never_had_a_gradient_does_not_hinder_resuming(tmp_path: Path) -> None:
+    def with_idle() -> TrainState:
+        state = make_state()
+        state.model.register_parameter("idle", nn.Parameter(torch.ones(3)))
+        state.optimizer.add_param_group({"params": [state.model.idle]})
+        return state
+
+    state, resumed = with_idle(), with_idle()
+    train(state, 0, 2)
+    Checkpoints(tmp_path, FACTS, 2).save(state, 2, milestone=False)
+    assert Checkpoints(tmp_path, FACTS, 2).load_newest(resumed) == 2
+    assert_equal(resumed, state)
+    train(resumed, 2, 3)  # the optimizer still works
+
+
+def test_an_extra_module_with_parameters_in_the_optimizer_is_kept(tmp_path: Path) -> None:
+    def with_gates(value: float) -> TrainState:
+        state = make_state()
+        gates = nn.ParameterDict({"logits": nn.Parameter(torch.full((2,), value))})
+        state.optimizer.add_param_group({"params": [gates["logits"]], "lr": 0.1})
+        state.extra["gates"] = gates
+        gates["logits"].sum().backward()
+        return state
+
+    state = with_gates(1.0)
+    train(state, 0, 2)
+    Checkpoints(tmp_path, FACTS, 2).save(state, 2, milestone=False)
+    resumed = with_gates(7.0)
+    resumed.optimizer.zero_grad()
+    Checkpoints(tmp_path, FACTS, 2).load_newest(resumed)
+    ours, theirs = (s.extra["gates"]["logits"] for s in (resumed, state))
+    assert torch.equal(ours, theirs)
+    assert torch.equal(
+        resumed.optimizer.state[ours]["exp_avg"], state.optimizer.state[theirs]["exp_avg"]
+    )
+
+
+# --------------------------------------------------------------------------------- which are kept
+
+
+def test_rolling_checkpoints_go_and_milestones_stay(tmp_path: Path) -> None:
+    state, checkpoints = make_state(), Checkpoints(tmp_path, FACTS, keep=2)
+    for step in range(1, 8):
+        train(state, step - 1, step)
+        checkpoints.save(state, step, milestone=step in (2, 4))
+    assert names(tmp_path) == [f"step-{n:06d}" for n in (2, 4, 6, 7)]
+
+
+def test_the_checkpoint_a_run_came_from_is_not_removed_by_it(tmp_path: Path) -> None:
+    saved(tmp_path, (3,))
+    state, checkpoints = make_state(), Checkpoints(tmp_path, FACTS, keep=1)
+    checkpoints.load_newest(state)
+    for step in (4, 5):
+        checkpoints.save(state, step, milestone=False)
+    assert names(tmp_path) == ["step-000003", "step-000005"]
+
+
+def test_leftovers_of_killed_saves_and_removals_go(tmp_path: Path) -> None:
+    saved(tmp_path)
+    for leftover in (".step-000007.tmp", ".step-000001.removed"):
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / "part").write_text("x")
+    assert Checkpoints(tmp_path, FACTS, 2).load_newest(make_state()) == 5
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".no_result", "step-000003", "step-000005"]
+
+
+def test_saving_a_step_again_leaves_the_checkpoint_as_it_is(tmp_path: Path) -> None:
+    saved(tmp_path)
+    before = (tmp_path / "step-000005" / "manifest.json").read_bytes()
+    state = make_state()
+    checkpoints = Checkpoints(tmp_path, FACTS, 2)
+    checkpoints.save(state, checkpoints.load_newest(state), milestone=False)
+    assert (tmp_path / "step-000005" / "manifest.json").read_bytes() == before
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+# ------------------------------------------------------------------------------------ damaged ones
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty, Path.unlink])
+@pytest.mark.parametrize(
+    "file", ["__0_0.distcp", ".metadata", "manifest.json", "trainer.json", "random-00000.pt"]
+)
+def test_damaged_checkpoint_is_set_aside_and_the_one_before_is_loaded(
+    tmp_path: Path, file: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path)
+    damage(tmp_path / "step-000005" / file)
+    expected = make_state()
+    train(expected, 0, 3)
+    state = make_state(seed=1)
+    with caplog.at_level("INFO", "bosch"):
+        assert Checkpoints(tmp_path, FACTS, 2).load_newest(state) == 3
+    assert_equal(state, expected)
+    assert names(tmp_path) == ["step-000003"]
+    assert (tmp_path / ".step-000005.bad").is_dir()
+    assert f"step 5 is damaged and set aside as {tmp_path / '.step-000005.bad'}" in caplog.text
+
+
+def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:
+    saved(tmp_path)
+    for name in names(tmp_path):
+        flip(tmp_path / name / "__0_0.distcp")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged .*--fresh"):
+            Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
+    # A good copy put back is found.
+    saved(tmp_path / "elsewhere", (3,))
+    shutil.copytree(tmp_path / "elsewhere" / "step-000003", tmp_path / "step-000003")
+    assert Checkpoints(tmp_path, FACTS, 2).load_newest(make_state()) == 3
+
+
+def test_the_same_step_damaged_twice_is_set_aside_twice(tmp_path: Path) -> None:
+    for _ in range(2):
+        saved(tmp_path)
+        flip(tmp_path / "step-000005" / "__0_0.distcp")
+        Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
+    assert sorted(path.name for path in tmp_path.glob(".step*")) == [
+        ".step-000005-2.bad",
+        ".step-000005.bad",
+    ]
+
+
+def test_checkpoints_may_be_deleted_once_the_stage_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    saved(tmp_path / "checkpoints")
+    seal_folder(tmp_path, {})
+    assert list(verify_folder(tmp_path)["files"]) == ["metrics.jsonl"]
+    shutil.rmtree(tmp_path / "checkpoints")
+    verify_folder(tmp_path)
+
+
+# ---------------------------------------------------------------------------- what does not belong
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    saved(tmp_path)
+    facts = {"learning_rate": 2e-2, "model": {"layers": 2}}
+    with pytest.raises(ValueError, match=r"other settings \(learning_rate: 0\.01 -> 0\.02\)"):
+        Checkpoints(tmp_path, facts, 2).load_newest(make_state())
+    assert names(tmp_path) == ["step-000003", "step-000005"]
+
+
+def test_other_circumstances_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path, circumstances={"micro_batch": 4})
+    with caplog.at_level("INFO", "bosch"):
+        Checkpoints(tmp_path, FACTS, 2, circumstances={"micro_batch": 2}).load_newest(make_state())
+    assert "micro_batch: 4 -> 2: results may differ in the last digits" in caplog.text
+
+
+def more(state: TrainState) -> None:
+    state.model.register_parameter("more", nn.Parameter(torch.zeros(1)))
+
+
+def fewer(state: TrainState) -> None:
+    del state.model[2]
+    state.optimizer.param_groups[0]["params"].pop()
+
+
+def narrower(state: TrainState) -> None:
+    state.model[2].to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (more, "it lacks model.more, which this run"),
+        (fewer, "it holds model.2.weight, which this run"),
+        (narrower, "model.2.weight is 1 x 8 of float32 in it and 1 x 8 of bfloat16 in this run"),
+        (lambda state: None, "model.0.bias is 8 of float32 in it and 9 of float32 in this run"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, change: Callable[[TrainState], None], told: str
+) -> None:
+    saved(tmp_path)
+    state = make_state(width=9 if "model.0" in told else 8)
+    change(state)
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        Checkpoints(tmp_path, FACTS, 2).load_newest(state)
+    assert told in str(caught.value)
+    assert names(tmp_path) == ["step-000003", "step-000005"]
+
+
+def test_a_table_of_contents_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match=r"names posix\.mkdir"):
+        CheckpointReader(tmp_path).read_metadata()
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_state_that_no_json_can_hold_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    state = make_state()
+    history: Any = state.extra["history"]
+    history.losses = {1: 2.0}
+    with pytest.raises(TypeError, match=r"extra\.history\.losses has the key 1"):
+        Checkpoints(tmp_path, FACTS, 2).save(state, 1, milestone=False)
+
+
+# ---------------------------------------------------------------------------------------- no room
+
+
+def test_too_little_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = saved(tmp_path)
+    usage = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(CheckpointError, match=r"100 bytes free\. Step 5 is saved and whole"):
+        checkpoints.save(make_state(), 6, milestone=False)
+    assert names(tmp_path) == ["step-000003", "step-000005"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(
+    tmp_path: Path, asynchronous: bool
+) -> None:
+    with small_disk(tmp_path / "small", kilobytes=250) as disk:
+        state, checkpoints = make_state(), Checkpoints(disk, FACTS, 50, asynchronous)
+        done = []
+        with pytest.raises(CheckpointError, match=r"cannot be written to .*: no space left"):
+            save_until_full(state, checkpoints, done)
+        assert names(disk) == [f"step-{step:06d}" for step in done]
+        assert not list(disk.glob(".*.tmp"))
+        resumed = make_state(seed=1)
+        assert Checkpoints(disk, FACTS, 50).load_newest(resumed) == done[-1]
+        shutil.rmtree(disk / names(disk)[0])  # makes room
+        train(resumed, done[-1], done[-1] + 1)
+        Checkpoints(disk, FACTS, 50).save(resumed, done[-1] + 1, milestone=False)
+        assert len(names(disk)) == len(done)
+
+
+def save_until_full(state: TrainState, checkpoints: Checkpoints, done: list[int]) -> None:
+    for step in range(1, 50):
+        train(state, step - 1, step)
+        checkpoints.save(state, step, milestone=False)
+        checkpoints.finish()
+        done.append(step)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    saved(tmp_path / "checkpoints")
+    shutil.move(tmp_path / "checkpoints", tmp_path / "kept")
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(CheckpointError, match="checkpoint of step 6 cannot be written to"):
+        Checkpoints(tmp_path / "checkpoints", FACTS, 2).save(make_state(), 6, milestone=False)
+
+
+def test_a_checkpoint_is_a_folder_that_verifies(tmp_path: Path) -> None:
+    saved(tmp_path)
+    manifest = verify_folder(tmp_path / "step-000005")
+    assert manifest["step"] == 5
+    assert manifest["facts"] == FACTS
+    assert set(manifest["files"]) == {
+        ".metadata",
+        "__0_0.distcp",
+        "random-00000.pt",
+        "trainer.json",
+    }
+    flip(tmp_path / "step-000005" / "__0_0.distcp")
+    with pytest.raises(DamagedArtifactError):
+        verify_folder(tmp_path / "step-000005")

@@ -1,0 +1,94 @@
+"""launch/: accelerate reads the configs, and starts what their comments say. SLURM's script parses.
+
+No process needs a GPU here: accelerate starts as many as it is told and leaves the rest to them.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+CONFIGS = sorted(LAUNCH.glob("*.yaml"))
+PROGRAM = """
+import os
+names = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "FSDP_ACTIVATION_CHECKPOINTING")
+os.write(1, (" ".join(os.environ.get(name, "-") for name in names) + "\\n").encode())
+"""
+
+
+def start(arguments: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    accelerate = str(Path(sys.executable).with_name("accelerate"))
+    return subprocess.Popen(
+        [accelerate, "launch", *arguments, str(program)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def started(arguments: list[str], tmp_path: Path) -> list[str]:
+    """A line of each process."""
+    output, _ = start(arguments, tmp_path).communicate()
+    return sorted(output.splitlines())
+
+
+def test_there_are_the_four_configs() -> None:
+    assert [path.stem for path in CONFIGS] == ["cpu", "eight_gpus", "nodes", "one_gpu"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_accelerate_reads_the_config_and_the_comment_says_what_to_change(path: Path) -> None:
+    config = load_config_from_file(str(path))
+    assert config.num_processes == {"cpu": 1, "one_gpu": 1, "eight_gpus": 8, "nodes": 16}[path.stem]
+    text = path.read_text()
+    assert text.startswith("# ")
+    assert "Change " in text
+    assert f"launch/{path.name}" in text
+
+
+def test_eight_gpus_starts_eight_ranks_with_what_training_reads(tmp_path: Path) -> None:
+    lines = started(["--config_file", str(LAUNCH / "eight_gpus.yaml")], tmp_path)
+    assert lines == [f"{rank} 8 bf16 true" for rank in range(8)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "more", "expected"),
+    [
+        ("cpu", [], ["0 1 no false"]),
+        ("cpu", ["--num_processes", "2"], ["0 2 no false", "1 2 no false"]),
+        ("one_gpu", [], ["- - bf16 -"]),
+    ],
+)
+def test_the_other_configs_start_what_they_say(
+    name: str, more: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    assert started(["--config_file", str(LAUNCH / f"{name}.yaml"), *more], tmp_path) == expected
+
+
+@pytest.mark.slow
+def test_nodes_starts_one_world_from_two_launchers(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    here = ["--num_processes", "4", "--main_process_ip", "127.0.0.1"]
+    common = ["--config_file", str(LAUNCH / "nodes.yaml"), *here, "--main_process_port", str(port)]
+    launchers = [start([*common, "--machine_rank", str(n)], tmp_path) for n in range(2)]
+    lines = sorted("".join(launcher.communicate()[0] for launcher in launchers).splitlines())
+    assert lines == [f"{rank} 4 bf16 true" for rank in range(4)]
+
+
+def test_the_slurm_script_parses_and_asks_for_signal_and_requeue() -> None:
+    path = LAUNCH / "slurm.sbatch"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    text = path.read_text()
+    for needed in ("#SBATCH --signal=TERM@300", "#SBATCH --requeue", "launch/nodes.yaml"):
+        assert needed in text

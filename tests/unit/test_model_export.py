@@ -1,0 +1,131 @@
+"""The exported folder of a step: the twin of the one training began with."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bosch.hybrid.materialize import materialize
+from bosch.hybrid.shards import weight_files
+from bosch.manifest import verify_folder
+from bosch.stage import Artifact
+from tests.hybrid_folders import plain_folder, record_for
+from tests.model_factory import FAMILIES, random_tokens
+from training.export import export_model
+from training.model_start import start_model
+from training.parallel import Switches, leave_world, start_world
+
+SWITCHES = Switches(
+    precision="fp32",
+    activation_checkpointing=True,
+    cpu_offload=False,
+    reshard_after_forward=True,
+    compile=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def process_group_left() -> Iterator[None]:
+    yield
+    leave_world()
+
+
+def hybrid_folder(tmp_path: Path, **options: Any) -> Path:
+    source = plain_folder(tmp_path / "plain", **options)
+    materialize(source, record_for(source), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def started(folder: Path) -> Any:
+    return start_model(folder, start_world(), SWITCHES, "torch")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_untrained_model_is_exported_to_the_very_bytes_it_came_from(
+    family: str, tmp_path: Path
+) -> None:
+    source = hybrid_folder(tmp_path, family=family, dtype=torch.bfloat16, shard_size="60kB")
+    assert len(weight_files(source)) > 1
+    export_model(started(source), source, tmp_path / "step-000001")
+    assert contents(tmp_path / "step-000001") == contents(source)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_trained_weights_load_as_an_ordinary_model(tied: bool, tmp_path: Path) -> None:
+    source = hybrid_folder(tmp_path, tie_word_embeddings=tied)
+    model = started(source)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    export_model(model, source, tmp_path / "step-000001")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "step-000001")
+    ids = random_tokens(1, 40)
+    with torch.no_grad():
+        assert torch.equal(ours(ids).logits, model(ids, use_cache=False).logits)
+    assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == tied
+    before = AutoModelForCausalLM.from_pretrained(source)
+    assert ours.config.bosch == before.config.bosch
+    assert ours.generation_config.to_dict() == before.generation_config.to_dict()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "step-000001")
+    assert tokenizer("abc").input_ids == AutoTokenizer.from_pretrained(source)("abc").input_ids
+
+
+def test_a_complete_export_is_left_as_it_is_and_verifies(tmp_path: Path) -> None:
+    source = hybrid_folder(tmp_path)
+    model, folder = started(source), tmp_path / "step-000001"
+    export_model(model, source, folder)
+    manifest = verify_folder(folder)
+    assert set(manifest["files"]) == set(contents(folder))
+    assert Artifact.load(folder).fingerprint == manifest["fingerprint"]
+    before = (folder / "manifest.json").read_bytes()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    export_model(model, source, folder)
+    assert (folder / "manifest.json").read_bytes() == before
+
+
+def test_a_half_written_export_is_made_anew(tmp_path: Path) -> None:
+    source = hybrid_folder(tmp_path)
+    folder = tmp_path / "step-000001"
+    for leftover in (folder, tmp_path / ".step-000001.tmp"):
+        leftover.mkdir()
+        (leftover / "model.safetensors").write_bytes(b"half")
+        (leftover / "odd").write_bytes(b"x")
+    export_model(started(source), source, folder)
+    assert contents(folder) == contents(source)
+    assert not (tmp_path / ".step-000001.tmp").exists()
+
+
+def test_code_that_came_with_a_standalone_hybrid_goes_along(tmp_path: Path) -> None:
+    plain = plain_folder(tmp_path / "plain")
+    source = tmp_path / "model"
+    materialize(plain, record_for(plain), source, standalone=True)
+    export_model(started(source), source, tmp_path / "step-000001")
+    assert contents(tmp_path / "step-000001") == contents(source)
+    assert any(name.endswith(".py") for name in contents(source))
+
+
+def test_a_model_with_more_or_less_than_the_folder_is_refused(tmp_path: Path) -> None:
+    source = hybrid_folder(tmp_path)
+    model = started(source)
+    model.model.register_parameter("gates", torch.nn.Parameter(torch.zeros(2)))
+    with pytest.raises(ValueError, match=r"model\.gates, for which .* has no place"):
+        export_model(model, source, tmp_path / "step-000001")
+
+    untied = plain_folder(tmp_path / "untied", tie_word_embeddings=False)
+    shutil.copy(source / "tokenizer.json", untied)
+    tied = plain_folder(tmp_path / "tied", tie_word_embeddings=True)
+    with pytest.raises(ValueError, match="no place"):
+        export_model(started(untied), tied, tmp_path / "step-000002")

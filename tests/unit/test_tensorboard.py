@@ -1,0 +1,309 @@
+"""metrics.jsonl and the TensorBoard files made from it, read back as TensorBoard reads them."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from bosch.errors import UserError
+from bosch.manifest import write_sealed_json
+from bosch.mask import GroupMask, MaskFile, write_mask
+from bosch.mask_picture import draw_mask
+from bosch.model_folder import ModelInfo
+from bosch.tensorboard import project_evaluations, read_metrics, rebuild_tensorboard
+from tests.small_disk import small_disk
+from training.metrics import MetricsLog
+
+
+def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar in a folder's event files, as it was written: nothing is purged or thinned."""
+    reader = EventAccumulator(str(folder), {"scalars": 0}, purge_orphaned_data=False).Reload()
+    return {
+        tag: [(event.step, round(event.value, 4)) for event in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
+
+
+def write_steps(run: Path, first: int, last: int, attempt: float = 0.0) -> MetricsLog:
+    log = MetricsLog(run / "train", rank=0)
+    log.start(first)
+    for step in range(first, last + 1):
+        log.write({"step": step, "tokens": 100 * step, "loss": step + attempt, "skipped": "spike"})
+    return log
+
+
+def test_each_figure_stands_against_steps_and_against_tokens(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 3)
+    assert points(tmp_path / "tb" / "train") == {
+        "train/loss": [(1, 1.0), (2, 2.0), (3, 3.0)],
+        "tokens/train/loss": [(100, 1.0), (200, 2.0), (300, 3.0)],
+    }
+    rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
+    assert [row["loss"] for row in rows] == [1, 2, 3]
+    assert all(row["skipped"] == "spike" and row["time"] > 1e9 for row in rows)
+
+
+def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 8)
+    write_steps(tmp_path, 6, 11, attempt=0.5)
+    expected = [(n, float(n)) for n in range(1, 6)] + [(n, n + 0.5) for n in range(6, 12)]
+    rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
+    assert [(row["step"], row["loss"]) for row in rows] == expected
+    assert points(tmp_path / "tb" / "train")["train/loss"] == expected
+    assert len(list((tmp_path / "tb" / "train").iterdir())) == 1
+    rebuild_tensorboard(tmp_path)
+    assert points(tmp_path / "tb" / "train")["train/loss"] == expected
+
+
+def test_points_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "train", rank=0)
+    log.start(0)
+    log.write({"step": 1, "tokens": 10, "loss": 0.5})
+    assert points(tmp_path / "tb" / "train")["train/loss"] == [(1, 0.5)]  # and the log is open
+
+
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 3)
+    path = tmp_path / "train" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 4, "tok')
+    write_steps(tmp_path, 4, 4)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+
+
+def test_a_damaged_line_is_named_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_steps(tmp_path, 1, 3)
+    path = tmp_path / "train" / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:20], lines[2], ""]))
+    with caplog.at_level("INFO", "bosch"):
+        assert [row["step"] for row in read_metrics(path)] == [1, 3]
+    assert f"{path}, line 2 is damaged" in caplog.text
+
+
+def test_what_is_no_number_has_no_curve(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "train", rank=0)
+    log.start(0)
+    log.write({"step": 1, "tokens": 10, "loss": float("nan"), "note": "x", "list": [1], "no": None})
+    log.write({"step": 2, "tokens": 20, "loss": 1.0})
+    assert points(tmp_path / "tb" / "train")["train/loss"] == [(2, 1.0)]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "train", rank=1)
+    log.start(0)
+    log.write({"step": 1, "tokens": 10})
+    assert not any(tmp_path.iterdir())
+
+
+# --- evaluations ---
+
+
+def write_scores(run: Path, step: int | None, value: float | None, **changes: Any) -> Path:
+    folder = run / "eval" / ("dense" if step is None else f"step-{step:06d}") / "niah"
+    folder.mkdir(parents=True, exist_ok=True)
+    row = {
+        "run": run.name,
+        "step": step,
+        "tokens": None if step is None else 100 * step,
+        "suite": "niah",
+        "task": "average",
+        "length": 512,
+        "metric": "score",
+        "value": value,
+        "stderr": 0.1,
+        "n": 8,
+    }
+    (folder / "scores.json").write_text(json.dumps({"rows": [row | changes]}))
+    return folder
+
+
+def test_a_late_evaluation_takes_its_place(tmp_path: Path) -> None:
+    for step in (0, 9):
+        write_scores(tmp_path, step, float(step))
+        project_evaluations(tmp_path)
+    write_scores(tmp_path, 5, 5.0)
+    project_evaluations(tmp_path)
+    assert points(tmp_path / "tb" / "eval") == {
+        "niah/average/512/score": [(0, 0), (5, 5), (9, 9)],
+        "tokens/niah/average/512/score": [(0, 0), (500, 5), (900, 9)],
+    }
+    assert len(list((tmp_path / "tb" / "eval").iterdir())) == 1
+
+
+def test_the_dense_model_is_a_level_line_also_when_runs_share_its_scores(tmp_path: Path) -> None:
+    run, shared = tmp_path / "run", tmp_path / "shared" / "eval-dense-0123"
+    for step in (0, 9):
+        write_scores(run, step, float(step))
+    shutil.copytree(write_scores(tmp_path / "other", None, 7.0), shared / "niah")
+    write_sealed_json(
+        _made(run / "eval" / "dense") / "reference.json",
+        {"folder": "../../../shared/eval-dense-0123", "facts": {}},
+    )
+    project_evaluations(run)
+    assert points(run / "tb" / "dense") == {
+        "niah/average/512/score": [(0, 7), (9, 7)],
+        "tokens/niah/average/512/score": [(0, 7), (900, 7)],
+    }
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_scores_without_a_value_or_a_length_do_no_harm(tmp_path: Path) -> None:
+    write_scores(tmp_path, 0, None)
+    write_scores(tmp_path, 5, 5.0, length=None)
+    project_evaluations(tmp_path)
+    assert points(tmp_path / "tb" / "eval")["niah/average/score"] == [(5, 5.0)]
+
+
+def test_a_damaged_score_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_scores(tmp_path, 0, 1.0)
+    (write_scores(tmp_path, 5, 5.0) / "scores.json").write_text('{"rows"')
+    with caplog.at_level("INFO", "bosch"):
+        project_evaluations(tmp_path)
+    assert "step-000005/niah/scores.json is damaged" in caplog.text
+    assert points(tmp_path / "tb" / "eval")["niah/average/512/score"] == [(0, 1.0)]
+
+
+def test_files_of_a_clock_that_went_back_are_replaced_too(tmp_path: Path) -> None:
+    write_scores(tmp_path, 0, 1.0)
+    folder = _made(tmp_path / "tb" / "eval")
+    (folder / "events.out.tfevents.9999999999.host.1.0").write_bytes(b"")
+    project_evaluations(tmp_path)
+    [file] = folder.iterdir()
+    assert file.name == "events.out.tfevents.0000000001.bosch"
+
+
+# --- mask and settings ---
+
+
+def full_run(path: Path) -> None:
+    mask = GroupMask.from_rows([[1, 0], [0, 0]], 16)
+    model = ModelInfo("tiny", None, None, 2, 2, 4, 8)
+    record = MaskFile(mask, model, "fisher")
+    _made(path / "mask")
+    write_mask(path / "mask" / "mask.json", record)
+    draw_mask(record, path / "mask" / "mask.png")
+    config = {"seed": 3, "tokens": 1000, "train": {"clip_norm": 1.0, "betas": [0.9, 0.95]}}
+    (path / "run.json").write_text(json.dumps({"config": config}))
+    write_steps(path, 1, 2)
+    write_scores(path, 0, 4.0)
+
+
+def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    full_run(run)
+    rebuild_tensorboard(run)
+    reader = EventAccumulator(str(run / "tb")).Reload()
+    [image] = reader.Images("mask")
+    assert image.encoded_image_string == (run / "mask" / "mask.png").read_bytes()
+    assert image.width > 100
+    told = {
+        tag: HParamsPluginData.FromString(reader.SummaryMetadata(tag).plugin_data.content)
+        for tag in reader.PluginTagToContent("hparams")
+    }
+    session = told["_hparams_/session_start_info"].session_start_info
+    values = {
+        name: value.string_value or value.number_value for name, value in session.hparams.items()
+    }
+    assert values == {
+        "run": "run",
+        "model": "tiny",
+        "method": "fisher",
+        "ratio": 0.75,
+        "window": 16,
+        "unit": "group",
+        "seed": 3,
+        "tokens": 1000,
+        "train.clip_norm": 1.0,
+    }
+    metrics = [m.name for m in told["_hparams_/experiment"].experiment.metric_infos]
+    assert [(m.group, m.tag) for m in metrics] == [
+        ("train", "train/loss"),
+        ("eval", "niah/average/512/score"),
+    ]
+
+
+def test_tensorboard_finds_the_runs_side_by_side(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        full_run(tmp_path / name)
+        rebuild_tensorboard(tmp_path / name)
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()
+    assert sorted(runs) == [
+        f"{name}/tb{part}" for name in ("one", "two") for part in ("", "/eval", "/train")
+    ]
+
+
+def test_rebuilding_twice_gives_the_same_points(tmp_path: Path) -> None:
+    full_run(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "tb")
+    found = []
+    for _ in range(2):
+        rebuild_tensorboard(tmp_path / "run")
+        found.append([points(tmp_path / "run" / "tb" / part) for part in ("train", "eval")])
+    assert found[0] == found[1]
+    assert found[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is not a run folder"):
+        rebuild_tensorboard(tmp_path / "none")
+
+
+# --- a full disk ---
+
+
+@pytest.fixture
+def full_soon(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "small", kilobytes=32) as folder:
+        yield folder
+
+
+def test_a_full_disk_ends_the_log_with_a_clear_error_and_loses_no_row(full_soon: Path) -> None:
+    log = MetricsLog(full_soon / "train", rank=0)
+    log.start(0)
+    written: list[int] = []
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written: no space left"):
+        fill(log, written)
+    rows = read_metrics(full_soon / "train" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == written
+    shutil.rmtree(full_soon / "tb")  # makes room
+    log = MetricsLog(full_soon / "train", rank=0)
+    log.start(1)
+    log.write({"step": 1, "tokens": 1})
+    assert len(read_metrics(full_soon / "train" / "metrics.jsonl")) == 2
+
+
+def test_a_full_disk_costs_the_curves_and_not_the_run(
+    full_soon: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _made(tmp_path / "run")
+    (run / "tb").symlink_to(full_soon)
+    log = MetricsLog(run / "train", rank=0)
+    log.start(0)
+    written: list[int] = []
+    with caplog.at_level("INFO", "bosch"):
+        fill(log, written)
+    assert caplog.text.count("TensorBoard: no more curves") == 1
+    assert len(read_metrics(run / "train" / "metrics.jsonl")) == len(written) == 500
+    rebuild_tensorboard(run)  # there is no room yet: told, and no error
+    (run / "tb").unlink()
+    rebuild_tensorboard(run)
+    assert len(points(run / "tb" / "train")["train/loss"]) == 500
+
+
+def fill(log: MetricsLog, written: list[int]) -> None:
+    """Write rows of 250 bytes and more until there is no room."""
+    for step in range(500):
+        log.write({"step": step, "tokens": step, "loss": 1.0, "note": "x" * 200})
+        written.append(step)

@@ -1,0 +1,65 @@
+"""The FLOPs formula on the paper's models, against figures worked out by hand."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+from bosch.hybrid.models import hybrid_config
+from recipes.benchmarks._models import read_shape, spread_mask
+from training.flops import count_active_weights, training_flops, visible_pairs
+
+SEQ_LEN, WINDOW = 32_768, 1_024
+MOE = Qwen3MoeConfig(  # Qwen/Qwen3-30B-A3B-Base, from its config.json
+    vocab_size=151_936,
+    hidden_size=2_048,
+    moe_intermediate_size=768,
+    num_hidden_layers=48,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    head_dim=128,
+    num_experts=128,
+    num_experts_per_tok=8,
+    max_position_embeddings=40_960,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "dense", "hybrid"),
+    # GFLOPs of a token: 6 N, with full attention, and with three quarters of the groups windowed.
+    [
+        ("Qwen3-1.7B", 10.3, 21.6, 13.7),
+        ("Qwen3-8B", 45.4, 74.4, 54.0),
+        ("Qwen3-14B", 83.9, 124.2, 95.9),
+        ("30B-A3B", 18.3, 56.9, 29.7),
+    ],
+)
+def test_flops_of_the_papers_models(name: str, weights: float, dense: float, hybrid: float) -> None:
+    config = MOE if name == "30B-A3B" else read_shape(name)[0]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    num_weights = count_active_weights(model)
+    assert 6 * num_weights / 1e9 == pytest.approx(weights, abs=0.06)
+
+    z = spread_mask(0.75, config.num_hidden_layers, config.num_key_value_heads)
+    made = hybrid_config(config, z, WINDOW)
+    for shape, told in ((config, dense), (made, hybrid)):
+        flops = training_flops(shape, num_weights, [SEQ_LEN]) / SEQ_LEN / 1e9
+        assert flops == pytest.approx(told, abs=0.06)
+
+
+def test_keys_seen_on_average_are_those_of_the_closed_forms() -> None:
+    assert visible_pairs(SEQ_LEN, None) / SEQ_LEN == (SEQ_LEN + 1) / 2
+    assert visible_pairs(SEQ_LEN, WINDOW) / SEQ_LEN == pytest.approx(1_008.0, abs=0.05)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 8, 100])
+def test_pairs_are_those_one_counts(window: int | None) -> None:
+    told = sum(1 for i in range(8) for j in range(i + 1) if window is None or i - j < window)
+    assert visible_pairs(8, window) == told
+
+
+def test_documents_do_not_see_each_other() -> None:
+    config = read_shape("mini")[0]
+    whole, halves = (training_flops(config, 0, lengths) for lengths in ([64], [32, 32]))
+    heads = config.num_hidden_layers * config.num_attention_heads
+    assert whole - halves == 12 * config.head_dim * heads * 32 * 32

@@ -1,0 +1,83 @@
+"""Guards by themselves: what they refuse, and what they remember."""
+
+import math
+
+import pytest
+
+from training.guards import HISTORY_STEPS, Guards, TrainingFailedError, describe_first_losses
+
+BATCH = [7, 3]
+
+
+def full_history(spike: str = "log") -> Guards:
+    """Losses that swing between 2 and 2.2: mean 2.1, standard deviation 0.1."""
+    guards = Guards(spike)
+    for step in range(HISTORY_STEPS):
+        assert guards.judge(step + 1, 2.0 + 0.2 * (step % 2), 1.0, BATCH) is None
+    return guards
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (2.0, math.inf), (math.inf, 1.0)])
+def test_a_step_with_numbers_that_are_none_is_skipped(
+    loss: float, norm: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bosch")
+    guards = Guards()
+    assert guards.judge(5, loss, norm, BATCH) == "non-finite"
+    assert guards.skipped == 1
+    assert "step 5: skipped" in caplog.text
+    assert "sequences 7 3" in caplog.text
+
+
+def test_three_in_a_row_end_training_and_a_good_step_in_between_does_not() -> None:
+    guards = Guards()
+    for step, loss in enumerate([math.nan, math.nan, 2.0, math.nan, math.nan], 1):
+        guards.judge(step, loss, 1.0, BATCH)
+    assert guards.skipped == 4
+    with pytest.raises(TrainingFailedError, match="3 steps in a row, the last at step 6 on the"):
+        guards.judge(6, math.nan, 1.0, BATCH)
+
+
+def test_spike_is_told_and_made_unless_it_shall_be_skipped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "bosch")
+    assert full_history("log").judge(200, 2.8, 1.0, BATCH) is None
+    assert "step 200: a spike, loss 2.8 against 2.1 before" in caplog.text
+    assert full_history("skip").judge(200, 2.8, 1.0, BATCH) == "spike"
+    assert full_history("skip").judge(200, 2.6, 1.0, BATCH) is None  # 5 sigma
+    assert full_history("skip").judge(200, 2.1, 9.0, BATCH) == "spike"  # of the gradient
+
+
+def test_first_steps_are_no_spikes() -> None:
+    guards = Guards("skip")
+    assert guards.judge(1, 2.0, 1.0, BATCH) is None
+    assert guards.judge(2, 200.0, 1.0, BATCH) is None
+
+
+def test_what_guards_remember_goes_through_a_checkpoint() -> None:
+    before = full_history("skip")
+    before.judge(200, math.nan, 1.0, BATCH)
+    after = Guards("skip")
+    after.load_state_dict(before.state_dict())
+    assert (after.skipped, after.in_a_row) == (1, 1)
+    assert after.judge(201, 2.8, 1.0, BATCH) == "spike"
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "full", "told"),
+    [
+        (2.5, 2.0, ["loss 2.5000, and 2.0000 with full attention"]),
+        (2.5, None, ["loss 2.5000"]),
+        (9.0, 2.0, ["loss 9.0000", "the mask has cut"]),
+        (9.0, 9.0, ["loss 9.0000", "may not belong together"]),
+        (9.0, None, ["loss 9.0000", "may not belong together"]),
+    ],
+)
+def test_losses_at_the_start_are_told_with_what_they_mean(
+    hybrid: float, full: float | None, told: list[str]
+) -> None:
+    lines = describe_first_losses(hybrid, full, vocab_size=1000)
+    assert len(lines) == len(told)
+    for line, part in zip(lines, told, strict=True):
+        assert part in line

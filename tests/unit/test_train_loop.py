@@ -1,0 +1,268 @@
+"""The training loop against plain torch, and what it does at single steps."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import training.loop
+from bosch import progress
+from bosch.config import TrainConfig
+from data.loader import Loader
+from tests.model_factory import FAMILIES, random_tokens
+from tests.plain_training import (
+    NUM_SEQUENCES,
+    SEQ_LEN,
+    SETTINGS,
+    Trace,
+    forward,
+    model_folder,
+    tokens_in_memory,
+    train_plainly,
+)
+from training.guards import TrainingFailedError
+from training.loop import TrainJob, train
+from training.loss import model_loss
+from training.model_start import start_model
+from training.parallel import choose_switches, leave_world, start_world, whole
+
+
+@pytest.fixture(autouse=True)
+def process_group_left() -> Iterator[None]:
+    yield
+    leave_world()
+    progress.close()
+
+
+def run(
+    folder: Path, model: Path, settings: TrainConfig = SETTINGS, **more: Any
+) -> list[dict[str, Any]]:
+    """Train; the rows of the metrics."""
+    job = TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN, **more)
+    assert train(job) is None
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same(ours: Trace, plain: Trace) -> None:
+    """To the last bit."""
+    assert ours.losses == plain.losses
+    assert ours.norms == plain.norms
+    assert ours.weights.keys() == plain.weights.keys()
+    for name, weight in plain.weights.items():
+        assert torch.equal(ours.weights[name], weight), name
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "hybrid": ({}, {}),
+    "dense": ({"hybrid": False}, {}),
+    "tied, not clipped": ({"tie_word_embeddings": True}, {"clip_norm": 100.0}),
+    "whole batch at once": ({}, {"micro_batch_sequences": 4}),
+    "one sync a step": ({}, {"sync_every_micro_batch": False}),
+    "offload": ({}, {"cpu_offload": True}),
+    "bf16": ({}, {"precision": "bf16"}),
+    "bf16, tied, checkpointing": (
+        {"tie_word_embeddings": True},
+        {"precision": "bf16", "activation_checkpointing": True},
+    ),
+    "experts": ({"family": "qwen3_moe"}, {"micro_batch_sequences": 4}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_process_trains_as_plain_torch_to_the_bit(case: str, tmp_path: Path) -> None:
+    of_model, of_training = CASES[case]
+    model = model_folder(tmp_path / "model", **of_model)
+    settings = replace(SETTINGS, **of_training)
+    run(tmp_path / "train", model, settings)
+    assert_same(Trace.of_run(tmp_path / "train", 5), train_plainly(model, settings))
+
+
+def test_tokens_are_trained_on_without_the_document_mask_too(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    run(tmp_path / "train", model, document_mask=False)
+    plain = train_plainly(model, masked=False)
+    assert_same(Trace.of_run(tmp_path / "train", 5), plain)
+    assert plain.losses != train_plainly(model).losses
+
+
+def test_named_attention_backend_is_used(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    settings = replace(SETTINGS, max_steps=2)
+    fast = run(tmp_path / "fast", model, settings)
+    reference = run(tmp_path / "reference", model, replace(settings, attention="reference"))
+    losses = [[row["loss"] for row in rows[1:]] for rows in (fast, reference)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    with pytest.raises(ValueError, match="'none_such' does not exist"):
+        run(tmp_path / "none", model, replace(settings, attention="none_such"))
+
+
+def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
+    """A STOP file ends the first attempt after a step; it had come further than its checkpoint."""
+    model = model_folder(tmp_path / "model")
+    settings = replace(SETTINGS, checkpoint_steps=2)
+    whole = run(tmp_path / "whole", model, settings)
+
+    folder = tmp_path / "stopped" / "train"
+    folder.mkdir(parents=True)
+    (folder / "STOP").touch()
+    job = TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN)
+    assert "STOP" in str(train(job))
+    (folder / "STOP").unlink(missing_ok=True)
+    leave_world()
+    rows = run(folder, model, settings)
+    exact = ("step", "tokens", "loss", "learning_rate", "grad_norm", "validation_loss")
+    for row, told in zip(rows, whole, strict=True):
+        assert [row.get(name) for name in exact] == [told.get(name) for name in exact]
+    assert_same(Trace.of_run(folder, settings.max_steps or 0), Trace.of_run(tmp_path / "whole", 5))
+
+
+def test_every_evaluated_step_is_exported_judged_and_handed_on(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    calls: list[tuple[int, int, str]] = []
+
+    def note(step: int, tokens: int, folder: Path) -> None:
+        assert (folder / "config.json").is_file()
+        calls.append((step, tokens, folder.name))
+
+    rows = run(tmp_path / "train", model, evaluated_shares=(0.0, 0.4, 1.0), on_checkpoint=note)
+    step_tokens = 4 * SEQ_LEN
+    assert calls == [
+        (0, 0, "model"),
+        (2, 2 * step_tokens, "step-000002"),
+        (5, 5 * step_tokens, "step-000005"),
+    ]
+    assert [row["step"] for row in rows if "validation_loss" in row] == [0, 2, 5]
+    losses = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
+    for step, _, name in calls:
+        folder = model if step == 0 else tmp_path / "train" / name
+        assert losses[step] == pytest.approx(held_out_loss(folder), rel=1e-6)
+
+
+def held_out_loss(folder: Path) -> float:
+    """Of a folder's model, sequence by sequence, by transformers alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    total, targets = 0.0, 0
+    for batch in Loader(tokens_in_memory(), 1).held_out(1):
+        with torch.no_grad():
+            logits = forward(model, SETTINGS, batch.ids_BT, batch.position_ids_BT).flatten(0, 1)
+        total += float(F.cross_entropy(logits, batch.labels_BT.flatten(), reduction="sum"))
+        targets += batch.num_targets
+    return total / targets
+
+
+def test_bad_batch_is_skipped_named_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bosch")
+    real, seen = training.loop.model_loss, []
+
+    def spoil_the_third_step(*arguments: Any) -> Any:
+        seen.append(None)
+        loss = real(*arguments)
+        is_training = torch.is_grad_enabled()
+        seen[-1] = is_training
+        return loss * float("nan") if is_training and seen.count(True) == 9 else loss
+
+    monkeypatch.setattr(training.loop, "model_loss", spoil_the_third_step)
+    model = model_folder(tmp_path / "model")
+    rows = run(tmp_path / "train", model)
+    bad = rows[3]
+    assert (bad["step"], bad["skipped"], bad["skipped_steps"]) == (3, "non-finite", 1)
+    sequences = Loader(tokens_in_memory(), 4).sequences(2)
+    assert f"sequences {' '.join(map(str, sequences))}" in caplog.text
+    assert all(torch.isfinite(torch.tensor([row["loss"] for row in rows[4:]])))
+
+
+def test_weights_that_are_no_numbers_end_training_without_a_step(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    spoiled = AutoModelForCausalLM.from_pretrained(model)
+    spoiled.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
+    spoiled.save_pretrained(model)
+    with pytest.raises(TrainingFailedError, match="not finite in 3 steps in a row"):
+        run(tmp_path / "train", model)
+
+
+def test_parameter_without_a_gradient_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a window of one token a softmax over one key is 1, whatever queries and keys are: their
+    gradient is but rounding."""
+    caplog.set_level("INFO", "bosch")
+    model = model_folder(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config["bosch"] |= {"window": 1, "num_full": [0, 0, 0]}
+    (model / "config.json").write_text(json.dumps(config))
+    run(tmp_path / "train", model, replace(SETTINGS, max_steps=1))
+    assert "no gradient for model.layers.0.self_attn.q_proj.weight" in caplog.text
+
+
+def test_plan_longer_than_the_tokens_is_refused(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    settings = replace(SETTINGS, max_steps=None)
+    job = TrainJob(settings, model, tokens_in_memory(), tmp_path / "train", 10**6)
+    with pytest.raises(ValueError, match="no batch for step"):
+        train(job)
+
+
+# ------------------------------------------------------------------------------ the model's start
+
+
+def started(folder: Path, settings: TrainConfig = SETTINGS) -> Any:
+    world = start_world()
+    return start_model(folder, world, choose_switches(settings, world.device, {}), "torch")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_start_without_memory_gives_the_model_transformers_loads(
+    family: str, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path / "model", family=family)
+    told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = started(folder)
+    for (name, ours), (_, theirs) in zip(
+        [*model.named_parameters(), *model.named_buffers()],
+        [*told.named_parameters(), *told.named_buffers()],
+        strict=True,
+    ):
+        assert torch.equal(whole(ours.detach()), theirs), name
+
+
+def test_bf16_files_become_fp32_parameters(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for ours, theirs in zip(started(folder).parameters(), told.parameters(), strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(whole(ours.detach()), theirs)
+
+
+def test_folder_without_a_weight_is_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"no weights 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        started(folder)
+
+
+def test_documents_do_not_leak_in_training(tmp_path: Path) -> None:
+    """Another first document changes no gradient that the second document's loss gives."""
+    model = started(model_folder(tmp_path / "model"))
+    ids = random_tokens(2, SEQ_LEN)
+    others = ids.clone()
+    others[:, :20] = random_tokens(2, 20, seed=1)
+    positions = torch.cat([torch.arange(20), torch.arange(SEQ_LEN - 20)]).repeat(2, 1)
+    labels = torch.roll(ids, -1, 1)
+    labels[:, :20] = labels[:, -1] = -100
+    losses = []
+    for tokens in (ids, others):
+        inputs = {"input_ids": tokens, "position_ids": positions}
+        losses.append(float(model_loss(model, inputs, labels, 1.0).detach()))
+    assert losses[0] == losses[1]

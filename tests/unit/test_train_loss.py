@@ -1,0 +1,123 @@
+"""The loss that never makes all logits, against the usual two lines; and Liger's kernels, run by
+Triton's interpreter, against torch's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import training.loss
+from tests.model_factory import random_tokens, tiny_model
+from training.kernels import choose_kernels
+from training.loss import IGNORED, head_loss, install_loss_head, model_loss
+
+CPU = torch.device("cpu")
+
+
+def make_inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    hidden = torch.randn(3, 11, 16, dtype=dtype, requires_grad=True)
+    weight = torch.randn(50, 16, dtype=dtype, requires_grad=True)
+    labels = torch.randint(50, (3, 11))
+    labels[torch.rand(3, 11) < 0.3] = IGNORED
+    return hidden, weight, labels
+
+
+def plain_loss(hidden: Tensor, weight: Tensor, labels: Tensor, scale: float) -> Tensor:
+    logits = F.linear(hidden, weight).float().flatten(0, 1)
+    return F.cross_entropy(logits, labels.flatten(), reduction="sum") * scale
+
+
+def gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
+    return [loss.detach(), *torch.autograd.grad(loss, inputs)]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7, 32, 33, 100])
+def test_chunks_add_up_to_the_whole(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training.loss, "CHUNK_ELEMENTS", rows * 50)
+    hidden, weight, labels = make_inputs()
+    ours = gradients(head_loss(hidden, weight, labels, 0.25, "torch"), hidden, weight)
+    plain = gradients(plain_loss(hidden, weight, labels, 0.25), hidden, weight)
+    for mine, theirs in zip(ours, plain, strict=True):
+        if rows >= 33:  # one chunk: the same products in the same order
+            assert torch.equal(mine, theirs)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_of_a_bf16_weight_is_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training.loss, "CHUNK_ELEMENTS", 50)  # a chunk for each row
+    hidden = torch.ones(1, 600, 16, dtype=torch.bfloat16)
+    weight = torch.zeros(50, 16, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.zeros(1, 600, dtype=torch.long)
+    (grad,) = torch.autograd.grad(head_loss(hidden, weight, labels, 1.0, "torch"), weight)
+    # 600 rows, each -0.98 for the target. Summed in bf16 it would stand still at 256.
+    assert grad[0].float().mean() == pytest.approx(-0.98 * 600, rel=0.01)
+
+
+def test_batch_without_targets_has_no_loss_and_gradients_of_zero() -> None:
+    hidden, weight, labels = make_inputs()
+    labels.fill_(IGNORED)
+    loss, *grads = gradients(head_loss(hidden, weight, labels, 1.0, "torch"), hidden, weight)
+    assert loss == 0
+    assert not any(grad.any() for grad in grads)
+
+
+def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    linear = F.linear
+
+    def watch(hidden: Tensor, weight: Tensor) -> Tensor:
+        seen.append(len(hidden))
+        return linear(hidden, weight)
+
+    monkeypatch.setattr(training.loss.F, "linear", watch)
+    monkeypatch.setattr(training.loss, "CHUNK_ELEMENTS", 4 * 50)
+    hidden, weight, labels = make_inputs()
+    head_loss(hidden, weight, labels, 1.0, "torch").backward()
+    assert seen == [4] * 8 + [1]
+
+
+def test_head_still_gives_logits_to_whoever_sets_no_labels() -> None:
+    model = tiny_model("qwen3")
+    ids = random_tokens(2, 9)
+    before = model(ids).logits
+    install_loss_head(model, "torch")
+    assert torch.equal(model(ids).logits, before)
+    labels = torch.roll(ids, -1, 1)
+    loss = model_loss(model, {"input_ids": ids}, labels, 1.0)
+    plain = F.cross_entropy(before.flatten(0, 1), labels.flatten(), reduction="sum")
+    assert loss.detach() == pytest.approx(float(plain.detach()), rel=1e-6)
+    assert torch.equal(model(ids).logits, before)
+
+
+# ------------------------------------------------------------------------------------------- Liger
+
+
+def test_kernels_are_chosen_by_device_and_the_choice_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert choose_kernels("auto", CPU)[0] == "torch"
+    assert "for GPUs" in choose_kernels("auto", CPU)[1]
+    with pytest.raises(Exception, match="liger cannot run here"):
+        choose_kernels("liger", CPU)
+    pytest.importorskip("liger_kernel")
+    assert choose_kernels("auto", torch.device("cuda"))[0] == "liger"
+    assert choose_kernels("torch", torch.device("cuda")) == ("torch", "as asked")
+
+
+def test_liger_kernels_compute_what_torch_computes() -> None:
+    """In a process of its own: Triton reads at its import that it shall interpret, and the rotary
+    kernel is installed for every model of a process."""
+    pytest.importorskip("triton")
+    program = Path(__file__).parents[1] / "liger_program.py"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["qwen3", "llama", "equal"]

@@ -1,0 +1,102 @@
+"""The stage `train` as a recipe: its command line, what it leaves, and what it refuses."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bosch import progress
+from bosch.assets import asset_folder
+from bosch.manifest import verify_folder
+from bosch.stage import Artifact
+from recipes import prepare_tokens, presets, train_model
+from training.parallel import leave_world
+
+SMALL = "--batch-sequences 2 --precision fp32 --kernels torch --max-steps 2".split()
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "tokens"
+    options = f"--model {presets.SMOKE_MODEL} --tokens 4k --seq-len 128 --held-out-sequences 2"
+    prepare_tokens.main([*options.split(), "--workers", "1", "--out", str(folder)])
+    progress.close()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def as_a_new_process() -> Iterator[None]:
+    yield
+    leave_world()
+    progress.close()
+
+
+def train(tokens: Path, out: Path, *more: str, model: str = presets.SMOKE_MODEL) -> None:
+    arguments = ["--model", model, "--tokens", str(tokens), "--out", str(out)]
+    train_model.main([*arguments, *SMALL, *more])
+
+
+def test_command_trains_says_what_it_does_and_is_reused(
+    tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "train"
+    train(tokens, out)
+    told = capsys.readouterr().out
+    for part in (
+        "2 steps of 256 tokens (1 x 2 sequences on each of 1 ranks)",
+        "computes in fp32, kernels torch (as asked)",
+        "step 0: loss",
+    ):
+        assert part in told
+    verify_folder(out)
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+    assert (out / "step-000002" / "tokenizer.json").is_file()
+
+    train(tokens, out)
+    assert "train: complete, reused" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"weight_decay: 0\.1 -> 0\.2"):
+        train(tokens, out, "--weight-decay", "0.2")
+
+
+def test_stop_file_ends_the_command_well_and_the_same_command_goes_on(
+    tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "train"
+    (tmp_path / "STOP").touch()
+    with pytest.raises(SystemExit) as stop:
+        train(tokens, out)
+    assert stop.value.code == 0
+    assert "the same command goes on from here" in capsys.readouterr().out
+    assert not (out / "manifest.json").exists()
+    (tmp_path / "STOP").unlink(missing_ok=True)
+    train(tokens, out)
+    assert "training goes on after step 1 of 2" in capsys.readouterr().out
+    verify_folder(out)
+
+
+def test_tokens_of_another_tokenizer_are_refused(tokens: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in asset_folder(presets.SMOKE_MODEL).iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].pop()
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="holds tokens of another tokenizer"):
+        train(tokens, tmp_path / "train", model=str(model))
+
+
+def test_chain_builds_the_stage_from_its_config(tokens: Path) -> None:
+    config = presets.smoke()
+    model = Artifact.load(asset_folder(presets.SMOKE_MODEL))
+    stage = train_model.build(config, model, Artifact.load(tokens))
+    assert (stage.name, stage.ranks) == ("train", "all")
+    faster = replace(config, train=replace(config.train, micro_batch_sequences=1, compile=True))
+    same = train_model.build(faster, model, Artifact.load(tokens))
+    assert same.fingerprint == stage.fingerprint
+    longer = replace(config, data=replace(config.data, tokens=8_192))
+    other = train_model.build(longer, model, Artifact.load(tokens))
+    assert other.fingerprint != stage.fingerprint

@@ -1,0 +1,105 @@
+"""What the launcher sets, as accelerate itself makes it, and what is made of it."""
+
+from typing import Any
+
+import pytest
+import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+
+from bosch.config import TrainConfig
+from training.parallel import choose_switches, describe_environment, refuse_silent_traps
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher_and_no_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("MASTER_ADDR", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+
+
+def accelerate_environment(*options: str) -> dict[str, str]:
+    """What a script finds that `accelerate launch` started with these options."""
+    known = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    arguments = launch_command_parser().parse_args([*known, *options, "script.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    if arguments.use_fsdp:
+        return dict(prepare_multi_gpu_env(arguments))
+    return dict(prepare_simple_launcher_cmd_env(arguments)[1])
+
+
+FSDP = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
+
+
+@pytest.mark.parametrize("options", [["--cpu"], []])
+def test_several_processes_of_which_accelerate_starts_one_are_refused(options: list[str]) -> None:
+    environment = accelerate_environment(*options, "--num_processes", "2")
+    with pytest.raises(ValueError, match="accelerate launch --use_fsdp --num_processes N"):
+        refuse_silent_traps(environment)
+
+
+@pytest.mark.parametrize("options", [["--cpu", "--num_processes", "1"], FSDP])
+def test_launches_that_do_what_was_asked_pass(options: list[str]) -> None:
+    refuse_silent_traps(accelerate_environment(*options))
+
+
+def test_scripts_started_by_hand_pass() -> None:
+    refuse_silent_traps({})
+    refuse_silent_traps({"MASTER_ADDR": "node1"})  # a cluster sets it in every shell
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("ACCELERATE_USE_DEEPSPEED", "true", "asks for DeepSpeed"),
+        ("ACCELERATE_USE_MEGATRON_LM", "true", "asks for Megatron-LM"),
+        ("ACCELERATE_MIXED_PRECISION", "fp16", "mixed precision fp16"),
+    ],
+)
+def test_what_training_cannot_do_is_refused(variable: str, value: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        refuse_silent_traps({variable: value})
+
+
+def test_wishes_of_the_accelerate_config_are_honored() -> None:
+    environment = accelerate_environment(
+        *FSDP,
+        *("--fsdp_version", "2", "--fsdp_reshard_after_forward", "false"),
+        *("--fsdp_offload_params", "true", "--fsdp_activation_checkpointing", "true"),
+    )
+    switches = choose_switches(TrainConfig(), CPU, environment)
+    assert switches.cpu_offload
+    assert switches.activation_checkpointing
+    assert not switches.reshard_after_forward
+
+
+def test_defaults_of_accelerate_are_no_wishes() -> None:
+    """It says FSDP_ACTIVATION_CHECKPOINTING=false where nobody was asked."""
+    environment = accelerate_environment(*FSDP, "--fsdp_version", "2")
+    assert environment["FSDP_ACTIVATION_CHECKPOINTING"] == "false"
+    switches = choose_switches(TrainConfig(), torch.device("cuda"), environment)
+    assert switches.activation_checkpointing
+    assert switches.reshard_after_forward
+    assert describe_environment(TrainConfig(), environment) == []
+
+
+def test_settings_go_before_the_accelerate_config() -> None:
+    environment = {"FSDP_OFFLOAD_PARAMS": "true", "FSDP_RESHARD_AFTER_FORWARD": "true"}
+    settings = TrainConfig(cpu_offload=False, reshard_after_forward=False)
+    switches = choose_switches(settings, CPU, environment)
+    assert not switches.cpu_offload
+    assert not switches.reshard_after_forward
+
+
+def test_what_is_ignored_is_told() -> None:
+    environment = {
+        "FSDP_FORWARD_PREFETCH": "true",
+        "FSDP_IGNORED_MODULES": "None",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+    }
+    told = describe_environment(TrainConfig(precision="fp32"), environment)
+    assert "FSDP_FORWARD_PREFETCH" in told[1]
+    assert "FSDP_IGNORED_MODULES" not in told[1]
+    assert "mixed_precision bf16 is not used" in told[0]

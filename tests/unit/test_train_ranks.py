@@ -1,0 +1,108 @@
+"""Training in several processes, started by accelerate's own launcher, against plain torch in one.
+
+Fully sharded on CPUs over gloo: the stand-in for GPUs over NCCL."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.plain_training import SETTINGS, Trace, model_folder, train_plainly
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path("tests/training_program.py")
+# Losses of ranks are summed in another order than those of one process.
+LOSS_TOLERANCE = 1e-6
+WEIGHT_TOLERANCE = 1e-5  # in norm
+
+
+def launch_command(*options: str, program: Path = PROGRAM) -> list[str]:
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
+    return [*launcher, "--mixed_precision", "no", *options, str(program)]
+
+
+def start(command: list[str], *arguments: object) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def write_cases(folder: Path, cases: dict[str, tuple[Path, dict[str, Any]]]) -> Path:
+    content = [
+        {"model": str(model), "out": str(folder / name), "settings": settings}
+        for name, (model, settings) in cases.items()
+    ]
+    (folder / "cases.json").write_text(json.dumps(content))
+    return folder / "cases.json"
+
+
+def assert_close(ours: Trace, plain: Trace, loss_tolerance: float = LOSS_TOLERANCE) -> None:
+    assert ours.losses == pytest.approx(plain.losses, rel=loss_tolerance)
+    assert ours.norms == pytest.approx(plain.norms, rel=10 * loss_tolerance)
+    for name, weight in plain.weights.items():
+        difference = torch.linalg.norm(ours.weights[name] - weight)
+        assert difference <= WEIGHT_TOLERANCE * torch.linalg.norm(weight), name
+
+
+def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
+    untied = model_folder(tmp_path / "untied")
+    tied = model_folder(tmp_path / "tied", tie_word_embeddings=True)
+    experts = model_folder(tmp_path / "experts", family="qwen3_moe")
+    cases: dict[str, tuple[Path, dict[str, Any]]] = {
+        "accumulated": (untied, {}),
+        "tied, one sync a step, checkpointed": (
+            tied,
+            {"sync_every_micro_batch": False, "activation_checkpointing": True},
+        ),
+        "offloaded, async": (untied, {"cpu_offload": True, "async_checkpoints": True}),
+        "experts": (experts, {"micro_batch_sequences": 2}),
+    }
+    path = write_cases(tmp_path, cases)
+    command = launch_command("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
+    finish(start(command, path))
+    for name, (model, settings) in cases.items():
+        plain = train_plainly(model, replace(SETTINGS, **settings))
+        assert_close(Trace.of_run(tmp_path / name, 5), plain)
+
+
+@pytest.mark.slow
+def test_two_launchers_train_as_one(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    path = write_cases(tmp_path, {"out": (model, {})})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    shared = ["--use_fsdp", "--num_machines", "2", "--num_processes", "2"]
+    shared += ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
+    processes = [
+        start(launch_command(*shared, "--machine_rank", rank), path) for rank in ("0", "1")
+    ]
+    for process in processes:
+        finish(process)
+    two_machines = Trace.of_run(tmp_path / "out", 5)
+
+    path = write_cases(tmp_path, {"one launcher": (model, {})})
+    command = launch_command("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
+    finish(start(command, path))
+    one_machine = Trace.of_run(tmp_path / "one launcher", 5)
+    assert two_machines.losses == one_machine.losses
+    for name, weight in one_machine.weights.items():
+        assert torch.equal(two_machines.weights[name], weight), name

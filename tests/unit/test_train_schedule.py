@@ -1,0 +1,99 @@
+"""Plans and learning rates: worked by hand, or the paper's."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bosch.config import TrainConfig
+from recipes import presets
+from training.schedule import TrainPlan, learning_rate, make_plan
+
+
+def plan_of(settings: TrainConfig, tokens: int, seq_len: int, **more: Any) -> TrainPlan:
+    given: dict[str, Any] = {
+        "evaluated_shares": (0.0, 1.0),
+        "world_size": 1,
+        "device_type": "cpu",
+    }
+    return make_plan(settings, tokens, seq_len, **(given | more))
+
+
+def test_the_papers_plan() -> None:
+    """1,192 steps of 2^21 tokens; 119 of warm-up; checkpoints at 0, .65, 1.3, 1.95 and 2.5B."""
+    config = presets.paper()
+    plan = plan_of(
+        config.train,
+        config.data.tokens,
+        config.data.sequence_length,
+        evaluated_shares=config.eval.checkpoints,
+        world_size=8,
+        device_type="cuda",
+    )
+    assert plan.num_steps == 1192
+    assert plan.batch_tokens == 2**21
+    assert plan.accumulation == 1
+    billions = [round(plan.tokens_at(step) / 1e9, 2) for step in plan.evaluated_steps]
+    assert billions == [0.0, 0.65, 1.3, 1.95, 2.5]
+    rates = [learning_rate(config.train, step, plan.num_steps) for step in range(1192)]
+    assert rates.index(max(rates)) == 118  # the last of the warm-up
+    assert max(rates) == 1e-5
+
+
+def test_rate_rises_in_a_line_and_falls_down_a_cosine_to_the_floor() -> None:
+    settings = TrainConfig(peak_learning_rate=4.0, warmup_share=0.2, floor_share=0.25)
+    rates = [learning_rate(settings, step, 20) for step in range(21)]
+    assert rates[:4] == [1.0, 2.0, 3.0, 4.0]
+    assert rates[4] == 4.0
+    assert rates[12] == pytest.approx(2.5)  # half-way down: between 4 and the floor of 1
+    assert rates[20] == pytest.approx(1.0)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_rate_without_warm_up_begins_at_the_peak() -> None:
+    settings = TrainConfig(peak_learning_rate=1.0, warmup_share=0.0)
+    assert learning_rate(settings, 0, 4) == 1.0
+    assert learning_rate(settings, 1, 4) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+
+
+SIXTY_FOUR = TrainConfig(batch_sequences=64)
+
+
+def test_batch_is_shared_out_over_ranks_and_micro_batches() -> None:
+    plan = plan_of(replace(SIXTY_FOUR, micro_batch_sequences=2), 10**6, 128, world_size=16)
+    assert plan.accumulation == 2
+
+
+@pytest.mark.parametrize(
+    ("micro", "world", "told"),
+    [
+        (8, 16, "one of 1, 2, 4"),  # the paper's 1.7B on two nodes: 128 sequences
+        (3, 1, "one of 1, 2, 4, 8, 16, 32, 64"),
+        (None, 5, "multiple of 5"),
+    ],
+)
+def test_what_does_not_divide_is_refused(micro: int | None, world: int, told: str) -> None:
+    settings = replace(SIXTY_FOUR, micro_batch_sequences=micro)
+    with pytest.raises(ValueError, match=told):
+        plan_of(settings, 10**6, 128, world_size=world)
+
+
+@pytest.mark.parametrize(
+    ("device", "seq_len", "micro"),
+    [("cuda", 32_768, 1), ("cuda", 65_536, 1), ("cuda", 4_096, 8), ("cpu", 1_024, 8)],
+)
+def test_micro_batch_fits_the_device(device: str, seq_len: int, micro: int) -> None:
+    plan = plan_of(SIXTY_FOUR, 10**7, seq_len, device_type=device)
+    assert plan.micro_batch_sequences == micro
+
+
+def test_most_steps_make_a_shorter_schedule() -> None:
+    plan = plan_of(replace(SIXTY_FOUR, max_steps=4), 10**6, 128, evaluated_shares=(0.0, 0.5, 1.0))
+    assert plan.num_steps == 4
+    assert plan.evaluated_steps == (0, 2, 4)
+
+
+def test_budget_below_one_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="less than one step of 64 sequences"):
+        plan_of(SIXTY_FOUR, 64 * 128 - 1, 128)

@@ -1,0 +1,83 @@
+"""The computed plan of a training run, against figures that were worked out in other ways."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipes.benchmark import run_benchmark
+from recipes.benchmarks import plan
+
+
+def figures(model: str, **options: object) -> dict[str, float]:
+    made = plan.Options(model=(model,), **options)  # type: ignore[arg-type]
+    return {
+        row["name"].removeprefix(f"computed: {model} "): row["value"]
+        for row in plan.plan_model(model, made)
+    }
+
+
+# Peaks of one training step simulated with fake tensors under fully_shard (FSDPMemTracker), torch
+# 2.13, Adam's moments added: GPUs, micro-batch, GB.
+SIMULATED = [
+    ("Qwen3-1.7B", 8, 1, 17),
+    ("Qwen3-1.7B", 8, 4, 52),
+    ("Qwen3-1.7B", 16, 1, 15),
+    ("Qwen3-1.7B", 1, 2, 53),
+    ("Qwen3-1.7B", 1, 4, 77),
+    ("Qwen3-8B", 8, 1, 44),
+    ("Qwen3-8B", 16, 1, 36),
+    ("Qwen3-8B", 1, 1, 158),
+    ("Qwen3-14B", 8, 1, 66),
+    ("Qwen3-14B", 16, 1, 51),
+]
+
+
+@pytest.mark.parametrize(("model", "gpus", "micro", "gigabytes"), SIMULATED)
+def test_memory_is_near_the_simulated_peak(
+    model: str, gpus: int, micro: int, gigabytes: float
+) -> None:
+    found = figures(model, gpus=gpus, micro_batch_sequences=micro)["peak memory per GPU"]
+    assert found == pytest.approx(gigabytes, rel=0.08)
+
+
+# Worked out from the formula by hand: hours of 2.5B tokens at ratio .75 on 16 A800 at 40 % of
+# their peak, GB of a checkpoint and of an export.
+@pytest.mark.parametrize(
+    ("model", "hours", "checkpoint", "export"),
+    [
+        ("Qwen3-1.7B", 4.8, 21, 3.4),
+        ("Qwen3-8B", 18.8, 98, 16.4),
+        ("Qwen3-14B", 33, 177, 29.5),
+        ("Qwen3-30B-A3B", 10.3, 366, 61),
+    ],
+)
+def test_time_and_files_of_the_papers_four_sizes(
+    model: str, hours: float, checkpoint: float, export: float
+) -> None:
+    found = figures(model, gpus=16)
+    assert found["training"] == pytest.approx(hours, rel=0.02)
+    assert found["checkpoint"] == pytest.approx(checkpoint, rel=0.02)
+    assert found["export"] == pytest.approx(export, rel=0.02)
+    assert found["step"] < found["step of the dense model"]
+
+
+def test_the_command_says_what_does_not_fit_and_that_it_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", "Qwen3-1.7B", "Qwen3-30B-A3B", "--gpus", "8"]
+    run_benchmark("plan", [*arguments, "--out", str(tmp_path / "plan.json")])
+    table = capsys.readouterr().out
+    assert "computed, not measured" in table
+    small, large = (line for line in table.splitlines() if "Qwen3" in line)
+    assert "yes" in small
+    assert "NO" in large
+    rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
+    assert all(row["name"].startswith("computed: ") for row in rows)
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 GPUs with 8 sequences each do not divide a batch of"):
+        plan.Options(gpus=16, micro_batch_sequences=8)
+    with pytest.raises(ValueError, match="its peak is not known"):
+        plan.Options(gpu="H201")

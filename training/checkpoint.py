@@ -1,0 +1,364 @@
+"""Checkpoints of a run: whole or not there, whatever was killed when, and checked before they are
+believed.
+
+    .step-000500.tmp/  each rank writes its part (DCP), then the sizes and checksums of its files
+    manifest.json      rank 0 lists all files, when every rank is done
+    step-000500/       a rename puts it in place
+
+DCP alone finds neither a flipped bit nor data of one save beside the table of contents of another;
+the manifest does. Resuming takes the newest checkpoint that is true. A damaged one is set aside as
+`.step-000500.bad`: under its old name it would be in the way when the run reaches that step again.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
+
+from bosch.errors import UserError
+from bosch.fingerprint import hash_file, plain
+from bosch.hybrid.export import describe_bytes
+from bosch.manifest import (
+    MANIFEST,
+    NO_RESULT,
+    DamagedArtifactError,
+    provenance,
+    read_sealed_json,
+    sync_directory,
+    verify_folder,
+    write_atomically,
+    write_sealed_json,
+)
+from bosch.plan import differences
+from bosch.progress import say
+from training.checkpoint_content import (
+    CheckpointReader,
+    compare_names,
+    describe_state,
+    prepare_optimizer,
+    restore_extra,
+    restore_random_state,
+    save_random_state,
+)
+from training.checkpoint_folder import (
+    checkpoints_in,
+    remove,
+    remove_leftovers,
+    set_aside,
+    step_name,
+)
+from training.consensus import Consensus
+from training.parallel import COLLECTIVE_TIMEOUT
+from training.state import TrainState
+
+TRAINER = "trainer.json"  # what is no tensor
+ROOM = 1.1  # free space asked for, of what the tensors take
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be written, or none can be read; the message says what to do."""
+
+
+class Checkpoints:
+    """The checkpoints in one folder. Every rank calls every method but `poll`, in the same order,
+    in the process group that training/parallel.py starts.
+
+    facts: settings a resumed run must share. circumstances: what may change between attempts and
+    then moves results in the last digits (micro-batch, kernels); a change is told. keep: rolling
+    checkpoints that stay, beside all milestones. asynchronous: files are written while training
+    goes on; at most one save is under way.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        keep: int,
+        asynchronous: bool = False,
+        circumstances: Mapping[str, Any] | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"{keep} checkpoints to keep: at least one is needed to resume.")
+        self.folder, self.keep = folder, keep
+        self._ranks = Consensus()
+        self._facts: dict[str, Any] = plain(facts)
+        self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
+        self._resumed_from: int | None = None
+        self._pending: _Save | None = None
+        self._background = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
+        self._group = self._ranks.group
+        if asynchronous:
+            # Its messages come from a thread: on a shared group they would mix with others.
+            self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+
+    # ------------------------------------------------------------------------------------- resuming
+
+    def load_newest(self, state: TrainState) -> int:
+        """Load the newest checkpoint that is true; the step it was made after, 0 if there is
+        none."""
+        found = self._ranks.from_rank_0(self._find_newest)
+        if found is None:
+            return 0
+        path, manifest = found
+        tensors = self._ranks.all_succeed(lambda: self._matching_tensors(path, state))
+        reader = CheckpointReader(path)
+        try:
+            dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.group)
+        except CheckpointException as error:
+            raise CheckpointError(f"{path} cannot be read: {_cause(error)}.") from error
+        self._ranks.all_succeed(lambda: self._restore_rest(path, manifest, state, tensors))
+        self._resumed_from = int(manifest["step"])
+        return self._resumed_from
+
+    def _find_newest(self) -> tuple[Path, dict[str, Any]] | None:
+        self._make_folder()
+        for step, path in sorted(checkpoints_in(self.folder).items(), reverse=True):
+            try:
+                manifest = verify_folder(path)
+            except (DamagedArtifactError, FileNotFoundError) as damage:
+                aside = set_aside(path)
+                say(f"checkpoint of step {step} is damaged and set aside as {aside}: {damage}")
+                continue
+            self._check_facts(path, manifest)
+            return path, manifest
+        if bad := sorted(path.name for path in self.folder.glob(".step-*.bad")):
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged ({', '.join(bad)}), and training is "
+                "not begun anew without being asked. Put back a good copy of one, or pass --fresh "
+                "train."
+            )
+        return None
+
+    def _check_facts(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        if changed := _differences(manifest["facts"], self._facts):
+            raise ValueError(
+                f"{path} was made with other settings ({changed}). Three ways on: another "
+                "--run-dir, --fresh train to begin anew, or the old setting."
+            )
+        if changed := _differences(manifest["circumstances"], self._circumstances):
+            say(f"resumed with {changed}: results may differ in the last digits")
+
+    def _matching_tensors(self, path: Path, state: TrainState) -> dict[str, Tensor]:
+        """Those of the state, ready to be loaded in place: the checkpoint has the same."""
+        there = CheckpointReader(path).read_metadata().state_dict_metadata
+        prepare_optimizer(state, set(there))
+        tensors, _ = describe_state(state)
+        try:
+            compare_names(tensors, there)
+        except ValueError as error:
+            raise ValueError(f"{path} does not fit: {error}") from None
+        return tensors
+
+    def _restore_rest(
+        self,
+        path: Path,
+        manifest: Mapping[str, Any],
+        state: TrainState,
+        tensors: Mapping[str, Tensor],
+    ) -> None:
+        restore_extra(state, json.loads((path / TRAINER).read_text()), tensors)
+        if manifest["circumstances"]["ranks"] == self._ranks.world:
+            restore_random_state(path / _random_state_name(self._ranks.rank))
+
+    # --------------------------------------------------------------------------------------- saving
+
+    def save(self, state: TrainState, step: int, milestone: bool) -> None:
+        """Save the state after `step` steps. Milestones stay; of the others the newest `keep`."""
+        self.finish()
+        tensors, skeleton = describe_state(state)
+        num_bytes = self._ranks.total(sum(map(_local_bytes, tensors.values())))
+        save = _Save(
+            self.folder / f".{step_name(step)}.tmp",
+            {"step": step, "milestone": milestone, "tensor_bytes": num_bytes},
+        )
+        with self._explaining(save):
+            if not self._ranks.from_rank_0(lambda: self._open(save, num_bytes)):
+                return
+            self._ranks.all_succeed(lambda: self._write_rest(save, skeleton))
+            target: dict[str, Any] = {
+                "storage_writer": dcp.FileSystemWriter(save.folder, sync_files=True),
+                "process_group": self._group,
+            }
+            if self._background is None:
+                dcp.save(tensors, **target)
+                self._ranks.all_succeed(lambda: self._describe_own_files(save))
+                self._ranks.from_rank_0(lambda: self._place(save))
+            else:
+                saving: Any = dcp.async_save(tensors, **target)
+                saving = getattr(saving, "upload_completion", saving)  # as versions differ
+                save.done = self._background.submit(self._await_files, save, saving)
+                self._pending = save
+
+    def poll(self) -> None:
+        """Put in place a save that was written meanwhile. Call it after each step; it asks no other
+        rank, and so costs nothing."""
+        save = self._pending
+        if save and save.done and save.done.done():
+            with self._explaining(save):
+                save.done.result()  # raises what the thread met
+                if self._ranks.rank == 0 and not self._undescribed(save):
+                    self._pending = None
+                    self._place(save)
+
+    def finish(self) -> None:
+        """Wait until a save under way is in its place."""
+        if self._background is None:
+            return
+        save, self._pending = self._pending, None
+        with self._explaining(save):
+            # Rank 0 may have put it in place already (poll), the others do not know.
+            self._ranks.all_succeed(lambda: save.done.result() if save and save.done else None)
+            self._ranks.from_rank_0(lambda: self._place(save) if save else None)
+
+    def _open(self, save: "_Save", num_bytes: int) -> bool:
+        """Make room for a save. False: the checkpoint is there already."""
+        if (self.folder / step_name(save.step) / MANIFEST).is_file():
+            return False
+        self._make_folder()
+        free, needed = shutil.disk_usage(self.folder).free, ROOM * num_bytes
+        if free < needed:
+            raise CheckpointError(
+                f"the checkpoint of step {save.step} takes {describe_bytes(needed)} and "
+                f"{self.folder} has {describe_bytes(free)} free. {self._way_on()}"
+            )
+        save.folder.mkdir()
+        return True
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / NO_RESULT).touch()
+        remove_leftovers(self.folder)
+
+    def _write_rest(self, save: "_Save", skeleton: Any) -> None:
+        """What does not go through DCP."""
+        save_random_state(save.folder / _random_state_name(self._ranks.rank))
+        if self._ranks.rank == 0:
+            (save.folder / TRAINER).write_text(json.dumps(skeleton))
+
+    def _await_files(self, save: "_Save", saving: "Future[Any]") -> None:
+        saving.result()
+        self._describe_own_files(save)
+
+    def _describe_own_files(self, save: "_Save") -> None:
+        """Leave sizes and checksums of this rank's files, read while they are in memory."""
+        rank = self._ranks.rank
+        names = [path.name for path in save.folder.glob(f"__{rank}_*")] + [_random_state_name(rank)]
+        names += [".metadata", TRAINER] if rank == 0 else []
+        files = {
+            name: {
+                "bytes": (save.folder / name).stat().st_size,
+                "xxh3": hash_file(save.folder / name, sync=True),
+            }
+            for name in sorted(names)
+        }
+        write_atomically(save.folder / _description_name(rank), json.dumps(files))
+
+    def _undescribed(self, save: "_Save") -> list[int]:
+        """Ranks that are not done."""
+        ranks = range(self._ranks.world)
+        return [rank for rank in ranks if not (save.folder / _description_name(rank)).is_file()]
+
+    def _place(self, save: "_Save") -> None:
+        """Rank 0, when everything is written: the manifest, the name, and older ones removed."""
+        if missing := self._undescribed(save):
+            raise CheckpointError(
+                f"rank 0 does not see what rank {missing[0]} wrote to {save.folder}: all nodes "
+                "must share the run folder's file system."
+            )
+        files: dict[str, Any] = {}
+        for rank in range(self._ranks.world):
+            description = save.folder / _description_name(rank)
+            files |= json.loads(description.read_text())
+            description.unlink()
+        manifest = save.facts | {"facts": self._facts, "circumstances": self._circumstances}
+        write_sealed_json(save.folder / MANIFEST, manifest | provenance() | {"files": files})
+        save.folder.rename(self.folder / step_name(save.step))
+        sync_directory(self.folder)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove rolling checkpoints that newer ones have replaced; never the one this run came
+        from, the only one known to load."""
+        rolling = []
+        for step, path in sorted(checkpoints_in(self.folder).items()):
+            try:
+                milestone = read_sealed_json(path / MANIFEST)["milestone"]
+            except (DamagedArtifactError, FileNotFoundError):
+                continue  # counts for nothing, and is looked at when it is needed
+            rolling += [] if milestone else [(step, path)]
+        for step, path in rolling[: -self.keep]:
+            if step != self._resumed_from:
+                remove(path)
+
+    @contextmanager
+    def _explaining(self, save: "_Save | None") -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointException, OSError) as error:
+            assert save is not None
+            if self._ranks.rank == 0:  # what was written may be what fills the disk
+                shutil.rmtree(save.folder, ignore_errors=True)
+            raise CheckpointError(
+                f"the checkpoint of step {save.step} cannot be written to {self.folder}: "
+                f"{_cause(error)}. {self._way_on()}"
+            ) from error
+
+    def _way_on(self) -> str:
+        steps = [
+            s for s, path in checkpoints_in(self.folder).items() if (path / MANIFEST).is_file()
+        ]
+        last = f"Step {max(steps)} is saved and whole" if steps else "There is no earlier one"
+        return f"{last}; make room (or mend what is wrong) and run the same command again."
+
+
+@dataclass
+class _Save:
+    """One save under way."""
+
+    folder: Path
+    facts: dict[str, Any]
+    done: "Future[None] | None" = None  # this rank's files, in the background
+
+    @property
+    def step(self) -> int:
+        return int(self.facts["step"])
+
+
+def _local_bytes(tensor: Tensor) -> int:
+    """What this rank writes of it. Of a tensor that is whole on every rank, one writes all."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local().nbytes
+    return tensor.nbytes if dist.get_rank() == 0 else 0
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    known = {"version": 1, "inputs": {}}
+    return "; ".join(differences(known | {"settings": old}, known | {"settings": new}))
+
+
+def _cause(error: BaseException) -> str:
+    """What one rank met, in a few words; a full disk most of all."""
+    for rank, (inner, _) in getattr(error, "failures", {}).items():
+        return f"rank {rank}: {_cause(inner)}"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return f"{type(error).__name__}: {error}"
+
+
+def _random_state_name(rank: int) -> str:
+    return f"random-{rank:05d}.pt"
+
+
+def _description_name(rank: int) -> str:
+    return f".files-{rank:05d}.json"

@@ -1,0 +1,254 @@
+"""What a checkpoint holds, as torch.distributed.checkpoint (DCP) and JSON take it.
+
+Every tensor goes to DCP under a flat name, `optimizer.model.norm.weight.exp_avg`; all that is not a
+tensor goes to a JSON file that says where the tensors belong. DCP alone would pickle such values,
+and reading a pickle runs whatever it names. Its own table of contents, `.metadata`, is a pickle
+too: it is read with nothing but DCP's own classes allowed.
+"""
+
+import pickle
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.optim import Optimizer
+
+from training.state import TrainState
+
+TENSOR = "tensor in"  # the key of {"tensor in": name}, which stands for a tensor in the JSON part
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in parameters' names, of no meaning here
+
+
+# ---------------------------------------------------------------------------------- there and back
+
+
+def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors by name, sharing memory with the state, and the rest as JSON.
+
+    An optimizer that has made no step yet has nothing to save.
+    """
+    tree = {
+        "model": _model_tensors(
+            state.model
+        ),  # first: it also brings all parameters to their shards
+        "optimizer": _optimizer_state(state),
+        "extra": {name: part.state_dict() for name, part in state.extra.items()},
+    }
+    tensors: dict[str, Tensor] = {}
+    return tensors, _take_tensors(tree, "", tensors)
+
+
+def prepare_optimizer(state: TrainState, names: set[str]) -> None:
+    """Give a fresh optimizer the state for which there are tensors, to be loaded in place."""
+    optimizer = state.optimizer
+    if any(name.startswith("optimizer.") for name in names) and not optimizer.state:
+        _make_empty_state(optimizer)
+    for name, parameter in _named_parameters(state):
+        # A parameter that never had a gradient has no moments.
+        if not any(found.startswith(f"optimizer.{name}.") for found in names):
+            optimizer.state.pop(parameter, None)
+
+
+def restore_extra(state: TrainState, skeleton: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Hand what is no parameter back to its owners."""
+    content = _put_tensors(skeleton, tensors)
+    if content["extra"].keys() != state.extra.keys():
+        raise ValueError(
+            f"the checkpoint holds {sorted(content['extra'])} beside model and optimizer, and this "
+            f"run has {sorted(state.extra)}."
+        )
+    for name, part in state.extra.items():
+        part.load_state_dict(content["extra"][name])
+    by_name = dict(_named_parameters(state))
+    for name, values in content["optimizer"].items():
+        state.optimizer.state[by_name[name]].update(values)
+
+
+def compare_names(wanted: Mapping[str, Tensor], there: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another model. DCP alone would leave out, or cast, without a word."""
+    for name in sorted(wanted.keys() | there.keys()):
+        if name not in there:
+            raise ValueError(f"it lacks {name}, which this run's model or optimizer has.")
+        if name not in wanted:
+            raise ValueError(f"it holds {name}, which this run's model or optimizer lacks.")
+        found: TensorStorageMetadata = there[name]
+        ours, theirs = (
+            (tuple(wanted[name].shape), wanted[name].dtype),
+            (tuple(found.size), found.properties.dtype),
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"{name} is {_describe(*theirs)} in it and {_describe(*ours)} in this run."
+            )
+
+
+def _describe(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{' x '.join(map(str, shape)) or 'a number'} of {str(dtype).removeprefix('torch.')}"
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Any]:
+    """Parameters, tied ones once, and the buffers that are saved."""
+    tensors = get_model_state_dict(model)
+    once = {plain_name(name) for name, _ in model.named_parameters()}
+    again = {plain_name(name) for name, _ in model.named_parameters(remove_duplicate=False)} - once
+    return {name: tensor for name, tensor in tensors.items() if name not in again}
+
+
+def _optimizer_state(state: TrainState) -> dict[str, dict[str, Any]]:
+    return {
+        name: dict(state.optimizer.state[parameter])
+        for name, parameter in _named_parameters(state)
+        if parameter in state.optimizer.state
+    }
+
+
+def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those the optimizer moves: the model's, and what an extra module may bring along."""
+    modules = {"": state.model}
+    modules |= {f"{n}.": part for n, part in state.extra.items() if isinstance(part, nn.Module)}
+    names = {
+        parameter: prefix + plain_name(name)
+        for prefix, module in modules.items()
+        for name, parameter in module.named_parameters()
+    }
+    for group in state.optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise ValueError(
+                    "the optimizer moves a parameter that neither the model nor an extra module "
+                    "has, so a checkpoint could not name it."
+                )
+            yield names[parameter], parameter
+
+
+def _make_empty_state(optimizer: Optimizer) -> None:
+    """As the first step makes it: a step of no length with gradients of zero, and no change."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what checkpointing of activations and compilation put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+# ----------------------------------------------------------------------------------- tree and JSON
+
+
+def _take_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` with every tensor moved to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {TENSOR: name}
+    if isinstance(value, Mapping):
+        return {
+            _key(key, name): _take_tensors(inner, f"{name}.{key}".lstrip("."), tensors)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_take_tensors(inner, f"{name}.{i}", tensors) for i, inner in enumerate(value)]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(
+        f"{name} is a {type(value).__name__}; a checkpoint takes tensors, numbers, texts, lists "
+        "and dicts."
+    )
+
+
+def _key(key: Any, name: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{name} has the key {key!r}; a checkpoint takes keys that are texts.")
+    return key
+
+
+def _put_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {TENSOR}:
+            return tensors[value[TENSOR]]
+        return {key: _put_tensors(inner, tensors) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_put_tensors(inner, tensors) for inner in value]
+    return value
+
+
+# ------------------------------------------------------------------------------------ random state
+
+
+def save_random_state(path: Path) -> None:
+    """The generators of this process. Without dropout nothing draws from them."""
+    kind, keys, *rest = np.random.get_state()
+    content = {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    }
+    torch.save(content, path)
+
+
+def restore_random_state(path: Path) -> None:
+    content = torch.load(path, weights_only=True)
+    kind, keys, *rest = content["numpy"]
+    random.setstate(content["python"])
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(content["torch"])
+    if content["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(content["cuda"])
+
+
+# ------------------------------------------------------------------------------- DCP's own contents
+
+
+class CheckpointReader(FileSystemReader):
+    """DCP's reader, whose table of contents may name no other classes than its own."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata: Metadata = _MetadataUnpickler(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+METADATA_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # where Python 3.13 keeps it
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) == ("torch", "Size"):
+            return getattr(torch, name)
+        if name in METADATA_CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise ValueError(f".metadata names {module}.{name}, which no checkpoint of ours does.")

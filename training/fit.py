@@ -1,0 +1,76 @@
+"""The training loop as the function that a method of learned masks is handed: but for what a stop
+means, the `Fit` of bosch/methods/_interface.py.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bosch.config import TrainConfig
+from bosch.manifest import sync_directory
+from bosch.methods._interface import Learner
+from data.loader import TokenFolder
+from training.consensus import Consensus
+from training.loop import TrainJob, train
+from training.parallel import start_world
+
+
+@dataclass(frozen=True)
+class LoopFit:
+    """Training as it is set up for the recovery, with the method's own length."""
+
+    settings: TrainConfig
+    model: Path  # folder of the dense model
+    tokens: TokenFolder
+    document_mask: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what a resumed run must share
+
+    def __call__(
+        self,
+        learner: Learner,
+        folder: Path,
+        num_steps: int,
+        batch_sequences: int,
+        weights_rate: float | None = None,
+        weights_out: Path | None = None,
+    ) -> str | None:
+        """None: finished; else why it stopped, everything saved."""
+        settings = replace(
+            self.settings,
+            batch_sequences=batch_sequences,
+            micro_batch_sequences=self._micro_batch(batch_sequences),
+            max_steps=num_steps,
+            peak_learning_rate=weights_rate or self.settings.peak_learning_rate,
+        )
+        job = TrainJob(
+            settings,
+            self.model,
+            self.tokens,
+            folder,
+            budget_tokens=num_steps * batch_sequences * self.tokens.seq_len,
+            evaluated_shares=() if weights_out is None else (1.0,),
+            document_mask=self.document_mask,
+            facts=self.facts,
+            learner=learner,
+        )
+        stopped_by = train(job)
+        if stopped_by is None and weights_out is not None:
+            exported = folder / f"step-{num_steps:06d}"
+            Consensus().from_rank_0(lambda: move(exported, weights_out))
+        return stopped_by
+
+    def _micro_batch(self, batch_sequences: int) -> int | None:
+        """No more than in the recovery, and a divisor of a rank's share of a batch."""
+        wanted = self.settings.micro_batch_sequences
+        if wanted is None:
+            return None
+        return math.gcd(wanted, batch_sequences // start_world().size)
+
+
+def move(exported: Path, target: Path) -> None:
+    """A kill behind this, and before the method has noted its end, makes the export once more."""
+    if not target.is_dir():
+        exported.rename(target)
+        sync_directory(target.parent)

@@ -1,0 +1,82 @@
+"""How many floating-point operations a training step needs, for its share of the device's peak.
+
+    FLOPs of a batch = 6 * N * tokens + 12 * head size * pairs
+
+N counts the weights that multiply (the head does, the lookup of embeddings does not, of the experts
+the active ones); a pair is one query of one head that sees one key, where windows and the ends of
+documents count. What is computed a second time to save memory does not count.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from bosch.hybrid.models import head_size
+
+# Dense bf16 operations a second, from the makers' data sheets, by a part of the device's name.
+PEAK_FLOPS = {
+    "A100": 312e12,
+    "A800": 312e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Of one device in bf16; None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+def count_active_weights(model: Any) -> int:
+    """N of a model, which may be on meta, and may be sharded."""
+    config = model.config
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    num_experts = getattr(config, "num_experts", None) or 1
+    count = 0
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or ("embed_tokens" in name and not tied):
+            continue
+        if ".experts." in name:
+            count += parameter.numel() * config.num_experts_per_tok // num_experts
+        else:
+            count += parameter.numel()
+    return count
+
+
+def attention_pairs(config: PretrainedConfig, lengths: Iterable[int]) -> int:
+    """Query-key pairs over all layers and query heads, for documents of these lengths."""
+    groups = config.num_key_value_heads
+    heads_per_group = config.num_attention_heads // groups
+    hybrid = getattr(config, "bosch", None)
+    num_full = hybrid["num_full"] if hybrid else [groups] * config.num_hidden_layers
+    full_heads = sum(num_full) * heads_per_group
+    windowed_heads = config.num_hidden_layers * config.num_attention_heads - full_heads
+    window = hybrid["window"] if hybrid else None
+    return sum(
+        full_heads * visible_pairs(length, None) + windowed_heads * visible_pairs(length, window)
+        for length in lengths
+    )
+
+
+def visible_pairs(length: int, window: int | None) -> int:
+    """Of one head and one document: query i sees itself and those before it, at most `window`."""
+    reach = length if window is None else min(window, length)
+    return reach * (reach + 1) // 2 + (length - reach) * reach
+
+
+def training_flops(config: PretrainedConfig, num_weights: int, lengths: list[int]) -> int:
+    """Forward and backward over documents of these lengths."""
+    pairs = attention_pairs(config, lengths)
+    return 6 * num_weights * sum(lengths) + 12 * head_size(config) * pairs

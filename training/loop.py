@@ -1,0 +1,260 @@
+"""Continual pretraining: from a model's folder and packed tokens to checkpoints and exports.
+
+    train/checkpoints/step-000500/   what resuming needs (training/checkpoint.py)
+    train/step-000500/               the model at an evaluated step, an ordinary Hugging Face folder
+    train/metrics.jsonl              a line a step
+
+Data order and learning rate are functions of the step, so that a run that was killed goes on as if
+it had not been: with as many processes as before, bit for bit.
+"""
+# B sequences of a micro-batch, T tokens
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bosch.config import TrainConfig
+from bosch.methods._interface import Learner
+from bosch.progress import say, track
+from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
+from training.along import Along
+from training.checkpoint import Checkpoints
+from training.export import export_model
+from training.guards import Guards, check_gradients, describe_first_losses, without_windows
+from training.interruption import Interruption
+from training.kernels import choose_kernels
+from training.loss import model_loss
+from training.meter import Meter
+from training.metrics import MetricsLog
+from training.model_start import start_model
+from training.optimizer import (
+    clip_gradient,
+    gradient_norm,
+    make_optimizer,
+    set_learning_rate,
+    trained_parameters,
+)
+from training.parallel import World, choose_switches, describe_environment, reshard, start_world
+from training.schedule import TrainPlan, learning_rate, make_plan
+from training.state import TrainState
+
+# on_checkpoint(step, tokens trained on, folder of the model). All ranks call it, at every evaluated
+# step, and once more after a kill: it must find its own work done.
+OnCheckpoint = Callable[[int, int, Path], None]
+MicroBatch = tuple[dict[str, Any], Tensor]  # what the model is called with, and the labels
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What is trained, on what, how, and where it goes."""
+
+    settings: TrainConfig
+    model: Path  # folder of the hybrid, or of a dense model
+    tokens: TokenFolder
+    folder: Path
+    budget_tokens: int
+    evaluated_shares: tuple[float, ...] = (0.0, 1.0)  # of the steps
+    document_mask: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what a resumed run must share
+    on_checkpoint: OnCheckpoint | None = None
+    learner: Learner | None = None  # parameters of a method that are trained along with the model
+
+
+def train(job: TrainJob) -> str | None:
+    """Train to the end. None: finished; else why training stopped before it (a signal, a STOP
+    file), everything saved."""
+    run = prepare(job)
+    settings, plan, world, model = job.settings, run.plan, run.world, run.model
+    optimizer, parameters = run.state.optimizer, trained_parameters(model)
+    along = run.along
+    log = MetricsLog(job.folder, world.rank, along.curves)
+    meter = Meter(model, plan, world)
+
+    with Interruption(job.folder) as interruption:
+        first = run.checkpoints.load_newest(run.state)
+        log.start(first + 1 if first else 0)
+        if first:
+            say(f"training goes on after step {first:,} of {plan.num_steps:,}")
+        else:
+            run.check_start()
+            log.write({"step": 0, "tokens": 0, **run.validation_loss()})
+        if first in plan.evaluated_steps:  # a kill may have come in the midst of it
+            run.publish(first)
+
+        batches = prefetch(run.make_batch, range(first, plan.num_steps))
+        total, begin = plan.tokens_at(plan.num_steps), plan.tokens_at(first)
+        with track("train", total, "tokens", begin) as bar, closing(batches):
+            meter.restart()
+            for done, batch in batches:
+                step = done + 1  # steps that are made once this one is
+                rate = learning_rate(settings, done, plan.num_steps)
+                set_learning_rate(optimizer, rate)
+                along.set_rates(done)
+                meter.got_data()
+
+                # Every target of the whole batch counts the same. fully_shard averages gradients
+                # over the ranks: times their number it is the sum.
+                scale = world.size / run.loader.num_targets(done)
+                micro_batches = list(split(batch.to(world.device), plan.micro_batch_sequences))
+                loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+                for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
+                    is_last = number == len(micro_batches)
+                    model.set_requires_gradient_sync(is_last or settings.sync_every_micro_batch)
+                    inputs = run.with_backend(inputs) | along.model_arguments(done)
+                    loss = model_loss(model, inputs, labels_BT, scale)
+                    loss.backward()
+                    loss_sum += loss.detach()
+                along.finish_gradients()
+
+                (loss_value,) = world.sum(float(loss_sum) / world.size)
+                norm = gradient_norm(parameters)
+                if step == 1:
+                    check_gradients(model, world)
+                sequences = run.loader.sequences(done)
+                skipped = run.guards.judge(step, loss_value, float(norm), sequences)
+                if skipped is None:
+                    clip_gradient(parameters, norm, settings.clip_norm)
+                    optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                along.after_step(step)
+                meter.computed()
+
+                is_evaluated = step in plan.evaluated_steps
+                log.write(
+                    {
+                        "step": step,
+                        "tokens": plan.tokens_at(step),
+                        "loss": loss_value,
+                        "learning_rate": rate,
+                        "grad_norm": float(norm),
+                        "skipped_steps": run.guards.skipped,
+                        **({"skipped": skipped} if skipped else {}),
+                        **meter.figures(batch),
+                        **along.figures(),
+                        **(run.validation_loss() if is_evaluated else {}),
+                    }
+                )
+                bar.advance(plan.batch_tokens, loss=loss_value)
+
+                reason = interruption.requested(step)
+                run.checkpoints.poll()
+                if is_evaluated or reason or step % settings.checkpoint_steps == 0:
+                    run.checkpoints.save(run.state, step, milestone=is_evaluated)
+                if is_evaluated and not (reason and step < plan.num_steps):
+                    run.publish(step)
+                meter.saved()
+                if reason and step < plan.num_steps:
+                    run.checkpoints.finish()
+                    return reason
+        run.checkpoints.finish()
+    return None
+
+
+def prepare(job: TrainJob) -> "Run":
+    """Everything that is needed, checked, and told in a few lines."""
+    settings, world = job.settings, start_world()
+    switches = choose_switches(settings, world.device)
+    kernels, why = choose_kernels(settings.kernels, world.device)
+    seq_len, device = job.tokens.seq_len, world.device.type
+    plan = make_plan(settings, job.budget_tokens, seq_len, job.evaluated_shares, world.size, device)
+    loader = Loader(job.tokens, plan.batch_sequences, job.document_mask)
+    loader.sequences(plan.num_steps - 1)  # refuses a plan that is longer than the tokens
+    introduction = [plan.describe(), f"{switches.describe()}, kernels {kernels} ({why})"]
+    for line in [*describe_environment(settings), *introduction]:
+        say(line)
+
+    model = start_model(job.model, world, switches, kernels)
+    guards = Guards(settings.spike)
+    optimizer = make_optimizer(model, settings)
+    along = Along(job.learner, optimizer, world)
+    state = TrainState(model, optimizer, {"guards": guards, **along.modules})
+    checkpoints = Checkpoints(
+        job.folder / "checkpoints",
+        {**job.facts, "num_steps": plan.num_steps},
+        settings.keep_checkpoints,
+        settings.async_checkpoints,
+        {"micro_batch_sequences": plan.micro_batch_sequences, "kernels": kernels},
+    )
+    return Run(job, plan, world, model, loader, state, guards, checkpoints, along)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with, and what it does at single steps."""
+
+    job: TrainJob
+    plan: TrainPlan
+    world: World
+    model: Any
+    loader: Loader
+    state: TrainState
+    guards: Guards
+    checkpoints: Checkpoints
+    along: Along
+
+    def make_batch(self, step: int) -> Batch:
+        batch = self.loader.batch(step, self.world.rank, self.world.size)
+        return batch.pin() if self.world.device.type == "cuda" else batch
+
+    def with_backend(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        name = self.job.settings.attention
+        return inputs if name == "auto" else inputs | {"bosch_backend": name}
+
+    @torch.no_grad()
+    def mean_loss(self, micro_batches: Iterable[MicroBatch]) -> float:
+        """Over all targets of all ranks. Each rank brings as many micro-batches as any other."""
+        total = targets = 0.0
+        self.model.eval()
+        for inputs, labels_BT in micro_batches:
+            total += float(model_loss(self.model, self.with_backend(inputs), labels_BT, 1.0))
+            targets += int((labels_BT != IGNORED).sum())
+        self.model.train()
+        reshard(self.model)
+        total, targets = self.world.sum(total, targets)
+        return total / targets
+
+    def validation_loss(self) -> dict[str, float]:
+        """On the held-out slice, if there is one."""
+        micro, rank, size = self.plan.micro_batch_sequences, self.world.rank, self.world.size
+        num_sequences = len(self.loader.tokens.held_out.rows)
+        if not num_sequences:
+            return {}
+        batches = list(self.loader.held_out(micro, rank, size))
+        # A forward is a collective: who has fewer sequences computes others, which do not count.
+        idle = next(self.loader.held_out(1))
+        idle.labels_BT.fill_(IGNORED)
+        most = math.ceil(math.ceil(num_sequences / size) / micro)
+        batches += [idle] * (most - len(batches))
+        parts = (next(split(batch.to(self.world.device), micro)) for batch in batches)
+        return {"validation_loss": self.mean_loss(parts)}
+
+    def check_start(self) -> None:
+        """Tell whether the model is what was meant: its loss beside that without windows."""
+        batch = self.make_batch(0).to(self.world.device)
+        part = next(split(batch, self.plan.micro_batch_sequences))
+        loss = self.mean_loss([part])
+        with without_windows(self.model) as full:
+            full_loss = self.mean_loss([part]) if full else None
+        for line in describe_first_losses(loss, full_loss, self.model.config.vocab_size):
+            say(line)
+
+    def publish(self, step: int) -> None:
+        """Export the model of an evaluated step, and let it be evaluated."""
+        folder = self.job.folder / f"step-{step:06d}" if step else self.job.model
+        if step:
+            export_model(self.model, self.job.model, folder)
+        if self.job.on_checkpoint is not None:
+            self.job.on_checkpoint(step, self.plan.tokens_at(step), folder)
+
+
+def split(batch: Batch, num_sequences: int) -> Iterator[MicroBatch]:
+    for begin in range(0, len(batch.sequences), num_sequences):
+        rows = slice(begin, begin + num_sequences)
+        inputs = {"input_ids": batch.ids_BT[rows], "position_ids": batch.position_ids_BT[rows]}
+        yield inputs, batch.labels_BT[rows]

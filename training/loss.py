@@ -1,0 +1,127 @@
+"""The loss without the logits: the head's product and the cross entropy in one, chunk by chunk.
+
+For one sequence of 32,768 tokens and a vocabulary of 151,936 the logits and their gradient would
+take 50 GB. Here a chunk of rows is multiplied, its loss and gradients are computed, and it is gone.
+"""
+# B batch, T tokens, N = B * T rows, H hidden size, V vocabulary
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+IGNORED = -100  # a label that is no target
+CHUNK_ELEMENTS = 2**22  # logits that exist at once, 16 MB: more fall out of a CPU's caches
+
+
+class LossHead(nn.Linear):
+    """A model's head that returns the loss of `labels_BT` where they are set, logits where not.
+
+    The model's own forward calls it, so that no forward is replaced, and hooks of fully_shard run.
+    The loss is the sum over the targets times `scale`; labels are those of the next tokens already.
+    """
+
+    labels_BT: Tensor | None = None
+    scale: float = 1.0
+    kernels: str = "torch"
+
+    def forward(self, hidden_BTH: Tensor) -> Tensor:
+        if self.labels_BT is None:
+            return super().forward(hidden_BTH)
+        return head_loss(hidden_BTH, self.weight, self.labels_BT, self.scale, self.kernels)
+
+
+def install_loss_head(model: Any, kernels: str) -> LossHead:
+    """Make the head of a causal language model a LossHead. Names and ties of weights stay."""
+    head: Any = model.lm_head
+    if head.bias is not None:
+        raise ValueError(f"the head of {type(model).__name__} has a bias, which no family has.")
+    head.__class__ = LossHead
+    head.kernels = kernels
+    return head
+
+
+def model_loss(model: Any, inputs: dict[str, Any], labels_BT: Tensor, scale: float) -> Tensor:
+    """Sum of the losses of all targets, times `scale`. The model is called as a whole: the hooks of
+    fully_shard run."""
+    head = model.lm_head
+    head.labels_BT, head.scale = labels_BT, scale
+    try:
+        loss: Tensor = model(**inputs, use_cache=False).logits
+        return loss
+    finally:
+        head.labels_BT = None
+
+
+def head_loss(
+    hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor, scale: float, kernels: str
+) -> Tensor:
+    hidden_NH, labels_N = hidden_BTH.flatten(0, 1), labels_BT.flatten()
+    if kernels == "liger":
+        return _liger_loss(hidden_NH, weight_VH, labels_N) * scale
+    loss: Tensor = ChunkedCrossEntropy.apply(hidden_NH, weight_VH, labels_N, scale)
+    return loss
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Gradients come with the loss, chunk by chunk, and no product is computed twice.
+
+    Each chunk is plain autograd: with a single one, every number is that of the usual two lines.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, labels_N: Tensor, scale: float
+    ) -> Tensor:
+        needs_grad = any(ctx.needs_input_grad[:2])
+        loss = torch.zeros((), device=hidden_NH.device)
+        rows = max(1, CHUNK_ELEMENTS // weight_VH.shape[0])
+        grad_hidden_NH = torch.empty_like(hidden_NH) if needs_grad else None
+        grad_weight_VH: Tensor | None = None
+        for start in range(0, len(labels_N), rows):
+            chunk = slice(start, start + rows)
+            hidden, weight = hidden_NH[chunk].detach(), weight_VH.detach()
+            with torch.set_grad_enabled(needs_grad):
+                hidden.requires_grad_(needs_grad)
+                weight.requires_grad_(needs_grad)
+                logits = F.linear(hidden, weight).float()
+                labels = labels_N[chunk]
+                part = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+                part = part * scale
+            loss = loss + part.detach()
+            if grad_hidden_NH is not None:
+                grads = torch.autograd.grad(part, (hidden, weight))
+                grad_hidden_NH[chunk] = grads[0]
+                # In fp32: a sum of many chunks in bf16 loses the small ones.
+                grad = grads[1].float()
+                grad_weight_VH = grad if grad_weight_VH is None else grad_weight_VH.add_(grad)
+        if needs_grad:
+            assert grad_weight_VH is not None
+            ctx.save_for_backward(grad_hidden_NH, grad_weight_VH.to(weight_VH.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden_NH, grad_weight_VH = ctx.saved_tensors
+        (grad_loss,) = grad_outputs
+        return (
+            grad_hidden_NH * grad_loss.to(grad_hidden_NH.dtype),
+            grad_weight_VH * grad_loss.to(grad_weight_VH.dtype),
+            None,
+            None,
+        )
+
+
+def _liger_loss(hidden_NH: Tensor, weight_VH: Tensor, labels_N: Tensor) -> Tensor:
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    loss: Tensor = liger_fused_linear_cross_entropy(
+        hidden_NH,
+        weight_VH,
+        labels_N,
+        ignore_index=IGNORED,
+        reduction="sum",
+        accum_dtype=torch.float32,  # the gradient of a bf16 weight, summed up over chunks
+    )
+    return loss

@@ -1,0 +1,152 @@
+"""The model that is trained, from its folder: built without memory, sharded, then filled rank by
+rank.
+
+No rank ever holds more than its own part and one slice of a file. What is in no file, the tables of
+rotary embeddings, is made anew: after a start without memory it would be zeros, whose loss looks
+plausible.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+import bosch  # noqa: F401  makes transformers know hybrids and their attention
+from bosch.hybrid.attention import NAME
+from bosch.hybrid.shards import weight_files
+from training.kernels import install_kernels
+from training.loss import install_loss_head
+from training.parallel import Switches, World, local, shard_model, state_device
+
+
+def start_model(folder: Path, world: World, switches: Switches, kernels: str) -> Any:
+    """The model of a folder, hybrid or dense, in fp32, sharded, ready to train. Every rank calls
+    this."""
+    model = build_on_meta(AutoConfig.from_pretrained(folder, local_files_only=True))
+    install_kernels(model, kernels)
+    install_loss_head(model, kernels)
+    shard_model(model, world, switches)
+    device = state_device(world, switches)
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device))
+    load_weights(model, folder)
+    make_buffers(model, world.device)
+    check_started(model)
+    return model.train()
+
+
+def build_on_meta(config: PretrainedConfig) -> Any:
+    """The model with the shapes of its weights and nothing in them."""
+    config.use_cache = False
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=NAME
+        )
+
+
+# ------------------------------------------------------------------------------------------ weights
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Fill each parameter's local part from the folder's safetensors files."""
+    with ExitStack() as stack:
+        slices = open_slices(folder, stack)
+        filled: set[int] = set()
+        for name, parameter in model.state_dict(keep_vars=True).items():
+            if id(parameter) in filled:  # tied to one that was read
+                continue
+            filled.add(id(parameter))
+            read = find_reader(name, slices)
+            if read is None:
+                raise ValueError(
+                    f"{folder} has no weights {name!r}, which its config.json asks for; the "
+                    "folder is incomplete, or of another model."
+                )
+            with torch.no_grad():
+                fill(parameter, read)
+
+
+def open_slices(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Every tensor in the files, to be read by slices."""
+    slices: dict[str, Any] = {}
+    for name in weight_files(folder):
+        file = stack.enter_context(safe_open(folder / name, framework="pt"))
+        slices |= {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  no mapping
+    return slices
+
+
+Reader = Callable[[int, int], Tensor]  # rows from, to (the first dimension)
+
+
+def find_reader(name: str, slices: Mapping[str, Any]) -> Reader | None:
+    """How to read a parameter's rows; None if the files do not have it.
+
+    A model's experts are one tensor a layer, and the files hold them one by one: a row of the
+    tensor is an expert.
+    """
+    if name in slices:
+        return lambda begin, end: slices[name][begin:end]
+    prefix, _, kind = name.rpartition(".")
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
+    if parts is None or f"{prefix}.0.{parts[0]}.weight" not in slices:
+        return None
+
+    def read_experts(begin: int, end: int) -> Tensor:
+        experts = [
+            torch.cat([slices[f"{prefix}.{number}.{part}.weight"][:] for part in parts])
+            for number in range(begin, end)
+        ]
+        return torch.stack(experts)
+
+    return read_experts
+
+
+def fill(parameter: Tensor, read: Reader) -> None:
+    """Copy a parameter's rows of this rank, whatever type the file has them in."""
+    target, begin = local(parameter.detach()), 0
+    if isinstance(parameter, DTensor):
+        _, offset = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        begin = offset[0]
+    if target.numel():
+        target.copy_(read(begin, begin + target.shape[0]))
+
+
+# ------------------------------------------------------------------------------------------ buffers
+
+
+def make_buffers(model: nn.Module, device: torch.device) -> None:
+    """Every buffer as a module made anew has it."""
+    for module in model.modules():
+        if module._buffers:
+            for name, buffer in remade(module).named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))
+
+
+def remade(module: nn.Module) -> nn.Module:
+    config = getattr(module, "config", None)
+    if config is None:
+        raise ValueError(
+            f"{type(module).__name__} has buffers that no file holds, and no config to make them "
+            "anew from; this model cannot be trained here."
+        )
+    made: nn.Module = type(module)(config)
+    return made
+
+
+def check_started(model: nn.Module) -> None:
+    """Nothing was left without a value. A rotary table of zeros would train, a little worse."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert not tensor.is_meta, f"{name} was never filled"
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            fresh = dict(remade(module).named_buffers(recurse=False))[name]
+            assert torch.equal(buffer.cpu(), fresh.cpu()), f"buffer {name} is not as made anew"
+            assert bool(buffer.abs().sum() > 0), f"buffer {name} is all zeros"
