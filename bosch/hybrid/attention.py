@@ -6,7 +6,8 @@ SEARCH: any stock model loaded with `attn_implementation="bosch"` and called as
 
 computes group g of layer l with full attention where `z[l][g]` is 1 and with a window of W tokens
 where it is 0. z travels through transformers' keyword arguments; nothing is stored, so changing it
-costs nothing. Without a mask the model is the dense one.
+costs nothing. Without a mask the model is the dense one. With `bosch_gates` groups lie between the
+two (bosch/hybrid/mixed.py).
 
 DEPLOY: a materialized model carries `config.bosch`; its groups are ordered [full..., window...] in
 each layer.
@@ -18,7 +19,6 @@ backends). Further keyword arguments of a call: `bosch_backend` names a backend,
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from bosch.backends._interface import AttentionCall, Documents
 from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
 from bosch.hybrid.documents import find_documents, given_documents, hide_other_documents
+from bosch.hybrid.groups import original_order, pick
+from bosch.hybrid.mixed import check_gates, mixed_attention
 
 NAME = "bosch"
 
@@ -77,6 +79,7 @@ def bosch_attention(
     dropout: float = 0.0,
     bosch_mask: Any = None,
     bosch_window: int | None = None,
+    bosch_gates: Any = None,
     bosch_backend: str | None = None,
     position_ids: Tensor | None = None,
     **others: Any,
@@ -102,21 +105,25 @@ def bosch_attention(
         "dropout": dropout,
     }
     if isinstance(key, Split) or getattr(module.config, "bosch", None) is not None:
-        if bosch_mask is not None or bosch_window is not None:
+        if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
             raise ValueError(
-                "bosch_mask and bosch_window are for stock models; the groups of this one are "
-                "fixed already."
+                "bosch_mask, bosch_window and bosch_gates are for stock models; the groups of this "
+                "one are fixed already."
             )
         calls = _deploy_calls(module, query_BHTD, key, value, common)
     else:
         assert isinstance(value, Tensor)
         call = AttentionCall(query_BHTD, key, value, **common)
+        if bosch_gates is not None:
+            row, window = _mixed_row(module, call, bosch_mask, bosch_window, bosch_gates)
+            gates_G = bosch_gates[module.layer_idx]
+            return mixed_attention(call, gates_G, row, window, bosch_backend).contiguous(), None
         calls, groups = _search_calls(module, call, bosch_mask, bosch_window)
 
     outputs = [attend(call, bosch_backend).transpose(1, 2) for call in calls]
     out_BTHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     if groups is not None:
-        out_BTHD = _original_order(out_BTHD, groups)
+        out_BTHD = original_order(out_BTHD, groups)
     return out_BTHD.contiguous(), None
 
 
@@ -189,26 +196,43 @@ def _search_calls(
     full, windowed = ([g for g, bit in enumerate(row) if bit == kind] for kind in (1, 0))
     if windowed:
         _refuse_empty_slots(call)
-    calls = [replace(_pick(call, full), window_tokens=None)] if full else []
+    calls = [replace(pick(call, full), window_tokens=None)] if full else []
     if windowed:
-        calls.append(replace(_pick(call, windowed), window_tokens=window))
+        calls.append(replace(pick(call, windowed), window_tokens=window))
     return calls, (full + windowed if full and windowed else None)
 
 
-def _mask_row(bosch_mask: Any, module: Any, num_groups: int) -> list[int]:
-    """z of this layer as a list of 0 and 1."""
+def _mixed_row(
+    module: Any, call: AttentionCall, bosch_mask: Any, bosch_window: int | None, bosch_gates: Any
+) -> tuple[list[int | None], int]:
+    """What the groups of a layer compute (1: full, 0: window, None: both), and the window."""
+    if bosch_window is None:
+        raise ValueError("bosch_gates and bosch_window belong together: give both.")
+    num_groups = call.k_BGSD.shape[1]
+    check_gates(bosch_gates, module.config.num_hidden_layers, num_groups)
+    _refuse_empty_slots(call)
+    window = check_window(bosch_window)
+    if bosch_mask is None:
+        return [None] * num_groups, window
+    return _mask_row(bosch_mask, module, num_groups, (0, 1, None)), window
+
+
+def _mask_row(
+    bosch_mask: Any, module: Any, num_groups: int, known: tuple[Any, ...] = (0, 1)
+) -> list[Any]:
+    """z of this layer as a list of 0 and 1, and None where it may stand."""
     num_layers, layer = module.config.num_hidden_layers, module.layer_idx
     if len(bosch_mask) != num_layers:
         raise ValueError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
     row = bosch_mask[layer]
     row = row.tolist() if hasattr(row, "tolist") else list(row)
-    if len(row) != num_groups or any(bit not in (0, 1) for bit in row):
+    if len(row) != num_groups or any(bit not in known for bit in row):
         raise ValueError(
             f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
             "heads, 1 for full attention "
             "or 0 for the window."
         )
-    return [int(bit) for bit in row]
+    return [bit if bit is None else int(bit) for bit in row]
 
 
 def check_window(window_tokens: int) -> int:
@@ -233,36 +257,6 @@ def _refuse_empty_slots(call: AttentionCall) -> None:
             "bosch_mask with a static cache: use a DynamicCache (or none) in search mode, or "
             "materialize the model first."
         )
-
-
-def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
-    num_groups = call.k_BGSD.shape[1]
-    if len(groups) == num_groups:
-        return call
-    q_BGRTD = call.q_BHTD.unflatten(1, (num_groups, -1))
-    k_BGSD, v_BGSD, mask = _take(call.k_BGSD, groups), _take(call.v_BGSD, groups), call.mask_BNTS
-    if mask is not None and mask.shape[1] > 1:
-        mask = _take(mask.unflatten(1, (num_groups, -1)), groups).flatten(1, 2)
-    return replace(
-        call,
-        q_BHTD=_take(q_BGRTD, groups).flatten(1, 2),
-        k_BGSD=k_BGSD,
-        v_BGSD=v_BGSD,
-        mask_BNTS=mask,
-    )
-
-
-def _take(x_BG: Tensor, groups: Sequence[int]) -> Tensor:
-    """These groups; neighbors as a view."""
-    if groups[-1] - groups[0] == len(groups) - 1:
-        return x_BG[:, groups[0] : groups[-1] + 1]
-    return x_BG[:, list(groups)]
-
-
-def _original_order(out_BTHD: Tensor, groups: list[int]) -> Tensor:
-    order = sorted(range(len(groups)), key=groups.__getitem__)
-    out_BTGRD = out_BTHD.unflatten(2, (len(groups), -1))
-    return out_BTGRD[:, :, order].flatten(2, 3)
 
 
 # ------------------------------------------------------------------------------------------- deploy

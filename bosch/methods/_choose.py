@@ -60,10 +60,10 @@ def choose_most_local(scores: Scores, context: Context) -> Selection:
 
 def write_selection(name: str, context: Context, selection: Selection, began: float) -> MaskFile:
     """Write what a method chose into the context's folder. `began`: time.monotonic() then."""
-    settings = dataclasses.asdict(context.settings)
+    settings = deciding(context.settings)
     record = MaskFile(
         mask=selection.mask,
-        model=context.model_info,
+        model=selection.model or context.model_info,
         method=name,
         ratio_asked=context.ratio,
         settings=_plain(settings | dict(selection.details)),
@@ -74,10 +74,16 @@ def write_selection(name: str, context: Context, selection: Selection, began: fl
     if selection.scores is not None:
         write_scores(context.folder / "scores.json", name, settings, context, selection.scores)
     seconds = measured_seconds(context.folder) or time.monotonic() - began
-    content = {"method": name, "seconds": round(seconds, 3)}
+    content = {"method": name, "seconds": round(seconds, 3), **(selection.cost or {})}
     write_atomically(context.folder / "time.json", json.dumps(content) + "\n")
     write_mask(context.folder / "mask.json", record)
     return record
+
+
+def deciding(settings: Any) -> dict[str, Any]:
+    """The fields of a method's settings that decide its mask: those of speed alone are left out."""
+    names = plain(settings).keys()
+    return {name: value for name, value in dataclasses.asdict(settings).items() if name in names}
 
 
 def write_scores(
@@ -100,6 +106,10 @@ def learns_from_tokens(name: str) -> bool:
     return bool(getattr(load_plugin(PACKAGE, name), "learns_from_tokens", False))
 
 
+def searches(name: str) -> bool:
+    return bool(getattr(load_plugin(PACKAGE, name), "searches", False))
+
+
 def reads_calibration(name: str) -> bool:
     return bool(getattr(load_plugin(PACKAGE, name), "reads_calibration", True))
 
@@ -111,15 +121,17 @@ def check_settings(name: str, settings: Any) -> None:
         check(settings)
 
 
-def unit_of(name: str) -> Unit:
-    """What a method chooses: groups, or whole layers."""
-    unit: Unit = getattr(load_plugin(PACKAGE, name), "unit", "group")
+def unit_of(name: str, settings: Any = None) -> Unit:
+    """What a method chooses: groups, or whole layers. Some leave it to their settings."""
+    own: Unit = getattr(load_plugin(PACKAGE, name), "unit", "group")
+    unit: Unit = getattr(settings, "unit", own)
     return unit
 
 
 def describe_budget(name: str, context: Context) -> str:
     """What the ratio comes to in the method's own unit."""
-    return describe_ratio(context.ratio, context.num_layers, context.num_groups, unit_of(name))
+    unit = unit_of(name, context.settings)
+    return describe_ratio(context.ratio, context.num_layers, context.num_groups, unit)
 
 
 def check_choice(method: str, option: str, value: str, choices: tuple[str, ...]) -> None:

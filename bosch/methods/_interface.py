@@ -8,9 +8,10 @@ A method is a file of this folder with
 
 and, where it is true of it,
 
-    unit = "layer"                  it chooses whole layers
+    unit = "layer"                  it chooses whole layers (or `unit` of Settings says so)
     reads_calibration = False       the calibration set has no part in its mask
-    learns_from_tokens = True       it trains: `context.learning` holds batches and a fit function
+    searches = True                 every rank runs it, and evaluates its share of the examples
+    learns_from_tokens = True       it trains: `context.learning` holds tokens and a fit function
     check(settings)                 refuses settings that would fail later, before work begins
 
 `make_mask` (bosch/methods/_choose.py) calls whichever of the two there is, and makes the exact mask
@@ -20,13 +21,13 @@ A field of Settings that has the name of one of MaskConfig takes its value from 
 """
 # L layers, G groups a layer, H query heads a layer
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bosch.calibration_file import Calibration
@@ -34,6 +35,8 @@ from bosch.mask import GroupMask, num_windowed, num_windowed_layers
 from bosch.model_folder import ModelInfo
 
 Table = tuple[tuple[float, ...], ...]
+
+WEIGHTS = "weights"  # in the stage's folder: a model that was trained, for which the mask is
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,58 @@ class Selection:
     details: Mapping[str, Any] = field(default_factory=dict)  # for mask.json, with the settings
     drawn: bool = False  # whether the seed had a part in it
     notes: tuple[str, ...] = ()  # a line each, for the user
+    model: ModelInfo | None = None  # what the mask is for, where the method trained the weights
+    cost: Mapping[str, float] | None = None  # of a search, `seconds` among it, for time.json
+
+
+class Learner(Protocol):
+    """What a method trains together with the model's weights.
+
+    `done` counts the steps made before: everything is a function of it and of the parameters, so
+    that every rank and micro-batch of a step, and a step made again after a kill, see the same.
+    """
+
+    module: nn.Module  # its parameters, whole on every rank; checkpoints hold them
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """For the optimizer, each with its own `lr`, the peak, and weight decay."""
+        ...
+
+    def rate(self, done: int) -> float:
+        """By what the learning rates of these groups are multiplied in a step."""
+        ...
+
+    def model_arguments(self, done: int) -> dict[str, Any]:
+        """Further arguments of the model's call, through which gradients come."""
+        ...
+
+    def extra_loss(self) -> Tensor:
+        """Added to the loss, once a step."""
+        ...
+
+    def after_step(self, step: int) -> None:
+        """Behind every step, on every rank; `step` is the number of steps made."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """For the metrics of a step."""
+        ...
 
 
 class Fit(Protocol):
-    """Train on tokens, resumable to the step: what the recipe hands to a method that learns.
-
-    Minimizes `loss(model, batch)` over the parameters of `trained`, a group with its learning rate
-    for each; `after_step(step)` is called behind every step. Checkpoints go into `folder`, those of
-    `state` (an object with state_dict and load_state_dict) with them.
+    """Train a copy of the model on tokens, and a learner with it: what the recipe hands to a method
+    that learns. Every rank calls it. Killed, it goes on at the step where it was, with checkpoints
+    in `folder`.
     """
 
     def __call__(
         self,
-        model: PreTrainedModel,
-        loss: Callable[[PreTrainedModel, Mapping[str, Tensor]], Tensor],
-        trained: list[dict[str, Any]],
-        num_steps: int,
+        learner: Learner,
         folder: Path,
-        state: Any = None,
-        after_step: Callable[[int], None] | None = None,
+        num_steps: int,
+        batch_sequences: int,  # a step, over all ranks
+        weights_rate: float | None = None,  # peak learning rate; None: that of the recovery
+        weights_out: Path | None = None,  # where the model goes that was trained; None: nowhere
     ) -> None: ...
 
 
@@ -92,9 +128,9 @@ class Fit(Protocol):
 class Learning:
     """Tokens and a way to train on them, so that a method needs neither `data` nor `training`."""
 
-    batches: Callable[[int], Iterator[Mapping[str, Tensor]]]  # those from this step on
     fit: Fit
     num_tokens: int  # of the budget: what a method spends here counts in every comparison
+    sequence_tokens: int
 
 
 @dataclass(frozen=True)

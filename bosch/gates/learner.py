@@ -1,0 +1,81 @@
+"""Gates as a fit function trains them: `Learner` of bosch/methods/_interface.py."""
+# L layers, G groups a layer
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from bosch.gates.constraint import ConstrainedGates
+from bosch.gates.history import GateHistory
+from bosch.gates.scalar import ScalarGates
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """Up in a line over the warm-up, then down a cosine to the floor."""
+
+    num_steps: int
+    warmup_share: float = 0.3  # ConSA's 300 of 1,000 steps
+    floor_share: float = 0.1  # its 3e-5 of 3e-4
+
+    def __call__(self, done: int) -> float:
+        """As a share of the peak, in the step that follows `done` ones."""
+        warmup = round(self.warmup_share * self.num_steps)
+        if done < warmup:
+            return (done + 1) / warmup
+        progress = (done - warmup) / max(1, self.num_steps - warmup)
+        return self.floor_share + (1 - self.floor_share) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class GateLearner:
+    """Gates on their way, and what is noted of it. `history`: folder of the notes, None on ranks
+    that write none.
+    """
+
+    def __init__(
+        self,
+        gates: ConstrainedGates | ScalarGates,
+        groups: list[dict[str, Any]],
+        window_tokens: int,
+        rate: RateCurve,
+        history: Path | None = None,
+    ) -> None:
+        self.module: nn.Module = gates
+        self._gates = gates
+        self.window_tokens, self.rate = window_tokens, rate
+        self._groups = groups
+        self._history = GateHistory(history) if history is not None else None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return self._groups
+
+    def model_arguments(self, done: int) -> dict[str, Any]:
+        z_LG = self._gates.sample(done)
+        arguments: dict[str, Any] = {"bosch_gates": z_LG, "bosch_window": self.window_tokens}
+        if self._gates.is_settled_at_the_ends:
+            arguments["bosch_mask"] = branches_of(z_LG)
+        return arguments
+
+    def extra_loss(self) -> Tensor:
+        return self._gates.penalty()
+
+    def after_step(self, step: int) -> None:
+        self._gates.after_step()
+        if self._history is not None:
+            self._history.write(step, self._gates.figures(), self._gates.shown())
+
+    def figures(self) -> dict[str, float]:
+        layers = {
+            f"gates/layer_{layer:02d}": sum(row) / len(row)
+            for layer, row in enumerate(self._gates.shown())
+        }
+        return {f"gates/{name}": value for name, value in self._gates.figures().items()} | layers
+
+
+def branches_of(z_LG: Tensor) -> list[list[int | None]]:
+    """What each group must compute: 1 the full branch, 0 the windowed one, None both."""
+    known = {0.0: 0, 1.0: 1}
+    return [[known.get(value) for value in row] for row in z_LG.tolist()]

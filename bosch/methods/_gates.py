@@ -1,0 +1,160 @@
+"""What the methods that learn gates share: how long they learn, and the way from the learned gates
+to the mask.
+
+In the stage's folder lie, beside the files of training, `gates.jsonl` and `gates.png` (what the
+gates did), `learned.json` (where they ended: a stage that was killed later does not learn again)
+and, if they are kept, the trained weights.
+"""
+# U units: what has a gate of its own, [layer][group] or [layer][0]
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from bosch.gates import discretize
+from bosch.gates.constraint import ConstrainedGates, Granularity
+from bosch.gates.history import HISTORY, PICTURE, draw_history
+from bosch.gates.learner import GateLearner, RateCurve
+from bosch.gates.scalar import ScalarGates
+from bosch.manifest import write_atomically
+from bosch.mask import Unit
+from bosch.methods._choose import check_choice
+from bosch.methods._interface import WEIGHTS, Context, Scores, Selection
+from bosch.model_folder import read_model_info
+from bosch.ranks import rank_and_world
+
+LEARNED = "learned.json"
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """What is chosen, how long it is learned, and what the mask is for."""
+
+    # head-all-layers: groups, and the ratio holds over all layers. head-per-layer: groups, and it
+    # holds in each layer. layer: whole layers.
+    granularity: Granularity = "head-all-layers"
+    steps: int = 1_000  # fewer where the tokens hold fewer
+    # Of the token budget, at most. ConSA's first stage takes 1B tokens, 40 % of BOSCH's budget.
+    token_share: float = 0.4
+    batch_sequences: int | None = None  # a step; None: as many as give the steps that many tokens
+    weights_learning_rate: float | None = None  # peak; None: that of the recovery training
+    # original: the mask is for the model as it came, to be compared with searched masks. learned:
+    # for the weights that were trained with the gates, as ConSA goes on.
+    weights: Literal["original", "learned"] = "original"
+
+    def __post_init__(self) -> None:
+        method = type(self).__module__.rsplit(".", 1)[-1]
+        check_choice(method, "granularity", self.granularity, get_args(Granularity))
+        check_choice(method, "weights", self.weights, ("original", "learned"))
+        for name in ("steps", "batch_sequences", "token_share", "weights_learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{method}: {name} is {value}, it must be above 0.")
+        if self.token_share > 1:
+            raise ValueError(f"{method}: token_share is {self.token_share}, it is at most 1.")
+
+    @property
+    def unit(self) -> Unit:
+        return "layer" if self.granularity == "layer" else "group"
+
+    def num_columns(self, context: Context) -> int:
+        """Units of a layer."""
+        return 1 if self.granularity == "layer" else context.num_groups
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long gates are learned."""
+
+    num_steps: int
+    batch_sequences: int
+    num_tokens: int
+
+
+def plan_length(settings: GateSettings, num_tokens: int, sequence_tokens: int) -> Length:
+    """As many steps as asked, or as the tokens of the budget hold."""
+    sequences = int(settings.token_share * num_tokens) // sequence_tokens
+    batch = settings.batch_sequences or max(1, sequences // settings.steps)
+    num_steps = min(settings.steps, sequences // batch)
+    if num_steps < 1:
+        raise ValueError(
+            f"{settings.token_share:g} of {num_tokens:,} tokens do not hold one step of {batch} "
+            f"sequences of {sequence_tokens:,}. Set --token-share higher or "
+            "--batch-sequences lower, or prepare more tokens."
+        )
+    return Length(num_steps, batch, num_steps * batch * sequence_tokens)
+
+
+def learn(
+    context: Context, gates: ConstrainedGates | ScalarGates, groups: list[dict[str, Any]]
+) -> Selection:
+    """Train gates and weights together; the mask that comes of it. Every rank calls this."""
+    learning, folder, settings = context.learning, context.folder, context.settings
+    assert learning is not None  # make_mask has seen to it
+    length = plan_length(settings, learning.num_tokens, learning.sequence_tokens)
+    writes = rank_and_world()[0] == 0
+    if (folder / LEARNED).is_file():
+        learned = json.loads((folder / LEARNED).read_text())
+    else:
+        learning.fit(
+            GateLearner(
+                gates,
+                groups,
+                context.window_tokens,
+                RateCurve(length.num_steps),
+                folder if writes else None,
+            ),
+            folder,
+            length.num_steps,
+            length.batch_sequences,
+            settings.weights_learning_rate,
+            folder / WEIGHTS if settings.weights == "learned" else None,
+        )
+        learned = {"table": gates.table(), "figures": gates.figures()}
+        if writes:
+            write_atomically(folder / LEARNED, json.dumps(learned) + "\n")
+    if writes:
+        title = f"{context.model_info.id}: {settings.granularity}, ratio {context.ratio:g}"
+        draw_history(folder / HISTORY, folder / PICTURE, title, context.ratio)
+    return select_lowest(context, length, gates.threshold, learned["table"], learned["figures"])
+
+
+def select_lowest(
+    context: Context,
+    length: Length,
+    threshold: float | None,
+    table_U: list[list[float]],
+    figures: dict[str, float],
+) -> Selection:
+    """The mask of the lowest gates, exactly at the budget."""
+    settings, per_gate = context.settings, context.num_groups // len(table_U[0])
+    closed = discretize.lowest(table_U, settings.granularity, context.ratio, context.seed)
+    if settings.unit == "layer":
+        mask = context.mask_of_layers({layer for layer, _ in closed.units})
+    else:
+        mask = context.mask_of(list(closed.units))
+    details: dict[str, Any] = {
+        "num_steps": length.num_steps,
+        "batch_sequences": length.batch_sequences,
+        "learning_tokens": length.num_tokens,
+        "closed_at_budget": len(closed.units),
+        **figures,
+    }
+    notes = [f"{length.num_tokens:,} tokens went into the mask, and count in every comparison"]
+    if length.num_steps < settings.steps:
+        notes.append(
+            f"the tokens hold {length.num_steps} of the {settings.steps} steps that were asked for"
+        )
+    if threshold is not None:
+        by_threshold = len(discretize.below_threshold(table_U, threshold).units)
+        details["closed_by_threshold"] = by_threshold
+        notes.append(
+            f"{len(closed.units)} gates are closed, the lowest; at or below {threshold:g} lie "
+            f"{by_threshold}, and the expected share on the window is {figures['window_share']:.3f}"
+        )
+    model = None
+    if settings.weights == "learned":
+        model = replace(read_model_info(context.folder / WEIGHTS), id=context.model_info.id)
+        notes.append(f"the mask is for the weights that were trained with it, in {WEIGHTS}/")
+    scores = Scores(tuple(tuple(row * per_gate) for row in table_U), "global")
+    return Selection(mask, scores, details=details, drawn=True, notes=tuple(notes), model=model)

@@ -1,0 +1,31 @@
+"""Scalar gates with an L1 term, and the lowest go on the window: the control in ConSA's paper.
+
+As ConSA, but a gate is a plain number between 0 and 1, nothing ties the gates to the ratio, and
+they are only ranked (its ablation "w/o L0-Lagrangian", after LoZA; the weight of the term is
+DuoAttention's). The paper found such gates almost alike in all layers.
+"""
+
+from dataclasses import dataclass
+
+from bosch.gates.scalar import ScalarGates
+from bosch.methods._gates import GateSettings, learn
+from bosch.methods._interface import Context, Selection
+
+learns_from_tokens = True
+reads_calibration = False
+
+
+@dataclass(frozen=True)
+class Settings(GateSettings):
+    """Of learned gates without a constraint."""
+
+    gate_learning_rate: float = 0.02  # peak; DuoAttention's, the paper gives none
+    l1_weight: float = 0.05  # of the mean gate, beside the loss
+
+
+def select(context: Context) -> Selection:
+    settings = context.settings
+    columns = settings.num_columns(context)
+    gates = ScalarGates(context.num_layers, columns, context.num_groups, settings.l1_weight)
+    groups = gates.parameter_groups(settings.gate_learning_rate)
+    return learn(context, gates, groups)

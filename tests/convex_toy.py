@@ -1,0 +1,68 @@
+"""A problem on which the best mask is known: each group has a cost, and what it adds to the loss is
+its cost times (1 - z)^2. And a fit function that learns gates on it, without a model.
+"""
+# L layers, G groups a layer
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bosch.methods._interface import Learner, Learning
+
+TOTAL_COST = 4.0  # added to the loss where every group is on the window: as in a language model
+
+
+@dataclass
+class ConvexToy:
+    """`fit` has the shape that the interface asks for."""
+
+    cost_LG: Tensor
+    stop_after: int | None = None  # a kill behind this step, by KeyboardInterrupt
+    save_every: int = 50
+
+    @classmethod
+    def draw(cls, num_layers: int, num_groups: int, seed: int) -> "ConvexToy":
+        generator = torch.Generator().manual_seed(seed)
+        cost_LG = -torch.rand(num_layers, num_groups, generator=generator).log()
+        return cls(cost_LG / cost_LG.sum() * TOTAL_COST)
+
+    def learning(self, num_steps: int = 1_000) -> Learning:
+        return Learning(self.fit, num_tokens=num_steps, sequence_tokens=1)
+
+    def fit(
+        self,
+        learner: Learner,
+        folder: Path,
+        num_steps: int,
+        batch_sequences: int,
+        weights_rate: float | None = None,
+        weights_out: Path | None = None,
+    ) -> None:
+        peaks = learner.parameter_groups()
+        optimizer = torch.optim.AdamW(
+            [dict(group) for group in peaks], betas=(0.9, 0.95), weight_decay=0.1
+        )
+        path, first = folder / "toy.pt", 0
+        if path.is_file():
+            first, module, moments = torch.load(path)
+            learner.module.load_state_dict(module)
+            optimizer.load_state_dict(moments)
+        for done in range(first, num_steps):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak["lr"] * learner.rate(done)
+            z_LG = learner.model_arguments(done)["bosch_gates"]
+            loss = (self.cost_LG * (1 - z_LG) ** 2).sum() + learner.extra_loss()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            learner.after_step(done + 1)
+            if (done + 1) % self.save_every == 0:
+                torch.save((done + 1, learner.module.state_dict(), optimizer.state_dict()), path)
+            if done + 1 == self.stop_after:
+                raise KeyboardInterrupt
+
+    def cost_of(self, z_LG: Tensor) -> float:
+        """Of the groups that are on the window."""
+        return float((self.cost_LG * (1 - z_LG)).sum())

@@ -1,0 +1,78 @@
+"""A mask that is learned, killed at random moments and gone on with: the same mask. And learned by
+two processes: the same gates, within what sums in another order allow."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bosch.gates.history import HISTORY, read_history
+from bosch.mask import GroupMask, read_mask
+from bosch.methods._gates import LEARNED
+from tests.faults.learned_mask_program import launch
+
+FILES = ("mask.json", "scores.json", LEARNED, HISTORY)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A run that nobody killed, and its operations on files."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    attempt = launch(run)
+    assert attempt.wait() == [0], attempt.output()
+    return run, int(attempt.output().rsplit("operations: ", 1)[1])
+
+
+def kill_and_compare(whole: tuple[Path, int], run: Path, moments: Iterator[int]) -> None:
+    """Each attempt is killed at one moment; the last one is left alone."""
+    expected, operations = whole
+    for moment in moments:
+        attempt = launch(run, kill_at=moment % operations + 1)
+        (code,) = attempt.wait()
+        assert code in (-9, 0), attempt.output()
+        if code == 0:  # what was left to do took fewer operations
+            break
+    attempt = launch(run)
+    assert attempt.wait() == [0], attempt.output()
+    for name in FILES:
+        assert (run / "mask" / name).read_bytes() == (expected / "mask" / name).read_bytes(), name
+    assert not (run / "mask" / "checkpoints").exists()
+
+
+def test_killed_twice_it_is_the_same_mask(whole: tuple[Path, int], tmp_path: Path) -> None:
+    draw = random.Random(0)
+    moments = [draw.randrange(whole[1] // 4, whole[1] * 3 // 4) for _ in range(2)]
+    kill_and_compare(whole, tmp_path / "run", iter(moments))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_any_moment_it_is_the_same_mask(
+    whole: tuple[Path, int], tmp_path: Path, seed: int
+) -> None:
+    moment = random.Random(seed).randrange(whole[1])
+    kill_and_compare(whole, tmp_path / "run", iter([moment]))
+
+
+@pytest.mark.faults
+def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
+    """The first 10 steps within 1e-5, as fp32 sums in another order leave them."""
+    histories, masks = [], []
+    for world in (1, 2):
+        run = tmp_path / f"ranks-{world}"
+        attempt = launch(run, world, batch_sequences=2)
+        assert attempt.wait() == [0] * world, attempt.output()
+        histories.append(read_history(run / "mask" / HISTORY))
+        masks.append(read_mask(run / "mask" / "mask.json").mask)
+    alone, together = histories
+    assert max(map(max, alone[9]["gates"])) - min(map(min, alone[9]["gates"])) > 0.05  # they moved
+    for line, other in zip(alone[:10], together[:10], strict=True):
+        for row, other_row in zip(line["gates"], other["gates"], strict=True):
+            assert row == pytest.approx(other_row, abs=1e-5)
+    alike = sum(bits[0] == bits[1] for bits in zip(*map(flat, masks), strict=True))
+    print(f"{alike} of {masks[0].num_total} groups are alike in the masks of 1 and 2 processes")
+
+
+def flat(mask: GroupMask) -> list[int]:
+    return [bit for row in mask.z for bit in row]

@@ -1,0 +1,245 @@
+"""Gates, their constraint, and masks made of them, against closed forms and on problems whose
+solution is known."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from bosch.gates import hard_concrete
+from bosch.gates.constraint import ConstrainedGates
+from bosch.gates.discretize import below_threshold, lowest
+from bosch.gates.learner import RateCurve, branches_of
+from bosch.gates.scalar import ScalarGates
+from bosch.mask import num_windowed, num_windowed_layers
+
+GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
+
+
+def evenly_spaced_noise(count: int) -> Tensor:
+    return (torch.arange(count, dtype=torch.float64) + 0.5) / count
+
+
+# --- the hard-concrete distribution ---
+
+
+@pytest.mark.parametrize("alpha", [-6.0, -1.5986, 0.0, 1.0, 5.0])
+def test_the_share_of_open_gates_is_that_of_many_samples(alpha: float) -> None:
+    """P(z > 0) = sigmoid(alpha + 1.5986), and P(z < 1) is its mirror image."""
+    z = hard_concrete.sample(torch.tensor(alpha).double(), evenly_spaced_noise(100_000))
+    expected = 1 / (1 + math.exp(-alpha - 1.5986))
+    assert float((z > 0).double().mean()) == pytest.approx(expected, abs=1e-4)
+    assert float(hard_concrete.share_open(torch.tensor(alpha))) == pytest.approx(expected, abs=1e-4)
+    mirrored = 1 / (1 + math.exp(alpha - 1.5986))
+    assert float((z < 1).double().mean()) == pytest.approx(mirrored, abs=1e-4)
+
+
+def test_the_numbers_of_the_paper() -> None:
+    """Its constants, worked by hand: E[z] at alpha 5, 0 and -1.5986."""
+    alpha = torch.tensor([5.0, 0.0, -1.5986])
+    expected = torch.tensor([0.99864, 0.83183, 0.5])
+    torch.testing.assert_close(hard_concrete.share_open(alpha), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [-3.0, 0.0, 2.5])
+def test_the_mean_is_that_of_the_density(alpha: float) -> None:
+    """E[z] = integral of P(z > t) over t from 0 to 1, where P(z > t) = sigmoid(alpha - BETA *
+    logit((t - GAMMA) / (ZETA - GAMMA)))."""
+    t = evenly_spaced_noise(20_000)
+    inner = (t - hard_concrete.GAMMA) / (hard_concrete.ZETA - hard_concrete.GAMMA)
+    expected = torch.sigmoid(alpha - hard_concrete.BETA * torch.logit(inner)).mean()
+    got = hard_concrete.mean(torch.tensor(alpha, dtype=torch.float64), num_points=4_096)
+    assert float(got) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_gates_far_from_0_are_open_or_closed_for_every_noise() -> None:
+    noise = evenly_spaced_noise(1_000)
+    assert hard_concrete.sample(torch.tensor(30.0), noise).eq(1).all()
+    assert hard_concrete.sample(torch.tensor(-30.0), noise).eq(0).all()
+    assert float(hard_concrete.share_open(torch.tensor(-60.0))) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("function", ["sample", "share_open"])
+def test_gradients_are_those_of_finite_differences(function: str) -> None:
+    alpha = torch.linspace(-3, 3, 21, dtype=torch.float64).requires_grad_()
+    noise = torch.linspace(0.2, 0.8, 21, dtype=torch.float64)
+    made = {
+        "sample": lambda alpha: hard_concrete.sample(alpha, noise),
+        "share_open": hard_concrete.share_open,
+    }[function]
+    assert torch.autograd.gradcheck(made, (alpha,))
+
+
+def test_the_gradient_of_the_mean_is_the_mean_of_the_gradients() -> None:
+    """Reparametrization is unbiased: also where z is clamped."""
+    noise = evenly_spaced_noise(200_000)
+    for start in (-2.0, 0.3, 3.0):
+        alpha = torch.tensor(start, dtype=torch.float64).requires_grad_()
+        (gradient,) = torch.autograd.grad(hard_concrete.sample(alpha, noise).mean(), alpha)
+        ends = [hard_concrete.sample(torch.tensor(start + d), noise).mean() for d in (-1e-3, 1e-3)]
+        assert float(gradient) == pytest.approx(float(ends[1] - ends[0]) / 2e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-9, 0.5, 1 - 1e-7, 1.0])
+def test_gradients_are_finite_whatever_the_noise(noise: float) -> None:
+    alpha = torch.tensor([-20.0, 0.0, 5.0, 20.0]).requires_grad_()
+    z = hard_concrete.sample(alpha, torch.full((4,), noise))
+    z.sum().backward()
+    assert bool(((z >= 0) & (z <= 1)).all())
+    assert alpha.grad is not None
+    assert bool(alpha.grad.isfinite().all())
+    settled = (z == 0) | (z == 1)
+    assert bool((alpha.grad[settled] == 0).all())  # so that one branch is enough for such a gate
+
+
+def test_noise_is_a_function_of_seed_and_step() -> None:
+    noise = hard_concrete.draw_noise(3, 7, (4, 8))
+    torch.manual_seed(5)
+    assert torch.equal(hard_concrete.draw_noise(3, 7, (4, 8)), noise)
+    assert not torch.equal(hard_concrete.draw_noise(3, 8, (4, 8)), noise)
+    assert not torch.equal(hard_concrete.draw_noise(4, 7, (4, 8)), noise)
+
+
+# --- the constraint ---
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_the_penalty_is_the_lagrangian_written_out(granularity: str) -> None:
+    gates = ConstrainedGates(3, 4, granularity, ratio=0.5, seed=0)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    for parameter in gates.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    open_rows = [[1 / (1 + math.exp(-a - 1.598597)) for a in row] for row in gates.table()]
+    if granularity == "head-per-layer":
+        shares = [1 - sum(row) / 4 for row in open_rows]
+    else:
+        every = [value for row in open_rows for value in row]
+        shares = [1 - sum(every) / len(every)]
+    linear, quadratic = gates.linear_C.tolist(), gates.quadratic_C.tolist()
+    terms = [
+        one * (share - 0.5) + two * (share - 0.5) ** 2
+        for one, two, share in zip(linear, quadratic, shares, strict=True)
+    ]
+    assert gates.penalty().item() == pytest.approx(sum(terms), abs=1e-5)
+
+
+def test_at_the_start_everything_is_open() -> None:
+    gates = ConstrainedGates(28, 8, "head-all-layers", 0.5, seed=0)
+    assert gates.window_share().item() == pytest.approx(0.00136, abs=1e-5)
+    assert gates.penalty().item() == 0
+    assert gates.sample(0).mean().item() > 0.95
+
+
+def test_multipliers_climb_and_gates_descend() -> None:
+    gates = ConstrainedGates(4, 4, "head-all-layers", 0.5, seed=0)
+    optimizer = torch.optim.AdamW(gates.parameter_groups(0.1, 0.2), weight_decay=0.1)
+    for step in range(30):
+        optimizer.zero_grad()
+        gates.penalty().backward()
+        optimizer.step()
+        if step == 0:
+            assert gates.alpha_U.eq(hard_concrete.START).all()  # the multipliers were still 0
+    assert gates.linear_C.item() < 0  # too few are closed
+    assert gates.quadratic_C.item() > 0
+    assert bool((gates.alpha_U < hard_concrete.START).all())
+
+
+def test_layers_are_problems_of_their_own() -> None:
+    gates = ConstrainedGates(2, 4, "head-per-layer", 0.5, seed=0)
+    gates.alpha_U.data[0] = -10.0
+    gates.quadratic_C.data[:] = 1.0
+    gates.penalty().backward()
+    assert gates.linear_C.grad is not None
+    torch.testing.assert_close(
+        gates.linear_C.grad, torch.tensor([0.4998, -0.4986]), atol=1e-4, rtol=0
+    )
+
+
+def test_the_groups_of_a_layer_share_its_gate() -> None:
+    z_LG = ConstrainedGates(5, 4, "layer", 0.5, seed=0).sample(3)
+    assert z_LG.shape == (5, 4)
+    assert bool((z_LG == z_LG[:, :1]).all())
+
+
+def test_a_cap_holds_the_quadratic_multiplier() -> None:
+    gates = ConstrainedGates(2, 2, "layer", 0.5, 0, quadratic_cap=1.5)
+    gates.quadratic_C.data.fill_(2.0)
+    gates.after_step()
+    assert gates.quadratic_C.item() == 1.5
+
+
+def test_branches_are_those_with_a_gradient() -> None:
+    z = torch.tensor([[0.0, 0.4], [1.0, 1e-7]])
+    assert branches_of(z) == [[0, None], [1, None]]
+
+
+def test_scalar_gates_go_down_by_l1_and_stay_in_range() -> None:
+    gates = ScalarGates(2, 3, 3, weight=0.6)
+    optimizer = torch.optim.SGD(gates.parameter_groups(1.0))
+    gates.penalty().backward()
+    optimizer.step()
+    gates.after_step()
+    torch.testing.assert_close(gates.gate_U.detach(), torch.full((2, 3), 0.9))  # 0.6 / 6 less
+    gates.gate_U.data[0, 0], gates.gate_U.data[1, 2] = -1.0, 2.0
+    gates.after_step()
+    assert gates.gate_U.tolist()[0][0] == 0
+    assert gates.gate_U.tolist()[1][2] == 1
+
+
+def test_learning_rates_rise_and_fall_to_the_floor() -> None:
+    curve = RateCurve(1_000)
+    values = [curve(done) for done in range(1_000)]
+    assert values[0] == pytest.approx(1 / 300)
+    assert values[299] == values[300] == 1
+    assert values[-1] == pytest.approx(0.1, abs=1e-4)
+    assert values[:300] == sorted(values[:300])
+    assert values[300:] == sorted(values[300:], reverse=True)
+
+
+# --- from gates to masks ---
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.33, 0.5, 0.75, 0.875, 1.0])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_the_budget_is_met_exactly(granularity: str, ratio: float) -> None:
+    num_layers, num_columns = 7, 1 if granularity == "layer" else 4
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(num_layers, num_columns, generator=generator).tolist()
+    units = lowest(table, granularity, ratio, seed=0).units  # type: ignore[arg-type]
+    assert len(set(units)) == len(units)
+    if granularity == "layer":
+        assert len(units) == num_windowed_layers(ratio, num_layers)
+    else:
+        assert len(units) == num_windowed(ratio, num_layers, num_columns)
+    counts = [sum(layer == own for layer, _ in units) for own in range(num_layers)]
+    if granularity == "head-per-layer":
+        assert max(counts) - min(counts) <= 1
+        assert sum(counts) == len(units)
+    else:
+        closed = [table[layer][column] for layer, column in units]
+        everything = sorted(value for row in table for value in row)
+        assert sorted(closed) == everything[: len(units)]
+
+
+def test_what_does_not_divide_comes_from_the_layers_with_the_lowest_next_gate() -> None:
+    """Worked by hand: 4 of 6 groups in 3 layers are one each, and one more. The second values are
+    5, 3 and 4, so layer 1 gives it."""
+    table = [[0.0, 5.0], [3.0, 1.0], [4.0, 2.0]]
+    units = lowest(table, "head-per-layer", 4 / 6, seed=0).units
+    assert sorted(units) == [(0, 0), (1, 0), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_ties_go_by_seed(granularity: str) -> None:
+    table = [[1.0] * (1 if granularity == "layer" else 4)] * 6
+    choices = [lowest(table, granularity, 0.6, seed) for seed in (0, 0, 1, 2, 3)]  # type: ignore[arg-type]
+    assert choices[0] == choices[1]
+    assert all(choice.drawn for choice in choices)
+    assert len({choice.units for choice in choices}) > 1
+    apart = torch.arange(24.0).view(6, 4)[:, : len(table[0])].tolist()
+    assert not lowest(apart, granularity, 0.6, 0).drawn  # type: ignore[arg-type]
+
+
+def test_the_threshold_closes_as_many_as_lie_there() -> None:
+    assert below_threshold([[0.1, 0.0], [-3.0, 2.0]], 0.0).units == ((0, 1), (1, 0))

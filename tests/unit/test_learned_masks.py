@@ -1,0 +1,190 @@
+"""`consa` and `l1_gates`, from the gates to mask.json, on a toy whose best mask is known."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from bosch.gates.history import HISTORY, PICTURE, read_history
+from bosch.mask import num_windowed, read_mask
+from bosch.methods import _choose, consa, l1_gates
+from bosch.methods._gates import LEARNED, Length, plan_length
+from bosch.methods._interface import Context, Selection
+from bosch.model_folder import ModelInfo
+from tests.convex_toy import ConvexToy
+
+GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
+
+
+def context_of(
+    method: ModuleType, toy: ConvexToy, folder: Path, ratio: float, **settings: Any
+) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    num_layers, num_groups = toy.cost_LG.shape
+
+    def refuse() -> Any:
+        raise LookupError("only the fit function needs the model")
+
+    return Context(
+        model_info=ModelInfo("toy", None, "0" * 32, num_layers, num_groups, num_groups, 16),
+        load_model=refuse,
+        load_calibration=refuse,
+        window_tokens=64,
+        ratio=ratio,
+        seed=0,
+        settings=method.Settings(**{"token_share": 1.0} | settings),
+        folder=folder,
+        learning=toy.learning(),
+    )
+
+
+def select(
+    method: ModuleType, toy: ConvexToy, folder: Path, ratio: float, **settings: Any
+) -> Selection:
+    name = method.__name__.rsplit(".", 1)[-1]
+    context = context_of(method, toy, folder, ratio, **settings)
+    selection = _choose.make_mask(name, context)
+    _choose.write_selection(name, context, selection, 0.0)
+    return selection
+
+
+def best_cost(toy: ConvexToy, ratio: float, granularity: str) -> float:
+    cost_LG = toy.cost_LG
+    if granularity == "head-per-layer":
+        return float(cost_LG.sort(1).values[:, : round(ratio * cost_LG.shape[1])].sum())
+    units = cost_LG.sum(1) if granularity == "layer" else cost_LG.flatten()
+    return float(units.sort().values[: round(ratio * len(units))].sum())
+
+
+def check_convex_toy(folder: Path, ratio: float, granularity: str, seed: int) -> None:
+    """The expected share is within .02 of the ratio before the mask is made exact, and what goes on
+    the window costs at most 1.15 times the best choice."""
+    toy = ConvexToy.draw(28, 8, seed)
+    selection = select(consa, toy, folder, ratio, granularity=granularity)
+    num_units = 28 if granularity == "layer" else 224
+    assert abs(selection.details["window_share"] - ratio) <= 0.02
+    assert abs(selection.details["closed_by_threshold"] / num_units - ratio) <= 0.04
+    assert selection.details["closed_at_budget"] == ratio * num_units
+    assert selection.mask.num_windowed == ratio * 224
+    cost = toy.cost_of(torch.tensor(selection.mask.z))
+    assert cost <= 1.15 * best_cost(toy, ratio, granularity)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
+def test_on_a_convex_toy_the_ratio_is_met_by_the_cheapest_groups(
+    ratio: float, tmp_path: Path
+) -> None:
+    check_convex_toy(tmp_path, ratio, "head-all-layers", seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
+def test_so_it_is_for_other_costs_and_granularities(
+    ratio: float, granularity: str, seed: int, tmp_path: Path
+) -> None:
+    check_convex_toy(tmp_path, ratio, granularity, seed)
+
+
+@pytest.mark.parametrize("method", [consa, l1_gates])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("ratio", [0.3, 0.875])
+def test_the_budget_is_met_however_little_was_learned(
+    method: ModuleType, granularity: str, ratio: float, tmp_path: Path
+) -> None:
+    toy = ConvexToy.draw(6, 4, seed=1)
+    selection = select(method, toy, tmp_path, ratio, granularity=granularity, steps=5)
+    mask = selection.mask
+    if granularity == "layer":
+        assert mask.unit == "layer"
+        assert mask.num_windowed == 4 * num_windowed(ratio, 6, 1)
+    else:
+        assert mask.num_windowed == num_windowed(ratio, 6, 4)
+    if granularity == "head-per-layer":
+        counts = [row.count(0) for row in mask.z]
+        assert max(counts) - min(counts) <= 1
+    record = read_mask(tmp_path / "mask.json")
+    assert record.mask == mask
+    assert record.settings["learning_tokens"] == 5 * (1_000 // 5)
+    assert record.settings["weights"] == "original"
+    assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_scalar_gates_rank_by_cost(tmp_path: Path) -> None:
+    """(1 - z)^2 pulls a gate back up, more so where it costs more: lowest is cheapest."""
+    toy = ConvexToy.draw(6, 4, seed=1)
+    selection = select(l1_gates, toy, tmp_path, 0.5, l1_weight=2.0)
+    assert toy.cost_of(torch.tensor(selection.mask.z)) <= 1.05 * best_cost(toy, 0.5, "all")
+
+
+# --- after a kill ---
+
+
+@pytest.mark.parametrize("method", [consa, l1_gates])
+def test_a_killed_mask_is_the_same_mask(method: ModuleType, tmp_path: Path) -> None:
+    toy = ConvexToy.draw(6, 4, seed=1)
+    select(method, toy, tmp_path / "whole", 0.5, steps=200)
+    killed = tmp_path / "killed"
+    for step in (30, 50, 51, 149, 200):
+        toy.stop_after = step
+        with pytest.raises(KeyboardInterrupt):
+            select(method, toy, killed, 0.5, steps=200)
+    toy.stop_after = None
+    select(method, toy, killed, 0.5, steps=200)
+    for name in ("mask.json", "scores.json", LEARNED, HISTORY, PICTURE):
+        assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_what_was_learned_is_not_learned_again(tmp_path: Path) -> None:
+    toy = ConvexToy.draw(6, 4, seed=1)
+    first = select(consa, toy, tmp_path, 0.5, steps=5)
+    toy.stop_after = 1
+    assert select(consa, toy, tmp_path, 0.5, steps=5).mask == first.mask
+
+
+# --- how long ---
+
+
+def test_length_comes_from_the_tokens() -> None:
+    settings = consa.Settings()
+    # BOSCH's budget in sequences of 32,768: 1B tokens as in ConSA's first stage.
+    length = plan_length(settings, 2_500_000_000, 32_768)
+    assert length == Length(1_000, 30, 1_000 * 30 * 32_768)
+    assert plan_length(settings, 786_432, 1_024) == Length(307, 1, 307 * 1_024)
+
+
+def test_too_few_tokens_are_refused() -> None:
+    settings = consa.Settings(token_share=0.5, batch_sequences=501)
+    with pytest.raises(ValueError, match=r"0\.5 of 1,000 tokens do not hold one step of 501"):
+        plan_length(settings, 1_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"granularity": "head"}, "granularity is 'head'; There are head-all-layers"),
+        ({"weights": "new"}, "weights is 'new'"),
+        ({"steps": 0}, "steps is 0, it must be above 0"),
+        ({"token_share": 1.5}, "it is at most 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        l1_gates.Settings(**changes)
+
+
+# --- the notes ---
+
+
+def test_the_history_has_a_line_a_step_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
+    toy = ConvexToy.draw(3, 2, seed=1)
+    select(consa, toy, tmp_path, 0.5, steps=7)
+    path = tmp_path / HISTORY
+    lines = read_history(path)
+    assert [line["step"] for line in lines] == list(range(1, 8))
+    assert lines[-1].keys() >= {"window_share", "penalty", "linear", "quadratic", "gates"}
+    path.write_text(path.read_text()[:-10])
+    assert read_history(path) == lines[:-1]

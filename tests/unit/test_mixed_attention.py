@@ -1,0 +1,198 @@
+"""Groups between full and windowed attention: `bosch_gates` in a call of a stock model."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bosch.backends import reference
+from bosch.backends._interface import AttentionCall
+from bosch.hybrid.mixed import mixed_attention
+from bosch.hybrid.models import deploy
+from tests.attention_calls import Case, make_call
+from tests.model_factory import MIXED, random_tokens, tiny_model
+
+WINDOW = 8
+BRANCHES = [None, 1, 0, None]  # of the four groups: the first and the last compute both
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_model("qwen3").double()
+
+
+def packed_positions(*lengths: int) -> Tensor:
+    return torch.cat([torch.arange(n) for n in lengths])[None]
+
+
+def loss_and_gradients(
+    model: PreTrainedModel, **arguments: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    ids = random_tokens(2, 60)
+    model.zero_grad()
+    loss = model(ids, labels=ids, use_cache=False, **arguments).loss
+    loss.backward()
+    return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+TEXTS = {
+    "plain": {},
+    "packed": {"position_ids": packed_positions(13, 1, 30, 16)},
+    "padded": {"attention_mask": (torch.arange(60) >= 20).long().expand(2, -1)},
+}
+
+
+# --- the ends of the range ---
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("branches", [None, "as the mask"])
+def test_gates_of_0_and_1_are_search_mode(
+    model: PreTrainedModel, text: str, branches: str | None
+) -> None:
+    gates = torch.tensor(MIXED, dtype=torch.float64)
+    searched = loss_and_gradients(model, bosch_mask=MIXED, bosch_window=WINDOW, **TEXTS[text])
+    mask = None if branches is None else MIXED
+    mixed = loss_and_gradients(
+        model, bosch_gates=gates, bosch_mask=mask, bosch_window=WINDOW, **TEXTS[text]
+    )
+    torch.testing.assert_close(mixed, searched, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("text", ["plain", "packed"])
+def test_gates_of_1_are_the_dense_model(text: str) -> None:
+    """To the bit where only that branch is computed: a step of training is then an ordinary one."""
+    model = tiny_model("qwen3").train()
+    gates = torch.ones(3, 4)
+    dense = loss_and_gradients(model, **TEXTS[text])
+    both = loss_and_gradients(model, bosch_gates=gates, bosch_window=WINDOW, **TEXTS[text])
+    torch.testing.assert_close(both, dense, rtol=1e-6, atol=1e-7)
+    all_full = [[1] * 4] * 3
+    one = loss_and_gradients(
+        model, bosch_gates=gates, bosch_mask=all_full, bosch_window=WINDOW, **TEXTS[text]
+    )
+    assert torch.equal(one[0], dense[0])
+    assert all(torch.equal(one[1][name], gradient) for name, gradient in dense[1].items())
+
+
+def test_a_window_as_long_as_the_text_leaves_nothing_to_the_gates(model: PreTrainedModel) -> None:
+    ids, gates = random_tokens(1, 40), torch.rand(3, 4).double().requires_grad_()
+    with torch.no_grad():
+        dense = model(ids, use_cache=False).logits
+    mixed = model(ids, use_cache=False, bosch_gates=gates, bosch_window=40).logits
+    torch.testing.assert_close(mixed, dense)
+    mixed.square().sum().backward()
+    assert gates.grad is not None
+    assert gates.grad.abs().max() < 1e-9
+
+
+# --- in between ---
+
+
+def by_definition(call: AttentionCall, gates_G: Tensor, window_tokens: int) -> Tensor:
+    """z * full + (1 - z) * window, by the reference backend: (B, T, H, D)."""
+    num_groups = len(gates_G)
+    full = reference.attend_groups(call, [None] * num_groups)
+    window = reference.attend_groups(call, [window_tokens] * num_groups)
+    z_H11 = gates_G.repeat_interleave(call.q_BHTD.shape[1] // num_groups)[:, None, None]
+    return (z_H11 * full + (1 - z_H11) * window).transpose(1, 2)
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "left"])
+@pytest.mark.parametrize("length", [2, 7, 130])
+@pytest.mark.parametrize("row", [[None] * 4, BRANCHES, [0, None, 1, 1], [None, None, 0, 0]])
+def test_output_and_gradients_are_those_of_the_definition(
+    kind: str, length: int, row: list[int | None]
+) -> None:
+    call = make_call(Case(length, None, kind=kind, dtype=torch.float64))
+    gates_G = torch.tensor([0.5 if bit is None else float(bit) for bit in row]).double()
+    gates_G = (gates_G + torch.linspace(-0.2, 0.2, 4) * (gates_G == 0.5)).requires_grad_()
+    sees_BHT1 = reference.visible(call, WINDOW).any(-1, keepdim=True)
+    tensors = (call.q_BHTD, call.k_BGSD, call.v_BGSD, gates_G)
+    results = []
+    for out in (
+        mixed_attention(call, gates_G, row, WINDOW, None),
+        by_definition(call, gates_G, WINDOW),
+    ):
+        shown = out.masked_fill(~sees_BHT1.transpose(1, 2), 0)
+        weights = torch.linspace(-1, 1, out.numel()).double().view_as(out)
+        results.append((shown.detach(), *torch.autograd.grad(shown, tensors, weights)))
+    (out, *gradients), (expected, *expected_gradients) = results
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(gradients[:3], expected_gradients[:3], rtol=1e-6, atol=1e-7)
+    # A group that computes one branch leaves its gate without a gradient.
+    both_G = torch.tensor([bit is None for bit in row])
+    torch.testing.assert_close(gradients[3], expected_gradients[3] * both_G, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed"])
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    case = Case(20, None, kind=kind, dtype=torch.float64, batch=1, head_size=4)
+    call = make_call(case)
+    gates_G = torch.tensor([0.3, 0.9, 0.0, 1.0], dtype=torch.float64).requires_grad_()
+
+    def output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, gates_G: Tensor) -> Tensor:
+        moved = replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD)
+        return mixed_attention(moved, gates_G, [None] * 4, WINDOW, None)
+
+    tensors = (call.q_BHTD, call.k_BGSD, call.v_BGSD, gates_G)
+    assert torch.autograd.gradcheck(output, tensors, fast_mode=True)
+
+
+def test_the_gradient_is_the_same_when_activations_are_computed_again() -> None:
+    model = tiny_model("qwen3").train()
+    gradients = []
+    for recompute in (False, True):
+        if recompute:
+            enable = (
+                getattr(model, "activation_checkpointing_enable", None)
+                or model.gradient_checkpointing_enable
+            )
+            enable()
+        gates = torch.full((3, 4), 0.3).requires_grad_()
+        arguments = {"bosch_gates": gates, "bosch_window": WINDOW, **TEXTS["packed"]}
+        loss_and_gradients(model, **arguments)
+        gradients.append(gates.grad)
+    assert torch.equal(*gradients)
+
+
+def test_documents_stay_apart(model: PreTrainedModel) -> None:
+    ids, gates = random_tokens(1, 60), torch.full((3, 4), 0.5).double()
+    changed = ids.clone()
+    changed[:, 14:44] = random_tokens(1, 30, seed=7)
+    others = torch.tensor([i < 14 or i >= 44 for i in range(60)])
+    with torch.no_grad():
+        before, after = (
+            model(x, use_cache=False, bosch_gates=gates, bosch_window=WINDOW, **TEXTS["packed"])
+            for x in (ids, changed)
+        )
+    assert torch.equal(before.logits[:, others], after.logits[:, others])
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bosch_gates": torch.ones(3, 4)}, "belong together"),
+        ({"bosch_gates": torch.ones(2, 4), "bosch_window": 8}, "3 layers x 4 KV heads"),
+        ({"bosch_gates": [[1.0] * 4] * 3, "bosch_window": 8}, "it must be a tensor"),
+        ({"bosch_gates": torch.ones(3, 4).int(), "bosch_window": 8}, "gates are real numbers"),
+        ({"bosch_mask": [BRANCHES] * 3, "bosch_window": 8}, "1 for full attention"),
+    ],
+)
+def test_what_is_no_table_of_gates_is_refused(
+    model: PreTrainedModel, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        model(random_tokens(1, 20), use_cache=False, **arguments)
+
+
+def test_a_hybrid_takes_no_gates() -> None:
+    hybrid = deploy(tiny_model("qwen3"), MIXED, WINDOW)
+    with pytest.raises(ValueError, match="fixed already"):
+        hybrid(random_tokens(1, 20), bosch_gates=torch.ones(3, 4), bosch_window=WINDOW)
