@@ -33,7 +33,7 @@ from bosch.progress import say
 from bosch.ranks import rank_and_world
 from bosch.run_folder import RunFolder
 from bosch.stage import Artifact, Stage
-from recipes import presets
+from recipes import learn_gates, presets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,12 +46,29 @@ METHODS = "bosch.methods"
 # --------------------------------------------------------------------------------------- the stage
 
 
-def build(config: Config, calibration: Stage | Artifact | None = None) -> Stage:
+def build(
+    config: Config,
+    calibration: Stage | Artifact | None = None,
+    tokens: Stage | Artifact | None = None,
+) -> Stage:
     """The stage `mask` of a config. Fields of MaskConfig reach the method's settings by name."""
-    return make_stage(config, default_settings(config.method, config.mask), calibration)
+    return make_stage(config, default_settings(config.method, config.mask), calibration, tokens)
 
 
-def make_stage(config: Config, settings: Any, calibration: Stage | Artifact | None) -> Stage:
+def learns_from_tokens(method: str) -> bool:
+    """Whether the tokens have to be there before the mask."""
+    from bosch.methods import _choose
+
+    load_method(method)
+    return _choose.learns_from_tokens(method)
+
+
+def make_stage(
+    config: Config,
+    settings: Any,
+    calibration: Stage | Artifact | None,
+    tokens: Stage | Artifact | None = None,
+) -> Stage:
     """The stage `mask` with the method's settings as they are given."""
     from bosch.methods import _choose
 
@@ -64,6 +81,11 @@ def make_stage(config: Config, settings: Any, calibration: Stage | Artifact | No
                 "--calibration DIR, the folder that recipes/calibrate.py made."
             )
         inputs["calibration"] = calibration
+    learns = _choose.learns_from_tokens(config.method)
+    if learns:
+        if tokens is None:
+            raise ValueError(f"--method {config.method} learns from tokens: pass --tokens DIR.")
+        inputs["tokens"] = tokens
     folder = presets.find_model(config.model)
     decides = {
         "method": config.method,
@@ -71,18 +93,24 @@ def make_stage(config: Config, settings: Any, calibration: Stage | Artifact | No
         "ratio": config.ratio,
         "window": config.window,
         "seed": config.seed,
-        "settings": {name: _by_content(value) for name, value in vars(settings).items()},
+        "settings": {n: _by_content(value) for n, value in _choose.deciding(settings).items()},
+        **({"learning": learn_gates.facts(config)} if learns else {}),
     }
     return Stage(
         "mask",
         run=partial(run_method, config=config, settings=settings),
         settings=decides,
         inputs=inputs,
+        ranks="all" if learns or _choose.searches(config.method) else "first",
     )
 
 
 def run_method(
-    folder: Path, config: Config, settings: Any, calibration: Artifact | None = None
+    folder: Path,
+    config: Config,
+    settings: Any,
+    calibration: Artifact | None = None,
+    tokens: Artifact | None = None,
 ) -> None:
     """Choose the mask and write it into `folder`; what an earlier attempt noted there is used."""
     from bosch.mask_picture import draw_mask, mask_title
@@ -98,12 +126,16 @@ def run_method(
         seed=config.seed,
         settings=settings,
         folder=folder,
+        learning=learn_gates.make_learning(config, model_folder, tokens) if tokens else None,
     )
     say(_choose.describe_budget(config.method, context))
     began = time.monotonic()
     selection = _choose.make_mask(config.method, context)
+    if rank_and_world()[0] != 0:
+        return  # it has done its share of a search, or of the training
     record = _choose.write_selection(config.method, context, selection, began)
     draw_mask(record, folder / "mask.png")
+    learn_gates.remove_checkpoints(folder)
     for line in selection.notes:
         say(line)
     say(mask_title(record))
@@ -173,6 +205,7 @@ class Options:
     seed: int  # of everything random
     preset: str | None = None  # tiny, smoke or paper: where defaults are from
     calibration: Path | None = None  # the calibration set; None: the run's own, if it has one
+    tokens: Path | None = None  # packed tokens, for methods that learn; None: as the preset has it
     run_dir: Path | None = None  # None: runs/<model>-<method>-r<ratio>
     list: tyro.conf.FlagCreatePairsOff[bool] = False  # print the methods, a line each
     fresh: tyro.conf.FlagCreatePairsOff[bool] = False  # make the mask anew, set the old one aside
@@ -188,16 +221,19 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up(rank)
     run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
     calibration = find_calibration(options.calibration, run_path)
-    stage = make_stage(config, settings, calibration)
+    config, tokens = learn_gates.find_tokens(config, options.tokens)
+    stage = make_stage(config, settings, calibration, tokens)
+    stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
         progress.log_to(run_path / "recover.log")
         for line in [f"run folder {run_path}", *told]:
             say(line)
         if rank == 0:
             fresh = "mask" if options.fresh else None
-            refuse_blocked(run.plan([stage], fresh))
+            refuse_blocked(run.plan(stages, fresh))
             run.set_aside([stage] if options.fresh else [])
-        run.complete(stage)
+        for each in stages:
+            run.complete(each)
 
 
 def list_methods() -> list[str]:

@@ -28,7 +28,7 @@ from tests.attention_matrices import context_of, toy_calibration
 PACKAGE = "bosch.methods"
 METHODS = list_plugins(PACKAGE)
 LEARNED = [name for name in METHODS if _choose.learns_from_tokens(name)]
-SEARCHED = [name for name in METHODS if name not in LEARNED]
+TRAINING_FREE = [name for name in METHODS if name not in LEARNED]
 RATIOS = [
     pytest.param(0.25, marks=pytest.mark.slow),
     0.5,
@@ -50,14 +50,23 @@ def model() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def calibration() -> Calibration:
-    """As many examples and tokens as that preset has, of random tokens."""
+def calibration(model: PreTrainedModel) -> Calibration:
+    """As many examples and tokens as that preset has, of random tokens; its answers are those the
+    model gives, since no search takes a set of which the model knows nothing.
+    """
     settings = smoke().calibration
     count = settings.examples // settings.questions_per_context
-    return toy_calibration(settings.length, count, vocab=2048)
+    calibration = toy_calibration(settings.length, count, vocab=2048)
+    for haystack in calibration.haystacks:
+        for question in haystack.questions:
+            for place in question.answer:
+                with torch.no_grad():
+                    logits_TV = model(haystack.ids_T[None, :place], use_cache=False).logits[0]
+                haystack.ids_T[place] = logits_TV[-1].argmax()
+    return calibration
 
 
-@pytest.fixture(scope="module", params=SEARCHED)
+@pytest.fixture(scope="module", params=TRAINING_FREE)
 def context(
     request: pytest.FixtureRequest,
     model: PreTrainedModel,
@@ -74,7 +83,9 @@ def context(
 
 
 def own_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, Any]:
-    """What a method cannot do without."""
+    """What a method cannot do without, and how long a search may take."""
+    if _choose.searches(name):
+        return {"kappa": smoke().mask.kappa}
     if name != "from_file":
         return {}
     draw = random.Random(0)
@@ -111,7 +122,7 @@ def test_a_method_either_ranks_or_selects(name: str) -> None:
     assert len(ways) == 1
     assert tuple(inspect.signature(getattr(method, ways[0])).parameters) == ("context",)
     assert _choose.unit_of(name) in get_args(Unit)
-    for flag in ("learns_from_tokens", "reads_calibration"):
+    for flag in ("learns_from_tokens", "reads_calibration", "searches"):
         assert getattr(method, flag, False) in (False, True)
 
 
@@ -159,7 +170,11 @@ def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
     count = layers if unit == "layer" else layers * groups
     if isinstance(ratio, str):
         ratio = {"one windowed": 1, "one left": count - 1}[ratio] / count
-    record = write(dataclasses.replace(context, ratio=ratio))
+    context = dataclasses.replace(context, ratio=ratio)
+    if _choose.searches(name_of(context)):  # its journal is of one ratio
+        context = dataclasses.replace(context, folder=context.folder.with_name(f"{ratio:g}"))
+        context.folder.mkdir()
+    record = write(context)
     assert record.mask.unit == unit
     assert record.mask.window_tokens == context.window_tokens
     if unit == "layer":

@@ -1,0 +1,46 @@
+"""BOSCH with what its review found better: layers judged by whole-layer probes, groups by swaps
+from a static ranking, a last search across layers, and a smoother objective.
+
+It spends as many evaluations as `bosch` does: the probes are fewer than stage 1 takes there, and
+the last search gets the rest.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bosch.methods._interface import Context, Selection
+from bosch.search import stages
+from bosch.search.rankings import STARTS, check_rankings, rank_statically
+from bosch.search.search import open_search
+from bosch.search.settings import StageSettings, check_optimizer
+
+searches = True
+
+
+@dataclass(frozen=True)
+class Settings(StageSettings):
+    """Those that differ from the paper's."""
+
+    objective: str = "accuracy+probability"
+    optimizer: str = "swap"
+    importance: Literal["stage1", "whole_layer"] = "whole_layer"
+    rankings: tuple[str, ...] = STARTS  # methods whose choice a search may start from
+    polish: int | None = None
+
+
+def check(settings: Settings) -> None:
+    check_optimizer(settings)
+    check_rankings(settings.rankings)
+
+
+def select(context: Context) -> Selection:
+    settings: Settings = context.settings
+    with open_search(context) as search:
+        search.announce(stages.plan_evaluations(search, settings))
+        with search.until_ended():
+            guides = rank_statically(context, settings.rankings)
+            importance = stages.measure_importance(search, settings)
+            ratios = stages.assign_ratios(search, settings, importance)
+            stages.select_groups(search, settings, ratios, [*guides, *importance.guides])
+            stages.polish(search, stages.plan_polish(search, settings))
+        return search.finish()

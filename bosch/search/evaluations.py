@@ -1,0 +1,284 @@
+"""The objective of a search: a mask in, its value out, each evaluation in the journal before the
+search goes on.
+
+    with open_objective(context, "accuracy", {"kappa": 100}) as objective:
+        with objective.tracking("stage 1", planned=224):
+            value = objective(z, threshold=best.value, stage="stage 1, layer 7")
+
+A search is deterministic given the values, so that one that was killed goes on from its journal as
+if it had never been. With several ranks each runs the whole search, and every call is collective.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from bosch.calibration_file import Calibration
+from bosch.methods._interface import Context
+from bosch.progress import Bar, track
+from bosch.search.agreement import agree, gather, joined, rank_and_size
+from bosch.search.journal import Journal, Line, texts_of
+from bosch.search.memo import Memo, Scores, locate_memo, scoring_facts
+from bosch.search.objective import (
+    Rows,
+    SearchEnded,
+    Value,
+    check_objective,
+    rounded,
+    weighted,
+)
+from bosch.search.scorer import Accelerations, Answer, Scorer
+
+NEWEST_SHARE = 0.3  # of the newest loss in what is expected of a text
+PERFECT = Answer(True, 0.0)
+
+
+@dataclass
+class Cost:
+    """What a search has spent, over all attempts and ranks."""
+
+    computed: int = 0  # evaluations that ran the model
+    texts: int = 0  # texts they ran it on
+    layer_forwards: float = 0.0  # layers x texts, parts of a layer by their share (layers.py)
+    seconds: float = 0.0  # of evaluations, on the clock
+
+    def add(self, line: Line) -> None:
+        self.computed += not line["cached"]
+        self.texts += len(line["losses"])
+        self.layer_forwards += line["layer_forwards"]
+        self.seconds += line["seconds"]
+
+
+@contextmanager
+def open_objective(
+    context: Context,
+    name: str,
+    facts: Mapping[str, Any],
+    accelerations: Accelerations | None = None,
+    max_evaluations: int | None = None,
+    max_hours: float | None = None,
+) -> "Iterator[MaskObjective]":
+    """The objective of a method's context, with its journal in the stage's folder.
+
+    facts: what decides the method's way beside model, calibration set, window, ratio and seed; a
+    journal of others is refused. The limits are none of them: a search may go on with higher ones.
+    """
+    check_objective(name)
+    accelerations = accelerations or Accelerations()
+    with joined():
+        model, calibration = context.model, context.calibration
+        scored = scoring_facts(model, context.model_info, calibration, context.window_tokens)
+        searched = {"ratio": context.ratio, "seed": context.seed, "objective": name, **facts}
+        objective = MaskObjective(
+            Scorer(model, calibration, context.window_tokens, accelerations),
+            calibration,
+            name,
+            Journal(context.folder, {"scores": scored, "search": searched}),
+            Memo(locate_memo(context.folder, scored) if accelerations.memo else None, scored),
+            max_evaluations,
+            max_hours,
+        )
+        try:
+            yield objective
+        finally:
+            objective.journal.close()
+
+
+class MaskObjective:
+    """An `Objective` (bosch/search/objective.py) that is computed."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        calibration: Calibration,
+        name: str,
+        journal: Journal | None = None,
+        memo: Memo | None = None,
+        max_evaluations: int | None = None,
+        max_hours: float | None = None,
+    ) -> None:
+        self.name, self.num_examples = name, calibration.num_questions
+        self.cost = Cost()
+        self.journal = journal or Journal(None, {})
+        self._scorer, self._memo = scorer, memo or Memo(None, {})
+        self._max_evaluations, self._max_hours = max_evaluations, max_hours
+        self._began, self._earlier_seconds = time.monotonic(), 0.0
+        self._asked: set[Rows] = set()
+        self._known: dict[Rows, Value] = {}  # exact, or the lowest bound so far
+        self._expected_losses = [0.0] * scorer.num_texts
+        self._number = 0
+        self._bar: Bar | None = None
+        self._counts: Callable[[Rows], bool] = lambda z: True
+        self._best = -math.inf  # since tracking began
+
+    def __call__(self, z: Rows, threshold: float | None = None, stage: str = "") -> Value:
+        known = self._known.get(z) if self._scorer.accelerations.memo else None
+        if known and (known.exact or (threshold is not None and known.value <= threshold)):
+            return known
+        line = self.journal.replay(stage, z, threshold)
+        replayed = line is not None
+        if line is None:
+            self._end_if_spent(z)
+            line = self._evaluate(z, threshold, stage)
+            self.journal.append(line)
+            if line["exact"] and not line["cached"]:
+                self._memo.add(z, Scores(**{name: line[name] for name in Scores._fields}))
+        return self._note(z, line, replayed)
+
+    def evaluations(self) -> int:
+        return len(self._asked)
+
+    def score_plainly(self, z: Rows) -> Value:
+        """Once more, with no acceleration; neither counted nor in the journal."""
+        plain = self._scorer.plainly()
+        answers, _ = self._run_all(plain, z)
+        return self._value(answers)
+
+    @contextmanager
+    def tracking(
+        self, title: str, planned: int, counts: Callable[[Rows], bool] = lambda z: True
+    ) -> Iterator[None]:
+        """Show the evaluations in this block: done, planned, the best so far, speed, time left.
+
+        counts: which masks may be the best, where not all meet their quota.
+        """
+        with track(title, planned, "evaluations") as bar:
+            self._bar, self._counts, self._best = bar, counts, -math.inf
+            try:
+                yield
+            finally:
+                self._bar = None
+
+    # ------------------------------------------------------------------------------- one evaluation
+
+    def _evaluate(self, z: Rows, threshold: float | None, stage: str) -> Line:
+        began = time.monotonic()
+        answers: dict[int, list[Answer]] = {}
+        work = 0.0
+        scores = self._known_scores(z)
+        if scores is not None:
+            value = self._exact_value(scores)
+        elif threshold is not None and self._scorer.accelerations.early_end:
+            answers, work = self._run_until(z, threshold)
+            value = self._value(answers)
+        else:
+            answers, work = self._run_all(self._scorer, z)
+            value = self._value(answers)
+        return {
+            "number": self._number + 1,
+            "stage": stage,
+            "z": texts_of(z),
+            "threshold": threshold,
+            **vars(value),
+            "examples": sum(map(len, answers.values())),
+            "losses": {str(text): self._loss(answers[text]) for text in sorted(answers)},
+            "cached": scores is not None,
+            "seconds": round(time.monotonic() - began, 4),
+            "layer_forwards": round(work, 3),
+        }
+
+    def _known_scores(self, z: Rows) -> Scores | None:
+        """From another search, or from a way that this one has left."""
+        if not self._scorer.accelerations.memo:
+            return None
+        if z in self.journal.strayed:
+            line = self.journal.strayed[z]
+            return Scores(**{name: line[name] for name in Scores._fields})
+        return self._memo.get(z)
+
+    def _run_all(self, scorer: Scorer, z: Rows) -> tuple[dict[int, list[Answer]], float]:
+        return _together(scorer.score(z, sorted(scorer.mine)))
+
+    def _run_until(self, z: Rows, threshold: float) -> tuple[dict[int, list[Answer]], float]:
+        """Texts one by one, a round on every rank, until no answer to those left could lift the
+        value above the threshold. First those that are expected to cost most.
+        """
+        order = sorted(self._scorer.mine, key=lambda text: (-self._expected_losses[text], text))
+        rounds = -(-self._scorer.num_texts // rank_and_size()[1])
+        answers: dict[int, list[Answer]] = {}
+        work = 0.0
+        for number in range(rounds):
+            new, spent = _together(self._scorer.score(z, order[number : number + 1]))
+            answers |= new
+            work += spent
+            if self._value(answers).value <= threshold:
+                break
+        return answers, work
+
+    def _value(self, answers: Mapping[int, list[Answer]]) -> Value:
+        """Exact if all texts are there, else what it is if all others are answered perfectly."""
+        every = [answer for text in sorted(answers) for answer in answers[text]]
+        left = self.num_examples - len(every)
+        value = self._exact_value(_means(every + [PERFECT] * left))
+        return value if not left else Value(value.value, False, None, None, None)
+
+    def _exact_value(self, scores: Scores) -> Value:
+        return Value(rounded(weighted(self.name, *scores)), True, *scores)
+
+    def _loss(self, answers: list[Answer]) -> float:
+        """What a text's questions fall short of."""
+        best, got = weighted(self.name, *_means([PERFECT])), weighted(self.name, *_means(answers))
+        return round(len(answers) * (best - got), 4)
+
+    # ------------------------------------------------------------------------------------ the state
+
+    def _note(self, z: Rows, line: Line, replayed: bool) -> Value:
+        """Everything a call leaves behind; from a line of the journal the same as computed."""
+        value = Value(**{name: line[name] for name in Value.__dataclass_fields__})
+        self._number = line["number"]
+        self.cost.add(line)
+        for text, loss in line["losses"].items():
+            before = self._expected_losses[int(text)]
+            self._expected_losses[int(text)] = before + NEWEST_SHARE * (loss - before)
+        known = self._known.get(z)
+        if known is None or not known.exact:
+            self._known[z] = value
+        self._show(z, value, replayed)
+        self._asked.add(z)
+        if replayed:
+            self._earlier_seconds += line["seconds"]
+        return value
+
+    def _show(self, z: Rows, value: Value, replayed: bool) -> None:
+        if self._bar is None or z in self._asked:
+            return
+        if value.exact and value.value > self._best and self._counts(z):
+            self._best = value.value
+            self._bar.figures["best"] = self._best
+        if replayed:
+            self._bar.skip()
+        else:
+            self._bar.advance()
+
+    def _end_if_spent(self, z: Rows) -> None:
+        used, most = len(self._asked), self._max_evaluations
+        if most is not None and used >= most and z not in self._asked:
+            raise SearchEnded(f"--max-evaluations {most} are used")
+        if self._max_hours is not None:
+            hours = (self._earlier_seconds + time.monotonic() - self._began) / 3600
+            if agree(hours >= self._max_hours):  # one clock decides
+                raise SearchEnded(f"--max-hours {self._max_hours:g} are over")
+
+
+def _together(
+    mine: tuple[dict[int, list[Answer]], float],
+) -> tuple[dict[int, list[Answer]], float]:
+    """The answers and the work of all ranks."""
+    answers: dict[int, list[Answer]] = {}
+    work = 0.0
+    for share, spent in gather(mine):
+        answers |= share
+        work += spent
+    return answers, work
+
+
+def _means(answers: list[Answer]) -> Scores:
+    count = len(answers)
+    return Scores(
+        sum(answer.correct for answer in answers) / count,
+        math.fsum(math.exp(answer.log_probability) for answer in answers) / count,
+        math.fsum(answer.log_probability for answer in answers) / count,
+    )

@@ -1,0 +1,122 @@
+"""The memo of evaluated masks: exact scores on the disk, shared by all runs that search on the same
+model, calibration set and window, whatever their method, ratio or objective.
+
+`runs/shared/masks-<fingerprint>/` holds `facts.json`, what the scores are of, and `scores.jsonl`, a
+line a mask. Several searches may append at once. A search reads the file when it begins; a line
+that is torn or damaged is as good as not there.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from bosch.calibration_file import Calibration
+from bosch.fingerprint import fingerprint
+from bosch.manifest import STARTED, write_atomically
+from bosch.model_folder import ModelInfo
+from bosch.search.agreement import agree, is_first
+from bosch.search.journal import rows_of, texts_of
+from bosch.search.objective import Rows
+
+SCORES, FACTS = "scores.jsonl", "facts.json"
+VERSION = 1  # raised when the same mask gets another score
+
+
+class Scores(NamedTuple):
+    """The three means over all questions."""
+
+    accuracy: float
+    probability: float
+    log_probability: float
+
+
+class Memo:
+    """Exact scores by mask. Without a folder there are none, and none are kept."""
+
+    def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
+        self._path: Path | None = None
+        known: dict[Rows, Scores] = {}
+        if folder is not None and is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._path = folder / SCORES
+            with _locked(self._path):
+                if not (folder / FACTS).is_file():
+                    write_atomically(folder / FACTS, json.dumps(facts, indent=1) + "\n")
+            known = _read(self._path)
+        # One reading, and the same on every rank: which masks are known must not depend on when a
+        # rank looks.
+        self._known: dict[Rows, Scores] = agree(known)
+
+    def get(self, z: Rows) -> Scores | None:
+        return self._known.get(z)
+
+    def add(self, z: Rows, scores: Scores) -> None:
+        if self._path is None:
+            return
+        line = json.dumps({"z": texts_of(z), **scores._asdict()}).encode() + b"\n"
+        with _locked(self._path) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":  # of a search that was killed while it wrote
+                    line = b"\n" + line
+            file.write(line)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """The file to read and append to, by one process at a time."""
+    with path.open("ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        yield file
+
+
+def _read(path: Path) -> dict[Rows, Scores]:
+    known = {}
+    for text in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+            z = rows_of(line.pop("z"))
+            known[z] = Scores(**{name: float(value) for name, value in line.items()})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return known
+
+
+def locate_memo(stage_folder: Path, facts: Mapping[str, Any]) -> Path | None:
+    """Where the memo of a run's stage is; None for a folder that is no stage's."""
+    if not (stage_folder / STARTED).is_file():
+        return None
+    return stage_folder.parent.parent / "shared" / f"masks-{fingerprint(facts)[:16]}"
+
+
+def scoring_facts(
+    model: PreTrainedModel, info: ModelInfo, calibration: Calibration, window_tokens: int
+) -> dict[str, Any]:
+    """Everything that decides the score of a mask."""
+    return {
+        "version": VERSION,
+        "model": info.weight_hash or f"{info.id}@{info.revision}",
+        "calibration": describe_calibration(calibration),
+        "window_tokens": window_tokens,
+        "numbers": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
+        "torch": torch.__version__,
+    }
+
+
+def describe_calibration(calibration: Calibration) -> str:
+    """A fingerprint of its texts and questions."""
+    return fingerprint(
+        [
+            [h.ids_T.tolist(), [[q.answer.start, q.answer.stop] for q in h.questions]]
+            for h in calibration.haystacks
+        ]
+    )

@@ -1,0 +1,135 @@
+"""What a search maximizes: the objective of a mask, what one evaluation of it returns, and the loss
+that the paper makes of it.
+
+Every evaluation knows accuracy, mean answer probability and mean answer log-probability; the name
+of an objective says which of them is compared. bosch/search/evaluations.py opens one on a model.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from bosch.plugins import suggest
+
+Rows = tuple[tuple[int, ...], ...]  # z[layer][group], 1 = full
+
+# Weights of a question's accuracy (0 or 1), answer probability (the product over its tokens) and
+# answer log-probability in each objective.
+WEIGHTS: dict[str, tuple[float, float, float]] = {
+    "accuracy": (1, 0, 0),
+    "probability": (0, 1, 0),
+    "logprob": (0, 0, 1),
+    "accuracy+probability": (0.5, 0.5, 0),
+    "accuracy+logprob": (0.5, 0, 0.5),
+}
+OBJECTIVES = tuple(WEIGHTS)
+DIGITS = 4  # values are rounded to 1e-4: kernels may differ below that
+
+
+@dataclass(frozen=True)
+class Value:
+    """One evaluation of a mask."""
+
+    value: float  # of the chosen objective, rounded to 1e-4; larger is better
+    exact: bool  # False: ended early; `value` is then an upper bound that is <= the threshold asked
+    # Means over all questions; None where it ended early.
+    accuracy: float | None
+    probability: float | None
+    log_probability: float | None
+
+
+class Objective(Protocol):
+    """A mask's score. Collective: with several ranks each of them calls it with the same masks, in
+    the same order.
+    """
+
+    num_examples: int
+
+    def __call__(self, z: Rows, threshold: float | None = None, stage: str = "") -> Value:
+        """threshold None: exact. Else it may stop as soon as the value cannot exceed the threshold.
+
+        Accept a mask where `value > threshold`, and use the value of one that ended early for
+        nothing else: how far below it stops depends on what makes the search fast.
+        """
+        ...
+
+    def evaluations(self) -> int:
+        """Distinct masks scored by this search, those ended early and probes included, repetitions
+        not. What other searches left in the memo on the disk does not change it.
+        """
+        ...
+
+
+class SearchEnded(Exception):  # noqa: N818  # the end of a search is no error
+    """Raised by a call when --max-evaluations or --max-hours is reached: keep the best exact mask
+    so far.
+    """
+
+
+def check_objective(name: str) -> None:
+    if name not in WEIGHTS:
+        raise ValueError(f"--objective {name}: no such objective; {suggest(name, OBJECTIVES)}")
+
+
+def weighted(name: str, accuracy: float, probability: float, log_probability: float) -> float:
+    """An objective from its three parts: means over questions, or those of one question."""
+    by_accuracy, by_probability, by_log = WEIGHTS[name]
+    return by_accuracy * accuracy + by_probability * probability + by_log * log_probability
+
+
+def rounded(value: float) -> float:
+    return round(value, DIGITS) + 0.0  # no -0.0
+
+
+# ------------------------------------------------------------------------------- the paper's loss
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Between which two scores equation 2 normalizes."""
+
+    dense: Value  # the full-attention model
+    low: float  # a, the score of the model with all groups on the window
+    high: float  # b = (1 + gamma) S(1): headroom above the dense model
+
+
+def find_anchors(
+    objective: Objective, num_layers: int, num_groups: int, gamma: float = 0.2
+) -> Anchors:
+    """Score the two ends; a calibration set between whose ends there is nothing is refused."""
+    dense = objective(((1,) * num_groups,) * num_layers, stage="anchors")
+    local = objective(((0,) * num_groups,) * num_layers, stage="anchors")
+    if not dense.accuracy:
+        raise ValueError(
+            f"The dense model answers none of the {objective.num_examples} calibration questions, "
+            "so masks cannot be told apart by them; build an easier set (shorter contexts, "
+            "niah_single tasks), or check that the set was made with this model's tokenizer."
+        )
+    # Of a log-probability, which is negative, the headroom still lies above.
+    high = rounded(dense.value + gamma * abs(dense.value))
+    if local.value >= high:
+        raise ValueError(
+            f"With all groups on the window the model scores {local.value:g}, no less than the "
+            f"dense model with its headroom ({high:g}): this calibration set needs no long "
+            "context. Build one with longer contexts, or take a smaller window."
+        )
+    return Anchors(dense, local.value, high)
+
+
+def normalized_score(score: float, anchors: Anchors) -> float:
+    """Equation 2."""
+    return (score - anchors.low) / (anchors.high - anchors.low)
+
+
+def normalized_loss(
+    score: float,
+    num_windowed: int,
+    num_variables: int,
+    ratio: float,
+    anchors: Anchors,
+    alpha: float = 100.0,
+) -> float:
+    """Equation 5 for the groups of a subproblem, of which `num_windowed` are on the window; over
+    all groups of the model it is equation 3.
+    """
+    deviation = num_windowed / num_variables - ratio
+    return -normalized_score(score, anchors) + alpha * deviation**2

@@ -1,0 +1,14 @@
+"""Every mask of the quota, in the order of its bits; the first of equals wins."""
+
+from itertools import combinations
+
+from bosch.search.optimizers._interface import Trials
+
+
+def search(trials: Trials) -> None:
+    problem = trials.problem
+    for windowed in combinations(range(problem.num_variables), problem.quota):
+        chosen = set(windowed)
+        bits = tuple(int(variable not in chosen) for variable in range(problem.num_variables))
+        threshold = None if trials.best is None else trials.best_value
+        trials.try_mask(bits, threshold)

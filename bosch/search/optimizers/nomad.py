@@ -1,0 +1,63 @@
+"""The paper's optimizer: NOMAD on the loss with a penalty for missing the quota, from the first
+start as it is.
+
+NOMAD may leave the quota; of the masks it asked for, the best that meets it counts. It builds no
+models above 49 variables: there the (1+1) evolutionary algorithm takes its place, as in the paper.
+"""
+
+import math
+from collections.abc import Callable
+
+from bosch.search.optimizers import one_plus_one
+from bosch.search.optimizers._interface import Bits, Trials
+from bosch.search.optimizers._nomad_process import check_installed, minimize
+
+MOST_VARIABLES = 49  # with a quadratic model in NOMAD
+
+
+def search(trials: Trials) -> None:
+    problem = trials.problem
+    if problem.num_variables > MOST_VARIABLES:
+        trials.notes.append(
+            f"{problem.num_variables} variables are more than the {MOST_VARIABLES} for which NOMAD "
+            "builds models: searched by one_plus_one, the paper's fallback"
+        )
+        return one_plus_one.search(trials)
+    check_installed()
+    least = math.inf
+
+    def loss_of(bits: Bits) -> float:
+        nonlocal least
+        threshold = None
+        if problem.end_early_in_nomad and least < math.inf:
+            threshold = problem.value_for(bits, least)
+            if problem.meets_quota(bits):
+                threshold = min(threshold, trials.best_value)
+        value = trials.try_mask(bits, threshold).value
+        if threshold is not None:  # a bound depends on how far the evaluation went, this does not
+            value = max(value, threshold)
+        least = min(least, loss := problem.loss(bits, value))
+        return loss
+
+    start = problem.starts[0] if problem.starts else (1,) * problem.num_variables
+    run_noting(trials, loss_of, start, trials.left, problem.seed)
+
+
+def run_noting(
+    trials: Trials,
+    loss_of: Callable[[Bits], float],
+    start: Bits,
+    max_evaluations: int,
+    seed: int,
+    options: tuple[str, ...] = (),
+) -> bool:
+    """NOMAD once. Where it did not come to its own end: False, and a line for the user."""
+    ended_by = minimize(loss_of, start, max_evaluations, seed, options)
+    if ended_by:
+        trials.reproducible = False
+        trials.notes.append(
+            f"NOMAD {ended_by}: the last {trials.left} of {trials.problem.max_evaluations} "
+            "evaluations of this subproblem are not made, its best mask so far is kept; another "
+            "run may find another one"
+        )
+    return not ended_by

@@ -1,0 +1,45 @@
+"""Static rankings as starts of a search: what other methods of bosch/methods say of each group."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from bosch.methods._interface import Context, Scores, Table
+from bosch.plugins import list_plugins, load_plugin, suggest
+from bosch.progress import say
+from bosch.search.agreement import agree, is_first
+
+METHODS = "bosch.methods"
+STARTS = ("fisher", "qada", "apl", "retrieval_head")  # each takes a few evaluations' time
+FOLDER = "rankings"  # in the stage's: what a killed ranking goes on from
+
+
+def check_rankings(names: Sequence[str]) -> None:
+    for name in names:
+        methods = list_plugins(METHODS)
+        if name not in methods:
+            raise ValueError(f"--rankings {name}: no such method; {suggest(name, methods)}")
+        if not hasattr(load_plugin(METHODS, name), "rank"):
+            raise ValueError(f"--rankings {name}: this method chooses a mask, it ranks no groups.")
+
+
+def rank_statically(context: Context, names: Sequence[str]) -> list[Table]:
+    """For each ranking how global it finds each group, [layer][group]."""
+    return [agree(_rank(context, name) if is_first() else None) for name in names]
+
+
+def _rank(context: Context, name: str) -> Table:
+    method = load_plugin(METHODS, name)
+    folder = context.folder / FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"ranking by {name}, to start from")
+    scores: Scores = method.rank(
+        dataclasses.replace(
+            context,
+            load_model=lambda: context.model,
+            load_calibration=lambda: context.calibration,
+            settings=method.Settings(),
+            folder=folder,
+        )
+    )
+    sign = 1 if scores.larger_is == "global" else -1
+    return tuple(tuple(sign * value for value in row) for row in scores.groups)

@@ -1,0 +1,179 @@
+"""Stage 2 of BOSCH: from what localizing each layer costs to each layer's share of windowed groups.
+
+Algorithm 2 of the paper in whole numbers, so that the budget is met exactly and the loop ends. Its
+line 6 is read with the other sign: as printed, the layer that hurts most would count as the
+easiest. Of the weights only their order is used, and the percentiles that clip them change that
+order only by making ties, which the drops themselves break: so the drops are what is sorted.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from bosch.mask import check_ratio, num_windowed
+
+BUCKETS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def allocate_ratios(
+    stage1_scores: Sequence[float],
+    dense_score: float,
+    rho: float,
+    num_groups: int,
+    buckets: Sequence[float] = BUCKETS,
+    tie_scores: Sequence[float] | None = None,
+) -> tuple[float, ...]:
+    """Each layer's share of groups on the window; in all, exactly the budget of `rho`.
+
+    `stage1_scores[i]` is the score once layers i and above are localized, layer 0 the bottom one.
+    `tie_scores`, the same of another score with the dense model's last, decide between equal drops;
+    then the lower layer is the harder one. A layer that hurts more never gets a larger share.
+    """
+    _check_scores(stage1_scores, dense_score, tie_scores)
+    check_ratio(rho)
+    num_layers = len(stage1_scores)
+    counts = _bucket_counts(buckets, num_groups)
+    budget = num_windowed(rho, num_layers, num_groups)
+    if not counts[0] * num_layers <= budget <= counts[-1] * num_layers:
+        raise ValueError(
+            f"A ratio of {rho:g} puts {budget} of {num_layers * num_groups} groups on the window, "
+            f"but buckets from {counts[0]} to {counts[-1]} groups a layer allow "
+            f"{counts[0] * num_layers} to {counts[-1] * num_layers}; choose other buckets."
+        )
+    hard = hardest_first(stage1_scores, dense_score, tie_scores)
+    windowed = _reconcile(_split(hard, len(counts)), hard, counts, budget)
+    assert sum(windowed.values()) == budget
+    return tuple(windowed[layer] / num_groups for layer in range(num_layers))
+
+
+def hardest_first(
+    stage1_scores: Sequence[float],
+    dense_score: float,
+    tie_scores: Sequence[float] | None = None,
+) -> list[int]:
+    """Layers, those first that cost most to localize: the one total order of stage 2."""
+    drops = layer_drops([*stage1_scores, dense_score])
+    ties = layer_drops(tie_scores) if tie_scores is not None else [Fraction(0)] * len(drops)
+    return sorted(range(len(drops)), key=lambda layer: (-drops[layer], -ties[layer], layer))
+
+
+def layer_drops(scores: Sequence[float]) -> list[Fraction]:
+    """What each layer costs: the score before it is localized minus the score after. The last of
+    `scores` is the dense model's.
+    """
+    exact = [_as_fraction(score) for score in scores]
+    return [before - after for after, before in pairwise(exact)]
+
+
+def layer_weights(
+    stage1_scores: Sequence[float],
+    dense_score: float,
+    percentiles: tuple[float, float] = (2.5, 97.5),
+) -> tuple[float, ...]:
+    """The paper's weights w, 0 the easiest layer and 1 the hardest, for the record."""
+    drops = [float(drop) / dense_score for drop in layer_drops([*stage1_scores, dense_score])]
+    low, high = (_percentile(drops, percent) for percent in percentiles)
+    if low == high:
+        return (0.0,) * len(drops)
+    return tuple((min(max(drop, low), high) - low) / (high - low) for drop in drops)
+
+
+def _as_fraction(score: float) -> Fraction:
+    """A share of examples as the fraction it stands for, so that equal drops are equal: in floats
+    0.3 - 0.2 is not 0.2 - 0.1. Any other number as it is.
+    """
+    share = Fraction(score).limit_denominator(10_000)
+    return share if float(share) == score else Fraction(score)
+
+
+def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
+    """Windowed groups of a layer in each bucket. Buckets no whole number of groups meets drop out:
+    of the usual five, two groups a layer leave 0, 0.5 and 1.
+    """
+    if num_groups < 1:
+        raise ValueError(f"num_groups is {num_groups}, it must be at least 1.")
+    for bucket in buckets:
+        check_ratio(bucket)
+    if list(buckets) != sorted(set(buckets)):
+        raise ValueError(f"buckets must rise, they are {tuple(buckets)}.")
+    counts = [
+        round(bucket * num_groups)
+        for bucket in buckets
+        if abs(bucket * num_groups - round(bucket * num_groups)) < 1e-9
+    ]
+    if not counts:
+        raise ValueError(
+            f"None of the buckets {tuple(buckets)} is a whole number of {num_groups} groups."
+        )
+    return counts
+
+
+def _split(hard: list[int], num_buckets: int) -> dict[int, int]:
+    """Bucket of each layer, the hardest layers in the first. As numpy.array_split has it, the first
+    parts are one larger where they cannot be equal.
+    """
+    size, larger = divmod(len(hard), num_buckets)
+    sizes = [size + (bucket < larger) for bucket in range(num_buckets)]
+    places = [bucket for bucket, count in enumerate(sizes) for _ in range(count)]
+    return dict(zip(hard, places, strict=True))
+
+
+def _reconcile(
+    bucket_of: dict[int, int], hard: list[int], counts: list[int], budget: int
+) -> dict[int, int]:
+    """Move layers between neighboring buckets until the budget is met: lines 14 to 33.
+
+    A step is taken where it does not overshoot. What is left when no step fits is less than any
+    step, and a single layer takes it: the easiest that can give up more, or the hardest that can
+    get some back. No layer passes another, so a harder one never has the larger share.
+    """
+    missing = budget - sum(counts[bucket] for bucket in bucket_of.values())
+    direction = 1 if missing > 0 else -1
+    layers = hard[::-1] if missing > 0 else hard
+    last = len(counts) - 1 if missing > 0 else 0
+    moved = True
+    while missing and moved:
+        moved = False
+        for layer in layers:
+            bucket = bucket_of[layer]
+            if bucket == last:
+                continue
+            step = counts[bucket + direction] - counts[bucket]
+            if abs(step) <= abs(missing):
+                bucket_of[layer] = bucket + direction
+                missing -= step
+                moved = True
+    windowed = {layer: counts[bucket] for layer, bucket in bucket_of.items()}
+    if missing:
+        windowed[next(layer for layer in layers if bucket_of[layer] != last)] += missing
+    return windowed
+
+
+def _check_scores(
+    stage1_scores: Sequence[float], dense_score: float, tie_scores: Sequence[float] | None
+) -> None:
+    if not stage1_scores:
+        raise ValueError("stage1_scores is empty; there must be one score for each layer.")
+    for score in (*stage1_scores, dense_score, *(tie_scores or ())):
+        if not math.isfinite(score):
+            raise ValueError(f"A score is {score}; scores must be finite numbers.")
+    if dense_score <= 0:
+        raise ValueError(
+            f"The dense model's score is {dense_score:g}, so there is nothing to lose: the "
+            "calibration examples are too hard for the model; use shorter or easier ones."
+        )
+    if tie_scores is not None and len(tie_scores) != len(stage1_scores) + 1:
+        raise ValueError(
+            f"tie_scores has {len(tie_scores)} values for {len(stage1_scores)} layers; it needs "
+            "one more than layers, the dense model's last."
+        )
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    """With linear interpolation, as numpy has it."""
+    ranked = sorted(values)
+    place = percent / 100 * (len(ranked) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ranked) - 1)
+    return ranked[low] + (place - low) * (ranked[high] - ranked[low])

@@ -1,0 +1,326 @@
+"""A search under way: the mask as it stands, what has been evaluated, and what its record says.
+
+    with open_search(context) as search:
+        with search.until_ended():
+            search.solve("global", search.all_groups(), context.budget, 100)
+        return search.finish()
+
+What the methods do with it is in bosch/search/stages.py.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bosch.fingerprint import plain
+from bosch.mask import GroupMask, Unit
+from bosch.methods._interface import Context, Selection
+from bosch.progress import describe_seconds, say
+from bosch.search.agreement import is_first
+from bosch.search.evaluations import MaskObjective, open_objective
+from bosch.search.objective import (
+    Anchors,
+    Rows,
+    SearchEnded,
+    Value,
+    find_anchors,
+    weighted,
+)
+from bosch.search.optimizers._interface import Bits, Found, Problem, mend, optimize
+from bosch.search.settings import SearchSettings
+
+Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that it puts on the window
+ENUMERATED = "exhaustive"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One subproblem, for the record."""
+
+    name: str
+    layers: tuple[int, ...]
+    num_variables: int
+    num_windowed: int
+    method: str
+    evaluations: int
+    value: float | None  # of the objective, for the mask found; None: none was evaluated
+
+
+@dataclass
+class Search:
+    """See the top of the file."""
+
+    context: Context
+    settings: SearchSettings
+    objective: MaskObjective
+    anchors: Anchors
+    z: Rows
+    budget: int  # groups on the window in the end
+    unit: Unit = "group"
+    steps: list[Step] = field(default_factory=list)
+    # Of each evaluation: its step, its value (None: ended early), and whether the mask meets the
+    # step's quota.
+    values: list[tuple[str, float | None, bool]] = field(default_factory=list)
+    best: tuple[float, Rows] | None = None  # of the masks evaluated that meet the budget
+    details: dict[str, Any] = field(default_factory=dict)  # of the method, for the record
+    notes: list[str] = field(default_factory=list)
+    cut_short: str | None = None  # by what
+    reproducible: bool = True
+    drawn: bool = False  # whether the seed had a part
+
+    # ------------------------------------------------------------------------------------- masks
+
+    @property
+    def num_layers(self) -> int:
+        return self.context.num_layers
+
+    @property
+    def num_groups(self) -> int:
+        return self.context.num_groups
+
+    def groups_of(self, layers: Sequence[int]) -> list[Variable]:
+        """Each group of some layers a variable."""
+        return [((layer, group),) for layer in layers for group in range(self.num_groups)]
+
+    def all_groups(self) -> list[Variable]:
+        return self.groups_of(range(self.num_layers))
+
+    def whole_layers(self) -> list[Variable]:
+        """Each layer a variable."""
+        return [
+            tuple((layer, group) for group in range(self.num_groups))
+            for layer in range(self.num_layers)
+        ]
+
+    def dense(self) -> Rows:
+        return ((1,) * self.num_groups,) * self.num_layers
+
+    def mask(self, variables: Sequence[Variable], bits: Bits) -> Rows:
+        """The present mask with these variables as the bits say."""
+        rows = [list(row) for row in self.z]
+        for places, bit in zip(variables, bits, strict=True):
+            for layer, group in places:
+                rows[layer][group] = bit
+        return tuple(map(tuple, rows))
+
+    def bits(self, variables: Sequence[Variable], z: Rows) -> Bits:
+        """How a mask has these variables."""
+        return tuple(z[places[0][0]][places[0][1]] for places in variables)
+
+    # ------------------------------------------------------------------------------- evaluations
+
+    def evaluate(
+        self, z: Rows, threshold: float | None, step: str, meets_quota: bool = True
+    ) -> Value:
+        """A mask's value, noted for the record; threshold as in bosch/search/objective.py."""
+        before = self.objective.evaluations()
+        value = self.objective(z, threshold, step)
+        kept = threshold is None or value.value > threshold
+        if self.objective.evaluations() > before:
+            self.values.append((step, value.value if kept else None, meets_quota))
+        meets = sum(row.count(0) for row in z) == self.budget
+        if kept and meets and (self.best is None or value.value > self.best[0]):
+            self.best = value.value, z
+        return value
+
+    def score_of(self, value: Value) -> float:
+        """The objective's value; of accuracy the share of examples itself, so that equal drops are
+        equal.
+        """
+        if self.settings.objective == "accuracy" and value.accuracy is not None:
+            return value.accuracy
+        return value.value
+
+    def solve(
+        self,
+        name: str,
+        variables: Sequence[Variable],
+        quota: int,
+        max_evaluations: int,
+        starts: Sequence[Bits] = (),
+        most_local: Sequence[int] = (),
+        exact_values: bool = False,
+        optimizer: str | None = None,
+    ) -> Found:
+        """Put the best `quota` of the variables on the window, as far as the evaluations go; the
+        present mask becomes that one. All others stay as they are.
+        """
+        planned = plan_solving(len(variables), quota, max_evaluations)
+        enumerated = planned == math.comb(len(variables), quota)
+        method = ENUMERATED if enumerated else optimizer or self.settings.optimizer
+
+        def evaluate(bits: Bits, threshold: float | None) -> Value:
+            z = self.mask(variables, bits)
+            return self.evaluate(z, threshold, name, bits.count(0) == quota)
+
+        problem = Problem(
+            num_variables=len(variables),
+            quota=quota,
+            evaluate=evaluate,
+            max_evaluations=planned,
+            seed=self._seed(name),
+            starts=tuple(starts),
+            most_local=tuple(most_local),
+            anchors=self.anchors,
+            alpha=self.settings.alpha,
+            best_possible=weighted(self.settings.objective, 1.0, 1.0, 0.0),
+            exact_values=exact_values,
+            end_early_in_nomad=self.settings.nomad_early_end,
+        )
+
+        def meets_quota(z: Rows) -> bool:
+            return problem.meets_quota(self.bits(variables, z))
+
+        with self.objective.tracking(name, planned, meets_quota):
+            found = optimize(method, problem)
+        self._take_over(name, variables, method, problem, found)
+        return found
+
+    def _take_over(
+        self,
+        name: str,
+        variables: Sequence[Variable],
+        method: str,
+        problem: Problem,
+        found: Found,
+    ) -> None:
+        self.z = self.mask(variables, found.bits)
+        self.reproducible &= found.trials.reproducible
+        self.drawn |= method != ENUMERATED
+        for note in found.trials.notes:
+            self.notes.append(f"{name}: {note}")
+            say(self.notes[-1])
+        self.steps.append(
+            Step(
+                name,
+                tuple(sorted({layer for places in variables for layer, _ in places})),
+                len(variables),
+                problem.quota,
+                method,
+                len(found.trials.table),
+                found.value.value if found.value else None,
+            )
+        )
+        if found.ended_by is not None:
+            raise SearchEnded(found.ended_by)
+
+    def _seed(self, name: str) -> int:
+        """Of an optimizer: each subproblem has its own."""
+        return random.Random(f"{self.context.seed} {name}").randrange(1_000_000)
+
+    # ---------------------------------------------------------------------------- before and after
+
+    def announce(self, planned: Mapping[str, int]) -> None:
+        """What the search will take, before it starts."""
+        total = sum(planned.values())
+        parts = ", ".join(f"{name} {count:,}" for name, count in planned.items())
+        texts = len(self.context.calibration.haystacks)
+        line = (
+            f"plan: at most {total:,} evaluations ({parts}), "
+            f"{total * texts * self.num_layers:,} layer-forwards"
+        )
+        cost = self.objective.cost
+        if cost.computed:
+            seconds = cost.seconds / cost.computed
+            line += (
+                f"; {describe_seconds(total * seconds)} at the {seconds:.2g} s that the first "
+                "evaluations took, less what need not be computed again"
+            )
+        say(line)
+        for limit in ("max_evaluations", "max_hours"):
+            if (value := getattr(self.settings, limit)) is not None:
+                say(f"it ends with the best mask so far at --{limit.replace('_', '-')} {value:g}")
+
+    @contextmanager
+    def until_ended(self) -> Iterator[None]:
+        """The block is left where --max-evaluations or --max-hours end the search."""
+        try:
+            yield
+        except SearchEnded as ended:
+            self.cut_short = str(ended)
+
+    def finish(self) -> Selection:
+        """The mask, scored once more with no acceleration, and the record. After a search that was
+        cut short: the best mask evaluated that meets the budget, else the present one, mended.
+        """
+        if self.cut_short:
+            self.z = self.best[1] if self.best else self._mended()
+        assert sum(row.count(0) for row in self.z) == self.budget
+        final = self.objective.score_plainly(self.z)
+        trace = {
+            "objective": self.settings.objective,
+            "dense": _numbers(self.anchors.dense),
+            "fully_windowed": self.anchors.low,
+            "hybrid": _numbers(final),
+            "evaluations": self.objective.evaluations(),
+            "cut_short": self.cut_short,
+            "reproducible": self.reproducible,
+            "steps": [asdict(step) for step in self.steps],
+            **self.details,
+        }
+        if is_first():
+            from bosch.search.pictures import draw_search
+
+            draw_search(self, self.context.folder / "search.png")
+        return Selection(
+            GroupMask.from_rows(self.z, self.context.window_tokens, self.unit),
+            score_trace=plain(trace),
+            drawn=self.drawn,
+            notes=(self._describe(final),),
+            cost=asdict(self.objective.cost),
+        )
+
+    def _describe(self, final: Value) -> str:
+        line = (
+            f"S {final.accuracy:.4g} (dense {self.anchors.dense.accuracy:.4g}), answer probability "
+            f"{final.probability:.3g} (dense {self.anchors.dense.probability:.3g}), "
+            f"{self.objective.evaluations():,} evaluations"
+        )
+        return line if self.cut_short is None else f"{line}, cut short: {self.cut_short}"
+
+    def _mended(self) -> Rows:
+        """The present mask with as many groups changed as the budget needs, from the bottom."""
+        groups = self.all_groups()
+        return self.mask(groups, mend(self.bits(groups, self.z), self.budget))
+
+
+@contextmanager
+def open_search(context: Context, unit: Unit = "group") -> Iterator[Search]:
+    """A search at its start: every group full, and the two ends of the score evaluated."""
+    settings: SearchSettings = context.settings
+    with open_objective(
+        context,
+        settings.objective,
+        {"method": type(settings).__module__, "settings": _deciding(settings)},
+        settings.accelerations,
+        settings.max_evaluations,
+        settings.max_hours,
+    ) as objective:
+        layers, groups = context.num_layers, context.num_groups
+        try:
+            anchors = find_anchors(objective, layers, groups, settings.gamma)
+        except SearchEnded as ended:
+            raise ValueError(
+                f"{ended} before the dense model and the fully windowed one are scored; allow more."
+            ) from None
+        budget = context.budget if unit == "group" else context.layer_budget * groups
+        yield Search(context, settings, objective, anchors, ((1,) * groups,) * layers, budget, unit)
+
+
+def plan_solving(num_variables: int, quota: int, max_evaluations: int) -> int:
+    """Evaluations of a subproblem: where there are no more candidates than allowed, all of them."""
+    return min(math.comb(num_variables, quota), max_evaluations)
+
+
+def _deciding(settings: SearchSettings) -> dict[str, Any]:
+    """What decides the way of the search; its limits only decide how far it goes."""
+    content: dict[str, Any] = plain(settings)
+    limits = ("max_evaluations", "max_hours")
+    return {name: value for name, value in content.items() if name not in limits}
+
+
+def _numbers(value: Value) -> dict[str, float | None]:
+    return {name: getattr(value, name) for name in ("accuracy", "probability", "log_probability")}

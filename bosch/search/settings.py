@@ -1,0 +1,85 @@
+"""What the methods that search leave to the user. A method's own Settings add to these, or change a
+default. Fields with the names of MaskConfig's take its values.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bosch.config import at_least
+from bosch.fingerprint import speed_only
+from bosch.plugins import list_plugins, suggest
+from bosch.search.objective import check_objective
+from bosch.search.optimizers._nomad_process import check_installed
+from bosch.search.scorer import Accelerations
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Of every search."""
+
+    kappa: int = 100  # evaluations a layer; a subproblem with no more candidates is enumerated
+    # What a mask is judged by: accuracy, probability, logprob, accuracy+probability,
+    # accuracy+logprob (of the answers).
+    objective: str = "accuracy"
+    optimizer: str = "nomad"  # a file of bosch/search/optimizers
+    alpha: float = 100.0  # penalty for missing the quota, in the loss that NOMAD sees
+    gamma: float = 0.2  # headroom of the normalized score above the dense model's
+    nomad_early_end: bool = False  # end evaluations for NOMAD early; its models then see bounds
+    max_evaluations: int | None = None  # end with the best mask after so many; None: as planned
+    max_hours: float | None = None  # the same after so much time
+    accelerations: Accelerations = speed_only(Accelerations())
+
+    def __post_init__(self) -> None:
+        check_objective(self.objective)
+        optimizers = list_plugins("bosch.search.optimizers")
+        if self.optimizer not in optimizers:
+            raise ValueError(
+                f"--optimizer {self.optimizer}: no such optimizer; "
+                f"{suggest(self.optimizer, optimizers)}"
+            )
+        at_least(1, self, "", "kappa", "max_evaluations")
+        at_least(0, self, "", "alpha", "gamma", "max_hours")
+
+
+def check_optimizer(settings: SearchSettings) -> None:
+    """Refuse, before work begins, an optimizer whose package is missing. Searches that may do
+    without it, since all their candidates are few enough to try, ask only when they need it.
+    """
+    if settings.optimizer in ("nomad", "nomad_repair"):
+        check_installed()
+
+
+@dataclass(frozen=True)
+class PartSettings(SearchSettings):
+    """Of a search over several layers at once."""
+
+    max_layers: int | None = None  # of a subproblem; None: max(1, 32 // groups)
+    max_variables: int = 49  # of a subproblem; NOMAD's quadratic model takes no more
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "", "max_layers", "max_variables")
+
+    def layers_at_once(self, num_groups: int) -> int:
+        most = max(1, 32 // num_groups) if self.max_layers is None else self.max_layers
+        return min(most, max(1, self.max_variables // num_groups))
+
+
+@dataclass(frozen=True)
+class StageSettings(PartSettings):
+    """Of the paper's three stages."""
+
+    ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # what stage 2 may give a layer
+    # Stage 2 clips drops in score to these. Only their order decides, which this does not change.
+    drop_percentiles: tuple[float, float] = (2.5, 97.5)
+    # How stage 1 finds what a layer costs. stage1: as in the paper, localized from the top down to
+    # the ratio, what is found kept. whole_layer: each layer wholly on the window, all others full,
+    # judged by the answers' log-probability; an evaluation a layer.
+    importance: Literal["stage1", "whole_layer"] = "stage1"
+    # A last search over all groups, which swaps across layers: evaluations a layer. 0: none. None:
+    # what is left of the evaluations that stage 1 of the paper takes.
+    polish: int | None = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(0, self, "", "polish")

@@ -1,0 +1,70 @@
+"""The subproblems of stage 3 of BOSCH: layers of equal ratio, cut into parts that one optimizer can
+take on.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from bosch.mask import check_ratio
+
+MAX_VARIABLES = 32  # of a part by default: 4 layers of 8 groups in the paper
+
+
+@dataclass(frozen=True)
+class Subproblem:
+    """Which of the groups of some layers go on the window, when exactly so many of them do."""
+
+    layers: tuple[int, ...]  # ascending
+    ratio: float
+    num_variables: int  # groups of these layers
+    num_windowed: int  # in their union: single layers may deviate from the ratio
+    method: Literal["none", "exhaustive", "optimizer"]
+    evaluations: int  # 0, the number of candidates, or kappa x layers
+
+
+def plan_subproblems(
+    ratios: Sequence[float], num_groups: int, kappa: int = 100, max_layers: int | None = None
+) -> tuple[Subproblem, ...]:
+    """The subproblems in the order in which stage 3 takes them on: larger ratios first, and of one
+    ratio from the bottom up.
+
+    Layers of a ratio are cut by depth into the fewest parts of at most `max_layers` (None: 32
+    groups) whose sizes differ by at most one, the lower parts the larger: what lies below a part
+    need not be computed again for each of its candidates. `kappa` evaluations a layer; where there
+    are no more candidates than that, all of them are tried.
+    """
+    for name, value in (("num_groups", num_groups), ("kappa", kappa), ("max_layers", max_layers)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}, it must be at least 1.")
+    for ratio in ratios:
+        check_ratio(ratio)
+    most = max(1, MAX_VARIABLES // num_groups) if max_layers is None else max_layers
+    return tuple(
+        _describe(layers, ratio, num_groups, kappa)
+        for ratio in sorted(set(ratios), reverse=True)
+        for layers in cut([layer for layer, r in enumerate(ratios) if r == ratio], most)
+    )
+
+
+def cut(layers: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """The fewest parts of at most `most`, alike in size up to one, the first ones the larger."""
+    num_parts = -(-len(layers) // most)
+    size, larger = divmod(len(layers), num_parts)
+    bounds = [part * size + min(part, larger) for part in range(num_parts + 1)]
+    return [tuple(layers[a:b]) for a, b in pairwise(bounds)]
+
+
+def _describe(layers: tuple[int, ...], ratio: float, num_groups: int, kappa: int) -> Subproblem:
+    num_variables = len(layers) * num_groups
+    num_windowed = len(layers) * math.ceil(ratio * num_groups - 1e-9)
+    candidates, budget = math.comb(num_variables, num_windowed), kappa * len(layers)
+    method: Literal["none", "exhaustive", "optimizer"] = "optimizer"
+    evaluations = budget
+    if num_windowed in (0, num_variables):
+        method, evaluations = "none", 0
+    elif candidates <= budget:
+        method, evaluations = "exhaustive", candidates
+    return Subproblem(layers, ratio, num_variables, num_windowed, method, evaluations)

@@ -1,0 +1,119 @@
+"""A search as a process that tests kill: stage one and swaps on a tiny model, with a journal.
+
+Processes are forked from one that has imported everything (`multiprocessing`'s fork server), so
+that a search takes a second and not ten.
+"""
+
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bosch.search.journal import FILE
+
+PRELOADED = ["bosch.search.evaluations", "tests.search_cases", "tests.faults.search_program"]
+COSTS = ("seconds", "layer_forwards")  # what a kill may change in a journal
+RESULT = "result.json"
+
+
+def launch(folder: Path, world: int = 1, **options: Any) -> list[BaseProcess]:
+    """Start all ranks of a search. Options: see `main`."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(world):
+        names = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        environment = {name: str(value) for name, value in names.items()}
+        ranks.append(context.Process(target=main, args=(folder, environment, options), daemon=True))
+        ranks[-1].start()
+    return ranks
+
+
+def wait(ranks: list[BaseProcess]) -> list[int | None]:
+    """Their exit codes. When one has died the others are killed, as a launcher does."""
+    multiprocessing.connection.wait([rank.sentinel for rank in ranks], 120)
+    for rank in ranks:
+        rank.join(10 if ranks[0].exitcode == 0 else 0)
+        rank.kill()
+        rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+def run(folder: Path, world: int = 1, **options: Any) -> None:
+    codes = wait(launch(folder, world, **options))
+    assert codes == [0] * world, (folder / "log-0").read_text()
+
+
+def result(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / RESULT).read_text())
+    return content
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    """Its lines, without what they cost."""
+    lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    return [{name: line[name] for name in line if name not in COSTS} for line in lines]
+
+
+# --------------------------------------------------------------------------------- in the process
+
+
+def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
+    """options: `kill_at`, the evaluation at whose line the process kills itself, before it is
+    written, `torn` in the middle, or `written`, behind it; `limits` and `accelerations`.
+    """
+    os.environ.update(environment)
+    log = (folder / f"log-{environment['RANK']}").open("w")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    import torch
+
+    from bosch.search import evaluations, scorer
+    from bosch.search.agreement import is_first
+    from tests import search_cases as cases
+    from tests.attention_matrices import context_of
+
+    torch.set_num_threads(1)
+    model = cases.small_model()
+    calibration = cases.answered_calibration(model)
+    settings: Any = SimpleNamespace(Settings=dict)
+    context = context_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
+    accelerations = scorer.Accelerations(**options.get("accelerations", {}))
+    limits = options.get("limits", {})
+    name, facts = "accuracy+probability", {"method": "toy"}
+    with evaluations.open_objective(context, name, facts, accelerations, **limits) as objective:
+        _kill_at(objective.journal, options.get("kill_at"), options.get("moment", "before"))
+        found = [cases.stage_one(objective), cases.swap_search(objective)]
+        if is_first():
+            content = {"found": found, "evaluations": objective.evaluations()}
+            (folder / RESULT).write_text(json.dumps(content))
+    sys.stdout.flush()
+
+
+def _kill_at(journal: Any, number: int | None, moment: str) -> None:
+    append = journal.append
+
+    def append_or_die(line: dict[str, Any]) -> None:
+        if line.get("number") != number or journal._file is None:
+            append(line)
+            return
+        if moment == "torn":
+            journal._file.write(json.dumps(line).encode()[: 20 + number])
+            journal._file.flush()
+        if moment == "written":
+            append(line)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if number is not None:
+        journal.append = append_or_die

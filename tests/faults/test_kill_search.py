@@ -1,0 +1,76 @@
+"""A search killed at any evaluation goes on from its journal, and ends as if it had not been."""
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.search_program import journal, launch, result, run, wait
+
+MOMENTS = ("before", "torn", "written")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Any]]:
+    """The result and the journal of a search that nobody kills."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(folder)
+    return result(folder), journal(folder)
+
+
+@pytest.mark.parametrize(
+    "attempt", [*range(2), *(pytest.param(n, marks=pytest.mark.faults) for n in range(2, 22))]
+)
+def test_a_search_killed_at_an_evaluation_ends_in_the_same_journal_and_mask(
+    attempt: int, tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
+) -> None:
+    expected, lines = undisturbed
+    draw = random.Random(attempt)
+    number, moment = draw.randint(1, len(lines) - 1), MOMENTS[attempt % 3]
+    assert wait(launch(tmp_path, kill_at=number, moment=moment)) == [-signal.SIGKILL]
+    assert len(journal_texts(tmp_path)) - 1 == number - (moment != "written")
+    run(tmp_path)
+    assert result(tmp_path) == expected
+    assert journal(tmp_path) == lines
+
+
+def test_a_search_killed_again_and_again_ends_in_the_same(
+    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
+) -> None:
+    expected, lines = undisturbed
+    for number in (3, 4, len(lines) // 2, len(lines) - 1):
+        assert wait(launch(tmp_path, kill_at=number, moment="torn")) == [-signal.SIGKILL]
+    run(tmp_path)
+    assert result(tmp_path) == expected
+    assert journal(tmp_path) == lines
+
+
+def test_two_ranks_find_what_one_does(
+    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
+) -> None:
+    run(tmp_path / "two", world=2)
+    assert result(tmp_path / "two") == undisturbed[0]
+    # Killed on two ranks, resumed on one: the texts that ended masks differ, nothing else.
+    killed = wait(launch(tmp_path / "changed", world=2, kill_at=20))
+    assert killed[0] == -signal.SIGKILL
+    run(tmp_path / "changed", world=1)
+    assert result(tmp_path / "changed") == undisturbed[0]
+
+
+def test_a_limit_ends_a_search_that_goes_on_with_a_higher_one(
+    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
+) -> None:
+    limited = launch(tmp_path, limits={"max_evaluations": 12})
+    assert wait(limited) != [0]
+    assert "SearchEnded: --max-evaluations 12 are used" in (tmp_path / "log-0").read_text()
+    assert journal(tmp_path) == undisturbed[1][:13]
+    run(tmp_path)
+    assert journal(tmp_path) == undisturbed[1]
+
+
+def journal_texts(folder: Path) -> list[bytes]:
+    """The whole lines."""
+    content = (folder / "journal.jsonl").read_bytes()
+    return content[: content.rfind(b"\n") + 1].splitlines()

@@ -1,0 +1,148 @@
+"""Small searches to test their machinery with: calibration texts that a random model answers, the
+score of a mask by the model itself, and two simple searches.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from bosch.calibration_file import Calibration, Haystack, Question
+from bosch.search.evaluations import MaskObjective
+from bosch.search.objective import Objective, Rows, Value, rounded, weighted
+from bosch.search.scorer import Accelerations, Scorer
+from tests.model_factory import TINY, tiny_model
+
+WINDOW = 8
+LENGTHS = (40, 33, 47, 29)
+
+
+@torch.inference_mode()
+def answered_calibration(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> Calibration:
+    """Random texts with two questions each, whose answers are what the dense model says: it scores
+    1, and masks less.
+    """
+    haystacks = []
+    for number, length in enumerate(lengths):
+        generator = torch.Generator().manual_seed(number)
+        ids_T = torch.randint(2, TINY["vocab_size"], (length,), generator=generator)
+        answers = range(length // 2, length // 2 + 2), range(length - 3, length - 1 + number % 2)
+        for position in itertools.chain(*answers):
+            ids_T[position] = model(ids_T[None, :position], use_cache=False).logits[0, -1].argmax()
+        questions = tuple(Question(answer, range(2), "toy") for answer in answers)
+        haystacks.append(Haystack(ids_T, questions))
+    return Calibration(haystacks)
+
+
+@torch.inference_mode()
+def score_by_the_model(
+    model: PreTrainedModel, calibration: Calibration, z: Rows, window_tokens: int = WINDOW
+) -> tuple[float, float, float]:
+    """Accuracy, mean probability and mean log-probability, as one reads their definition."""
+    correct, logs = [], []
+    for haystack in calibration.haystacks:
+        logits_TV = model(
+            haystack.ids_T[None], use_cache=False, bosch_mask=z, bosch_window=window_tokens
+        ).logits[0]
+        for question in haystack.questions:
+            pairs = [(logits_TV[at - 1], int(haystack.ids_T[at])) for at in question.answer]
+            correct.append(all(int(row_V.argmax()) == token for row_V, token in pairs))
+            logs.append(sum(float(row_V.log_softmax(-1)[token]) for row_V, token in pairs))
+    count = len(logs)
+    return sum(correct) / count, sum(map(math.exp, logs)) / count, sum(logs) / count
+
+
+class ModelObjective:
+    """An objective without any machinery."""
+
+    def __init__(self, model: PreTrainedModel, calibration: Calibration, name: str) -> None:
+        self.model, self.calibration, self.name = model, calibration, name
+        self.num_examples = calibration.num_questions
+        self.scores: dict[Rows, tuple[float, float, float]] = {}
+
+    def __call__(self, z: Rows, threshold: float | None = None, stage: str = "") -> Value:
+        if z not in self.scores:
+            self.scores[z] = score_by_the_model(self.model, self.calibration, z)
+        return Value(rounded(weighted(self.name, *self.scores[z])), True, *self.scores[z])
+
+    def evaluations(self) -> int:
+        return len(self.scores)
+
+
+def objective_of(
+    model: PreTrainedModel,
+    calibration: Calibration,
+    name: str = "accuracy+probability",
+    accelerations: Accelerations | None = None,
+    **options: Any,
+) -> MaskObjective:
+    scorer = Scorer(model, calibration, WINDOW, accelerations)
+    return MaskObjective(scorer, calibration, name, **options)
+
+
+def small_model(**changes: Any) -> PreTrainedModel:
+    return tiny_model("qwen3", **changes)
+
+
+def swap_search(
+    objective: Objective, num_steps: int = 24, seed: int = 0, shape: tuple[int, int] = (3, 4)
+) -> tuple[Rows, float]:
+    """From a random mask with half of the groups on the window: swaps that improve it."""
+    draw = random.Random(seed)
+    num_layers, num_groups = shape
+    bits = [0, 1] * (num_layers * num_groups // 2)
+    draw.shuffle(bits)
+    best = objective(mask_of(bits, num_groups), stage="start").value
+    for step in range(num_steps):
+        ones, zeros = ([i for i, b in enumerate(bits) if b == bit] for bit in (1, 0))
+        candidate = bits.copy()
+        candidate[draw.choice(ones)], candidate[draw.choice(zeros)] = 0, 1
+        value = objective(mask_of(candidate, num_groups), best, f"swap {step}")
+        if value.value > best:
+            bits, best = candidate, value.value
+    return mask_of(bits, num_groups), best
+
+
+def stage_one(
+    objective: Objective, num_windowed: int = 2, shape: tuple[int, int] = (3, 4)
+) -> tuple[Rows, float]:
+    """Layer by layer from the top, all choices of a layer; the first of equals wins."""
+    num_layers, num_groups = shape
+    z = [(1,) * num_groups] * num_layers
+    best = -math.inf
+    for layer in reversed(range(num_layers)):
+        best, best_row = -math.inf, z[layer]
+        for row in rows_with(num_windowed, num_groups):
+            candidate = (*z[:layer], row, *z[layer + 1 :])
+            threshold = None if best == -math.inf else best
+            value = objective(candidate, threshold, f"layer {layer}").value
+            if value > best:
+                best, best_row = value, row
+        z[layer] = best_row
+    return tuple(z), best
+
+
+def rows_with(num_windowed: int, num_groups: int) -> Iterator[tuple[int, ...]]:
+    for chosen in itertools.combinations(range(num_groups), num_windowed):
+        yield tuple(int(group not in chosen) for group in range(num_groups))
+
+
+def mask_of(bits: list[int], num_groups: int) -> Rows:
+    return tuple(
+        tuple(bits[start : start + num_groups]) for start in range(0, len(bits), num_groups)
+    )
+
+
+def random_masks(count: int, num_layers: int = 3, num_groups: int = 4, seed: int = 0) -> list[Rows]:
+    """Masks of which many share their lower rows."""
+    draw = random.Random(seed)
+    masks = [mask_of(draw.choices((0, 1), k=num_layers * num_groups), num_groups)]
+    while len(masks) < count:
+        rows, layer = list(draw.choice(masks)), draw.randrange(num_layers)
+        rows[layer] = tuple(draw.choices((0, 1), k=num_groups))
+        masks.append(tuple(rows))
+    return masks

@@ -1,0 +1,309 @@
+"""The optimizers on problems small enough to know the answer, and NOMAD's process when it fails."""
+
+import itertools
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bosch.plugins import list_plugins
+from bosch.search.objective import Anchors, SearchEnded, Value
+from bosch.search.optimizers import _nomad_process
+from bosch.search.optimizers._interface import PACKAGE, Bits, Problem, optimize
+
+OPTIMIZERS = list_plugins(PACKAGE)
+BY_NOMAD = ("nomad", "nomad_repair")
+DENSE = Value(1.0, True, 1.0, 1.0, 0.0)
+ROOT = Path(__file__).parents[2]
+
+Score = Callable[[Bits], float]
+
+
+def entangled(num_variables: int, seed: int = 0) -> Score:
+    """In 64ths: groups count for themselves and in pairs that back each other up."""
+    draw = random.Random(seed)
+    alone = [draw.random() for _ in range(num_variables)]
+    pairs = [(*draw.sample(range(num_variables), 2), draw.random()) for _ in range(num_variables)]
+    most = sum(alone) + sum(weight for _, _, weight in pairs)
+
+    def score(bits: Bits) -> float:
+        total = sum(weight * bit for weight, bit in zip(alone, bits, strict=True))
+        total += sum(weight * (bits[i] | bits[j]) for i, j, weight in pairs)
+        return round(round(64 * total / most) / 64, 4)
+
+    return score
+
+
+class Judge:
+    """An objective that ends evaluations early as often as it may, and counts them."""
+
+    def __init__(self, score: Score, end_early: bool = True, ends_after: float = math.inf) -> None:
+        self.score, self.end_early, self.ends_after = score, end_early, ends_after
+        self.asked: list[Bits] = []
+
+    def __call__(self, bits: Bits, threshold: float | None) -> Value:
+        if len(self.asked) >= self.ends_after:
+            raise SearchEnded("enough")
+        self.asked.append(bits)
+        value = self.score(bits)
+        if self.end_early and threshold is not None and value <= threshold:
+            return Value(threshold, False, None, None, None)
+        return Value(value, True, value, value, 0.0)
+
+
+def problem_of(
+    judge: Judge, num_variables: int = 8, quota: int = 5, budget: int = 30, **more: object
+) -> Problem:
+    low = judge.score((0,) * num_variables)
+    return Problem(  # type: ignore[arg-type]
+        num_variables, quota, judge, budget, anchors=Anchors(DENSE, low, 1.2), **more
+    )
+
+
+def best_of(score: Score, num_variables: int, quota: int) -> float:
+    masks = itertools.product((0, 1), repeat=num_variables)
+    return max(score(bits) for bits in masks if bits.count(0) == quota)
+
+
+# --- what all of them keep ---
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("quota", "budget"), [(0, 3), (1, 3), (5, 20), (8, 3)])
+def test_the_quota_is_met_and_the_budget_kept(name: str, quota: int, budget: int) -> None:
+    judge = Judge(entangled(8))
+    found = optimize(name, problem_of(judge, 8, quota, budget))
+    assert found.bits.count(0) == quota
+    assert found.value is not None
+    assert found.value.value == judge.score(found.bits)
+    assert len(judge.asked) == len(set(judge.asked)) <= budget + 1  # one more where none met it
+    assert found.trials.reproducible
+    assert found.ended_by is None
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_same_seed_tries_the_same_masks_whatever_ends_early(name: str) -> None:
+    asked = []
+    for end_early in (True, False, True):
+        judge = Judge(entangled(8), end_early)
+        optimize(name, problem_of(judge, seed=3))
+        asked.append(judge.asked)
+    assert asked[0] == asked[1] == asked[2]
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "exhaustive"])
+def test_another_seed_tries_other_masks(name: str) -> None:
+    judges = [Judge(entangled(10)) for _ in range(2)]
+    for seed, judge in enumerate(judges):
+        optimize(name, problem_of(judge, 10, 5, 25, seed=seed))
+    assert judges[0].asked != judges[1].asked
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_small_space_is_searched_to_its_optimum(name: str, seed: int) -> None:
+    judge = Judge(entangled(6, seed))
+    found = optimize(name, problem_of(judge, 6, 3, 60, seed=seed))  # 20 masks meet it, of 64
+    assert found.value is not None
+    assert found.value.value == best_of(judge.score, 6, 3)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_search_that_is_ended_keeps_its_best_mask(name: str) -> None:
+    whole, cut = Judge(entangled(8)), Judge(entangled(8), ends_after=12)
+    optimize(name, problem_of(whole))
+    found = optimize(name, problem_of(cut))
+    assert found.ended_by == "enough"
+    assert cut.asked == whole.asked[:12]
+    tried = [cut.score(bits) for bits in cut.asked if bits.count(0) == 5]
+    assert found.bits.count(0) == 5
+    assert (found.value.value if found.value else None) == max(tried, default=None)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_search_that_is_ended_at_once_still_has_a_mask(name: str) -> None:
+    found = optimize(name, problem_of(Judge(entangled(8), ends_after=0), most_local=range(8)))
+    assert found.bits == (0, 0, 0, 0, 0, 1, 1, 1)
+    assert found.value is None
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_plateau_is_no_trouble(name: str) -> None:
+    found = optimize(name, problem_of(Judge(lambda bits: 0.5 if any(bits) else 0.0), 8, 4, 20))
+    assert found.bits.count(0) == 4
+
+
+# --- each one's own ---
+
+
+def test_exhaustive_takes_the_first_of_equals() -> None:
+    found = optimize("exhaustive", problem_of(Judge(lambda bits: float(any(bits))), 4, 2, 6))
+    assert found.bits == (0, 0, 1, 1)
+    assert len(found.trials.table) == 6
+
+
+def test_exact_values_are_never_bounds() -> None:
+    judge = Judge(entangled(8))
+    found = optimize("exhaustive", problem_of(judge, 8, 5, 56, exact_values=True))
+    assert all(value.exact for value in found.trials.table.values())
+
+
+def test_swap_stays_on_the_quota_and_begins_with_its_starts() -> None:
+    judge = Judge(entangled(16))
+    starts = ((0,) * 8 + (1,) * 8, (1,) * 8 + (0,) * 8, (1,) * 16)
+    optimize("swap", problem_of(judge, 16, 8, 100, starts=starts, most_local=range(15, -1, -1)))
+    assert judge.asked[:2] == [*starts[:2]]  # the third one, mended, is the second
+    assert all(bits.count(0) == 8 for bits in judge.asked)
+
+
+def test_swap_leaves_a_local_optimum() -> None:
+    """Two swaps away from the start lies the only better mask; every neighbor is worse."""
+    best = (1, 1, 1, 0, 0, 0)
+    start = (0, 0, 1, 1, 1, 0)
+    values = {best: 1.0, start: 0.5}
+    judge = Judge(lambda bits: values.get(bits, 0.1 if any(bits) else 0.0))
+    found = optimize("swap", problem_of(judge, 6, 3, 20, starts=(start,)))
+    assert found.bits == best
+
+
+def test_nomad_begins_with_the_first_start_as_it_is() -> None:
+    judge = Judge(entangled(8))
+    optimize("nomad", problem_of(judge))
+    assert judge.asked[0] == (1,) * 8
+
+
+def test_bounds_given_to_nomad_do_not_depend_on_where_evaluations_end() -> None:
+    asked = []
+    for end_early in (True, False):
+        judge = Judge(entangled(8), end_early)
+        optimize("nomad", problem_of(judge, end_early_in_nomad=True))
+        asked.append(judge.asked)
+    assert asked[0] == asked[1]
+
+
+def test_nomad_repair_evaluates_nothing_off_the_quota() -> None:
+    judge = Judge(entangled(12))
+    found = optimize("nomad_repair", problem_of(judge, 12, 6, 30))
+    assert all(bits.count(0) == 6 for bits in judge.asked)
+    assert len(found.trials.table) == 30
+
+
+def test_one_plus_one_evaluates_nothing_that_its_penalty_rules_out() -> None:
+    judge = Judge(entangled(50))
+    found = optimize("nomad", problem_of(judge, 50, 25, 60, starts=((0, 1) * 25,)))
+    assert all(abs(bits.count(0) - 25) <= 6 for bits in judge.asked)  # 100 (7/50)^2 > 1.2 / 1.2
+    assert "50 variables are more than the 49" in found.trials.notes[0]
+    assert found.value is not None
+    assert found.value.value > judge.score((0, 1) * 25)
+
+
+# --- NOMAD's process ---
+
+
+def dying(judge: Judge, at: int, end: Callable[[int], None]) -> Judge:
+    """The same, but NOMAD's process is ended by `end` when it asks for mask number `at`."""
+    score = judge.score
+
+    def evaluate(bits: Bits) -> float:
+        if len(judge.asked) == at:
+            end(nomad_process())
+        return score(bits)
+
+    judge.score = evaluate
+    return judge
+
+
+def nomad_process() -> int:
+    """The one child of this process that runs NOMAD."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    (found,) = [
+        int(pid) for pid in children if "_nomad_child" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_dead_nomad_costs_the_rest_of_its_budget_only(sent: signal.Signals) -> None:
+    judge = dying(Judge(entangled(8)), 20, lambda pid: os.kill(pid, sent))
+    found = optimize("nomad", problem_of(judge, budget=60, starts=((0,) * 5 + (1,) * 3,)))
+    (note,) = found.trials.notes
+    assert f"NOMAD was ended by {sent.name}: the last 40 of 60 evaluations" in note
+    assert not found.trials.reproducible
+    tried = [bits for bits in judge.asked if bits.count(0) == 5]
+    assert found.value is not None
+    assert found.value.value == max(map(entangled(8), tried))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_hung_nomad_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nomad_process, "HUNG_SECONDS", 2.0)
+    judge = dying(Judge(entangled(8)), 5, lambda pid: os.kill(pid, signal.SIGSTOP))
+    found = optimize("nomad", problem_of(judge, budget=60))
+    assert "NOMAD asked nothing for 2 s" in found.trials.notes[0]
+    assert not found.trials.reproducible
+    assert found.bits.count(0) == 5
+
+
+def test_nomad_in_a_used_process_is_as_in_a_fresh_one() -> None:
+    used = [Judge(entangled(8)) for _ in range(2)]
+    for judge in used:
+        optimize("nomad", problem_of(judge, seed=5))
+    program = (
+        "from tests.unit.test_optimizers import *\n"
+        "judge = Judge(entangled(8))\n"
+        "optimize('nomad', problem_of(judge, seed=5))\n"
+        "print(judge.asked)\n"
+    )
+    fresh = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert str(used[0].asked) == str(used[1].asked) == fresh.stdout.strip()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_ctrl_c_ends_the_search_and_nomad_with_it() -> None:
+    seen: list[int] = []
+
+    def interrupt(pid: int) -> None:
+        seen.append(pid)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        optimize("nomad", problem_of(dying(Judge(entangled(8)), 5, interrupt), budget=60))
+    assert not Path(f"/proc/{seen[0]}").exists()
+    with pytest.raises(KeyboardInterrupt):  # it still works
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_nomad_does_not_outlive_a_killed_search() -> None:
+    program = (
+        "import os, signal\n"
+        "from tests.unit.test_optimizers import *\n"
+        "def die(pid):\n"
+        "    print(pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "optimize('nomad', problem_of(dying(Judge(entangled(8)), 5, die), budget=60))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    child = Path(f"/proc/{int(killed.stdout)}")
+    while child.exists() and " Z " not in (child / "stat").read_text():
+        os.sched_yield()  # until its end of the pipe has told it
+
+
+def test_without_nomad_swap_works_and_nomad_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_nomad_process, "find_spec", lambda name: None)
+    for name in BY_NOMAD:
+        with pytest.raises(ValueError, match="pip install PyNomadBBO, or search with --optimizer"):
+            optimize(name, problem_of(Judge(entangled(8))))
+    assert optimize("swap", problem_of(Judge(entangled(8)))).value is not None

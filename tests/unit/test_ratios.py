@@ -1,0 +1,235 @@
+"""Stage 2 and the plan of stage 3: the paper's rules, exact in the budget and monotone in the drop.
+
+Expected numbers are worked by hand in the specification of the search from algorithm 2, with the
+corrected sign; the profiles are what it gives there for the paper's models.
+"""
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from bosch.mask import num_windowed
+from bosch.search import allocate_ratios, plan_subproblems
+from bosch.search.ratios import hardest_first, layer_weights
+
+FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+# --- stage 2: worked examples ---
+
+
+def test_the_layer_that_destroys_the_model_is_kept() -> None:
+    # By hand, L = 3, H = 4: the drops are .02, .35, .05. The paper's line 6 as printed: 0, 1, .5.
+    scores = (0.58, 0.60, 0.95)
+    assert allocate_ratios(scores, 1.0, 0.5, 4, (0, 0.5, 1)) == (1, 0, 0.5)
+    assert layer_weights(scores, 1.0, (0, 100)) == pytest.approx((0, 1, 0.0909), abs=1e-4)
+
+
+def test_layers_are_raised_in_order_until_the_budget_is_met() -> None:
+    # By hand, L = 4, H = 4: the drops are .29, .06, .20, .05; 6 of 8 after the split, then layers 3
+    # and 1 are raised.
+    assert allocate_ratios((0.40, 0.69, 0.75, 0.95), 1.0, 0.5, 4) == (0, 0.75, 0.25, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups", "rho", "profile"),
+    [
+        (28, 8, 0.25, (15, 3, 5, 5, 0)),
+        (28, 8, 0.5, (6, 6, 6, 2, 8)),
+        (28, 8, 0.75, (0, 6, 4, 2, 16)),
+        (28, 8, 0.875, (0, 0, 6, 2, 20)),
+        (36, 8, 0.25, (21, 1, 7, 7, 0)),
+        (36, 8, 0.5, (8, 7, 7, 5, 9)),
+        (36, 8, 0.75, (0, 8, 5, 2, 21)),
+        (36, 8, 0.875, (0, 0, 8, 2, 26)),
+        (40, 8, 0.25, (24, 0, 8, 8, 0)),
+        (40, 8, 0.5, (8, 8, 8, 8, 8)),
+        (40, 8, 0.75, (0, 8, 8, 0, 24)),
+        (40, 8, 0.875, (0, 0, 8, 4, 28)),
+        (48, 4, 0.25, (27, 3, 9, 9, 0)),
+        (48, 4, 0.5, (10, 10, 10, 6, 12)),
+        (48, 4, 0.75, (0, 10, 8, 2, 28)),
+        (48, 4, 0.875, (0, 0, 10, 4, 34)),
+    ],
+)
+def test_profiles_of_the_papers_models(
+    layers: int, groups: int, rho: float, profile: tuple[int, ...]
+) -> None:
+    ratios = allocate_ratios([layer / layers for layer in range(layers)], 1.0, rho, groups)
+    found = Counter(ratios)
+    assert tuple(found[bucket] for bucket in FIVE) == profile
+
+
+def test_figure_1_of_the_paper() -> None:
+    """8 layers of 8 at 0.5: two layers each all, three quarters, one quarter and none windowed."""
+    ratios = allocate_ratios([layer / 8 for layer in range(8)], 1.0, 0.5, 8)
+    assert Counter(ratios) == {0.0: 2, 0.25: 2, 0.75: 2, 1.0: 2}
+
+
+def test_an_odd_budget_leaves_one_layer_off_the_grid() -> None:
+    # 27 layers of 8 at .875: 189 of 216, and a bucket is a step of 2.
+    ratios = allocate_ratios([layer / 27 for layer in range(27)], 1.0, 0.875, 8)
+    assert sum(ratios) * 8 == 189
+    assert sum(ratio not in FIVE for ratio in ratios) == 1
+
+
+# --- stage 2: order ---
+
+
+def test_equal_drops_are_equal_although_floats_are_not() -> None:
+    assert 0.9 - 0.8 != 0.8 - 0.7
+    assert hardest_first((0.7, 0.8, 0.9), 1.0) == [0, 1, 2]
+    thirds = (0 / 3, 1 / 3, 2 / 3)
+    assert hardest_first(thirds, 1.0) == [0, 1, 2]
+
+
+def test_equal_drops_go_by_the_second_score_and_then_by_depth() -> None:
+    scores = (0.25, 0.5, 0.75)
+    assert hardest_first(scores, 1.0) == [0, 1, 2]
+    assert hardest_first(scores, 1.0, (-5.0, -4.0, -2.0, -1.0)) == [1, 0, 2]  # drops 1, 2, 1
+    # Layer 1 drops most on the first score: the second has no say.
+    assert hardest_first((0.25, 0.5, 1.0), 1.25, (-5.0, -4.0, -1.0, -1.0)) == [1, 0, 2]
+
+
+# --- stage 2: what holds for every input ---
+
+LAYERS = st.integers(1, 48)
+GROUPS = st.integers(1, 16)
+RHO = st.one_of(st.sampled_from((0.0, 0.25, 0.3, 0.5, 0.75, 0.875, 1.0)), st.floats(0, 1))
+
+
+@st.composite
+def layer_scores(draw: st.DrawFn) -> list[float]:
+    """In 64ths, as accuracy comes, or any; for each layer and the dense model."""
+    shares = st.integers(0, 64).map(lambda count: count / 64)
+    score = draw(st.sampled_from((shares, st.floats(-2, 2))))
+    return draw(st.lists(score, min_size=2, max_size=49))
+
+
+@given(layer_scores(), RHO, GROUPS)
+def test_the_budget_is_exact_and_the_shares_fall_with_the_drop(
+    scores: list[float], rho: float, groups: int
+) -> None:
+    *stage1, dense = scores
+    assume(dense > 0)
+    ratios = allocate_ratios(stage1, dense, rho, groups)
+    counts = [ratio * groups for ratio in ratios]
+    assert all(count == round(count) for count in counts)
+    assert sum(counts) == num_windowed(rho, len(stage1), groups)
+    drops = [before - after for after, before in pairwise(scores)]
+    for drop, ratio in zip(drops, ratios, strict=True):
+        for other, smaller in zip(drops, ratios, strict=True):
+            if other > drop + 1e-12:
+                assert smaller <= ratio
+    off_grid = [ratio for ratio in ratios if not any(math.isclose(ratio, b) for b in FIVE)]
+    assert len(off_grid) <= 1
+
+
+@given(
+    st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True).map(sorted),
+    st.lists(st.integers(0, 64), min_size=1, max_size=20),
+    RHO,
+)
+def test_uneven_buckets_end_too(eighths: list[int], scores: list[int], rho: float) -> None:
+    buckets = [eighth / 8 for eighth in eighths]
+    budget = num_windowed(rho, len(scores), 8)
+    if eighths[0] * len(scores) <= budget <= eighths[-1] * len(scores):
+        ratios = allocate_ratios(scores, 65, rho, 8, buckets)
+        assert sum(ratios) * 8 == budget
+        by_hardness = [ratios[layer] for layer in hardest_first(scores, 65)]
+        assert by_hardness == sorted(by_hardness)
+    else:
+        with pytest.raises(ValueError, match="choose other buckets"):
+            allocate_ratios(scores, 65, rho, 8, buckets)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((0.5, 0.6), 0.0, 0.5, 8), "dense model's score is 0"),
+        (((0.5, 0.6), -1.0, 0.5, 8), "dense model's score is -1"),
+        (((0.5, math.nan), 1.0, 0.5, 8), "A score is nan"),
+        (((0.5, 0.6), math.nan, 0.5, 8), "A score is nan"),
+        (((0.5, 0.6), math.inf, 0.5, 8), "A score is inf"),
+        (((0.5, 0.6), 1.0, 1.5, 8), "ratio is 1.5"),
+        (((0.5, 0.6), 1.0, -0.5, 8), "ratio is -0.5"),
+        (((0.5, 0.6), 1.0, math.nan, 8), "ratio is nan"),
+        (((0.5, 0.6), 1.0, 0.9, 8, (0.0, 0.5)), "choose other buckets"),
+        (((0.5, 0.6), 1.0, 0.1, 8, (0.5, 1.0)), "choose other buckets"),
+        (((0.5, 0.6), 1.0, 0.5, 3, (0.5,)), "a whole number of 3 groups"),
+        (((0.5, 0.6), 1.0, 0.5, 8, (1.0, 0.0)), "buckets must rise"),
+        (((0.5, 0.6), 1.0, 0.5, 8, (0.0, 2.0)), "ratio is 2.0"),
+        (((0.5, 0.6), 1.0, 0.5, 0), "num_groups is 0"),
+        (((), 1.0, 0.5, 8), "stage1_scores is empty"),
+        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0)), "tie_scores has 2 values for 2 layers"),
+        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0, math.nan)), "A score is nan"),
+    ],
+)
+def test_wrong_input_is_refused(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        allocate_ratios(*arguments)  # type: ignore[arg-type]
+
+
+# --- the plan of stage 3 ---
+
+
+def test_subproblems_of_an_example() -> None:
+    # By hand, 6 layers of 8, kappa 100: C(8, 6) = 28, C(16, 12) = 1820 > 200 and C(8, 2) = 28.
+    plan = plan_subproblems((0.75, 0.25, 1.0, 0.75, 0.0, 1.0), 8)
+    assert [(p.layers, p.ratio, p.method, p.num_windowed, p.evaluations) for p in plan] == [
+        ((2, 5), 1.0, "none", 16, 0),
+        ((0, 3), 0.75, "optimizer", 12, 200),
+        ((1,), 0.25, "exhaustive", 2, 28),
+        ((4,), 0.0, "none", 0, 0),
+    ]
+    assert [p.num_variables for p in plan] == [16, 16, 8, 8]
+
+
+def test_parts_are_few_and_alike_the_lower_ones_larger() -> None:
+    plan = plan_subproblems((0.5,) * 9, 8)
+    assert [p.layers for p in plan] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    plan = plan_subproblems((0.5,) * 10, 8)
+    assert [p.layers for p in plan] == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
+    assert [p.layers for p in plan_subproblems((0.5,) * 3, 8, max_layers=2)] == [(0, 1), (2,)]
+    assert [len(p.layers) for p in plan_subproblems((0.5,) * 10, 4)] == [5, 5]  # 8 layers of 4
+    assert [len(p.layers) for p in plan_subproblems((0.5,) * 2, 64)] == [1, 1]
+
+
+def test_a_part_is_enumerated_where_the_budget_allows() -> None:
+    assert plan_subproblems((0.5,), 8, kappa=70)[0].method == "exhaustive"  # C(8, 4) = 70
+    part = plan_subproblems((0.5,), 8, kappa=69)[0]
+    assert (part.method, part.evaluations) == ("optimizer", 69)
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 200))
+def test_every_layer_is_in_one_part_and_the_budget_is_met(
+    counts: list[int], most: int, kappa: int
+) -> None:
+    plan = plan_subproblems([count / 8 for count in counts], 8, kappa, most)
+    assert sorted(layer for part in plan for layer in part.layers) == list(range(len(counts)))
+    assert sum(part.num_windowed for part in plan) == sum(counts)
+    for part in plan:
+        assert list(part.layers) == sorted(part.layers)
+        assert len(part.layers) <= most
+        assert {counts[layer] / 8 for layer in part.layers} == {part.ratio}
+        assert part.evaluations <= kappa * len(part.layers)
+    assert [part.ratio for part in plan] == sorted((part.ratio for part in plan), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((0.5, 1.5), 8), "ratio is 1.5"),
+        (((0.5, math.nan), 8), "ratio is nan"),
+        (((0.5,), 0), "num_groups is 0"),
+        (((0.5,), 8, 0), "kappa is 0"),
+        (((0.5,), 8, 100, 0), "max_layers is 0"),
+    ],
+)
+def test_a_wrong_plan_is_refused(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_subproblems(*arguments)  # type: ignore[arg-type]

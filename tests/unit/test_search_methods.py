@@ -1,0 +1,298 @@
+"""The methods that search, on a model of three layers of four groups: what each stage does, the
+record, limits, and that nothing but the settings and the seed decides the mask.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from bosch.calibration_file import Calibration, Haystack
+from bosch.config import MaskConfig
+from bosch.mask import MaskFile
+from bosch.methods import _choose, bosch, bosch_plus, global_swap
+from bosch.methods._interface import Context
+from bosch.plugins import list_plugins, load_plugin
+from bosch.search import plan_subproblems
+from bosch.search.journal import FILE
+from bosch.search.optimizers import _nomad_process
+from bosch.search.scorer import Accelerations
+from recipes.search_mask import default_settings
+from tests.attention_matrices import context_of
+from tests.search_cases import WINDOW, answered_calibration, small_model
+
+SEARCHES = [name for name in list_plugins("bosch.methods") if _choose.searches(name)]
+FEW = {"kappa": 4}
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return small_model()
+
+
+@pytest.fixture(scope="module")
+def calibration(model: PreTrainedModel) -> Calibration:
+    made = answered_calibration(model)
+    # Fisher's ranking needs gradients, which no tensor of inference mode takes part in.
+    return Calibration([Haystack(text.ids_T.clone(), text.questions) for text in made.haystacks])
+
+
+@pytest.fixture
+def run(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> Any:
+    """run(name, folder, **context and settings) -> record: a method, with its files."""
+
+    def run_method(
+        name: str, folder: str = "mask", ratio: float = 0.5, **settings: Any
+    ) -> MaskFile:
+        context = context_of(
+            load_plugin("bosch.methods", name),
+            model,
+            calibration,
+            tmp_path / folder,
+            FEW | settings,
+            window_tokens=WINDOW,
+            ratio=ratio,
+        )
+        return write(name, context)
+
+    return run_method
+
+
+def write(name: str, context: Context) -> MaskFile:
+    return _choose.write_selection(name, context, _choose.make_mask(name, context), 0.0)
+
+
+def trace_of(record: MaskFile) -> dict[str, Any]:
+    assert record.score_trace is not None
+    return dict(record.score_trace)
+
+
+def steps_of(record: MaskFile, stage: str) -> list[dict[str, Any]]:
+    return [step for step in trace_of(record)["steps"] if step["name"].startswith(stage)]
+
+
+# --- the stages ---
+
+
+def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run: Any) -> None:
+    record = run("bosch", kappa=100)
+    trace = trace_of(record)
+    first = steps_of(record, "stage 1")
+    assert [step["layers"] for step in first] == [[2], [1], [0]]
+    assert all(step["num_windowed"] == 2 for step in first)
+    assert all((step["method"], step["evaluations"]) == ("exhaustive", 6) for step in first)
+    assert trace["stage1_scores"] == [step["value"] for step in first[::-1]]
+    plan = [p for p in plan_subproblems(trace["ratios"], 4, 100) if p.method != "none"]
+    third = steps_of(record, "stage 3")
+    assert [tuple(step["layers"]) for step in third] == [part.layers for part in plan]
+    for part in plan:
+        windowed = sum(record.mask.z[layer].count(0) for layer in part.layers)
+        assert windowed == part.num_windowed
+    found = [row.count(0) for row in record.mask.z]
+    assert sum(found) == 6
+    assert trace["hybrid"]["accuracy"] == third[-1]["value"]
+    assert trace["dense"]["accuracy"] == 1
+
+
+def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> None:
+    """Read from the journal: above the layer at work stands the best mask found there."""
+    record = run("bosch_single", kappa=100)
+    lines = [json.loads(line) for line in (tmp_path / "mask" / FILE).read_text().splitlines()[1:]]
+    for layer in (2, 1, 0):
+        tried = [line for line in lines if line["stage"] == f"stage 1, layer {layer}"]
+        kept = max((line for line in tried if line["exact"]), key=lambda line: line["value"])
+        assert ["".join(map(str, row)) for row in record.mask.z[layer:]] == kept["z"][layer:]
+        assert kept["z"][:layer] == ["1111"] * layer
+
+
+def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) -> None:
+    record = run("bosch_plus")
+    lines = [json.loads(line) for line in (tmp_path / "mask" / FILE).read_text().splitlines()[1:]]
+    probes = [line for line in lines if line["stage"] == "stage 1, whole layers"]
+    assert [line["z"].index("0000") for line in probes] == [0, 1, 2]
+    found = trace_of(record)["whole_layer_log_probabilities"]
+    assert found == [round(line["log_probability"], 4) for line in probes]
+    by_harm = sorted(range(3), key=lambda layer: found[layer])
+    ratios = trace_of(record)["ratios"]
+    assert [ratios[layer] for layer in by_harm] == sorted(ratios)
+
+
+def test_a_polish_starts_from_stage_3_and_loses_nothing(run: Any) -> None:
+    record = run("bosch_plus", ratio=0.25)
+    (polish,) = steps_of(record, "polish")
+    assert polish["num_variables"] == 12
+    assert polish["value"] >= steps_of(record, "stage 3")[-1]["value"]
+
+
+def test_bosch_plus_and_global_swap_spend_what_bosch_does(run: Any) -> None:
+    """Stage 1: 6 masks in each of 3 layers; stage 3: 6 in the one layer at 0.5."""
+    spent = {
+        name: trace_of(run(name, name, kappa=100))["evaluations"]
+        for name in ("bosch", "bosch_plus", "global_swap")
+    }
+    assert spent["bosch"] <= 2 + 18 + 6
+    assert spent["bosch_plus"] <= 2 + 3 + 6 + 100  # all that 12 groups allow, as kappa is large
+    assert spent["global_swap"] <= 2 + 18 + 6
+
+
+def test_single_gives_back_what_is_beyond_the_budget(run: Any) -> None:
+    """At 5 of 12, stage 1 takes ceil(5/12 of 4) = 2 of each layer, and one comes back."""
+    record = run("bosch_single", ratio=5 / 12, kappa=100)
+    assert record.mask.num_windowed == 5
+    assert sorted(row.count(0) for row in record.mask.z) == [1, 2, 2]
+    assert all(step["evaluations"] == 6 for step in steps_of(record, "stage 1"))
+
+
+def test_multi_takes_several_layers_at_once(run: Any) -> None:
+    steps = steps_of(run("bosch_multi", max_layers=2), "stage 1")
+    assert [step["layers"] for step in steps] == [[2], [0, 1]]
+    assert [step["num_windowed"] for step in steps] == [2, 4]
+
+
+def test_layer_tries_whole_layers(run: Any, tmp_path: Path) -> None:
+    record = run("bosch_layer", ratio=1 / 3)
+    assert record.mask.unit == "layer"
+    (step,) = trace_of(record)["steps"]
+    assert (step["method"], step["evaluations"], step["num_variables"]) == ("exhaustive", 3, 3)
+
+
+@pytest.mark.parametrize("optimizer", ["nomad_repair", "one_plus_one", "swap"])
+def test_bosch_takes_every_optimizer(run: Any, optimizer: str) -> None:
+    record = run("bosch", optimizer=optimizer)
+    assert record.mask.num_windowed == 6
+    assert {step["method"] for step in steps_of(record, "stage 1")} == {optimizer}
+
+
+# --- nothing else decides ---
+
+
+@pytest.mark.parametrize("name", ["bosch", "bosch_plus", "global_swap", "bosch_multi"])
+@pytest.mark.parametrize("ratio", [0.5, 0.75])
+def test_accelerations_change_neither_the_mask_nor_its_record(
+    run: Any, tmp_path: Path, name: str, ratio: float
+) -> None:
+    run(name, "fast", ratio)
+    run(name, "slow", ratio, accelerations=Accelerations.none())
+    fast, slow = ((tmp_path / folder / "mask.json").read_bytes() for folder in ("fast", "slow"))
+    assert fast == slow
+
+
+@pytest.mark.parametrize("name", ["bosch", "bosch_plus"])
+@pytest.mark.parametrize(
+    "attempt",
+    [*range(2), *(pytest.param(number, marks=pytest.mark.faults) for number in range(2, 20))],
+)
+def test_a_search_killed_at_any_evaluation_goes_on_as_if_it_had_not_been(
+    run: Any, tmp_path: Path, name: str, attempt: int
+) -> None:
+    """Killed while a line is written: what is left of the journal is torn."""
+    run(name, "whole")
+    lines = (tmp_path / "whole" / FILE).read_bytes().splitlines(keepends=True)
+    place = random.Random(f"{name} {attempt}").randrange(1, len(lines))
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / FILE).write_bytes(b"".join(lines[:place]) + lines[place][: len(lines[place]) // 2])
+    run(name, "killed")
+    assert (killed / "mask.json").read_bytes() == (tmp_path / "whole" / "mask.json").read_bytes()
+    again = (killed / FILE).read_bytes().splitlines(keepends=True)
+    assert again[:place] == lines[:place]
+    assert [asked(line) for line in again] == [asked(line) for line in lines]
+
+
+def asked(line: bytes) -> Any:
+    content = json.loads(line)
+    return [content.get(key) for key in ("number", "stage", "z", "threshold", "value", "exact")]
+
+
+def test_another_seed_is_in_the_record_where_it_had_a_part(run: Any) -> None:
+    assert run("bosch").seed == 0
+    assert run("bosch_single", "enumerated", kappa=100).seed is None
+
+
+# --- limits ---
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("most", [3, 7, 11])
+def test_a_search_cut_short_has_an_exact_mask(run: Any, name: str, most: int) -> None:
+    record = run(name, ratio=2 / 3, max_evaluations=most)
+    trace = trace_of(record)
+    assert record.mask.num_windowed == 8
+    assert trace["evaluations"] <= most
+    assert trace["cut_short"] in (None, f"--max-evaluations {most} are used")
+    assert (trace["cut_short"] is None) == (trace["evaluations"] < most) or name == "bosch_layer"
+    assert trace["hybrid"]["accuracy"] is not None
+
+
+def test_the_best_exact_mask_of_a_search_cut_short_is_kept(run: Any, tmp_path: Path) -> None:
+    record = run("global_swap", max_evaluations=9)
+    lines = [json.loads(line) for line in (tmp_path / "mask" / FILE).read_text().splitlines()[1:]]
+    met = [line for line in lines if "".join(line["z"]).count("0") == 6 and line["exact"]]
+    best = max(met, key=lambda line: line["value"])
+    assert ["".join(map(str, row)) for row in record.mask.z] == best["z"]
+
+
+def test_no_time_at_all_is_refused(run: Any) -> None:
+    with pytest.raises(ValueError, match="--max-hours 0 are over before the dense model"):
+        run("bosch", max_hours=0)
+
+
+# --- settings ---
+
+
+def test_settings_come_from_the_mask_section() -> None:
+    mask = MaskConfig(kappa=7, alpha=3, gamma=0.1, max_layers=2, ratio_buckets=(0.0, 1.0))
+    settings = default_settings("bosch", mask)
+    assert {name: getattr(settings, name) for name in vars(mask) if hasattr(settings, name)} == {
+        name: value for name, value in vars(mask).items() if name != "razor_recent_share"
+    }
+
+
+def test_speed_is_no_setting_that_decides() -> None:
+    names = _choose.deciding(bosch.Settings()).keys()
+    assert "kappa" in names
+    assert "accelerations" not in names
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bosch.Settings(optimizer="swop"), "--optimizer swop: .* did you mean 'swap'"),
+        (lambda: bosch.Settings(objective="acuracy"), "--objective acuracy"),
+        (lambda: bosch.Settings(kappa=0), "kappa is 0"),
+        (lambda: bosch.Settings(polish=-1), "polish is -1"),
+        (lambda: bosch.Settings(max_evaluations=0), "max_evaluations is 0"),
+        (lambda: bosch_plus.check(bosch_plus.Settings(rankings=("fischer",))), "mean 'fisher'"),
+        (
+            lambda: global_swap.check(global_swap.Settings(rankings=("interleave",))),
+            "interleave: this method chooses a mask, it ranks no groups",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_without_nomad_bosch_says_so_and_bosch_plus_works(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_nomad_process, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install PyNomadBBO"):
+        _choose.check_settings("bosch", bosch.Settings())
+    assert run("bosch_plus").mask.num_windowed == 6
+
+
+# --- the files ---
+
+
+def test_the_picture_and_the_cost_are_there(run: Any, tmp_path: Path) -> None:
+    for name in ("bosch", "bosch_plus", "bosch_layer"):
+        run(name, name)
+        assert (tmp_path / name / "search.png").read_bytes().startswith(b"\x89PNG")
+        cost = json.loads((tmp_path / name / "time.json").read_text())
+        assert cost["computed"] > 0
+        assert cost["layer_forwards"] > 0

@@ -1,0 +1,197 @@
+"""Scores of masks: those of the model itself, and the same with each acceleration on or off."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from bosch.hybrid.models import deploy
+from bosch.search.evaluations import MaskObjective
+from bosch.search.kept import Kept, Shelf
+from bosch.search.objective import OBJECTIVES, rounded, weighted
+from bosch.search.scorer import Accelerations, Scorer
+from tests.model_factory import FAMILIES, MIXED, tiny_model
+from tests.search_cases import (
+    LENGTHS,
+    WINDOW,
+    ModelObjective,
+    answered_calibration,
+    objective_of,
+    random_masks,
+    score_by_the_model,
+    small_model,
+    stage_one,
+    swap_search,
+)
+
+ALL = Accelerations()
+KEPT_ONLY = replace(ALL, answer_rows=False)
+ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
+FULL, LOCAL = ((1,) * 4,) * 3, ((0,) * 4,) * 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("accelerations", [Accelerations.none(), ALL], ids=["none", "all"])
+def test_scores_are_those_of_a_plain_loop_over_the_model(
+    family: str, accelerations: Accelerations
+) -> None:
+    model = tiny_model(family)
+    calibration = answered_calibration(model)
+    objective = objective_of(model, calibration, "accuracy", accelerations)
+    seen = set()
+    for z in [FULL, LOCAL, MIXED, *random_masks(8)]:
+        value = objective(z)
+        accuracy, probability, log_probability = score_by_the_model(model, calibration, z)
+        assert value.accuracy == accuracy
+        assert value.probability == pytest.approx(probability, abs=1e-5)
+        assert value.log_probability == pytest.approx(log_probability, rel=1e-5)
+        assert value.value == round(accuracy, 4)
+        seen.add(accuracy)
+    assert 1.0 in seen
+    assert len(seen) > 2  # masks differ, so that equality says something
+
+
+def test_what_is_kept_changes_no_bit() -> None:
+    model = small_model()
+    calibration = answered_calibration(model)
+    texts = range(len(LENGTHS))
+    plain = Scorer(model, calibration, WINDOW, Accelerations.none())
+    for memory_gb in (0.0, 5e-5, 2e-4, 1.0):  # none, a few states of each text, more, everything
+        kept = Scorer(model, calibration, WINDOW, replace(KEPT_ONLY, memory_gb=memory_gb))
+        for z in random_masks(15):
+            assert kept.score(z, texts)[0] == plain.score(z, texts)[0]
+
+
+@pytest.mark.parametrize("search", [swap_search, stage_one])
+@pytest.mark.parametrize("name", ["accuracy", "accuracy+probability", "logprob"])
+def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: object) -> None:
+    assert callable(search)
+    model = small_model(seed=1)
+    calibration = answered_calibration(model)
+    expected = search(ModelObjective(model, calibration, name))
+    for accelerations in (
+        ALL,
+        *ONE_OFF,
+        Accelerations.none(),
+        replace(ALL, memory_gb=0.0),
+        replace(ALL, memory_gb=1e-4),
+    ):
+        objective = objective_of(model, calibration, name, accelerations)
+        assert search(objective) == expected, accelerations
+        assert objective.score_plainly(expected[0]).value == expected[1]
+
+
+def test_without_accelerations_an_evaluation_is_every_layer_of_every_text() -> None:
+    model = small_model()
+    objective = objective_of(model, answered_calibration(model), "accuracy", Accelerations.none())
+    for z in (FULL, LOCAL, MIXED):
+        objective(z, threshold=0.9)
+    assert objective.cost.layer_forwards == pytest.approx(3 * 3 * len(LENGTHS))
+    assert objective.cost.texts == 3 * len(LENGTHS)
+
+
+def test_work_of_a_part_of_a_layer_by_hand() -> None:
+    """One layer of 2 groups, 40 tokens, 8 of them in the window; only the rows are counted that an
+    answer needs.
+    """
+    model = small_model(
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, hidden_size=32
+    )
+    calibration = answered_calibration(model, (40,))
+    kv, q, rest = 2 * 32 * 32, 64 * 32, 64 * 32 + 3 * 96 * 32  # matrices, the MLP's three too
+    pair = 2 * 2 * 16  # 2 heads of 16: scores and values
+    tokens = 38  # up to the one that predicts the last answer token
+    rows = [19, 20, 36, 37]
+    full, windowed = tokens * (tokens + 1) // 2, 36 + 30 * 8
+
+    objective = objective_of(model, calibration, "accuracy")
+    objective(((1, 0),))
+    first = tokens * kv + 4 * (q + rest) + (sum(row + 1 for row in rows) + 4 * 8) * pair
+    whole = tokens * (kv + q + rest) + (full + windowed) * pair
+    assert objective.cost.layer_forwards == pytest.approx(first / whole, abs=1e-3)
+
+    objective(((0, 0),))  # keys, values and one of the outputs are there already
+    second = 4 * rest + 4 * 8 * pair
+    whole = tokens * (kv + q + rest) + 2 * windowed * pair
+    assert objective.cost.layer_forwards == pytest.approx(
+        first / (tokens * (kv + q + rest) + (full + windowed) * pair) + second / whole, abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("switch", ["prefixes", "group_outputs", "answer_rows", "early_end"])
+def test_each_acceleration_saves_work(switch: str) -> None:
+    model = small_model()
+    calibration = answered_calibration(model)
+    spent = []
+    for accelerations in (ALL, replace(ALL, **{switch: False})):
+        objective = objective_of(model, calibration, accelerations=accelerations)
+        swap_search(objective)
+        spent.append(objective.cost.layer_forwards)
+    assert spent[0] < 0.95 * spent[1]
+
+
+def test_a_mask_ends_early_with_a_bound_that_holds() -> None:
+    model = small_model()
+    calibration = answered_calibration(model)
+    scorer = Scorer(model, calibration, WINDOW)
+    scores = {z: score_by_the_model(model, calibration, z) for z in random_masks(6)}
+    for name, threshold in product(OBJECTIVES, (-20.0, -3.0, 0.3, 0.7)):
+        objective = MaskObjective(scorer, calibration, name)
+        for z in scores:
+            value, truth = objective(z, threshold), rounded(weighted(name, *scores[z]))
+            if value.exact:
+                assert value.value == truth
+            else:
+                assert truth <= value.value <= threshold
+                assert value.accuracy is value.probability is value.log_probability is None
+
+
+def test_texts_that_failed_before_come_first() -> None:
+    model = small_model()
+    calibration = answered_calibration(model)
+    objective = objective_of(model, calibration, "accuracy")
+    objective(LOCAL)
+    assert not objective(random_masks(1)[0], threshold=0.99).exact
+    # Every text fails on the window but those the score counts; the first that failed is enough.
+    assert objective.cost.texts <= len(LENGTHS) + 2
+
+
+def test_a_shelf_keeps_to_its_capacity_and_forgets_the_oldest() -> None:
+    shelf = Shelf(capacity_bytes=3 * 400)
+    states = [torch.full((1, 10, 10), float(number)) for number in range(5)]  # 400 bytes each
+    for number, state in enumerate(states[:3]):
+        shelf.put(number, Kept(state))
+    assert shelf.get(0) is not None  # used, so that 1 is the oldest now
+    shelf.put(3, Kept(states[3]))
+    assert [number for number in range(5) if shelf.get(number)] == [0, 2, 3]
+    shelf.put(4, Kept(torch.zeros(1, 100, 10)))  # larger than the shelf
+    assert shelf.get(4) is None
+    assert shelf.get(3) is not None
+
+
+def test_a_model_in_another_mode_is_refused() -> None:
+    model = small_model(attention="sdpa")
+    with pytest.raises(ValueError, match="load it with 'bosch'"):
+        Scorer(model, answered_calibration(model), WINDOW)
+    hybrid = deploy(small_model(), MIXED, WINDOW)
+    with pytest.raises(ValueError, match="a hybrid already"):
+        Scorer(hybrid, answered_calibration(small_model()), WINDOW)
+
+
+def test_a_model_that_is_not_its_layers_one_by_one_is_refused() -> None:
+    model = small_model()
+    model.base_model.layers[1].register_forward_hook(lambda *call: call[2] * 1.01)
+    calibration = answered_calibration(model)
+    with pytest.raises(ValueError, match="not its layers one after another"):
+        Scorer(model, calibration, WINDOW)
+
+
+def test_probabilities_that_are_no_numbers_are_an_error() -> None:
+    model = small_model()
+    calibration = answered_calibration(model)
+    objective = objective_of(model, calibration)
+    with torch.no_grad():
+        model.base_model.layers[2].mlp.down_proj.weight.fill_(float("inf"))
+    with pytest.raises(ValueError, match="not numbers"):
+        objective(MIXED)
