@@ -1,0 +1,211 @@
+"""What a run folder has to show, as far as the run has come: settings, mask, scores, losses, times.
+
+Reading never fails on a part that is missing or damaged; it is named in `problems` instead.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bosch.manifest import MANIFEST
+from bosch.mask import MaskFile, read_mask
+from eval.measures import Row, headline_metric
+from eval.resampling import Samples
+from eval.results import SCORES, follow
+
+PREDICTIONS = "predictions.jsonl"  # a row an example, as eval/runner.py writes them
+Place = tuple[int | None, str]  # step (None: the dense model) and suite
+
+
+@dataclass(frozen=True)
+class RunResults:
+    path: Path
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)  # of run.json
+    mask: MaskFile | None = None
+    rows: Sequence[Row] = ()  # of all evaluations; step None: the dense model
+    samples: Mapping[Place, Samples] = field(default_factory=dict)  # scores of single examples
+    training: Sequence[Row] = ()  # metrics.jsonl
+    mask_cost: Mapping[str, Any] = field(default_factory=dict)  # seconds, evaluations, ...
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)  # of complete stages
+    problems: Sequence[str] = ()
+
+    @property
+    def model(self) -> str:
+        return Path(str(self.config.get("model", self.mask.model.id if self.mask else "?"))).name
+
+    @property
+    def method(self) -> str:
+        return self.mask.method if self.mask else str(self.config.get("method", "?"))
+
+    @property
+    def ratio(self) -> float | None:
+        """As it was asked: what runs of one kind have in common."""
+        if self.mask:
+            asked = self.mask.ratio_asked
+            return self.mask.mask.ratio if asked is None else asked
+        return self.config.get("ratio")
+
+    @property
+    def window(self) -> int | None:
+        return self.mask.mask.window_tokens if self.mask else self.config.get("window")
+
+    @property
+    def seed(self) -> int | None:
+        return self.config.get("seed")
+
+    @property
+    def kind(self) -> str:
+        """What runs with other seeds share: model, method, ratio and window."""
+        ratio = "?" if self.ratio is None else f"{self.ratio:g}"
+        return f"{self.model} {self.method} r{ratio} W{self.window}"
+
+    @property
+    def trained_tokens(self) -> int | None:
+        seen = [row["tokens"] for row in self.training if isinstance(row.get("tokens"), int)]
+        return max(seen, default=None)
+
+
+def read_run(path: Path, name: str | None = None) -> RunResults:
+    """Everything the folder has. FileNotFoundError if it is no run's folder at all."""
+    if not is_run(path):
+        raise FileNotFoundError(
+            f"{path} is no run folder: it has neither run.json nor mask/mask.json nor eval/."
+        )
+    problems: list[str] = []
+    told = _read_json(path / "run.json", problems).get("config")
+    mask = None
+    if (path / "mask" / "mask.json").is_file():
+        try:
+            mask = read_mask(path / "mask" / "mask.json")
+        except ValueError as error:
+            problems.append(str(error))
+    training = _read_lines(path / "train" / "metrics.jsonl", problems)
+    rows, samples = _read_evaluations(path, training, problems)
+    return RunResults(
+        path,
+        name or path.resolve().name,
+        told if isinstance(told, dict) else {},
+        mask,
+        rows,
+        samples,
+        training,
+        _mask_cost(path, mask, problems),
+        _stage_seconds(path, problems),
+        problems,
+    )
+
+
+def is_run(path: Path) -> bool:
+    marks = ("run.json", "mask/mask.json", "eval")
+    return any((path / mark).exists() for mark in marks)
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunResults]:
+    """Runs by folders, each under a name of its own."""
+    resolved = list(dict.fromkeys(path.resolve() for path in paths))
+    names = [path.name for path in resolved]
+    unique = [
+        name if names.count(name) == 1 else f"{path.parent.name}/{name}"
+        for path, name in zip(resolved, names, strict=True)
+    ]
+    return [read_run(path, name) for path, name in zip(resolved, unique, strict=True)]
+
+
+# ---------------------------------------------------------------------------------- evaluations
+
+
+def _read_evaluations(
+    path: Path, training: Sequence[Row], problems: list[str]
+) -> tuple[list[Row], dict[Place, Samples]]:
+    tokens_at = {row.get("step"): row.get("tokens") for row in training} | {0: 0}
+    rows: list[Row] = []
+    samples: dict[Place, Samples] = {}
+    for folder in sorted((path / "eval").glob("*/")):
+        for file in sorted(follow(folder).glob(f"*/{SCORES}")):
+            found = _read_json(file, problems).get("rows", [])
+            kept = [r | _tokens(r, tokens_at) for r in found if _is_row(r)]
+            if len(kept) < len(found):
+                problems.append(f"{file}: {len(found) - len(kept)} rows without a value left out")
+            rows += kept
+            if kept:
+                place = (kept[0]["step"], kept[0]["suite"])
+                samples[place] = read_samples(file.parent, place[1], problems)
+    return rows, samples
+
+
+def read_samples(folder: Path, suite: str, problems: list[str]) -> Samples:
+    """Scores of single examples, in percent, by the metric that counts."""
+    found: dict[tuple[str, int], dict[int, float]] = {}
+    for row in _read_lines(folder / PREDICTIONS, problems):
+        scores = row.get("scores")
+        if isinstance(scores, dict) and scores:
+            metric = headline_metric(suite, row["task"]) or next(iter(scores))
+            cell = found.setdefault((row["task"], row["length"]), {})
+            cell[row["index"]] = 100 * scores[metric]
+    return found
+
+
+def _is_row(row: Any) -> bool:
+    names = ("step", "suite", "task", "length", "metric", "value")
+    if not isinstance(row, dict) or any(name not in row for name in names):
+        return False
+    return isinstance(row["value"], int | float) and math.isfinite(row["value"])
+
+
+def _tokens(row: Row, tokens_at: Mapping[Any, Any]) -> dict[str, Any]:
+    known = row.get("tokens")
+    return {"tokens": tokens_at.get(row["step"]) if known is None else known}
+
+
+# --------------------------------------------------------------------------------------- files
+
+
+def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        problems.append(f"{path} is damaged: {error}")
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """The rows of a file that may still be growing: its last line can be half written."""
+    if not path.is_file():
+        return []
+    rows = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            if number < len(lines):
+                problems.append(f"{path}, line {number} is damaged: {error}")
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _mask_cost(path: Path, mask: MaskFile | None, problems: list[str]) -> dict[str, Any]:
+    """What the method noted of itself: in time.json, and in mask.json the summary of a search or
+    the tokens that a learned mask took."""
+    cost = _read_json(path / "mask" / "time.json", problems)
+    return cost | dict(mask.settings) | dict(mask.score_trace or {}) if mask else cost
+
+
+def _stage_seconds(path: Path, problems: list[str]) -> dict[str, float]:
+    """Wall time of each complete stage, all attempts together."""
+    found = {}
+    for stage in ("calibration", "mask", "model", "tokens", "train"):
+        told = _read_json(follow(path / stage) / MANIFEST, problems).get("wall_seconds")
+        if isinstance(told, list):
+            found[stage] = float(sum(told))
+    return found

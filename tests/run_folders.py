@@ -1,0 +1,125 @@
+"""Run folders as the stages leave them, made up: for tests of what reads runs."""
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bosch.mask import GroupMask, MaskFile, write_mask
+from bosch.mask_picture import draw_mask
+from bosch.model_folder import ModelInfo
+from data.toy_world.tasks import DATASETS as TOY_DATASETS
+from eval.results import Label, make_rows, write_scores
+from eval.rows import write_rows
+from eval.suites import longbench, niah
+from eval.suites._interface import Example, Scored, Task
+from recipes.presets import tiny
+
+MODEL = ModelInfo("tiny-qwen3", None, "0" * 32, 4, 4, 8, 16)
+STEP_TOKENS = 1_000
+LENGTHS = (512, 1024)
+
+# The share of right answers at a step (None: the dense model) in a task.
+Skill = Callable[[int | None, str], float]
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    method: str = "bosch"
+    ratio: float = 0.75
+    seed: int = 0
+    steps: tuple[int | None, ...] = (None, 0, 100, 200)  # evaluated; None: the dense model
+    samples: int = 8  # examples a task and length
+    with_samples: bool = True  # keep single predictions
+    draws_mask: bool = False
+    skill: Skill = lambda step, task: 0.9 if step is None else 0.1 + step / 400
+
+    @property
+    def name(self) -> str:
+        seed = f"-s{self.seed}" if self.seed else ""
+        return f"tiny-qwen3-{self.method}-r{self.ratio:g}{seed}"
+
+    def write(self, runs: Path) -> Path:
+        """The whole folder; its path."""
+        folder = runs / self.name
+        folder.mkdir(parents=True)
+        config = replace(tiny(), method=self.method, ratio=self.ratio, seed=self.seed)
+        content = {"config": asdict(config), "command": ["--method", self.method]}
+        (folder / "run.json").write_text(json.dumps(content))
+        self.write_mask(folder)
+        last = max((step for step in self.steps if step), default=0)
+        if last:
+            write_metrics(folder, last)
+        for step in self.steps:
+            self.write_evaluation(folder, step)
+        return folder
+
+    def write_mask(self, folder: Path) -> None:
+        (folder / "mask").mkdir()
+        total = MODEL.num_layers * MODEL.num_groups
+        places = [(i // MODEL.num_groups, i % MODEL.num_groups) for i in range(total)]
+        random.Random(f"{self.method}{self.seed}").shuffle(places)
+        windowed = places[: round(self.ratio * total)]
+        mask = GroupMask.from_windowed(windowed, MODEL.num_layers, MODEL.num_groups, 64)
+        trace = {"evaluations": 123, "dense": {"accuracy": 0.98}, "hybrid": {"accuracy": 0.5}}
+        record = MaskFile(mask, MODEL, self.method, self.ratio, seed=self.seed, score_trace=trace)
+        write_mask(folder / "mask" / "mask.json", record)
+        if self.draws_mask:
+            draw_mask(record, folder / "mask" / "mask.png")
+        cost = {"method": self.method, "seconds": 61.5, "layer_forwards": 4567.8}
+        (folder / "mask" / "time.json").write_text(json.dumps(cost))
+
+    def write_evaluation(self, folder: Path, step: int | None) -> None:
+        name = "dense" if step is None else f"step-{step:06}"
+        label = Label(self.name, step, None if step is None else step * STEP_TOKENS)
+        needles = [
+            Task(task, n) for n in LENGTHS for group in niah.GROUPS.values() for task in group
+        ]
+        scored = [
+            Scored(task, example, {niah.METRIC: right, "string_match_part": right})
+            for task in needles
+            for example, right in self.answers(step, task)
+        ]
+        results = niah.summarize(niah.Settings(lengths=LENGTHS), scored)
+        write_suite(folder / "eval" / name / "niah", label, scored, results, self.with_samples)
+        scored = [
+            Scored(Task(task), example, {toy.metric: right})
+            for task, toy in TOY_DATASETS.items()
+            for example, right in self.answers(step, Task(task))
+        ]
+        results = longbench.summarize(longbench.Settings(), scored)
+        write_suite(folder / "eval" / name / "longbench", label, scored, results, self.with_samples)
+
+    def answers(self, step: int | None, task: Task) -> list[tuple[Example, float]]:
+        """Example i is right where the skill exceeds its difficulty, which all models share."""
+        difficulty = random.Random(f"{task}")
+        pairs = []
+        for index in range(self.samples):
+            right = float(self.skill(step, task.name) > difficulty.random())
+            pairs.append((Example(index, "", ("7",), 8), right))
+        return pairs
+
+
+def write_suite(
+    folder: Path, label: Label, scored: list[Scored], results: Any, with_samples: bool
+) -> None:
+    folder.mkdir(parents=True)
+    if with_samples:
+        rows: list[Mapping[str, Any]] = [
+            asdict(item.task)
+            | {"index": item.example.index, "prediction": "7", "scores": dict(item.scores)}
+            for item in scored
+        ]
+        rows = [{("task" if k == "name" else k): v for k, v in row.items()} for row in rows]
+        write_rows(folder / "predictions.jsonl", rows)
+    write_scores(folder, {"rows": make_rows(label, folder.name, results)})
+
+
+def write_metrics(folder: Path, last_step: int) -> None:
+    rows = []
+    for step in range(10, last_step + 1, 10):
+        row = {"step": step, "tokens": step * STEP_TOKENS, "loss": 3 - step / 200, "lr": 1e-4}
+        rows.append(row | ({"validation_loss": 3 - step / 250} if step % 50 == 0 else {}))
+    write_rows(folder / "train" / "metrics.jsonl", rows)

@@ -1,0 +1,248 @@
+"""recipes/compare_runs.py on made-up run folders: what it finds, shows and warns of."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from eval.compare import Comparison, compare, falls, kind_means, recoveries
+from eval.report import write_report
+from eval.report_tables import make_tables, warnings
+from eval.resampling import FROM_ERRORS, PAIRED
+from eval.rows import read_rows
+from recipes import compare_runs
+from tests.run_folders import FakeRun, Skill
+
+
+def recovering(start: float, end: float, dense: float = 1.0) -> Skill:
+    """Every task on a straight line from step 0 to step 200."""
+    return lambda step, task: dense if step is None else start + (end - start) * step / 200
+
+
+def forgetting(step: int | None, task: str) -> float:
+    """As `recovering`, but what niah_single_1 could before training it cannot at the end."""
+    if task == "niah_single_1":
+        return 1.0 if step in (None, 0) else 0.0
+    return recovering(0.2, 0.8)(step, task)
+
+
+def averages(comparison: Comparison, run: str) -> dict[str, float]:
+    found = {}
+    for measure in comparison.averages:
+        curve = comparison.curve(run, measure)
+        assert curve is not None
+        found[measure.suite] = float(curve.values[-1])
+    return found
+
+
+# ------------------------------------------------------------------------------------- numbers
+
+
+def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
+    folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
+    comparison = compare([folder])
+    niah = json.loads((folder / "eval/step-000200/niah/scores.json").read_text())["rows"]
+    told = {(r["task"], r["length"], r["metric"]): r["value"] for r in niah}
+    average = told["average", 0, "string_match_all"]
+    assert averages(comparison, folder.name)["niah"] == average
+    start = json.loads((folder / "eval/step-000000/niah/scores.json").read_text())["rows"]
+    first = next(row["value"] for row in start if row["task"] == "average")
+    share = recoveries(comparison)[0].gap_share
+    assert share.value == pytest.approx((average - first) / (100 - first))  # dense answers all
+    assert share.low is not None
+    assert share.high is not None
+    assert share.low < share.value < share.high
+    # A task is the plain mean over its two lengths.
+    task = next(measure for measure in comparison.measures if measure.name == "niah_multikey_1")
+    curve = comparison.curve(folder.name, task)
+    assert curve is not None
+    values = [told["niah_multikey_1", length, "string_match_all"] for length in (512, 1024)]
+    assert curve.values[-1] == pytest.approx(sum(values) / 2)
+
+
+def test_intervals_say_what_they_are_made_of(tmp_path: Path) -> None:
+    paired = FakeRun("bosch", skill=recovering(0.1, 0.7)).write(tmp_path)
+    by_errors = FakeRun("fisher", skill=recovering(0.1, 0.7), with_samples=False).write(tmp_path)
+    rows = {row.run: row for row in recoveries(compare([paired, by_errors]))}
+    assert rows[paired.name].curve.source == PAIRED
+    assert rows[by_errors.name].curve.source == FROM_ERRORS
+    one, other = rows[paired.name].gap_share, rows[by_errors.name].gap_share
+    assert one.value == other.value
+    assert one.low is not None
+    assert other.low is not None
+    assert one.low > other.low  # pairing narrows
+
+
+def test_predictions_that_do_not_give_the_scores_are_not_used(tmp_path: Path) -> None:
+    folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
+    path = folder / "eval/step-000200/niah/predictions.jsonl"
+    path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
+    rows = recoveries(compare([folder]))
+    assert [row.curve.source for row in rows] == [FROM_ERRORS, PAIRED]
+
+
+def test_baseline_gives_paired_differences(tmp_path: Path) -> None:
+    better = FakeRun("bosch", skill=recovering(0.3, 0.9)).write(tmp_path)
+    worse = FakeRun("fisher", skill=recovering(0.1, 0.5)).write(tmp_path)
+    comparison = compare([better, worse], baseline=str(worse))
+    rows = {row.run: row for row in recoveries(comparison) if row.measure.suite == "niah"}
+    beside = rows[better.name].end_beside_baseline
+    assert beside is not None
+    assert beside.value is not None
+    scores = [averages(comparison, folder.name)["niah"] for folder in (better, worse)]
+    assert beside.value == pytest.approx(scores[0] - scores[1])
+    assert beside.excludes_zero
+    assert rows[worse.name].end_beside_baseline is None
+    assert "baseline" in make_tables(comparison)
+
+
+def test_unknown_baseline_is_refused_by_name(tmp_path: Path) -> None:
+    folder = FakeRun().write(tmp_path)
+    with pytest.raises(ValueError, match="--baseline fisher: it is none of the runs"):
+        compare([folder], baseline="fisher")
+
+
+def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
+    comparison = compare([FakeRun(skill=forgetting).write(tmp_path)])
+    found = [fall for fall in falls(comparison) if fall.measure.suite == "niah"]
+    assert {fall.measure.name for fall in found} == {"niah_single_1"}
+    assert [(fall.step, fall.points.value) for fall in found] == [(100, -100), (200, -100)]
+    assert all(fall.is_clear for fall in found)
+    told = [line for line in warnings(comparison) if "below step 0" in line]
+    assert len(told) == 2
+    assert "niah_single_1 at step 100 is below step 0: -100.0" in told[0]
+
+
+def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path) -> None:
+    runs = [
+        FakeRun(seed=seed, skill=recovering(0.1 + seed / 5, 0.9)).write(tmp_path)
+        for seed in range(3)
+    ]
+    comparison = compare(runs)
+    niah = comparison.averages[0]
+    (mean,) = kind_means(comparison, niah, at_end=False)
+    values = [comparison.curves[run.name, "niah", "average"].values[0] for run in runs]
+    assert list(mean.values) == values
+    assert mean.mean == pytest.approx(sum(values) / 3)
+    deviations = sum((value - mean.mean) ** 2 for value in values) / 2
+    assert mean.stderr == pytest.approx(math.sqrt(deviations / 3))
+
+
+# ------------------------------------------------------------------------------------ the report
+
+
+class Links(HTMLParser):
+    """Everything a page would load or lead to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "link", "iframe")
+        self.found += [str(value) for name, value in attrs if name in ("src", "href", "srcset")]
+
+
+def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
+    runs = [FakeRun(method, skill=forgetting).write(tmp_path) for method in ("bosch", "fisher")]
+    written = write_report(runs, tmp_path / "report", baseline=runs[1].name)
+    assert all(path.is_file() for path in written)
+    page = (tmp_path / "report" / "report.html").read_text()
+    links = Links()
+    links.feed(page)
+    assert links.found
+    assert all(link.startswith("data:image/png;base64,") for link in links.found)
+    assert not re.search(r"https?:|@import|url\(", page)
+    names = {path.name for path in written}
+    assert {"recovery.png", "niah_tasks.png", "longbench_categories.png", "masks.png"} <= names
+    for title in ("How far and how fast", "Checkpoints below step 0", "Jaccard", "Cost"):
+        assert title in page
+    rows = read_rows(tmp_path / "report" / "results.jsonl")
+    assert {row["run"] for row in rows} == {run.name for run in runs}
+    assert set(rows[0]) == set("run step tokens suite task length metric value stderr n".split())
+    told = read_rows(tmp_path / "report" / "recovery.jsonl")
+    assert {row["statistic"] for row in told} >= {"gap_share", "tokens_to_90", "mean_score"}
+
+
+def test_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    runs = [FakeRun(steps=(None, 0)).write(tmp_path)]
+    first = {path.name: path.read_bytes() for path in write_report(runs, tmp_path / "a")}
+    again = {path.name: path.read_bytes() for path in write_report(runs, tmp_path / "b")}
+    assert first == again
+
+
+def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+    folder = FakeRun(steps=(None, 0)).write(tmp_path)
+    odd = folder.rename(tmp_path / "<b>a|b")
+    write_report([odd], tmp_path / "report")
+    assert "<b>a" not in (tmp_path / "report" / "report.html").read_text()
+    assert "<b>a\\|b" in (tmp_path / "report" / "table.md").read_text()
+
+
+def test_parts_that_runs_lack_are_named(tmp_path: Path) -> None:
+    zero_shot = FakeRun("bosch", ratio=0.5, steps=(None, 0)).write(tmp_path)
+    unfinished = FakeRun("fisher", steps=()).write(tmp_path)
+    no_dense = FakeRun("razor", steps=(0, 100)).write(tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "run.json").write_text("{}")
+    torn = FakeRun("dcam").write(tmp_path)
+    with (torn / "train" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 210, "tok')  # it is still training
+    (torn / "eval" / "step-000200" / "niah" / "scores.json").write_text('{"rows": [')
+    (torn / "mask" / "mask.json").write_text("{}")
+    comparison = compare([zero_shot, unfinished, no_dense, empty, torn])
+    told = "\n".join(warnings(comparison))
+    assert f"{zero_shot.name}: evaluated before training only" in told
+    assert f"{unfinished.name}: not evaluated yet" in told
+    assert f"{no_dense.name}: the dense model was not evaluated" in told
+    assert "empty, tiny-qwen3-dcam-r0.75: no mask yet" in told
+    assert "step-000200/niah/scores.json is damaged" in told
+    assert "field schema_version" in told or "mask.json, field" in told
+    write_report([zero_shot, unfinished, no_dense, empty, torn], tmp_path / "report")
+
+
+def test_masks_of_other_shapes_and_ratios_have_no_distance(tmp_path: Path) -> None:
+    one = FakeRun("bosch", ratio=0.5, steps=()).write(tmp_path)
+    other = FakeRun("bosch", ratio=0.75, steps=()).write(tmp_path)
+    table = make_tables(compare([one, other]))["distances"]
+    # The larger mask has the smaller one's groups: 8 of 12 are shared.
+    assert [row[1:] for row in table.rows] == [["0.00", "0.33"], ["0.33", "0.00"]]
+
+
+def test_costs_are_those_that_method_and_stages_noted(tmp_path: Path) -> None:
+    run = FakeRun(steps=(None, 0, 100)).write(tmp_path)
+    (run / "train" / "manifest.json").write_text('{"wall_seconds": [100, 20]}')
+    (row,) = make_tables(compare([run]))["cost"].rows
+    told = ["0.50 (0.98)", "123", "4,568", "–", "1.0 min", "2.0 min", "100,000"]
+    assert row == [run.name, *told]
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def test_command_passes_over_what_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    FakeRun(steps=(None, 0)).write(tmp_path / "runs")
+    (tmp_path / "runs" / "shared").mkdir()
+    compare_runs.main(["--out", "out"])
+    said = capsys.readouterr().out
+    assert "tiny-qwen3-bosch-r0.75" in said
+    assert "report out/report.html" in said
+    with pytest.raises(ValueError, match="No run folders to compare: runs/shared"):
+        compare_runs.main(["runs/shared"])
+    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+        compare_runs.main(["runs/nothing"])
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    run = replace(FakeRun(), steps=(None, 0))
+    folders = [run.write(tmp_path / name) for name in ("a", "b")]
+    names = [run.name for run in compare(folders).runs]
+    assert names == [f"a/{folders[0].name}", f"b/{folders[1].name}"]

@@ -1,0 +1,119 @@
+"""recipes/sweep.py over a chain that is made up: what it starts, passes over and reports."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recipes
+from recipes import sweep
+
+ROOT = Path(recipes.__path__[0]).parent
+
+# Leaves the run that recover.py would, notes its call, and fails for the method `fisher` while a
+# file called broken is there.
+CHAIN = """
+import json, sys
+from pathlib import Path
+from tests.run_folders import FakeRun
+
+words = sys.argv[1:]
+told = dict(zip(words[::2], words[1::2]))
+with open("calls.txt", "a") as file:
+    file.write(" ".join(words) + "\\n")
+if told["--method"] == "fisher" and Path("broken").exists():
+    print("error: the GPU is on fire.", file=sys.stderr)
+    print("Traceback: accelerate says so too", file=sys.stderr)
+    raise SystemExit(2)
+run = FakeRun(told["--method"], float(told["--ratio"]), int(told["--seed"]), (None, 0))
+folder = run.write(Path("runs"))
+content = json.loads((folder / "run.json").read_text())
+(folder / "run.json").write_text(json.dumps(content | {"command": words}))
+(folder / "report").mkdir()
+(folder / "report" / "manifest.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "chain.py").write_text(CHAIN)
+    return tmp_path
+
+
+def run_sweep(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "recipes" / "sweep.py"), *arguments]
+    return subprocess.run(
+        [*command, "--command", f"{sys.executable} chain.py"],
+        cwd=place,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def calls(place: Path) -> list[str]:
+    path = place / "calls.txt"
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+def test_failed_runs_stop_no_others_and_are_tried_again(place: Path) -> None:
+    (place / "broken").touch()
+    words = ("--methods", "fisher,bosch", "--ratios", ".5", "--zero-shot", "--eval.samples", "4")
+    run = run_sweep(place, *words)
+    assert run.returncode == 1
+    assert calls(place) == [
+        f"--method {method} --ratio .5 --seed 0 --eval.samples 4 --zero-shot"
+        for method in ("fisher", "bosch")
+    ]
+    assert "1 of 2 runs failed; the same command tries them again:" in run.stdout
+    assert "  runs/tiny-qwen3-fisher-r0.5: the GPU is on fire.\n" in run.stdout
+    assert (place / "runs" / "comparison" / "report.html").is_file()
+
+    (place / "broken").unlink()
+    run = run_sweep(place, *words)
+    assert run.returncode == 0, run.stderr
+    assert "[2/2] runs/tiny-qwen3-bosch-r0.5: done before\n" in run.stdout
+    assert [call.split()[1] for call in calls(place)] == ["fisher", "bosch", "fisher"]
+    rows = (place / "runs" / "comparison" / "results.jsonl").read_text().splitlines()
+    assert {json.loads(row)["run"] for row in rows} == {
+        "tiny-qwen3-bosch-r0.5",
+        "tiny-qwen3-fisher-r0.5",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--methods", "bosh"], "--method bosh: no such method; did you mean 'bosch'?"),
+        (["--methods", "bosch", "--ratios", "2"], "ratio is 2.0, it must be from 0 to 1"),
+        (["--methods", "bosch", "--seeds", "0"], "--seeds is 0; it is how many, at least 1."),
+        (["--methods", "bosch", "--run-dir", "a"], "--run-dir is for one run"),
+        (["--methods", "bosch", "--window", "0"], "window is 0"),
+        (["--methods", "bosch", "--eval.sample", "4"], "--eval.sample: no such option"),
+    ],
+)
+def test_mistakes_are_told_before_the_first_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(place)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        sweep.main([*arguments, "--command", f"{sys.executable} chain.py"])
+    assert calls(place) == []
+
+
+def test_runs_are_planned_seed_by_seed_with_the_names_of_single_runs() -> None:
+    options = sweep.Options("bosch,fisher", "0.5, .75", seeds=2, preset="smoke")
+    chains = sweep.plan_chains(options, ["--eval.samples", "4"])
+    assert [chain.path.name for chain in chains[:5]] == [
+        "tiny-qwen3-2layer-bosch-r0.5",
+        "tiny-qwen3-2layer-fisher-r0.5",
+        "tiny-qwen3-2layer-bosch-r0.75",
+        "tiny-qwen3-2layer-fisher-r0.75",
+        "tiny-qwen3-2layer-bosch-r0.5-s1",
+    ]
+    told = "--method fisher --ratio .75 --seed 1 --preset smoke --eval.samples 4"
+    assert chains[-1].arguments == told.split()
