@@ -1,6 +1,9 @@
-"""The chain as it is, started as the README says, on one rank and on two."""
+"""The chain as the README starts it: to its end, on two ranks, and killed anywhere."""
 
+import json
 import os
+import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,41 +11,112 @@ from pathlib import Path
 import pytest
 
 import recipes
-from bosch.stage import Stage
-from recipes.presets import smoke
-from recipes.recover import CHAIN, build_chain
 
 RECOVER = Path(recipes.__path__[0]) / "recover.py"
+PROGRAM = Path(__file__).with_name("recover_program.py")
 LAUNCH = [str(Path(sys.executable).with_name("accelerate")), "launch"]
+TWO = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
+CHAIN = ("--preset", "smoke", "--method", "fisher")
+RUN = Path("runs") / "tiny-qwen3-2layer-fisher-r0.75"
+# What a killed run must end in, byte for byte; seconds are told in other files.
+RESULTS = (
+    "mask/mask.json",
+    "mask/scores.json",
+    "model/model.safetensors",
+    "train/step-*/model.safetensors",
+    "eval/**/predictions.jsonl",
+    "eval/results.jsonl",
+    "report/results.jsonl",
+    "report/recovery.jsonl",
+)
 
 
-def launch(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [*LAUNCH, *options, str(RECOVER), "--preset", "smoke"]
-    environment = os.environ | {"HF_HOME": str(folder), "OMP_NUM_THREADS": "1"}
+def start(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_launched_chain_finishes_and_says_what_is_missing(
-    num_processes: int, tmp_path: Path
+def run_chain(folder: Path, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
+    return start(folder, sys.executable, str(PROGRAM), str(folder), str(kill_at), *CHAIN)
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    run = folder / RUN
+    return {
+        path.relative_to(run).as_posix(): path.read_bytes()
+        for pattern in RESULTS
+        for path in sorted(run.glob(pattern))
+    }
+
+
+def losses(folder: Path) -> list[float]:
+    lines = (folder / RUN / "train" / "metrics.jsonl").read_text().splitlines()
+    return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A folder with a run that nobody kills, and the number of its operations on files."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run = run_chain(folder)
+    assert run.returncode == 0, run.stderr
+    return folder, int(run.stdout.rsplit("operations", 1)[1])
+
+
+def test_chain_leaves_everything_a_user_came_for(undisturbed: tuple[Path, int]) -> None:
+    folder, _ = undisturbed
+    found = results(folder)
+    assert {"mask/mask.json", "train/step-000008/model.safetensors"} <= set(found)
+    rows = [json.loads(line) for line in found["report/results.jsonl"].splitlines()]
+    judged = {(row["step"], row["suite"]) for row in rows if row["task"] == "average"}
+    assert judged == {(step, suite) for step in (None, 0, 8) for suite in ("niah", "longbench")}
+    assert len(losses(folder)) == 8
+    assert list((folder / RUN / "tb").rglob("events.out.tfevents.*"))
+    assert (folder / RUN / "report" / "report.html").stat().st_size > 10_000
+
+
+def test_chain_started_again_reuses_everything(undisturbed: tuple[Path, int]) -> None:
+    folder, _ = undisturbed
+    again = start(folder, *LAUNCH, str(RECOVER), *CHAIN)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("complete, reused") == 9
+    assert "starts" not in again.stdout
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [*range(2), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 32))],
+)
+def test_chain_killed_anywhere_ends_in_the_same_results(
+    attempt: int, tmp_path: Path, undisturbed: tuple[Path, int]
 ) -> None:
-    several = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
-    run = launch(tmp_path, *(several if num_processes == 2 else ()))
+    folder, num_operations = undisturbed
+    killed = run_chain(tmp_path, random.Random(attempt).randint(1, num_operations))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = run_chain(tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert results(tmp_path) == results(folder)
+
+
+def test_two_ranks_make_the_same_mask_and_losses(
+    tmp_path: Path, undisturbed: tuple[Path, int]
+) -> None:
+    run = start(tmp_path, *LAUNCH, *TWO, str(RECOVER), *CHAIN)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("run folder runs/") == 1  # rank 0 alone speaks
-    missing = build_chain(smoke())[1]
-    assert (f"not built yet: {', '.join(missing)}\n" in run.stdout) == bool(missing)
-    assert (tmp_path / "runs" / "tiny-qwen3-2layer-bosch-r0.75" / "run.json").is_file()
+    alone, _ = undisturbed
+    assert results(tmp_path)["mask/mask.json"] == results(alone)["mask/mask.json"]
+    assert losses(tmp_path) == pytest.approx(losses(alone), rel=1e-6)
 
 
-def test_chain_reads_only_stages_that_stand_before() -> None:
-    before: set[str] = set()
-    for link in CHAIN:
-        assert before.issuperset(link.needs)
-        before.add(link.name)
-
-
-def test_every_stage_is_built_or_named_as_missing() -> None:
-    stages, missing = build_chain(smoke())
-    assert all(isinstance(stage, Stage) for stage in stages)
-    assert sorted([stage.name for stage in stages] + missing) == sorted(l.name for l in CHAIN)
+def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> None:
+    chain = ("--preset", "smoke", "--method", "interleave")
+    run = start(tmp_path, sys.executable, str(RECOVER), *chain, "--zero-shot")
+    assert run.returncode == 0, run.stderr
+    folder = tmp_path / "runs" / "tiny-qwen3-2layer-interleave-r0.75"
+    assert (folder / "report" / "report.html").is_file()
+    assert not (folder / "train").exists()
+    plan = start(tmp_path, sys.executable, str(RECOVER), *chain, "--dry-run")
+    assert plan.returncode == 0, plan.stderr
+    assert "train: run (starts)" in plan.stdout
+    assert "report: run (made anew" in plan.stdout
