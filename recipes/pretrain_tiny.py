@@ -120,6 +120,7 @@ EARLY = Mixture(simple_recall=0.3, recall=0.7)
 MIDDLE = Mixture(simple_recall=0.05, recall=0.45, needles=0.3, tasks=0.2)
 LATE = Mixture(recall=0.2, needles=0.4, tasks=0.35, essays=0.05)
 PRACTICED = Mixture(recall=0.1, needles=0.35, tasks=0.15, essays=0.05, practice=0.35)
+LONGER = Mixture(recall=0.1, needles=0.45, tasks=0.15, essays=0.05, practice=0.25)
 
 
 def eight_layers() -> TinyPlan:
@@ -136,6 +137,11 @@ def eight_layers() -> TinyPlan:
             Phase("dropout-512", 200, 512, PRACTICED, rate=(0.3, 0.2), most_windowed=0.5),
             Phase("practice-2048", 450, 2048, PRACTICED, rate=(0.2, 0.08)),
             Phase("text-1024", 100, 1024, PRACTICED, rate=(0.08, 0.01), text_weight=1.0),
+            Phase("warm-up-1024", 50, 1024, LONGER, rate=(0.05, 0.4), from_shipped=True),
+            Phase("longer-1024", 850, 1024, LONGER, rate=(0.4, 0.3)),
+            Phase("longer-2048", 100, 2048, LONGER, rate=(0.3, 0.2608)),
+            Phase("ending-2048", 550, 2048, LONGER, rate=(0.2608, 0.04)),
+            Phase("last-text-1024", 100, 1024, LONGER, rate=(0.04, 0.01), text_weight=1.0),
         ),
     )
 
