@@ -121,6 +121,7 @@ MIDDLE = Mixture(simple_recall=0.05, recall=0.45, needles=0.3, tasks=0.2)
 LATE = Mixture(recall=0.2, needles=0.4, tasks=0.35, essays=0.05)
 PRACTICED = Mixture(recall=0.1, needles=0.35, tasks=0.15, essays=0.05, practice=0.35)
 LONGER = Mixture(recall=0.1, needles=0.45, tasks=0.15, essays=0.05, practice=0.25)
+HARDER = Mixture(recall=0.05, needles=0.35, tasks=0.1, essays=0.05, practice=0.1, hard_needles=0.35)
 
 
 def eight_layers() -> TinyPlan:
@@ -142,6 +143,10 @@ def eight_layers() -> TinyPlan:
             Phase("longer-2048", 100, 2048, LONGER, rate=(0.3, 0.2608)),
             Phase("ending-2048", 550, 2048, LONGER, rate=(0.2608, 0.04)),
             Phase("last-text-1024", 100, 1024, LONGER, rate=(0.04, 0.01), text_weight=1.0),
+            Phase("harder-512", 250, 512, HARDER, rate=(0.04, 0.25)),
+            Phase("harder-1024", 700, 1024, HARDER, rate=(0.25, 0.1)),
+            Phase("harder-2048", 300, 2048, HARDER, rate=(0.1, 0.03)),
+            Phase("ending-512", 150, 512, HARDER, rate=(0.03, 0.01), text_weight=0.1),
         ),
     )
 

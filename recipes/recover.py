@@ -44,6 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     presets.check_method(config.method)
     run = RunFolder(command.run_path, rank, world, say)
     stages = build_chain(config, command.run_path, run.complete, controls.zero_shot)
+    redo = stages_to_redo(stages, controls.fresh, controls.start)
 
     if controls.dry_run:
         introduce(command)
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
         introduce(command)
         if rank == 0:
             refuse_blocked(run.plan(stages, controls.fresh, controls.start))
-            run.set_aside(stages_to_redo(stages, controls.fresh, controls.start))
+            run.set_aside(redo)
             run.save_config(config, arguments)
         for stage in stages:
             run.complete(stage)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ def pytest_configure() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["MPLBACKEND"] = "agg"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it warns when a process with threads forks
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
     # The same examples in every run, none refused for being slow, no folder of past failures.

@@ -29,6 +29,7 @@ PRACTICE = (
     *("toy_two_hops", "toy_labels", "toy_retrieval"),
     *("toy_count", "toy_code", "toy_arithmetic"),
 )
+HARD_NEEDLES = ("niah_multikey_2", "niah_multikey_3", "niah_single_3")
 _NEEDLE = re.compile(r"One of the special magic \w+ for (.+?) is: (.+?)\.(?=\s|$)")
 
 
@@ -42,6 +43,7 @@ class Mixture:
     essays: float = 0.0  # prose without questions
     simple_recall: float = 0.0  # recall in its barest style: `key: value`
     practice: float = 0.0  # the toy sets that are learned last, see PRACTICE
+    hard_needles: float = 0.0  # the NIAH tasks that are learned last, see HARD_NEEDLES
 
 
 def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
@@ -195,8 +197,9 @@ class LessonWriter:
             return recall_lesson(world, target // 4, simple=kind == "simple_recall")
         if kind == "essays":
             return essay_lesson(world, target // 2)
-        if kind == "needles":
-            name = world.rng.choice([*PAPER_TASKS, "niah_multikey_2", "niah_multikey_3"])
+        if kind in ("needles", "hard_needles"):
+            usual = [*PAPER_TASKS, "niah_multikey_2", "niah_multikey_3"]
+            name = world.rng.choice(usual if kind == "needles" else HARD_NEEDLES)
             return self._fit(name, partial(needle_lesson, task_name=name), world, target)
         name = world.rng.choice(PRACTICE if kind == "practice" else list(DATASETS))
         if kind == "practice" and name == "toy_arithmetic":  # short, so a dozen of them
