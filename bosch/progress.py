@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 LINE_SECONDS = 10.0  # between two plain lines of one bar, at least
 LINE_SHARE = 0.01  # and this share of the time passed: a run of days fills no disk with them
@@ -65,9 +66,9 @@ def close() -> None:
     logger.propagate = True
 
 
-def say(line: str) -> None:
-    """One line for the user and for recover.log."""
-    logger.info(line)
+def say(line: str | Text) -> None:
+    """One line for the user and for recover.log; a Text has its colors on a terminal."""
+    logger.info(str(line), extra={"styled": line})
 
 
 class Bar:
@@ -176,7 +177,8 @@ class _LineHandler(logging.Handler):
         if _console is None:
             print(record.getMessage(), file=sys.stdout, flush=True)
         elif not getattr(record, "bar", False):
-            self.console.print(record.getMessage(), markup=False, highlight=False)
+            line = getattr(record, "styled", record.getMessage())
+            self.console.print(line, markup=False, highlight=False)
 
 
 def _round(value: float) -> str:

@@ -90,6 +90,26 @@ def short_table(comparison: Comparison) -> Table:
     return Table("", header, rows)
 
 
+def course_table(comparison: Comparison, run: RunResults) -> Table:
+    """One run's averages and losses, from the dense model over step 0 to the end."""
+    losses = {
+        row["step"]: row["validation_loss"] for row in run.training if "validation_loss" in row
+    }
+    averages = comparison.averages
+    curves = {m: curve for m in averages if (curve := comparison.curve(run.name, m))}
+    dense = [comparison.dense.get((run.name, m.suite, m.name)) for m in averages]
+    rows = [["dense model", MISSING, MISSING, *map(_dense_cell, dense)]]
+    points = {
+        point for curve in curves.values() for point in zip(curve.steps, curve.tokens, strict=True)
+    }
+    for step, tokens in sorted(points):
+        loss = f"{losses[step]:.4f}" if step in losses else MISSING
+        scores = [_curve_cell(curves.get(measure), step) for measure in averages]
+        rows.append([f"step {step}", show_tokens(tokens), loss, *scores])
+    header = ["", "tokens", "validation loss", *(measure.title for measure in averages)]
+    return Table("", header, rows)
+
+
 def recovery_table(comparison: Comparison) -> Table:
     rows = [
         [
@@ -178,7 +198,7 @@ def cost_table(comparison: Comparison) -> Table:
         if run.mask is None:
             continue
         counts = ("evaluations", "layer_forwards", "learning_tokens")
-        cells = [run.name, _search_scores(run)]
+        cells = [run.name, calibration_score(run)]
         cells += [show_count(run.mask_cost.get(name)) for name in counts]
         cells += [show_seconds(run.mask_cost.get("seconds"))]
         cells += [show_seconds(run.stage_seconds.get("train")), show_count(run.trained_tokens)]
@@ -246,6 +266,14 @@ def kv_saved(run: RunResults) -> str:
     return f"{1 - now / dense:.0%} at {context:,} tokens"
 
 
+def calibration_score(run: RunResults) -> str:
+    """What a search noted of S, beside the dense model's: `0.83 (0.98)`."""
+    found = (run.mask_cost.get(name) for name in ("hybrid", "dense"))
+    values = [told.get("accuracy") if isinstance(told, dict) else None for told in found]
+    known = [f"{value:.2f}" if isinstance(value, int | float) else None for value in values]
+    return f"{known[0]} ({known[1] or MISSING})" if known[0] else MISSING
+
+
 # ---------------------------------------------------------------------------------------- cells
 
 
@@ -297,14 +325,6 @@ def _seed_cell(kind: str, means: Sequence[KindMean]) -> str:
             stderr = math.nan if mean.stderr is None else mean.stderr
             return f"{show_score(mean.mean, stderr)} ({len(mean.values)})"
     return MISSING
-
-
-def _search_scores(run: RunResults) -> str:
-    """What a search noted of the calibration score: `0.83 (0.98)`."""
-    found = (run.mask_cost.get(name) for name in ("hybrid", "dense"))
-    values = [told.get("accuracy") if isinstance(told, dict) else None for told in found]
-    known = [f"{value:.2f}" if isinstance(value, int | float) else None for value in values]
-    return f"{known[0]} ({known[1] or MISSING})" if known[0] else MISSING
 
 
 def _ratio(run: RunResults) -> str:

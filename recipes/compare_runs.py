@@ -48,7 +48,9 @@ def main(arguments: Sequence[str]) -> None:
         return
     comparison = compare(folders, options.baseline)
     written = write_comparison(comparison, options.out)
-    show(comparison)
+    for line in align(short_table(comparison)):
+        say(line)
+    warn(comparison)
     say(f"report {written[0]}")
 
 
@@ -82,10 +84,8 @@ def rebuild_tensorboard(folders: Sequence[Path]) -> None:
         say(f"{folder / 'tb'} written anew")
 
 
-def show(comparison: Comparison) -> None:
-    """The short story on the terminal."""
-    for line in align(short_table(comparison)):
-        say(line)
+def warn(comparison: Comparison) -> None:
+    """What a reader must know before the numbers."""
     told = warnings(comparison)
     for line in told[:MOST_WARNINGS]:
         say(f"warning: {line}")

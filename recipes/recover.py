@@ -22,6 +22,7 @@ from bosch.ranks import rank_and_world
 from bosch.run_folder import RunFolder
 from bosch.stage import Artifact, Stage
 from eval.compare import compare
+from eval.summary import summarize
 from recipes import (
     calibrate,
     compare_runs,
@@ -110,7 +111,10 @@ def introduce(command: Command) -> None:
 
 
 def say_results(run_path: Path) -> None:
-    compare_runs.show(compare([run_path]))
+    comparison = compare([run_path])
+    for line in summarize(comparison):
+        say(line)
+    compare_runs.warn(comparison)
     say(f"report in {run_path / 'report' / 'report.html'}; to look further:")
     say(f"  tensorboard --logdir {run_path.parent}")
     say(f"  python recipes/compare_runs.py {run_path.parent}/*")

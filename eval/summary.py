@@ -1,0 +1,27 @@
+"""One run's story for the terminal: its mask, what that costs on the calibration set and saves in
+the cache, and its scores on the way back."""
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from bosch.mask_picture import mask_rows, mask_title
+from eval.compare import Comparison, recoveries
+from eval.measures import SUITES
+from eval.report_cells import MISSING, show_estimate, show_share
+from eval.report_tables import align, calibration_score, course_table, kv_saved
+
+
+def summarize(comparison: Comparison) -> Iterator[str | Text]:
+    """Of the comparison's only run."""
+    (run,) = comparison.runs
+    if run.mask is not None:
+        yield f"mask: {mask_title(run.mask)}; ## full, :: window, share windowed"
+        yield from mask_rows(run.mask)
+        yield f"KV bytes saved: {kv_saved(run)}"
+        if (score := calibration_score(run)) != MISSING:
+            yield f"S on the calibration set (dense): {score}"
+    yield from align(course_table(comparison, run))
+    for found in recoveries(comparison):
+        share = show_estimate(found.gap_share, show_share)
+        yield f"{SUITES[found.measure.suite]}: gap to the dense model closed {share}"
