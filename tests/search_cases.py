@@ -21,16 +21,17 @@ WINDOW = 8
 LENGTHS = (40, 33, 47, 29)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # and not inference mode: methods take gradients on these texts
 def answered_calibration(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> Calibration:
     """Random texts with two questions each, whose answers are what the dense model says: it scores
-    1, and masks less.
+    1, and masks less. The first answer needs one token more than a window holds, so that masks
+    differ by it; the second needs most of the text.
     """
     haystacks = []
     for number, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(number)
         ids_T = torch.randint(2, TINY["vocab_size"], (length,), generator=generator)
-        answers = range(length // 2, length // 2 + 2), range(length - 3, length - 1 + number % 2)
+        answers = range(WINDOW, WINDOW + 2), range(length - 3, length - 1 + number % 2)
         for position in itertools.chain(*answers):
             ids_T[position] = model(ids_T[None, :position], use_cache=False).logits[0, -1].argmax()
         questions = tuple(Question(answer, range(2), "toy") for answer in answers)

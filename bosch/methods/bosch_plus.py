@@ -1,8 +1,8 @@
 """BOSCH with what its review found better: layers judged by whole-layer probes, groups by swaps
 from a static ranking, a last search across layers, and a smoother objective.
 
-It spends as many evaluations as `bosch` does: the probes are fewer than stage 1 takes there, and
-the last search gets the rest.
+It may spend as many evaluations as `bosch`: the probes and rankings are fewer than stage 1 takes
+there, and the last search gets the rest, or kappa if that is more.
 """
 
 from dataclasses import dataclass
@@ -35,12 +35,13 @@ def check(settings: Settings) -> None:
 
 def select(context: Context) -> Selection:
     settings: Settings = context.settings
+    num_rankings = len(settings.rankings)
     with open_search(context) as search:
-        search.announce(stages.plan_evaluations(search, settings))
+        search.announce(stages.plan_evaluations(search, settings, num_rankings))
         with search.until_ended():
             guides = rank_statically(context, settings.rankings)
             importance = stages.measure_importance(search, settings)
             ratios = stages.assign_ratios(search, settings, importance)
             stages.select_groups(search, settings, ratios, [*guides, *importance.guides])
-            stages.polish(search, stages.plan_polish(search, settings))
+            stages.polish(search, stages.plan_polish(search, settings, num_rankings))
         return search.finish()

@@ -238,12 +238,14 @@ def polish(search: Search, max_evaluations: int) -> None:
 # ----------------------------------------------------------------------------------- what it costs
 
 
-def plan_evaluations(search: Search, settings: StageSettings) -> dict[str, int]:
-    """Evaluations of each stage, at most."""
+def plan_evaluations(
+    search: Search, settings: StageSettings, num_rankings: int = 0
+) -> dict[str, int]:
+    """Evaluations of each stage, at most. A static ranking counts as one."""
     planned = {
         "stage 1": plan_stage1(search, settings),
         "stage 3": plan_stage3(search, settings),
-        "polish": plan_polish(search, settings),
+        "polish": plan_polish(search, settings, num_rankings),
     }
     return {stage: count for stage, count in planned.items() if count}
 
@@ -270,11 +272,11 @@ def plan_stage3(search: Search, settings: StageSettings) -> int:
     return sum(part.evaluations for part in plan)
 
 
-def plan_polish(search: Search, settings: StageSettings) -> int:
+def plan_polish(search: Search, settings: StageSettings, num_rankings: int = 0) -> int:
     if settings.polish is not None:
         return settings.polish * search.num_layers
-    left = plan_localizing(search, settings.kappa, 1) - plan_stage1(search, settings)
-    return max(left, settings.kappa)
+    spent = plan_stage1(search, settings) + num_rankings
+    return max(plan_localizing(search, settings.kappa, 1) - spent, settings.kappa)
 
 
 def describe_layers(layers: Sequence[int]) -> str:

@@ -36,6 +36,7 @@ def test_a_search_killed_at_an_evaluation_ends_in_the_same_journal_and_mask(
     assert journal(tmp_path) == lines
 
 
+@pytest.mark.faults
 def test_a_search_killed_again_and_again_ends_in_the_same(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
 ) -> None:
@@ -50,15 +51,22 @@ def test_a_search_killed_again_and_again_ends_in_the_same(
 def test_two_ranks_find_what_one_does(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
 ) -> None:
-    run(tmp_path / "two", world=2)
-    assert result(tmp_path / "two") == undisturbed[0]
-    # Killed on two ranks, resumed on one: the texts that ended masks differ, nothing else.
-    killed = wait(launch(tmp_path / "changed", world=2, kill_at=20))
+    run(tmp_path, world=2)
+    assert result(tmp_path) == undisturbed[0]
+
+
+@pytest.mark.faults
+def test_a_search_killed_on_two_ranks_goes_on_with_one(
+    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
+) -> None:
+    """The texts that end masks differ, nothing else."""
+    killed = wait(launch(tmp_path, world=2, kill_at=20))
     assert killed[0] == -signal.SIGKILL
-    run(tmp_path / "changed", world=1)
-    assert result(tmp_path / "changed") == undisturbed[0]
+    run(tmp_path, world=1)
+    assert result(tmp_path) == undisturbed[0]
 
 
+@pytest.mark.faults
 def test_a_limit_ends_a_search_that_goes_on_with_a_higher_one(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
 ) -> None:

@@ -102,7 +102,7 @@ def test_work_of_a_part_of_a_layer_by_hand() -> None:
     kv, q, rest = 2 * 32 * 32, 64 * 32, 64 * 32 + 3 * 96 * 32  # matrices, the MLP's three too
     pair = 2 * 2 * 16  # 2 heads of 16: scores and values
     tokens = 38  # up to the one that predicts the last answer token
-    rows = [19, 20, 36, 37]
+    rows = [7, 8, 36, 37]  # each of them sees 8 keys or more
     full, windowed = tokens * (tokens + 1) // 2, 36 + 30 * 8
 
     objective = objective_of(model, calibration, "accuracy")
@@ -121,11 +121,12 @@ def test_work_of_a_part_of_a_layer_by_hand() -> None:
 
 @pytest.mark.parametrize("switch", ["prefixes", "group_outputs", "answer_rows", "early_end"])
 def test_each_acceleration_saves_work(switch: str) -> None:
-    model = small_model()
-    calibration = answered_calibration(model)
+    model = small_model(seed=1)
+    calibration = answered_calibration(model, LENGTHS * 2)
     spent = []
     for accelerations in (ALL, replace(ALL, **{switch: False})):
-        objective = objective_of(model, calibration, accelerations=accelerations)
+        # Masks of a random model answer little; by log-probability one text may rule one out.
+        objective = objective_of(model, calibration, "logprob", accelerations)
         swap_search(objective)
         spent.append(objective.cost.layer_forwards)
     assert spent[0] < 0.95 * spent[1]
