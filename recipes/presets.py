@@ -9,7 +9,6 @@ over its query heads; training is AdamW under FSDP.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from bosch.assets import asset_folder
@@ -27,10 +26,6 @@ from bosch.plugins import list_plugins, suggest
 
 TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
-
-# Methods of the design whose files in bosch/methods do not exist yet. A name goes when its file
-# comes.
-METHODS_TO_COME: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,11 +163,10 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
 
 
 def check_method(name: str) -> None:
-    """Refuse a method that neither exists nor is to come."""
-    package = "bosch.methods"
-    known = {*METHODS_TO_COME, *(list_plugins(package) if find_spec(package) else ())}
+    """Refuse a method that is no file of bosch/methods."""
+    known = list_plugins("bosch.methods")
     if name not in known:
-        raise ValueError(f"--method {name}: no such method; {suggest(name, sorted(known))}")
+        raise ValueError(f"--method {name}: no such method; {suggest(name, known)}")
 
 
 def find_model(model: str) -> Path | None:

@@ -1,0 +1,183 @@
+"""The tables of docs/study.md."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from eval.measures import SUITES, Measure
+from eval.report_cells import MISSING, show_seconds, show_share, show_tokens
+from eval.report_tables import Table
+from eval.rows import Row
+from eval.run_results import RunResults
+from eval.study import BEFORE, OURS, Advantage, Study, advantage
+
+
+def zero_shot_table(study: Study, measure: Measure) -> Table:
+    """Methods by ratios before training, the best at the largest ratio first."""
+    rows = []
+    for method in study.methods:
+        found = [study.curves(method, ratio, measure) for ratio in study.ratios]
+        values = [[float(c.values[0]) for c in curves.values()] for curves in found]
+        order = statistics.fmean(values[-1]) if values[-1] else -1.0
+        rows.append((order, [method, *(show_mean(v) for v in values)]))
+    rows.sort(key=lambda row: -row[0])
+    dense = study.dense(measure)
+    table = [["dense model", *[dense] * len(study.ratios)], *(row for _, row in rows)]
+    number = "Table 1" if measure.suite == "niah" else "Table 2"
+    header = ["method", *(f"ratio {ratio:g}" for ratio in study.ratios)]
+    return Table(f"{number}: {measure.title} before training", header, table)
+
+
+def advantage_table(study: Study, measure: Measure) -> Table:
+    """Points of BOSCH above each rival at the same ratio and seeds."""
+    rows = []
+    for rival in study.methods:
+        if rival == OURS:
+            continue
+        told = [advantage(study, rival, ratio, measure, BEFORE) for ratio in study.ratios]
+        if any(one is not None for one in told):
+            rows.append([rival, *map(show_advantage, told)])
+    header = ["less", *(f"ratio {ratio:g}" for ratio in study.ratios)]
+    return Table(f"{measure.title}: points of {OURS} above each rival", header, rows)
+
+
+def recovery_table(study: Study) -> Table:
+    """Averages and validation loss at the checkpoints, means over seeds."""
+    rows = []
+    for method in study.trained:
+        runs = study.cells.get((method, study.trained_ratio), [])
+        rows += course(study, method, runs)
+    control = [run for run in study.comparison.runs if run.ratio == 0]
+    rows += course(study, "dense, trained", control)
+    header = ["method", "tokens", "validation loss", *(m.title for m in study.comparison.averages)]
+    title = f"Figure 3, tables 15, 16: recovery at ratio {study.trained_ratio:g}"
+    return Table(title, header, rows)
+
+
+def course(study: Study, name: str, runs: Sequence[RunResults]) -> list[list[str]]:
+    found: dict[float, dict[str, list[float]]] = {}
+    for run in runs:
+        for measure in study.comparison.averages:
+            curve = study.comparison.curve(run.name, measure)
+            if curve is None or not curve.is_trained:
+                continue
+            losses = _validation_losses(run)
+            for tokens, step, value in zip(curve.tokens, curve.steps, curve.values, strict=True):
+                cell = found.setdefault(float(tokens), {})
+                cell.setdefault(measure.title, []).append(float(value))
+                if step in losses and measure.suite == "niah":
+                    cell.setdefault("loss", []).append(losses[step])
+    return [
+        [
+            name,
+            show_tokens(tokens),
+            show_mean(cell.get("loss", []), digits=3),
+            *(show_mean(cell.get(m.title, [])) for m in study.comparison.averages),
+        ]
+        for tokens, cell in sorted(found.items())
+    ]
+
+
+def _validation_losses(run: RunResults) -> dict[int, float]:
+    rows = [row for row in run.training if "validation_loss" in row]
+    return {row["step"]: row["validation_loss"] for row in rows}
+
+
+def windows_table(study: Study) -> Table:
+    windows = sorted({row["window"] for row in study.windows})
+    rows = _grid(study.windows, "window", windows)
+    title = f"Figure 4: other windows at ratio {study.trained_ratio:g}, masks as they were chosen"
+    return Table(title, ["method", "", *(f"W {window}" for window in windows)], rows)
+
+
+def long_table(study: Study) -> Table:
+    lengths = sorted({row["length_asked"] for row in study.long})
+    rows = _grid(study.long, "length_asked", lengths)
+    note = "The model was trained on 2,048 positions; they are stretched by YaRN."
+    title = "Table 6: texts longer than the model was trained on"
+    return Table(title, ["method", "", *(f"{n:,} tokens" for n in lengths)], rows, note)
+
+
+def _grid(rows: Sequence[Row], across: str, values: Sequence[int]) -> list[list[str]]:
+    table = []
+    kinds = dict.fromkeys((row["method"], row["suite"]) for row in rows)
+    for method, suite in sorted(kinds, key=lambda kind: kind[1] != "niah"):
+        told = {r[across]: r for r in rows if (r["method"], r["suite"]) == (method, suite)}
+        cells = [_row_cell(told.get(value)) for value in values]
+        table.append([method, SUITES.get(suite, suite), *cells])
+    return table
+
+
+def _row_cell(row: Row | None) -> str:
+    if row is None:
+        return MISSING
+    return f"{row['value']:.1f}" + ("" if row["stderr"] is None else f" ± {row['stderr']:.1f}")
+
+
+def turnover_table(study: Study) -> Table:
+    rows = [
+        [
+            row["method"],
+            f"{row['smaller_ratio']:g} to {row['larger_ratio']:g}",
+            show_share(row["raw"]),
+            show_share(row["chance"]),
+            MISSING if row["normalized"] is None else show_share(row["normalized"]),
+        ]
+        for row in study.turnover
+    ]
+    header = ["method", "ratios", "T", "T of random masks", "T as a share of the most possible"]
+    title = "Table 3: windowed groups that a larger ratio leaves full again"
+    return Table(title, header, rows, "Masks of seed 0.")
+
+
+def replacement_table(study: Study) -> Table:
+    rows = [
+        [
+            row["step"],
+            row["origin"],
+            str(row["num_replaced"]),
+            *(f"{row['means'].get(name, math.nan):.3f}" for name in ("accuracy", "probability")),
+        ]
+        for row in study.replacement
+    ]
+    header = ["ratios", "groups taken from", "replaced", "S", "answer probability"]
+    return Table("Table 5: groups exchanged between ratios", header, rows)
+
+
+def cost_table(study: Study) -> Table:
+    """What a mask costs to choose: means over ratios and seeds."""
+    rows = []
+    for method in study.methods:
+        runs = [run for (name, _), cell in study.cells.items() if name == method for run in cell]
+        seconds = [float(run.mask_cost["seconds"]) for run in runs if "seconds" in run.mask_cost]
+        counts = [run.mask_cost.get("evaluations") for run in runs]
+        told = [float(count) for count in counts if isinstance(count, int | float)]
+        rows.append(
+            [
+                method,
+                show_seconds(statistics.fmean(seconds)) if seconds else MISSING,
+                f"{statistics.fmean(told):,.0f}" if told else MISSING,
+                str(len(runs)),
+            ]
+        )
+    return Table("Cost of a mask", ["method", "time", "evaluations", "runs"], rows)
+
+
+# ------------------------------------------------------------------------------------------- cells
+
+
+def show_mean(values: Sequence[float], digits: int = 1) -> str:
+    if not values:
+        return MISSING
+    text = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) == 1:
+        return text
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{text} ± {error:.{digits}f}"
+
+
+def show_advantage(found: Advantage | None) -> str:
+    if found is None:
+        return MISSING
+    text = f"{found.points:+.1f}"
+    return text if found.low is None else f"{text} [{found.low:+.1f}, {found.high:+.1f}]"

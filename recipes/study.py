@@ -1,0 +1,202 @@
+"""The study: the paper's tables and figures in miniature, on the embedded model: docs/study.md.
+
+    python recipes/study.py                          # hours on 2 cores; run it again to go on
+    python recipes/study.py --only recovery          # one part
+    python recipes/study.py --only page              # the page from what there is
+
+Chains of recover.py, one process each, `--workers` side by side. Each finished run leaves a small
+file in --archive: what has one is not run again, on this machine or another, as long as model and
+settings are the same.
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from bosch import progress
+from bosch.config import at_least
+from bosch.errors import exit_on_user_error
+from bosch.mask import check_ratio
+from bosch.methods import _choose
+from bosch.model_folder import read_model_info
+from bosch.plugins import list_plugins
+from bosch.progress import describe_seconds, say
+from eval.run_archive import SUFFIX, pack_run
+from recipes import presets, search_mask, study_parts
+from recipes.sweep import RECOVER, find_reason
+
+Part = Literal["zero_shot", "recovery", "windows", "long", "replacement", "page"]
+PARTS: tuple[Part, ...] = ("zero_shot", "recovery", "windows", "long", "replacement", "page")
+ZERO_SHOT = "--zero-shot"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Run the study, or go on with it."""
+
+    only: tuple[Part, ...] = PARTS  # parts to run
+    ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)  # of the zero-shot tables
+    seeds: int = 3  # calibration sets, each with another seed
+    samples: int = 20  # test examples of each task and length
+    methods: tuple[str, ...] = ()  # of the zero-shot tables; none: all that need no file
+    trained: tuple[str, ...] = ("bosch", "bosch_plus", "bosch_layer", "fisher", "interleave")
+    trained_ratio: float = 0.75  # at which those are trained
+    workers: int = 2  # chains side by side, a thread each
+    runs: Path = Path("runs/study")
+    archive: Path = Path("benchmarks/study")
+    page: Path = Path("docs/study.md")
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "", "seeds", "samples", "workers")
+        for ratio in (*self.ratios, self.trained_ratio):
+            check_ratio(ratio)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One run: a method, a ratio, a seed. A trained one has the zero-shot scores too."""
+
+    method: str
+    ratio: float
+    seed: int
+    trained: bool
+
+    @property
+    def name(self) -> str:
+        return f"{presets.TINY_MODEL}-{self.method}-r{self.ratio:g}-s{self.seed}"
+
+    def arguments(self, options: Options) -> list[str]:
+        """Of recover.py."""
+        words = ["--method", self.method, "--ratio", f"{self.ratio:g}", "--seed", str(self.seed)]
+        words += ["--eval.samples", str(options.samples)]
+        words += ["--run-dir", str(options.runs / self.name)]
+        return words if self.trained else [*words, ZERO_SHOT]
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = tyro.cli(Options, args=arguments, prog="study.py", description=__doc__)
+    progress.set_up()
+    for name in (*options.methods, *options.trained):
+        presets.check_method(name)
+    failures = run_chains(plan_chains(options), options)
+    setting = study_parts.Setting(
+        options.runs, options.archive, options.samples, options.trained, options.trained_ratio
+    )
+    for part, run in study_parts.PARTS.items():
+        if part in options.only:
+            run(setting)
+    if "page" in options.only:
+        study_parts.write_page(setting, options.page, arguments)
+    if failures:
+        say(f"{len(failures)} runs failed; the same command tries them again:")
+        for name, reason in failures.items():
+            say(f"  {name}: {reason}")
+        raise SystemExit(1)
+
+
+def plan_chains(options: Options) -> list[Chain]:
+    """A seed after the other, so that there is early something of everything. What is trained is
+    not run zero-shot before."""
+    chains: list[Chain] = []
+    for seed in range(options.seeds):
+        if "recovery" in options.only:
+            chains += [Chain(m, options.trained_ratio, seed, True) for m in options.trained]
+            chains.append(Chain("bosch", 0.0, seed, True))  # the control: dense, trained
+        if "zero_shot" in options.only:
+            methods = options.methods or zero_shot_methods()
+            chains += [
+                Chain(method, ratio, seed, False)
+                for ratio, method in product(options.ratios, methods)
+                if Chain(method, ratio, seed, True) not in chains
+            ]
+    return chains
+
+
+def zero_shot_methods() -> list[str]:
+    """All that need no file of the user."""
+    config = presets.tiny()
+    found = []
+    for name in list_plugins(search_mask.METHODS):
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            _choose.check_settings(name, search_mask.default_settings(name, config.mask))
+            found.append(name)
+    return found
+
+
+def run_chains(chains: Sequence[Chain], options: Options) -> dict[str, str]:
+    """Run those that are not in the archive; the ones that failed, and why."""
+    waiting = [chain for chain in chains if not is_archived(chain, options)]
+    if chains:
+        say(f"{len(chains) - len(waiting)} of {len(chains)} runs are in {options.archive}")
+    failures: dict[str, str] = {}
+    if not waiting:
+        return failures
+    with (
+        progress.track("study", len(waiting), "runs") as bar,
+        ThreadPoolExecutor(options.workers) as pool,
+    ):
+        running = [pool.submit(run_chain, chain, options) for chain in waiting]
+        for future in as_completed(running):
+            chain, reason, seconds = future.result()
+            if reason is not None:
+                failures[chain.name] = reason
+            say(f"{chain.name}: {reason or 'done'} in {describe_seconds(seconds)}")
+            bar.advance()
+    return failures
+
+
+def run_chain(chain: Chain, options: Options) -> tuple[Chain, str | None, float]:
+    """Run and archive one; why it failed, and its seconds."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(RECOVER), *chain.arguments(options)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,  # recover.log has it
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    reason = None if done.returncode == 0 else find_reason(done.stderr, done.returncode)
+    if reason is None:
+        pack_run(options.runs / chain.name, options.archive / f"{chain.name}{SUFFIX}")
+    return chain, reason, time.monotonic() - began
+
+
+def is_archived(chain: Chain, options: Options) -> bool:
+    """Whether a run with the same command, or one that was trained as well, is there, and of the
+    model as it is now."""
+    path = options.archive / f"{chain.name}{SUFFIX}"
+    if not path.is_file():
+        return False
+    files = json.loads(gzip.decompress(path.read_bytes()))
+    command = json.loads(files["run.json"])["command"]
+    model = json.loads(files["mask/mask.json"])["model"]
+    folder = presets.find_model(presets.TINY_MODEL)
+    assert folder is not None
+    same_model = model["weight_hash"] == read_model_info(folder).weight_hash
+    settings = [word for word in chain.arguments(options) if word != ZERO_SHOT]
+    same = _without_place(command) == _without_place(settings)
+    return same_model and same and (ZERO_SHOT not in command or not chain.trained)
+
+
+def _without_place(command: Sequence[str]) -> list[str]:
+    """Where a run lies is not what it is."""
+    words = [word for word in command if word != ZERO_SHOT]
+    place = words.index("--run-dir")
+    return words[:place] + words[place + 2 :]
+
+
+if __name__ == "__main__":
+    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)

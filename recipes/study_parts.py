@@ -1,0 +1,172 @@
+"""The parts of the study that are no chain of recover.py: other windows, longer texts, exchanged
+groups, and the page. Each leaves a small file of rows in the archive and asks there first."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bosch.fingerprint import fingerprint
+from bosch.manifest import write_atomically
+from bosch.mask import read_mask
+from bosch.model_folder import read_model_info
+from bosch.progress import say
+from bosch.run_folder import RunFolder
+from eval.compare import compare
+from eval.results import SCORES
+from eval.rows import read_rows, write_rows
+from eval.run_archive import SUFFIX, unpack_run
+from eval.study import Study
+from eval.study_page import write_study_page
+from recipes import analyze_masks, calibrate, evaluate_model, materialize_model, presets
+
+WINDOWS = (16, 32, 64, 128, 256)  # figure 4; masks were chosen for 64
+LONG = ((4_096, 2.0), (8_192, 4.0))  # table 6: tokens, factor of YaRN
+LONG_SAMPLES = 5  # of a task: these texts take seconds each
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class Setting:
+    runs: Path
+    archive: Path
+    samples: int
+    methods: tuple[str, ...]  # that are trained, and looked at closely
+    ratio: float  # at which
+
+    def mask_of(self, method: str, ratio: float, seed: int = 0) -> Path:
+        """Of a chain that has run, here or where the archive is from."""
+        name = f"{presets.TINY_MODEL}-{method}-r{ratio:g}-s{seed}"
+        if not (self.runs / name / "mask" / "mask.json").is_file():
+            archive = self.archive / f"{name}{SUFFIX}"
+            if not archive.is_file():
+                raise FileNotFoundError(f"{archive} is not there: run the study's chains first.")
+            unpack_run(archive, self.runs / name)
+        return self.runs / name / "mask" / "mask.json"
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return read_rows(self.archive / name) if (self.archive / name).is_file() else []
+
+    def numbers(self, name: str) -> dict[str, Any]:
+        path = self.archive / name
+        return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+# ----------------------------------------------------------------------------- windows and lengths
+
+
+def judge_windows(setting: Setting) -> None:
+    """Figure 4: each mask as it is, under other windows."""
+    rows = ArchivedRows(setting.archive / "windows.jsonl")
+    for method in setting.methods:
+        mask = setting.mask_of(method, setting.ratio)
+        for window in WINDOWS:
+            words = ["--suite", "niah", "longbench", "--window", str(window)]
+            words += ["--lengths", "512", "1024", "--limit", str(setting.samples)]
+            rows.judge(setting, {"method": method, "window": window}, mask, words)
+
+
+def judge_long_texts(setting: Setting) -> None:
+    """Table 6: NIAH beyond the positions that the model was trained on, under YaRN."""
+    rows = ArchivedRows(setting.archive / "long.jsonl")
+    for length, factor in LONG:
+        words = ["--suite", "niah", "--lengths", str(length), "--yarn", str(factor)]
+        words += ["--limit", str(LONG_SAMPLES)]
+        for method in (DENSE, *setting.methods):
+            mask = None if method == DENSE else setting.mask_of(method, setting.ratio)
+            rows.judge(setting, {"method": method, "length_asked": length}, mask, words)
+
+
+@dataclass(frozen=True)
+class ArchivedRows:
+    """A file of averages: a row a model, suite and setting."""
+
+    path: Path
+
+    def judge(
+        self, setting: Setting, named: dict[str, Any], mask: Path | None, words: Sequence[str]
+    ) -> None:
+        """Judge the model under this mask as `words` say, unless its rows are there."""
+        source = materialize_model.fetch_model(presets.TINY_MODEL)
+        z = read_mask(mask).mask.z if mask else None
+        model = read_model_info(source).weight_hash
+        key = fingerprint([model, z, list(words)])
+        known = read_rows(self.path) if self.path.is_file() else []
+        if any(row["key"] == key for row in known):
+            return
+        name = "-".join(map(str, named.values()))
+        say(f"{self.path.stem}: {name}")
+        folder = setting.runs / self.path.stem
+        hybrid = source
+        if mask is not None:
+            hybrid = folder / f"{name}-model"
+            told = ["--model", str(source), "--mask", str(mask), "--out", str(hybrid)]
+            materialize_model.main(told)
+        out = folder / "eval" / name
+        evaluate_model.main(["--model", str(hybrid), "--out", str(out), *words])
+        found = [json.loads(file.read_text("utf-8")) for file in sorted(out.glob(f"*/{SCORES}"))]
+        averages = [row for told in found for row in told["rows"] if row["task"] == "average"]
+        write_rows(self.path, [*known, *(row | named | {"key": key} for row in averages)])
+
+
+# -------------------------------------------------------------------------------- exchanged groups
+
+
+def exchange_groups(setting: Setting) -> None:
+    """Table 5, and the figures of how masks lie and overlap."""
+    config = presets.tiny()
+    calibration = calibrate.build(config)
+    masks = [
+        str(path)
+        for method in setting.methods
+        for ratio in (0.25, 0.5, 0.75, 0.875)
+        if (path := _known_mask(setting, method, ratio))
+    ]
+    with RunFolder(setting.runs / "replacement", say=say) as run:
+        artifact = run.complete(calibration)
+    out = setting.runs / "analysis"
+    words = [*masks, "--out", str(out), "--replacement", "--calibration", str(artifact.folder)]
+    analyze_masks.main(words)
+    for name in ("replacement.json", "turnover.json", "nesting.json", "distances.json"):
+        if (out / name).is_file():
+            content = json.loads((out / name).read_text("utf-8"))
+            write_atomically(setting.archive / name, json.dumps(content) + "\n")
+
+
+def _known_mask(setting: Setting, method: str, ratio: float) -> Path | None:
+    try:
+        return setting.mask_of(method, ratio)
+    except FileNotFoundError:
+        return None
+
+
+# ---------------------------------------------------------------------------------------- the page
+
+
+def write_page(setting: Setting, page: Path, command: Sequence[str]) -> None:
+    """docs/study.md from all that the archive has."""
+    folders = []
+    for archive in sorted(setting.archive.glob(f"*{SUFFIX}")):
+        folders.append(setting.runs / archive.name.removesuffix(SUFFIX))
+        if not (folders[-1] / "run.json").is_file():
+            unpack_run(archive, folders[-1])
+    study = Study(
+        compare(folders),
+        setting.methods,
+        setting.ratio,
+        windows=setting.rows("windows.jsonl"),
+        long=setting.rows("long.jsonl"),
+        turnover=setting.numbers("turnover.json").get("turnover", ()),
+        replacement=setting.numbers("replacement.json").get("rows", ()),
+        command=" ".join(["python recipes/study.py", *command]),
+    )
+    write_study_page(study, page)
+    say(f"wrote {page}")
+
+
+PARTS: dict[str, Callable[[Setting], None]] = {
+    "windows": judge_windows,
+    "long": judge_long_texts,
+    "replacement": exchange_groups,
+}

@@ -1,0 +1,123 @@
+"""recipes/study.py: what is archived is not run again, and the page says what the runs say."""
+
+import gzip
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from bosch.mask import GroupMask, MaskFile, write_mask
+from bosch.model_folder import read_model_info
+from eval.compare import compare
+from eval.run_archive import pack_run
+from eval.study import AFTER, BEFORE, Study, advantage
+from eval.study_page import write_study_page
+from recipes import presets, study
+from tests.run_folders import FakeRun
+
+
+@dataclass(frozen=True)
+class Skills:
+    """Right answers before and after training, other for each method."""
+
+    start: float
+    gain: float = 0.3
+
+    def __call__(self, step: int | None, task: str) -> float:
+        return 0.95 if step is None else self.start + self.gain * step / 200
+
+
+METHODS = {"bosch": Skills(0.5), "fisher": Skills(0.2), "interleave": Skills(0.5)}
+
+
+@pytest.fixture
+def small_study(tmp_path: Path) -> Study:
+    runs = [
+        FakeRun(method, 0.75, seed, steps=(None, 0, 200), skill=skill)
+        for method, skill in METHODS.items()
+        for seed in (0, 1)
+    ]
+    runs.append(FakeRun("bosch", 0.5, steps=(None, 0), skill=METHODS["bosch"]))
+    folders = [run.write(tmp_path / "runs") for run in runs]
+    return Study(compare(folders), tuple(METHODS), 0.75, command="python recipes/study.py")
+
+
+def test_an_advantage_is_clear_where_the_skill_differs(small_study: Study) -> None:
+    niah = small_study.comparison.averages[0]
+    better = advantage(small_study, "fisher", 0.75, niah, BEFORE)
+    same = advantage(small_study, "interleave", 0.75, niah, AFTER)
+    assert better is not None
+    assert better.sign == 1
+    assert better.points == pytest.approx(30, abs=12)
+    assert same is not None
+    assert (same.points, same.sign) == (0, 0)
+    assert advantage(small_study, "razor", 0.75, niah, BEFORE) is None
+
+
+def test_the_page_has_the_tables_and_says_who_is_first(small_study: Study, tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "study.md"
+    rows = [
+        {"method": "bosch", "window": window, "suite": "niah", "value": 50.0 + window, "stderr": 1}
+        for window in (16, 32)
+    ]
+    write_study_page(replace(small_study, windows=rows), page)
+    text = page.read_text()
+    assert "## Table 1: NIAH average before training" in text
+    assert "| bosch | NIAH | 66.0 ± 1.0 | 82.0 ± 1.0 |" in text
+    assert "clearly for it" in text
+    assert "Figure 3, tables 15, 16: recovery at ratio 0.75" in text
+    assert "Table 6" not in text  # nothing was run for it
+    for name in ("recovery", "zero_shot"):
+        assert (tmp_path / "docs" / "study" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert f"(study/{name}.png)" in text
+
+
+def archive_run(chain: study.Chain, options: study.Options, tmp_path: Path) -> Path:
+    """As if the chain had run, with the model as it is."""
+    run = FakeRun(chain.method, chain.ratio, chain.seed).write(tmp_path / "made")
+    told = json.loads((run / "run.json").read_text())
+    command = chain.arguments(options)
+    (run / "run.json").write_text(json.dumps(told | {"command": command}))
+    model = presets.find_model(presets.TINY_MODEL)
+    assert model is not None
+    info = read_model_info(model)
+    windowed = [(layer, 0) for layer in range(info.num_layers)]
+    mask = GroupMask.from_windowed(windowed, info.num_layers, info.num_groups, 64)
+    write_mask(run / "mask" / "mask.json", MaskFile(mask, info, chain.method))
+    path = options.archive / f"{chain.name}.json.gz"
+    pack_run(run, path)
+    return path
+
+
+def test_an_archived_run_counts_for_its_command_and_model_alone(tmp_path: Path) -> None:
+    options = study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs")
+    trained = study.Chain("bosch", 0.75, 0, trained=True)
+    zero_shot = replace(trained, trained=False)
+    assert not study.is_archived(trained, options)
+    path = archive_run(trained, options, tmp_path)
+    assert study.is_archived(trained, options)
+    assert study.is_archived(zero_shot, options)
+    assert study.is_archived(trained, replace(options, runs=tmp_path / "elsewhere"))
+    assert not study.is_archived(trained, replace(options, samples=7))
+    content = gzip.decompress(path.read_bytes()).decode()
+    info = read_model_info(presets.find_model(presets.TINY_MODEL))  # type: ignore[arg-type]
+    path.write_bytes(gzip.compress(content.replace(info.weight_hash, "0" * 32).encode()))
+    assert not study.is_archived(trained, options)
+
+
+def test_a_zero_shot_run_is_no_trained_one(tmp_path: Path) -> None:
+    options = study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs")
+    chain = study.Chain("fisher", 0.5, 1, trained=False)
+    archive_run(chain, options, tmp_path)
+    assert study.is_archived(chain, options)
+    assert not study.is_archived(replace(chain, trained=True), options)
+
+
+def test_the_plan_has_every_method_ratio_and_seed_once(tmp_path: Path) -> None:
+    chains = study.plan_chains(study.Options())
+    assert len({chain.name for chain in chains}) == len(chains)
+    methods = {chain.method for chain in chains}
+    assert {"bosch", "consa", "random_groups", "apl"} <= methods
+    assert "from_file" not in methods
+    assert sum(chain.trained for chain in chains) == 3 * 6  # five methods and the control
