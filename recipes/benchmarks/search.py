@@ -1,0 +1,160 @@
+"""Searches with every acceleration beside the same searches with none: time and layer-forwards, and
+what each acceleration brings.
+
+Both sides must end in the same mask, or the benchmark fails. A layer-forward is one layer over one
+text of the calibration set, parts of a layer by their share (bosch/search/layers.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bosch.config import Config
+from bosch.progress import say
+from bosch.search.scorer import Accelerations
+from recipes import presets
+from recipes.benchmarks._options import BenchmarkOptions
+from recipes.benchmarks._search import Searched, Setup, search, set_up
+from recipes.benchmarks._timing import describe_device, show_table
+
+TARGET = 4.0
+BARE_SWAP = "swap"  # over all groups, from the lowest layers on the window: no static ranking
+SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bosch_plus": ("bosch_plus", {}),
+    BARE_SWAP: ("global_swap", {"rankings": ()}),
+    "bosch": ("bosch", {}),
+}
+WITH_TARGET = ("bosch_plus", BARE_SWAP)  # for NOMAD no evaluation may end early
+SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in (bool, "bool"))
+
+
+@dataclass(frozen=True)
+class Options(BenchmarkOptions):
+    model: str = presets.TINY_MODEL
+    """A shipped model; settings are those of the preset `tiny` but for the following."""
+    searches: tuple[str, ...] = tuple(SEARCHES)
+    """bosch_plus, swap (over all groups, no ranking to start from), bosch."""
+    ratios: tuple[float, ...] = (0.75, 0.5)
+    examples: int = 32
+    """Calibration questions, four in a context. The preset has 64."""
+    kappa: int = 8
+    """Evaluations a layer. The preset has 30."""
+    switches: str | None = "bosch_plus"
+    """The search whose accelerations are switched off one at a time, at the first ratio."""
+    threads: int = 1
+    runs: Path = Path("runs/search")
+    """Where calibration sets are kept."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.searches, *((self.switches,) if self.switches else ())):
+            if name not in SEARCHES:
+                raise ValueError(f"--searches {name}: it must be one of {', '.join(SEARCHES)}.")
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    torch.set_num_threads(options.threads)
+    setup = set_up(config_of(options), options.runs)
+    rows = []
+    for ratio in options.ratios:
+        for name in options.searches:
+            rows += compare(setup, name, ratio)
+    if options.switches:
+        rows += list(switch_off(setup, options.switches, options.ratios[0]))
+    return rows
+
+
+def config_of(options: Options) -> Config:
+    config = presets.tiny(options.model)
+    calibration = replace(config.calibration, examples=options.examples)
+    return replace(config, calibration=calibration, mask=replace(config.mask, kappa=options.kappa))
+
+
+def compare(setup: Setup, name: str, ratio: float) -> list[dict[str, Any]]:
+    """Two rows of one search: how many times less work, and less time, all accelerations take."""
+    slow = run(setup, name, ratio, Accelerations.none())
+    fast = run(setup, name, ratio, Accelerations())
+    check_same(slow, fast, f"{name} at {ratio:g}")
+    target = {"at_least": TARGET} if name in WITH_TARGET else {}
+    shared = {"search": name, "ratio": ratio, "unit": "x", **facts_of(setup, fast)}
+    figures = {
+        "layer-forwards": (slow.layer_forwards, fast.layer_forwards),
+        "seconds of evaluations": (slow.evaluation_seconds, fast.evaluation_seconds),
+        "seconds in all": (slow.seconds, fast.seconds),
+    }
+    return [
+        {
+            "name": f"{name} at {ratio:g}, {what}: none against all",
+            "value": none / every,
+            "none": none,
+            "all": every,
+            **shared,
+            **(target if what != "seconds in all" else {}),
+        }
+        for what, (none, every) in figures.items()
+    ]
+
+
+def switch_off(setup: Setup, name: str, ratio: float) -> Iterator[dict[str, Any]]:
+    """A row for each acceleration: how many times more work the search takes without it."""
+    every = run(setup, name, ratio, Accelerations())
+    lines = [("all", every.layer_forwards, every.evaluation_seconds, 1.0, 1.0)]
+    for switch in SWITCHES:
+        without = run(setup, name, ratio, replace(Accelerations(), **{switch: False}))
+        check_same(every, without, f"{name} at {ratio:g} without {switch}")
+        more = without.layer_forwards / every.layer_forwards
+        longer = without.evaluation_seconds / every.evaluation_seconds
+        lines.append(
+            (f"no {switch}", without.layer_forwards, without.evaluation_seconds, more, longer)
+        )
+        yield {
+            "name": f"{name} at {ratio:g}, layer-forwards: without {switch} against all",
+            "value": more,
+            "unit": "x",
+            "seconds_ratio": longer,
+            "none": without.layer_forwards,
+            "all": every.layer_forwards,
+            "search": name,
+            "ratio": ratio,
+            "switch": switch,
+            **facts_of(setup, without),
+        }
+    show_table(
+        f"{name} at {ratio:g}, accelerations off one at a time, "
+        f"{describe_device(setup.model.device)}",
+        ("side", "layer-forwards", "seconds", "x work", "x time"),
+        [(s, f"{w:,.0f}", f"{t:.1f}", f"{a:.2f}", f"{b:.2f}") for s, w, t, a, b in lines],
+    )
+
+
+def run(setup: Setup, name: str, ratio: float, accelerations: Accelerations) -> Searched:
+    method, settings = SEARCHES[name]
+    found = search(setup, method, ratio, accelerations=accelerations, **settings)
+    sides = [switch for switch in SWITCHES if getattr(accelerations, switch)]
+    say(
+        f"{name} at {ratio:g} with {', '.join(sides) or 'no acceleration'}: "
+        f"{found.evaluations} evaluations, {found.layer_forwards:,.0f} layer-forwards, "
+        f"{found.evaluation_seconds:.1f} s of {found.seconds:.1f} s"
+    )
+    return found
+
+
+def check_same(one: Searched, other: Searched, what: str) -> None:
+    if one.selection.mask != other.selection.mask:
+        raise ValueError(
+            f"{what}: the accelerations changed the mask. This is a mistake in bosch/search; "
+            "nothing was measured."
+        )
+
+
+def facts_of(setup: Setup, found: Searched) -> dict[str, Any]:
+    return {
+        "evaluations": found.evaluations,
+        "texts": len(setup.calibration.haystacks),
+        "questions": setup.calibration.num_questions,
+        "length": setup.config.calibration.length,
+        "kappa": setup.config.mask.kappa,
+        "device": describe_device(setup.model.device),
+    }
