@@ -6,11 +6,18 @@ there, and the last search gets the rest, or kappa if that is more.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from bosch.methods._interface import Context, Selection
 from bosch.search import stages
-from bosch.search.rankings import STARTS, check_rankings, rank_statically
+from bosch.search.rankings import (
+    STARTS,
+    check_rankings,
+    check_start,
+    rank_statically,
+    read_start,
+)
 from bosch.search.search import open_search
 from bosch.search.settings import StageSettings, check_optimizer
 
@@ -25,21 +32,24 @@ class Settings(StageSettings):
     optimizer: str = "swap"
     importance: Literal["stage1", "whole_layer"] = "whole_layer"
     rankings: tuple[str, ...] = STARTS  # methods whose choice a search may start from
+    start: Path | None = None  # a mask.json to start from as well
     polish: int | None = None
 
 
 def check(settings: Settings) -> None:
     check_optimizer(settings)
     check_rankings(settings.rankings)
+    check_start(settings.start)
 
 
 def select(context: Context) -> Selection:
     settings: Settings = context.settings
     num_rankings = len(settings.rankings)
+    start = read_start(context, settings.start)
     with open_search(context) as search:
         search.announce(stages.plan_evaluations(search, settings, num_rankings))
         with search.until_ended():
-            guides = rank_statically(context, settings.rankings)
+            guides = [*start, *rank_statically(context, settings.rankings)]
             importance = stages.measure_importance(search, settings)
             ratios = stages.assign_ratios(search, settings, importance)
             stages.select_groups(search, settings, ratios, [*guides, *importance.guides])

@@ -1,8 +1,12 @@
-"""Static rankings as starts of a search: what other methods of bosch/methods say of each group."""
+"""Starts of a search: what other methods of bosch/methods say of each group, and a mask that is
+there already.
+"""
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
+from bosch.mask import read_mask
 from bosch.methods._interface import Context, Scores, Table
 from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.progress import say
@@ -20,6 +24,18 @@ def check_rankings(names: Sequence[str]) -> None:
             raise ValueError(f"--rankings {name}: no such method; {suggest(name, methods)}")
         if not hasattr(load_plugin(METHODS, name), "rank"):
             raise ValueError(f"--rankings {name}: this method chooses a mask, it ranks no groups.")
+
+
+def check_start(path: Path | None) -> None:
+    if path is not None and not path.is_file():
+        raise FileNotFoundError(f"--start {path} does not exist; pass the mask.json of a run.")
+
+
+def read_start(context: Context, path: Path | None) -> list[Table]:
+    """A mask as a ranking of its own: groups that are full there are the global ones. One that was
+    made for another model is refused; its ratio and window may be others.
+    """
+    return [] if path is None else [read_mask(path, context.model_info).mask.z]
 
 
 def rank_statically(context: Context, names: Sequence[str]) -> list[Table]:

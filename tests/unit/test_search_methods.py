@@ -293,6 +293,27 @@ def test_without_nomad_bosch_says_so_and_bosch_plus_works(
     assert run("bosch_plus").mask.num_windowed == 6
 
 
+def test_a_search_starts_from_a_mask_that_is_there(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "first" / "mask.json"
+    first = run("bosch_single", "first")
+    run("global_swap", "second", rankings=(), start=path)
+    lines = (tmp_path / "second" / FILE).read_text().splitlines()
+    begun = json.loads(lines[3])["z"]  # behind the header and the two ends
+    assert begun == ["".join(map(str, row)) for row in first.mask.z]
+    assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
+
+
+@pytest.mark.parametrize("method", [bosch_plus, global_swap])
+def test_a_start_that_does_not_fit_is_refused(method: Any, run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "first" / "mask.json"
+    with pytest.raises(FileNotFoundError, match=r"--start .*mask\.json does not exist"):
+        method.check(method.Settings(start=path))
+    run("bosch_single", "first")
+    path.write_text(path.read_text().replace('"head_dim": 16', '"head_dim": 32'))
+    with pytest.raises(ValueError, match="the mask was made for"):
+        run(method.__name__.split(".")[-1], "second", start=path)
+
+
 # --- the files ---
 
 
