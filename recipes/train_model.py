@@ -63,7 +63,8 @@ def main(arguments: Sequence[str]) -> None:
     )
     with RunFolder(out.parent, rank, world, say) as run:
         run.complete(stage)
-    say(f"trained model in {options.out}")
+    exports = sorted(options.out.glob("step-*"))
+    say(f"trained model in {exports[-1] if exports else options.out}")
 
 
 def build(

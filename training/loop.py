@@ -83,7 +83,7 @@ def train(job: TrainJob) -> str | None:
             say(f"training goes on after step {first:,} of {plan.num_steps:,}")
         else:
             run.check_start()
-            log.write({"step": 0, "tokens": 0, **run.validation_loss()})
+            log.write({"step": 0, "tokens": 0, **run.validation_loss(0)})
         if first in plan.evaluated_steps:  # a kill may have come in the midst of it
             run.publish(first)
 
@@ -137,7 +137,7 @@ def train(job: TrainJob) -> str | None:
                         **({"skipped": skipped} if skipped else {}),
                         **meter.figures(batch),
                         **along.figures(),
-                        **(run.validation_loss() if is_evaluated else {}),
+                        **(run.validation_loss(step) if is_evaluated else {}),
                     }
                 )
                 bar.advance(plan.batch_tokens, loss=loss_value)
@@ -219,8 +219,8 @@ class Run:
         total, targets = self.world.sum(total, targets)
         return total / targets
 
-    def validation_loss(self) -> dict[str, float]:
-        """On the held-out slice, if there is one."""
+    def validation_loss(self, step: int) -> dict[str, float]:
+        """On the held-out slice, if there is one; told in a line too."""
         micro, rank, size = self.plan.micro_batch_sequences, self.world.rank, self.world.size
         num_sequences = len(self.loader.tokens.held_out.rows)
         if not num_sequences:
@@ -232,7 +232,9 @@ class Run:
         most = math.ceil(math.ceil(num_sequences / size) / micro)
         batches += [idle] * (most - len(batches))
         parts = (next(split(batch.to(self.world.device), micro)) for batch in batches)
-        return {"validation_loss": self.mean_loss(parts)}
+        loss = self.mean_loss(parts)
+        say(f"step {step}: validation loss {loss:.4f}")
+        return {"validation_loss": loss}
 
     def check_start(self) -> None:
         """Tell whether the model is what was meant: its loss beside that without windows."""

@@ -33,10 +33,9 @@ class TrainPlan:
         return step * self.batch_tokens
 
     def describe(self) -> str:
-        shares = (
-            f"{self.accumulation} x {self.micro_batch_sequences} sequences on each of "
-            f"{self.world_size} ranks"
-        )
+        shares = f"{self.accumulation} x {self.micro_batch_sequences} sequences"
+        if self.world_size > 1:
+            shares += f" on each of {self.world_size} ranks"
         return (
             f"{self.num_steps:,} steps of {self.batch_tokens:,} tokens ({shares}), "
             f"{self.tokens_at(self.num_steps):,} tokens in all; evaluated: "

@@ -45,9 +45,11 @@ def test_command_trains_says_what_it_does_and_is_reused(
     train(tokens, out)
     told = capsys.readouterr().out
     for part in (
-        "2 steps of 256 tokens (1 x 2 sequences on each of 1 ranks)",
+        "2 steps of 256 tokens (1 x 2 sequences)",
         "computes in fp32, kernels torch (as asked)",
         "step 0: loss",
+        "step 2: validation loss",
+        f"trained model in {out / 'step-000002'}",
     ):
         assert part in told
     verify_folder(out)
