@@ -38,7 +38,9 @@ from recipes.benchmarks._timing import (
     show_table,
     speedup,
 )
+from recipes.benchmarks.plan import count_weights
 from recipes.presets import TINY_MODEL, find_model
+from training.flops import peak_flops, training_flops
 
 SHOWS_TABLE = True
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
@@ -81,19 +83,23 @@ def measure(options: Options) -> list[dict[str, Any]]:
         sides = make_sides(options, Path(folder), device)
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds):
-            for name, side in sides.items():
+            for name, (_, side) in sides.items():
                 seconds[name].append(seconds_of_a_step(side, device))
-        peaks = {name: peak_memory(options, side, device) for name, side in sides.items()}
+        peaks = {name: peak_memory(options, side, device) for name, (_, side) in sides.items()}
+        flops = {name: flops_of_a_step(options, model) for name, (model, _) in sides.items()}
     tokens = options.batch * options.length
+    peak = peak_flops(device)
     rows: list[dict[str, Any]] = []
     for name in sides:
-        ratio = speedup(seconds[TRAINER], seconds[name])
+        a_second = flops[name] / median(seconds[name])
         row = {
             "name": f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer",
-            "value": ratio,
+            "value": speedup(seconds[TRAINER], seconds[name]),
             "unit": "times",
             "side": name,
             "tokens_per_second": tokens / median(seconds[name]),
+            "tflops_per_second": a_second / 1e12,
+            "mfu": a_second / peak if peak and options.precision == "bf16" else None,
             "peak_bytes": peaks[name],
         }
         if device.type == "cpu" and name in AT_LEAST:
@@ -102,12 +108,13 @@ def measure(options: Options) -> list[dict[str, Any]]:
     show_table(
         f"{options.model}, batch {options.batch} x {short(options.length)} tokens, window "
         f"{options.window}, {options.precision}, {describe_device(device)}",
-        ("side", "tokens/s", "beside the Trainer", "peak memory"),
+        ("side", "tokens/s", "beside the Trainer", "MFU", "peak memory"),
         [
             (
                 row["side"],
                 f"{row['tokens_per_second']:,.0f}",
                 f"{row['value']:.2f}x",
+                f"{row['mfu']:.1%}" if row["mfu"] else None,
                 describe_bytes(row["peak_bytes"]) if row["peak_bytes"] else None,
             )
             for row in rows
@@ -121,15 +128,18 @@ def measure(options: Options) -> list[dict[str, Any]]:
 Side = Callable[[], None]  # trains for options.steps + 1 steps
 
 
-def make_sides(options: Options, folder: Path, device: torch.device) -> dict[str, Side]:
+def make_sides(
+    options: Options, folder: Path, device: torch.device
+) -> dict[str, tuple[Path, Side]]:
+    """The folder of each side's model, and its training."""
     dense = save_dense(options, folder / "dense", device)
-    sides: dict[str, Side] = {
-        TRAINER: partial(train_with_trainer, options, dense, str(device)),
-        DENSE: partial(train_with_ours, options, dense),
+    sides: dict[str, tuple[Path, Side]] = {
+        TRAINER: (dense, partial(train_with_trainer, options, dense, str(device))),
+        DENSE: (dense, partial(train_with_ours, options, dense)),
     }
     for ratio in options.ratios:
         hybrid = save_hybrid(options, dense, folder / f"hybrid-{ratio:g}", ratio)
-        sides[f"ours, ratio {ratio:g}"] = partial(train_with_ours, options, hybrid)
+        sides[f"ours, ratio {ratio:g}"] = (hybrid, partial(train_with_ours, options, hybrid))
     return sides
 
 
@@ -149,6 +159,11 @@ def save_hybrid(options: Options, dense: Path, folder: Path, ratio: float) -> Pa
     z = spread_mask(ratio, config.num_hidden_layers, config.num_key_value_heads)
     deploy(model, z, options.window).save_pretrained(folder)
     return folder
+
+
+def flops_of_a_step(options: Options, model: Path) -> int:
+    config = AutoConfig.from_pretrained(model)
+    return training_flops(config, count_weights(config).active, [options.length] * options.batch)
 
 
 def make_rows(options: Options, vocab_size: int) -> np.ndarray[Any, Any]:
@@ -219,6 +234,8 @@ def seconds_of_a_step(side: Side, device: torch.device) -> float:
     with optimizer_steps(device) as times:
         side()
     gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the next side, or a process beside this one, needs the room
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
