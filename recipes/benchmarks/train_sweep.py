@@ -1,8 +1,10 @@
-"""Learning rates and batches for a small model: validation loss against tokens, run by run.
+"""Learning rates, batches and token budgets for a small model, by what they are for: the share of
+the lost NIAH points that training regains.
 
-The model gets the `interleave` mask and trains on toy tokens, in which no NIAH template is. Runs
-that are done are kept in the work folder: the same command goes on where it was stopped. What it
-found for the embedded model stands in presets.tiny.
+For each method the model gets the method's mask, is judged, trains on toy tokens, in which no NIAH
+template is, and is judged again, by the suites of recover.py. Runs that are done are kept in the
+work folder: the same command goes on where it stopped. What it found for the embedded model stands
+in presets.tiny.
 """
 
 import json
@@ -10,14 +12,18 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 
 from bosch import progress
-from bosch.config import TokenCount
-from bosch.methods.interleave import full_layers
-from recipes import prepare_tokens, presets
+from bosch.config import Config, parse_count
+from bosch.manifest import write_atomically
+from bosch.run_folder import RunFolder
+from eval.results import collect_results
+from eval.settings import Label
+from recipes import evaluate_model, materialize_model, prepare_tokens, presets, search_mask
 from recipes.benchmarks._options import BenchmarkOptions
 from recipes.benchmarks._timing import show_table
 
@@ -27,17 +33,23 @@ SHOWS_TABLE = True
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     model: str = presets.TINY_MODEL
+    methods: tuple[str, ...] = ("interleave", "random_groups")
+    """Those that read no calibration set."""
     ratio: float = 0.75
     window: int = 64
+    seed: int = 0
+    """Of random_groups."""
     seq_len: int = 1024
-    tokens: TokenCount = 786_432
+    budgets: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TOKENS")] = ("512k",)
     """Of one run."""
-    batches: tuple[int, ...] = (4, 8, 16)
+    batches: tuple[int, ...] = (8,)
     """Sequences of a step."""
     rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     """Peak learning rates."""
-    points: int = 4
-    """Validation losses of a run, behind the one at step 0."""
+    lengths: tuple[int, ...] = (512, 1024)
+    """Of NIAH."""
+    samples: int = 16
+    """Test examples of each task, and of each length of NIAH."""
     threads: int = 1
     work: Path = Path("runs/train-sweep")
     """Folder for tokens and runs."""
@@ -45,23 +57,35 @@ class Options(BenchmarkOptions):
 
 def measure(options: Options) -> list[dict[str, Any]]:
     torch.set_num_threads(options.threads)
-    model = make_hybrid_folder(options)
-    tokens = make_tokens(options)
+    dense = judge(options, options.model, "dense")
+    budgets = [parse_count(budget) for budget in options.budgets]
+    tokens = make_tokens(options, max(budgets))
     rows = []
-    for batch in options.batches:
-        for rate in options.rates:
-            rows.append(run_once(options, model, tokens, batch, rate))
-            progress.say(f"{rows[-1]['name']}: {rows[-1]['value']:.4f}")
-    shares = [f"at {row}/{options.points}" for row in range(options.points + 1)]
+    for method in options.methods:
+        model = make_hybrid(options, method)
+        start = judge(options, str(model), f"{model.parent.name}-start")
+        progress.say(f"{method}: NIAH {start['niah']:.1f}, of the dense model {dense['niah']:.1f}")
+        for budget in budgets:
+            for batch in options.batches:
+                for rate in options.rates:
+                    run = Run(method, model, tokens, budget, batch, rate)
+                    rows.append(row_of(run, dense, start, train_and_judge(options, run)))
+                    progress.say(f"{rows[-1]['name']}: {rows[-1]['value']:.0f} %")
     show_table(
-        f"validation loss, {options.tokens:,} tokens, ratio {options.ratio:g}",
-        ("batch", "rate", *shares, "minutes"),
+        f"recovery at ratio {options.ratio:g}, in per cent; NIAH of the dense model "
+        f"{dense['niah']:.1f}, toy LongBench {dense['longbench']:.1f}",
+        ("mask", "tokens", "batch", "rate", "NIAH", "regained", "LongBench", "loss", "core min"),
         [
             (
+                row["method"],
+                f"{row['tokens']:,}",
                 row["batch_sequences"],
                 f"{row['peak_learning_rate']:g}",
-                *(f"{loss:.4f}" for loss in row["losses"]),
-                f"{row['seconds'] / 60:.1f}",
+                f"{row['niah'][0]:.1f} -> {row['niah'][1]:.1f}",
+                f"{row['value']:.0f}",
+                f"{row['longbench'][0]:.1f} -> {row['longbench'][1]:.1f}",
+                f"{row['losses'][0]:.3f} -> {row['losses'][-1]:.3f}",
+                f"{row['core_minutes']:.1f}",
             )
             for row in rows
         ],
@@ -69,76 +93,124 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def run_once(
-    options: Options, model: Path, tokens: Path, batch: int, rate: float
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    method: str
+    model: Path
+    tokens: Path
+    budget: int
+    batch: int
+    rate: float
+
+    @property
+    def folder_name(self) -> str:
+        return f"{self.model.parent.name}-{self.budget}-b{self.batch}-lr{self.rate:g}"
+
+
+def row_of(
+    run: Run, dense: dict[str, float], start: dict[str, float], end: dict[str, Any]
 ) -> dict[str, Any]:
+    lost = dense["niah"] - start["niah"]
+    return {
+        "name": f"{run.method}, {run.budget:,} tokens, batch {run.batch}, peak rate {run.rate:g}: "
+        "lost NIAH points regained",
+        "value": 100 * (end["niah"] - start["niah"]) / lost if lost > 0 else 0.0,
+        "unit": "%",
+        "method": run.method,
+        "tokens": run.budget,
+        "batch_sequences": run.batch,
+        "peak_learning_rate": run.rate,
+        "niah_dense": dense["niah"],
+        "longbench_dense": dense["longbench"],
+        "niah": [start["niah"], end["niah"]],
+        "longbench": [start["longbench"], end["longbench"]],
+        "losses": end["losses"],
+        "core_minutes": end["core_minutes"],
+    }
+
+
+def train_and_judge(options: Options, run: Run) -> dict[str, Any]:
+    """Scores, validation losses and CPU time of a run, kept in its folder once it is done."""
     from data.loader import open_tokens
     from training.loop import TrainJob, train
 
-    folder = options.work / f"{model.name}-{options.tokens}-b{batch}-lr{rate:g}"
+    folder = options.work / run.folder_name
     result = folder / "result.json"
     if result.is_file():
         return dict(json.loads(result.read_text()))
-    shutil.rmtree(folder, ignore_errors=True)  # half a run has another wall time
+    shutil.rmtree(folder, ignore_errors=True)  # half a run has another time
     folder.mkdir(parents=True)
     settings = replace(
-        presets.tiny().train, batch_sequences=batch, peak_learning_rate=rate, checkpoint_steps=10**6
+        presets.tiny().train,
+        batch_sequences=run.batch,
+        peak_learning_rate=run.rate,
+        checkpoint_steps=10**6,
     )
-    packed = open_tokens(tokens, prepare_tokens.read_tokenizer(options.model).hash)
-    shares = tuple(point / options.points for point in range(options.points + 1))
-    begin = time.monotonic()
-    train(TrainJob(settings, model, packed, folder, options.tokens, shares))
-    seconds = time.monotonic() - begin
+    packed = open_tokens(run.tokens, prepare_tokens.read_tokenizer(options.model).hash)
+    began = time.process_time()
+    train(TrainJob(settings, run.model, packed, folder, run.budget))
+    core_minutes = (time.process_time() - began) / 60
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     losses = [line["validation_loss"] for line in lines if "validation_loss" in line]
-    row = {
-        "name": f"validation loss, batch {batch}, peak rate {rate:g}",
-        "value": losses[-1],
-        "unit": "nats",
-        "batch_sequences": batch,
-        "peak_learning_rate": rate,
-        "tokens": options.tokens,
-        "losses": losses,
-        "seconds": seconds,
-    }
-    for path in [folder / "checkpoints", *folder.glob("step-*")]:
-        shutil.rmtree(path)
-    result.write_text(json.dumps(row))
-    return row
+    (trained,) = folder.glob("step-*")
+    scores = judge(options, str(trained), f"{run.folder_name}/judged")
+    found = {**scores, "losses": losses, "core_minutes": core_minutes}
+    shutil.rmtree(folder / "checkpoints")
+    write_atomically(result, json.dumps(found))
+    return found
 
 
-def make_hybrid_folder(options: Options) -> Path:
-    """The model with whole layers windowed, every so many one full."""
-    from transformers import AutoModelForCausalLM
+# ------------------------------------------------------------------------------ stages of the chain
 
-    from bosch.hybrid.models import deploy
 
-    source = presets.find_model(options.model) or Path(options.model)
-    folder = options.work / f"{source.name}-interleave-{options.ratio:g}-{options.window}"
-    if (folder / "config.json").is_file():
-        return folder
-    plain = AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, attn_implementation="bosch"
+def config_of(options: Options, method: str) -> Config:
+    config = presets.tiny(options.model)
+    judging = replace(
+        config.eval,
+        niah_lengths=options.lengths,
+        niah_samples=options.samples,
+        longbench_rows=options.samples,
     )
-    config = plain.config
-    num_full = config.num_hidden_layers - round(options.ratio * config.num_hidden_layers)
-    full = full_layers(config.num_hidden_layers, num_full)
-    z = [
-        [int(layer in full)] * config.num_key_value_heads
-        for layer in range(len(plain.model.layers))
-    ]
-    hybrid = deploy(plain, z, options.window)
-    hybrid.config.dtype = torch.float32
-    hybrid.save_pretrained(folder)
-    return folder
+    return replace(
+        config,
+        method=method,
+        ratio=options.ratio,
+        window=options.window,
+        seed=options.seed,
+        eval=judging,
+    )
 
 
-def make_tokens(options: Options) -> Path:
+def make_hybrid(options: Options, method: str) -> Path:
+    """The model with the method's mask, untrained."""
+    config = config_of(options, method)
+    mask = search_mask.build(config, None)
+    with RunFolder(
+        options.work / f"{method}-r{options.ratio:g}-s{options.seed}", say=progress.say
+    ) as run:
+        run.complete(mask)
+        return run.complete(materialize_model.build(config, mask)).folder
+
+
+def make_tokens(options: Options, budget: int) -> Path:
     """Toy tokens of the model's tokenizer, as the stage `tokens` packs them."""
-    from bosch.run_folder import RunFolder
-    from data.pack import PackConfig
+    config = presets.tiny(options.model)
+    packing = replace(config.data, tokens=budget, sequence_length=options.seq_len)
+    with RunFolder(options.work / f"data-{budget}-{options.seq_len}", say=progress.say) as run:
+        return run.complete(prepare_tokens.build(replace(config, data=packing))).folder
 
-    config = PackConfig(seq_len=options.seq_len, tokens=options.tokens)
-    stage = prepare_tokens.make_stage(f"tokens-{options.tokens}", options.model, ("toy",), config)
-    with RunFolder(options.work, say=progress.say) as run:
-        return run.complete(stage).folder
+
+def judge(options: Options, model: str, name: str) -> dict[str, float]:
+    """Averages of NIAH and toy LongBench, as recover.py judges."""
+    config = config_of(options, "interleave")
+    judging = evaluate_model.judging_of(config, presets.read_shape(options.model).positions)
+    folder = options.work / name
+    stage = evaluate_model.make_stage(
+        "scores", model, judging, Label(name), options.work / "shared"
+    )
+    with RunFolder(folder, say=progress.say) as run:
+        run.complete(stage)
+    rows = collect_results(folder, name)
+    return {row["suite"]: row["value"] for row in rows if row["task"] == "average"}
