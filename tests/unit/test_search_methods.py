@@ -16,7 +16,7 @@ from bosch.mask import MaskFile
 from bosch.methods import _choose, bosch, bosch_plus, global_swap
 from bosch.methods._interface import Context
 from bosch.plugins import list_plugins, load_plugin
-from bosch.search import plan_subproblems
+from bosch.search import pictures, plan_subproblems
 from bosch.search.journal import FILE
 from bosch.search.optimizers import _nomad_process
 from bosch.search.scorer import Accelerations
@@ -36,6 +36,12 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def calibration(model: PreTrainedModel) -> Calibration:
     return answered_calibration(model)
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a search's time here would go into drawing it; one test undoes this."""
+    monkeypatch.setattr(pictures, "draw_search", lambda search, path: None)
 
 
 @pytest.fixture
@@ -317,7 +323,10 @@ def test_a_start_that_does_not_fit_is_refused(method: Any, run: Any, tmp_path: P
 # --- the files ---
 
 
-def test_the_picture_and_the_cost_are_there(run: Any, tmp_path: Path) -> None:
+def test_the_picture_and_the_cost_are_there(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
     for name in ("bosch", "bosch_plus", "bosch_layer"):
         run(name, name)
         assert (tmp_path / name / "search.png").read_bytes().startswith(b"\x89PNG")
