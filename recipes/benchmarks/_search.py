@@ -5,6 +5,7 @@ took.
 import dataclasses
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from bosch.methods import _choose
 from bosch.methods._interface import Context, Selection
 from bosch.model_folder import read_model_info
 from bosch.run_folder import RunFolder
+from bosch.search.rankings import rank_statically
 from recipes import calibrate, search_mask
 from recipes.benchmarks import _timing
 from recipes.materialize_model import fetch_model
@@ -33,6 +35,7 @@ class Setup:
     folder: Path  # of the model
     model: PreTrainedModel
     calibration: Calibration
+    rankings: Path  # static rankings on this set, once a search has wanted them
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Searched:
     """One search."""
 
     selection: Selection
-    seconds: float  # CPU time where one thread did all the work
+    seconds: float  # CPU time where one thread did all the work; static rankings are not in it
 
     @property
     def trace(self) -> dict[str, Any]:
@@ -55,20 +58,17 @@ class Searched:
         assert self.selection.cost is not None
         return self.selection.cost["layer_forwards"]
 
-    @property
-    def evaluation_seconds(self) -> float:
-        """On the clock; rankings to start from, optimizers and pictures are not in it."""
-        assert self.selection.cost is not None
-        return self.selection.cost["seconds"]
-
 
 def set_up(config: Config, runs: Path, model: PreTrainedModel | None = None) -> Setup:
     """The calibration set is made where `runs` does not have it yet."""
     folder, stage = fetch_model(config.model), calibrate.build(config)
-    with RunFolder(runs / f"set-{stage.fingerprint[:12]}", say=lambda line: None) as run:
+    own = runs / f"set-{stage.fingerprint[:12]}"
+    with RunFolder(own, say=lambda line: None) as run:
         made = run.complete(stage)
     loaded = search_mask.load_model(folder) if model is None else model
-    return Setup(config, folder, loaded, read_calibration(made.folder))
+    weights = read_model_info(folder).weight_hash or folder.name
+    rankings = own / f"rankings-{weights[:12]}-{config.window}"
+    return Setup(config, folder, loaded, read_calibration(made.folder), rankings)
 
 
 def search(
@@ -95,6 +95,12 @@ def search(
         settings=dataclasses.replace(chosen, **settings),
         folder=folder,
     )
+    for name in getattr(context.settings, "rankings", ()):
+        kept = setup.rankings / name
+        if not kept.is_dir():
+            rank_statically(dataclasses.replace(context, folder=setup.rankings.parent), [name])
+            shutil.move(setup.rankings.parent / "rankings" / name, kept)
+        shutil.copytree(kept, folder / "rankings" / name, dirs_exist_ok=True)
     began = _timing.now(device)
     selection = _choose.make_mask(method, context)
     return Searched(selection, _timing.now(device) - began)

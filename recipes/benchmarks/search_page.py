@@ -2,7 +2,6 @@
 left in benchmarks/; nothing is measured.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,9 @@ from statistics import mean
 from typing import Any
 
 from bosch.manifest import write_atomically
-from bosch.mask import describe_ratio
+from bosch.mask import num_windowed
 from bosch.progress import say
-from recipes.benchmarks import search_study, search_truth
+from recipes.benchmarks import search, search_study, search_truth
 from recipes.benchmarks._options import BenchmarkOptions
 from recipes.benchmarks._search import average, grouped, read_rows, stderr, table
 from recipes.benchmarks._search_questions import ask_all
@@ -25,8 +24,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     page: Path = Path("docs/search.md")
-    speed: Path = Path("benchmarks/search-cpu.json")
-    """Of `search --out`."""
+    speed: Path = search.Options.rows
     truth_values: Path = search_truth.Options.values
     truth_rows: Path = search_truth.Options.rows
     study: Path = search_study.Options.rows
@@ -53,27 +51,24 @@ def measure(options: Options) -> list[Row]:
 
 
 def describe_speed(path: Path) -> list[str]:
-    if not path.is_file():
-        return ["## Accelerations", "", f"Not measured: {path} is not there.", ""]
-    content = json.loads(path.read_text())
-    rows: list[Row] = content["rows"]
-    first = rows[0]
-    compared = [row for row in rows if "switch" not in row]
+    told = ["## Accelerations", ""]
+    rows = read_rows(path)
+    if not rows:
+        return [*told, f"Not measured: {path} is not there.", ""]
+    rows = [row for row in rows if row["about"] == rows[-1]["about"]]
+    compared = [row for row in rows if row["unit"] == "x" and "switch" not in row]
     switched = [row for row in rows if "switch" in row]
-    told = [
-        "## Accelerations",
-        "",
-        f"{path}, `{COMMAND} search`, {content['date']}: the tiny model, {first['questions']} "
-        f"questions in {first['texts']} contexts of {first['length']} tokens, kappa "
-        f"{first['kappa']}, {first['device']}. Every pair of searches ended in the same mask. "
-        "Seconds are those of the evaluations, on the clock; `in all` is CPU time with static "
-        "rankings, NOMAD and pictures in it, which no acceleration touches. `swap` is a bare swap "
-        "search over all groups.",
+    first = (compared or rows)[0]
+    told += [
+        f"{path}, `{COMMAND} search`: the tiny model, {first['questions']} questions in "
+        f"{first['texts']} contexts of {first['length']} tokens, kappa {first['kappa']}, "
+        f"{first['device']}. Every pair of searches ended in the same mask. Seconds are CPU time; "
+        "static rankings to start from, which no acceleration touches, are not in them. `swap` is "
+        "a bare swap search over all groups.",
         "",
     ]
     lines = []
-    for (name, ratio), three in grouped(compared, "search", "ratio"):
-        work, seconds, whole = three
+    for (name, ratio), (work, seconds) in grouped(compared, "search", "ratio"):
         lines.append(
             (
                 name,
@@ -85,12 +80,19 @@ def describe_speed(path: Path) -> list[str]:
                 f"{seconds['none']:.0f}",
                 f"{seconds['all']:.0f}",
                 f"{seconds['value']:.1f}x",
-                f"{whole['value']:.1f}x",
                 f"{work['at_least']:g}x" if "at_least" in work else None,
             )
         )
     header = ("search", "ratio", "evaluations", "layer-forwards, none", "all", "less")
-    told += table((*header, "seconds, none", "all", "less", "in all", "target"), lines)
+    told += table((*header, "seconds, none", "all", "less", "target"), lines) if lines else []
+    for row in rows:
+        if row["unit"] == "s":
+            told += [
+                f"{row['name']} ({row['questions']} questions, kappa {row['kappa']}): "
+                f"{row['evaluations']} evaluations, {row['layer_forwards']:,.0f} layer-forwards, "
+                f"{row['value']:.0f} s of CPU time.",
+                "",
+            ]
     if switched:
         one = switched[0]
         told += [f"Off one at a time, {one['search']} at {one['ratio']:g}:", ""]
@@ -188,7 +190,9 @@ def describe_study(study: Study) -> list[str]:
     ends = {row["search"]: row for row in rows if row["kind"] == "end"}
     masks = [row for row in rows if row["kind"] == "mask"]
     for (ratio,), group in grouped([r for r in masks if r["kappa"] == options.kappa], "ratio"):
-        told += [describe_ratio(ratio, study.num_layers, study.num_groups) + ":", ""]
+        groups = study.num_layers * study.num_groups
+        budget = num_windowed(ratio, study.num_layers, study.num_groups)
+        told += [f"At {ratio:g}, {budget} of {groups} groups on the window:", ""]
         told += compare(group, ends)
         told += describe_difference(group)
     told += ["## What a reviewer would ask", "", *ask_all(rows, options)]

@@ -62,8 +62,8 @@ class Options(BenchmarkOptions):
     ratios: tuple[float, ...] = (0.75, 0.5)
     seeds: int = 5
     """Calibration sets."""
-    kappa: int = 10
-    """Evaluations a layer. The preset has 30."""
+    kappa: int = 30
+    """Evaluations a layer."""
     examples: int = 32
     """Calibration questions, four in a context. The preset has 64."""
     length: int = 512

@@ -51,7 +51,8 @@ class Options(BenchmarkOptions):
     """Evaluations a layer. Every search may make as many as `bosch` plans with it."""
     length: int = 256
     """Of a calibration context."""
-    examples: int = 64
+    examples: int = 32
+    """Calibration questions, two in a context."""
     values: Path = Path("benchmarks/search-truth-2layer.npz")
     """Scores of all masks."""
     rows: Path = Path("benchmarks/search-truth-2layer.jsonl")
@@ -171,12 +172,7 @@ class Truth:
 
     def run_method(self, name: str, ratio: float, seed: int) -> tuple[Rows, int]:
         folder = self.open_run(f"{name}-{ratio:g}-{seed}")
-        ranked = self.runs / "rankings"  # they are the same for every seed
-        if ranked.is_dir():
-            shutil.copytree(ranked, folder / "rankings", dirs_exist_ok=True)
         found = search(self.setup, name, ratio, seed, folder)
-        if (folder / "rankings").is_dir() and not ranked.is_dir():
-            shutil.copytree(folder / "rankings", ranked)
         shutil.rmtree(folder.parent)
         return found.selection.mask.z, found.evaluations
 
@@ -287,7 +283,7 @@ def read_tables(options: Options) -> dict[float, Table]:
     shape = presets.read_shape(options.model).groups
     tables = {}
     with np.load(options.values) as kept:
-        for ratio in options.ratios:
+        for ratio in map(float, sorted(set(kept.files) - {"about"})):
             masks = every_mask(ratio, *shape)
             scores = [Scores(*map(float, row)) for row in kept[f"{ratio:g}"]]
             tables[ratio] = dict(zip(masks, scores, strict=True))

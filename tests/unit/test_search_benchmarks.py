@@ -35,10 +35,13 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return list(json.loads(path.read_text())["rows"])
 
 
-def test_accelerations_are_measured_beside_none(folder: Path) -> None:
-    out = folder / "speed.json"
+def test_accelerations_are_measured_beside_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, kept = folder / "speed.json", folder / "speed.jsonl"
     small = "--examples 4 --kappa 2 --ratios 0.5 --searches swap bosch --switches swap".split()
-    run_benchmark("search", [*MODEL, *small, "--runs", str(folder / "runs"), "--out", str(out)])
+    files = ["--no-preset", "--rows", str(kept), "--runs", str(folder / "runs"), "--out", str(out)]
+    run_benchmark("search", [*MODEL, *small, *files])
     rows = rows_of(out)
     work = {row["search"]: row for row in rows if "layer-forwards: none" in row["name"]}
     assert work["swap"]["at_least"] == 4
@@ -50,8 +53,11 @@ def test_accelerations_are_measured_beside_none(folder: Path) -> None:
     switches = {row["switch"]: row for row in rows if "switch" in row}
     assert set(switches) == set(search.SWITCHES)
     assert switches["answer_rows"]["value"] > 1
-    page = search_page.describe_speed(out)
+    page = search_page.describe_speed(kept)
     assert f"| {work['swap']['value']:.1f}x |" in "\n".join(page)
+    monkeypatch.setattr(search, "search", None)  # again: nothing is searched twice
+    run_benchmark("search", [*MODEL, *small, *files])
+    assert rows_of(out) == rows
 
 
 def test_searches_are_judged_by_the_truth(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
