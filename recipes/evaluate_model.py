@@ -6,7 +6,7 @@
     python recipes/evaluate_model.py --model HYBRID --window 256 --suite lm-eval:arc_easy,piqa
 
 Run the same command again and it goes on where it stopped. recover.py judges the dense model by
-`build`, step 0 and checkpoints by `evaluate_folder`.
+`build`, step 0 and checkpoints by `build_step`.
 """
 
 import dataclasses
@@ -126,7 +126,7 @@ def build(config: Config) -> Stage:
     return make_stage("eval/dense", config.model, judging, Label(Path(config.model).name))
 
 
-def build_step(config: Config, run_path: Path, step: int, source: Stage) -> Stage:
+def build_step(config: Config, run_path: Path, step: int, source: Stage | Artifact) -> Stage:
     """The stage `eval/step-NNNNNN` of recover.py. `source` makes the model of that step: step 0 is
     the hybrid itself, the others are folders of the training."""
     judging = judging_of(config, read_shape(config.model).positions)
@@ -147,30 +147,6 @@ def build_step(config: Config, run_path: Path, step: int, source: Stage) -> Stag
         version=VERSION,
         ranks="all",
     )
-
-
-def evaluate_folder(
-    config: Config,
-    model_folder: Path,
-    out: Path,
-    step: int,
-    tokens: int,
-    shared: Path,
-    rank: int = 0,
-    world: int = 1,
-) -> None:
-    """Judge one checkpoint into `out`, a folder <run>/eval/step-NNNNNN; all ranks call it.
-
-    The model is loaded on each rank's device, so this may stand in the middle of a training. What
-    is complete is reused, what was killed goes on. `shared`: where runs share examples.
-    """
-    judging = judging_of(config, read_shape(str(model_folder)).positions)
-    label = Label(out.parent.parent.name, step, tokens)
-    stage = make_stage(out.name, str(model_folder), judging, label, shared)
-    with RunFolder(out.parent, rank, world, say) as run:
-        run.complete(stage)
-    if rank == 0:
-        publish(out.parent.parent)
 
 
 def publish(run_path: Path) -> None:

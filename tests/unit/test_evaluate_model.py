@@ -11,12 +11,14 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from bosch.assets import asset_folder
+from bosch.config import Config
 from bosch.fingerprint import hash_file
 from bosch.hybrid.materialize import materialize
 from bosch.manifest import DamagedArtifactError
 from bosch.mask import GroupMask, MaskFile
 from bosch.model_folder import read_model_info
 from bosch.run_folder import RunFolder
+from bosch.stage import Artifact
 from data.tokenizer_files import describe_tokenizer
 from eval import runner
 from eval.example_files import load_examples
@@ -42,7 +44,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two-layer model with a window of 64 in six of its eight groups."""
-    folder = tmp_path_factory.mktemp("models") / "hybrid"
+    folder = tmp_path_factory.mktemp("training") / "step-000004"
     mask = GroupMask.from_rows([[1, 1] + [0] * 6] * 2, 64)
     record = MaskFile(mask, read_model_info(MODEL), "by hand", settings={}, seed=0, provenance={})
     materialize(MODEL, record, folder)
@@ -52,6 +54,14 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --------------------------------------------------------------------------------- in recover.py
 
 
+def complete_step(run: Path, config: Config, step: int, hybrid: Path, **told: Any) -> None:
+    """Judge a step as recover.py does: step 0 is the hybrid, the others lie in the training's
+    folder."""
+    source = Artifact.load(hybrid.parent if step else hybrid)
+    with RunFolder(run, **told) as folder:
+        folder.complete(evaluate_model.build_step(config, run, step, source))
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, hybrid: Path) -> Path:
     """A run whose dense model and step 4 were judged as the smoke preset says."""
@@ -59,8 +69,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, hybrid: Path) -> Path:
     config, run = presets.smoke(), root / "one"
     with RunFolder(run) as folder:
         folder.complete(evaluate_model.build(config))
-    out = run / "eval" / "step-000004"
-    evaluate_model.evaluate_folder(config, hybrid, out, 4, 4096, root / "shared")
+    complete_step(run, config, 4, hybrid)
     return run
 
 
@@ -69,7 +78,7 @@ def test_every_score_is_a_row_and_stands_on_saved_predictions(run: Path) -> None
     scores = read_json(folder / "niah" / "scores.json")
     rows = [row for row in scores["rows"] if row["metric"] == "string_match_all"]
     assert all(set(row) == ROW for row in rows)
-    assert {(row["run"], row["step"], row["tokens"]) for row in rows} == {("one", 4, 4096)}
+    assert {(row["run"], row["step"], row["tokens"]) for row in rows} == {("one", 4, 4 * 2 * 256)}
     predictions = read_lines(folder / "niah" / "predictions.jsonl")
     for task in ("niah_single_1", "niah_multikey_2"):
         mine = [p["scores"]["string_match_all"] for p in predictions if p["task"] == task]
@@ -109,12 +118,11 @@ def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
     with RunFolder(other, say=said.append) as folder:
         folder.complete(evaluate_model.build(config))
     assert ["eval/dense: complete, reused from" in line for line in said] == [True]
-    out = other / "eval" / "step-000000"
     config = replace(config, eval=replace(config.eval, batch=2))  # decides no result
     # Examples of NIAH are left out once more: whether one fits is found by building it.
     settings = replace(config.eval, niah_tasks=presets.smoke().eval.niah_tasks[:5])
     config = replace(config, eval=settings)
-    evaluate_model.evaluate_folder(config, hybrid, out, 0, 0, run.parent / "shared")
+    complete_step(other, config, 0, hybrid)
     rows = collect_results(other / "eval", "two")
     assert read_lines(other / "eval" / "results.jsonl") == rows
     assert {row["run"] for row in rows} == {"two"}
@@ -126,11 +134,12 @@ def test_a_complete_evaluation_is_reused_and_other_settings_are_refused(
     run: Path, hybrid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "predict", None)
-    config, out = presets.smoke(), run / "eval" / "step-000004"
-    evaluate_model.evaluate_folder(config, hybrid, out, 4, 4096, run.parent / "shared")
+    config, said = presets.smoke(), []
+    complete_step(run, config, 4, hybrid, say=said.append)
+    assert any("eval/step-000004: complete" in line for line in said)
     config = replace(config, eval=replace(config.eval, niah_samples=2))
     with pytest.raises(ValueError, match=r"limit: 1 -> 2"):
-        evaluate_model.evaluate_folder(config, hybrid, out, 4, 4096, run.parent / "shared")
+        complete_step(run, config, 4, hybrid)
 
 
 def test_predictions_are_scored_again_without_the_model(run: Path, tmp_path: Path) -> None:
@@ -143,7 +152,7 @@ def test_predictions_are_scored_again_without_the_model(run: Path, tmp_path: Pat
         tokenizer=AutoTokenizer.from_pretrained(MODEL),
         suites=[SuiteRun("niah", niah.Settings(lengths=(256,)), 1)],
         examples_folder=run.parent / "shared",
-        label=Label("one", 4, 4096),
+        label=Label("one", 4, 4 * 2 * 256),
         window_tokens=64,
     )
     runner.evaluate(evaluation, folder)
