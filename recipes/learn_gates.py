@@ -11,6 +11,7 @@ from bosch.config import Config
 from bosch.manifest import read_sealed_json
 from bosch.plan import follow_reference
 from bosch.progress import say
+from bosch.ranks import rank_and_world
 from bosch.stage import Artifact, Stage
 from recipes import prepare_tokens
 
@@ -71,7 +72,9 @@ def learning_tokens(config: Config, settings: Any) -> int:
 
     if not _choose.learns_from_tokens(config.method):
         return 0
-    return plan_length(settings, config.data.tokens, config.data.sequence_length).num_tokens
+    data, (_, world) = config.data, rank_and_world()
+    length = plan_length(settings, data.tokens, data.sequence_length, config.window, world)
+    return length.num_tokens
 
 
 def remove_checkpoints(folder: Path) -> None:

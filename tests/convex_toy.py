@@ -29,7 +29,8 @@ class ConvexToy:
         return cls(cost_LG / cost_LG.sum() * TOTAL_COST)
 
     def learning(self, num_steps: int = 1_000) -> Learning:
-        return Learning(self.fit, num_tokens=num_steps, sequence_tokens=1)
+        """Two tokens a step: the smallest batch is one for two processes."""
+        return Learning(self.fit, num_tokens=2 * num_steps, sequence_tokens=1)
 
     def fit(
         self,
@@ -37,6 +38,7 @@ class ConvexToy:
         folder: Path,
         num_steps: int,
         batch_sequences: int,
+        sequence_tokens: int,
         weights_rate: float | None = None,
         weights_out: Path | None = None,
     ) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bosch.config import TrainConfig
 from bosch.manifest import sync_directory
 from bosch.methods._interface import Learner
-from data.loader import TokenFolder
+from data.loader import Sequences, TokenFolder
 from training.consensus import Consensus
 from training.loop import TrainJob, train
 from training.parallel import start_world
@@ -33,10 +35,12 @@ class LoopFit:
         folder: Path,
         num_steps: int,
         batch_sequences: int,
+        sequence_tokens: int,
         weights_rate: float | None = None,
         weights_out: Path | None = None,
     ) -> str | None:
         """None: finished; else why it stopped, everything saved."""
+        tokens = cut_sequences(self.tokens, sequence_tokens)
         settings = replace(
             self.settings,
             batch_sequences=batch_sequences,
@@ -47,9 +51,9 @@ class LoopFit:
         job = TrainJob(
             settings,
             self.model,
-            self.tokens,
+            tokens,
             folder,
-            budget_tokens=num_steps * batch_sequences * self.tokens.seq_len,
+            budget_tokens=num_steps * batch_sequences * sequence_tokens,
             evaluated_shares=() if weights_out is None else (1.0,),
             document_mask=self.document_mask,
             facts=self.facts,
@@ -67,6 +71,27 @@ class LoopFit:
         if wanted is None:
             return None
         return math.gcd(wanted, batch_sequences // start_world().size)
+
+
+def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
+    """The same tokens in shorter sequences: the first parts of all packed ones, then the second, so
+    that neighbors in the order are not of one text."""
+    parts, rest = divmod(tokens.seq_len, sequence_tokens)
+    assert rest == 0  # whoever planned has seen to it
+    if parts == 1:
+        return tokens
+
+    def cut(sequences: Sequences) -> Sequences:
+        return replace(sequences, rows=sequences.rows.reshape(-1, sequence_tokens))
+
+    numbers = tokens.order[:, None] * np.uint32(parts) + np.arange(parts, dtype=np.uint32)[:, None]
+    return replace(
+        tokens,
+        summary=dict(tokens.summary) | {"seq_len": sequence_tokens},
+        train=cut(tokens.train),
+        held_out=cut(tokens.held_out),
+        order=numbers.reshape(len(tokens.order), -1),
+    )
 
 
 def move(exported: Path, target: Path) -> None:

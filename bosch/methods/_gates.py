@@ -8,6 +8,7 @@ and, if they are kept, the trained weights.
 # U units: what has a gate of its own, [layer][group] or [layer][0]
 
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -24,6 +25,8 @@ from bosch.model_folder import read_model_info
 from bosch.ranks import rank_and_world
 
 LEARNED = "learned.json"
+MOST_SEQUENCE_TOKENS = 8_192  # ConSA's
+LEAST_WINDOWS = 4
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class GateSettings:
     steps: int = 1_000  # fewer where the tokens hold fewer
     # Of the token budget, at most. ConSA's first stage takes 1B tokens, 40 % of BOSCH's budget.
     token_share: float = 0.4
+    # Of a sequence, at most those of a packed one. None: ConSA's 8,192, and shorter where the
+    # tokens hold too few steps: it is by their number that gates settle.
+    sequence_tokens: int | None = None
     batch_sequences: int | None = None  # a step; None: as many as give the steps that many tokens
     weights_learning_rate: float | None = None  # peak; None: that of the recovery training
     # original: the mask is for the model as it came, to be compared with searched masks. learned:
@@ -46,7 +52,13 @@ class GateSettings:
         method = type(self).__module__.rsplit(".", 1)[-1]
         check_choice(method, "granularity", self.granularity, get_args(Granularity))
         check_choice(method, "weights", self.weights, ("original", "learned"))
-        for name in ("steps", "batch_sequences", "token_share", "weights_learning_rate"):
+        for name in (
+            "steps",
+            "sequence_tokens",
+            "batch_sequences",
+            "token_share",
+            "weights_learning_rate",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{method}: {name} is {value}, it must be above 0.")
@@ -68,21 +80,58 @@ class Length:
 
     num_steps: int
     batch_sequences: int
-    num_tokens: int
+    sequence_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_steps * self.batch_sequences * self.sequence_tokens
 
 
-def plan_length(settings: GateSettings, num_tokens: int, sequence_tokens: int) -> Length:
-    """As many steps as asked, or as the tokens of the budget hold."""
-    sequences = int(settings.token_share * num_tokens) // sequence_tokens
-    batch = settings.batch_sequences or max(1, sequences // settings.steps)
+def plan_length(
+    settings: GateSettings, num_tokens: int, packed_tokens: int, window_tokens: int, world: int = 1
+) -> Length:
+    """As many steps as asked, or as the tokens of the budget hold. `packed_tokens`: of a sequence
+    as it was packed."""
+    budget = int(settings.token_share * num_tokens)
+    length = choose_sequence(settings, budget, packed_tokens, window_tokens)
+    sequences = budget // length
+    batch = settings.batch_sequences or choose_batch(sequences // settings.steps, world)
     num_steps = min(settings.steps, sequences // batch)
     if num_steps < 1:
         raise ValueError(
             f"{settings.token_share:g} of {num_tokens:,} tokens do not hold one step of {batch} "
-            f"sequences of {sequence_tokens:,}. Set --token-share higher or "
+            f"sequences of {length:,}. Set --token-share higher or "
             "--batch-sequences lower, or prepare more tokens."
         )
-    return Length(num_steps, batch, num_steps * batch * sequence_tokens)
+    return Length(num_steps, batch, length)
+
+
+def choose_batch(sequences: int, world: int) -> int:
+    """Sequences of a step, so many or somewhat fewer. One process and two learn the same gates, and
+    up to eight where there are enough sequences."""
+    multiple = math.lcm(8 if sequences >= 8 else 2, world)
+    return multiple * max(1, sequences // multiple)
+
+
+def choose_sequence(
+    settings: GateSettings, budget: int, packed_tokens: int, window_tokens: int
+) -> int:
+    """Tokens of a sequence, a whole part of a packed one."""
+    if (asked := settings.sequence_tokens) is not None:
+        if packed_tokens % asked:
+            raise ValueError(
+                f"sequences of {asked:,} tokens cannot be cut from packed ones of "
+                f"{packed_tokens:,}; set --sequence-tokens to a whole part of those."
+            )
+        return asked
+    length = packed_tokens
+    while length % 2 == 0 and (
+        length > MOST_SEQUENCE_TOKENS
+        # Of a text that is no longer than a few windows, full attention sees little more.
+        or (budget // length < settings.steps and length // 2 >= LEAST_WINDOWS * window_tokens)
+    ):
+        length //= 2
+    return length
 
 
 def learn(
@@ -91,8 +140,11 @@ def learn(
     """Train gates and weights together; the mask that comes of it. Every rank calls this."""
     learning, folder, settings = context.learning, context.folder, context.settings
     assert learning is not None  # make_mask has seen to it
-    length = plan_length(settings, learning.num_tokens, learning.sequence_tokens)
-    writes = rank_and_world()[0] == 0
+    rank, world = rank_and_world()
+    length = plan_length(
+        settings, learning.num_tokens, learning.sequence_tokens, context.window_tokens, world
+    )
+    writes = rank == 0
     if (folder / LEARNED).is_file():
         learned = json.loads((folder / LEARNED).read_text())
     else:
@@ -107,6 +159,7 @@ def learn(
             folder,
             length.num_steps,
             length.batch_sequences,
+            length.sequence_tokens,
             settings.weights_learning_rate,
             folder / WEIGHTS if settings.weights == "learned" else None,
         )
@@ -136,6 +189,7 @@ def select_lowest(
     details: dict[str, Any] = {
         "num_steps": length.num_steps,
         "batch_sequences": length.batch_sequences,
+        "sequence_tokens": length.sequence_tokens,
         "learning_tokens": length.num_tokens,
         "closed_at_budget": len(closed.units),
         **figures,

@@ -119,6 +119,7 @@ class Fit(Protocol):
         folder: Path,
         num_steps: int,
         batch_sequences: int,  # a step, over all ranks
+        sequence_tokens: int,  # of a sequence: a whole part of what was packed
         weights_rate: float | None = None,  # peak learning rate; None: that of the recovery
         weights_out: Path | None = None,  # where the model goes that was trained; None: nowhere
     ) -> None: ...
@@ -130,7 +131,7 @@ class Learning:
 
     fit: Fit
     num_tokens: int  # of the budget: what a method spends here counts in every comparison
-    sequence_tokens: int
+    sequence_tokens: int  # of a packed sequence
 
 
 @dataclass(frozen=True)

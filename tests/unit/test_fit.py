@@ -16,7 +16,7 @@ from bosch.gates.scalar import ScalarGates
 from bosch.tensorboard import read_metrics
 from data.loader import Loader
 from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, model_folder, tokens_in_memory
-from training.fit import LoopFit
+from training.fit import LoopFit, cut_sequences
 from training.loop import TrainJob, train
 
 STEPS = 5
@@ -45,7 +45,7 @@ def learn(dense: Path, folder: Path, gates: Any, rates: Any = (0.3, 0.2), **chan
     """Train in `folder`, weights in its `weights`; the gates."""
     fit = LoopFit(replace(SETTINGS, **changes), dense, tokens_in_memory())
     learner = learner_of(gates, *rates)
-    assert fit(learner, folder, STEPS, BATCH, weights_out=folder / "weights") is None
+    assert fit(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights") is None
     return gates
 
 
@@ -145,6 +145,29 @@ def test_in_bf16_gates_learn_in_fp32(dense: Path, tmp_path: Path) -> None:
     assert not gates.alpha_U.eq(0).any()
 
 
+def test_shorter_sequences_hold_the_same_tokens(dense: Path, tmp_path: Path) -> None:
+    """First parts before second ones, and documents end where they did."""
+    packed = tokens_in_memory()
+    cut = cut_sequences(packed, SEQ_LEN // 4)
+    assert cut.seq_len == SEQ_LEN // 4
+    whole, parts = Loader(packed, 1), Loader(cut, 1)
+    assert parts.num_steps == 4 * whole.num_steps
+    for step in range(whole.num_steps):
+        expected = whole.batch(step)
+        pieces = [parts.batch(step + part * whole.num_steps) for part in range(4)]
+        assert torch.equal(torch.cat([piece.ids_BT for piece in pieces], 1), expected.ids_BT)
+        ends = {int(end) for end in expected.cu_seqlens} | set(range(0, SEQ_LEN + 1, SEQ_LEN // 4))
+        found = {
+            int(end) + part * SEQ_LEN // 4
+            for part, piece in enumerate(pieces)
+            for end in piece.cu_seqlens
+        }
+        assert found == ends
+    fit = LoopFit(SETTINGS, dense, packed)
+    assert fit(learner_of(constrained(), 0.3, 0.2), tmp_path, STEPS, BATCH, SEQ_LEN // 4) is None
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["tokens"] == STEPS * BATCH * SEQ_LEN // 4
+
+
 # --- after a kill ---
 
 
@@ -157,6 +180,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     granularity: str, dense: Path, tmp_path: Path
 ) -> None:
     whole = learn(dense, tmp_path / "whole", constrained(0.0, granularity))
+    folder = tmp_path / "killed"
     for at in (1, 3, 4):
         gates = constrained(0.0, granularity)
         learner = learner_of(gates, 0.3, 0.2)
@@ -168,11 +192,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
         learner.after_step = kill  # type: ignore[method-assign]
         fit = LoopFit(replace(SETTINGS, checkpoint_steps=2), dense, tokens_in_memory())
         with pytest.raises(Killed):
-            fit(learner, tmp_path / "killed", STEPS, BATCH, weights_out=tmp_path / "killed/weights")
-    gates = learn(dense, tmp_path / "killed", constrained(0.0, granularity), checkpoint_steps=2)
+            fit(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights")
+    gates = learn(dense, folder, constrained(0.0, granularity), checkpoint_steps=2)
     for got, wanted in zip(gates.parameters(), whole.parameters(), strict=True):
         assert torch.equal(got, wanted)
-    assert same(weights_in(tmp_path / "killed/weights"), weights_in(tmp_path / "whole/weights"))
+    assert same(weights_in(folder / "weights"), weights_in(tmp_path / "whole/weights"))
 
 
 def test_an_export_that_was_moved_is_not_missed(dense: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_the_budget_is_met_however_little_was_learned(
         assert max(counts) - min(counts) <= 1
     record = read_mask(tmp_path / "mask.json")
     assert record.mask == mask
-    assert record.settings["learning_tokens"] == 5 * (1_000 // 5)
+    assert record.settings["learning_tokens"] == 5 * (2_000 // 5)
     assert record.settings["weights"] == "original"
     assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
@@ -150,16 +150,30 @@ def test_what_was_learned_is_not_learned_again(tmp_path: Path) -> None:
 
 def test_length_comes_from_the_tokens() -> None:
     settings = consa.Settings()
-    # BOSCH's budget in sequences of 32,768: 1B tokens as in ConSA's first stage.
-    length = plan_length(settings, 2_500_000_000, 32_768)
-    assert length == Length(1_000, 30, 1_000 * 30 * 32_768)
-    assert plan_length(settings, 786_432, 1_024) == Length(307, 1, 307 * 1_024)
+    # BOSCH's budget, packed in 32,768: near ConSA's 1,000 steps of 128 sequences of 8,192.
+    for world in (1, 2, 4, 8):
+        length = plan_length(settings, 2_500_000_000, 32_768, 1_024, world)
+        assert length == Length(1_000, 120, 8_192)
+    assert plan_length(settings, 2_500_000_000, 32_768, 1_024, 48) == Length(1_000, 96, 8_192)
+    # The tiny model's: shorter sequences make up for the few tokens, down to 4 windows.
+    for world in (1, 2):
+        assert plan_length(settings, 786_432, 1_024, 64, world) == Length(614, 2, 256)
+    assert plan_length(settings, 786_432, 1_024, 64, world=3) == Length(204, 6, 256)
+    assert plan_length(settings, 78_643, 1_024, 64) == Length(61, 2, 256)
+    assert Length(10, 2, 256).num_tokens == 5_120
+
+
+def test_a_length_that_is_asked_for_is_taken() -> None:
+    settings = consa.Settings(sequence_tokens=512, batch_sequences=3)
+    assert plan_length(settings, 786_432, 1_024, 64, world=3) == Length(204, 3, 512)
+    with pytest.raises(ValueError, match=r"sequences of 300 tokens cannot be cut from packed ones"):
+        plan_length(consa.Settings(sequence_tokens=300), 786_432, 1_024, 64)
 
 
 def test_too_few_tokens_are_refused() -> None:
     settings = consa.Settings(token_share=0.5, batch_sequences=501)
     with pytest.raises(ValueError, match=r"0\.5 of 1,000 tokens do not hold one step of 501"):
-        plan_length(settings, 1_000, 1)
+        plan_length(settings, 1_000, 1, 64)
 
 
 @pytest.mark.parametrize(
