@@ -117,10 +117,10 @@ def describe_speed(path: Path) -> list[str]:
 def describe_truth(options: Options) -> list[str]:
     told = ["## Against the truth", ""]
     settings = search_truth.Options(values=options.truth_values, rows=options.truth_rows)
-    rows = read_rows(settings.rows)
-    if not rows or not settings.values.is_file():
+    if not settings.rows.is_file() or not settings.values.is_file():
         return [*told, f"Not measured: {settings.rows} is not there.", ""]
-    tables = search_truth.read_tables(settings)
+    about, tables = search_truth.read_tables(settings)
+    rows = search_truth.rows_about(settings.rows, about)
     found = search_truth.summarize(rows, tables)
     told += [
         f"{settings.rows} and {settings.values}, `{COMMAND} search_truth`: the two-layer model, "

@@ -65,14 +65,19 @@ def measure(options: Options) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     setup = set_up(config_of(options), options.runs)
     truth = Truth(setup, options)
-    rows = read_rows(options.rows)
+    rows = rows_about(options.rows, truth.about)
     truth.budgets = {r["ratio"]: r["evaluations"] for r in rows if is_first_bosch(r, options)}
     done = {key_of(row) for row in rows}
     for ratio in options.ratios:
         for name, seed in product((*METHODS, *bare_names()), range(options.seeds)):
             if (name, ratio, options.kappa, seed) not in done:
                 add_row(options.rows, truth.row_of(name, ratio, seed))
-    return summarize(read_rows(options.rows), truth.tables)
+    return summarize(rows_about(options.rows, truth.about), truth.tables)
+
+
+def rows_about(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The searches on this model and calibration set."""
+    return [row for row in read_rows(path) if row["about"] == about]
 
 
 def config_of(options: Options) -> Config:
@@ -113,8 +118,8 @@ class Truth:
             name: MaskObjective(scorer, setup.calibration, name, memo=self.memo)
             for name in OBJECTIVES
         }
-        about = {name: facts[name] for name in ("model", "calibration", "window_tokens")}
-        self.tables = self.read_or_score(options, about)
+        self.about = {name: facts[name] for name in ("model", "calibration", "window_tokens")}
+        self.tables = self.read_or_score(options, self.about)
         self.budgets: dict[float, int] = {}  # evaluations that `bosch` makes
 
     def open_run(self, name: str) -> Path:
@@ -161,6 +166,7 @@ class Truth:
         if name == "bosch" and seed == 0:
             self.budgets[ratio] = evaluations
         return {
+            "about": self.about,
             "search": name,
             "ratio": ratio,
             "kappa": self.kappa,
@@ -278,8 +284,8 @@ def summarize(rows: Sequence[dict[str, Any]], tables: dict[float, Table]) -> lis
     return summary
 
 
-def read_tables(options: Options) -> dict[float, Table]:
-    """All masks and their scores from the file alone."""
+def read_tables(options: Options) -> tuple[dict[str, Any], dict[float, Table]]:
+    """What the scores are of, and all masks with theirs, from the file alone."""
     shape = presets.read_shape(options.model).groups
     tables = {}
     with np.load(options.values) as kept:
@@ -287,7 +293,7 @@ def read_tables(options: Options) -> dict[float, Table]:
             masks = every_mask(ratio, *shape)
             scores = [Scores(*map(float, row)) for row in kept[f"{ratio:g}"]]
             tables[ratio] = dict(zip(masks, scores, strict=True))
-    return tables
+        return json.loads(str(kept["about"])), tables
 
 
 def objective_of(name: str) -> str:

@@ -81,7 +81,7 @@ def test_searches_are_judged_by_the_truth(folder: Path, capsys: pytest.CaptureFi
     options = search_truth.Options(
         model=MODEL[1], ratios=(RATIO,), examples=4, values=values, runs=folder / "runs"
     )
-    (table,) = search_truth.read_tables(options).values()
+    (table,) = search_truth.read_tables(options)[1].values()
     setup = _search.set_up(search_truth.config_of(options), options.runs)
     objective = search_truth.MaskObjective(
         search_truth.Scorer(setup.model, setup.calibration, setup.config.window),
