@@ -1,16 +1,17 @@
-"""The toy world as training text: essays and the toy tasks, any number of documents, none with a
-NIAH template in it."""
+"""The toy world as training text: essays, the toy tasks and records, any number of documents, none
+with a NIAH template in it."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from data.toy_world.essays import paragraph
+from data.toy_world.records import write_records
 from data.toy_world.tasks import DATASETS
 from data.toy_world.world import World
 
-VERSION = 1  # raised when the same seed gives other documents
-ESSAY_SHARE = 0.5
-MAX_QUESTIONS = 4
+VERSION = 2  # raised when the same seed gives other documents
+ESSAY_SHARE, TASK_SHARE = 0.1, 0.45  # of the documents; the others are records
+LONGEST_TASK, LONGEST_RECORDS = 400, 150  # words
 
 
 class ToyDocuments:
@@ -33,14 +34,17 @@ class ToyDocuments:
 
 
 def write_document(seed: int, number: int) -> str:
-    """An essay of 60 to 1,500 words, or a toy task with some of its questions answered. The lengths
-    spread evenly on a logarithmic scale: most documents are short, most of the text stands in long
+    """An essay of 60 to 1,500 words, a toy task with its answer, or records. The lengths spread
+    evenly on a logarithmic scale: most documents are short, most of the text stands in long
     ones."""
     world = World("train", f"documents/{seed}/{number}")
     num_words = int(60 * 25 ** world.rng.random())
-    if world.rng.random() < ESSAY_SHARE:
+    kind = world.rng.random()
+    if kind < ESSAY_SHARE:
         return write_essay(world, num_words)
-    return write_task(world, min(num_words, 600))
+    if kind < ESSAY_SHARE + TASK_SHARE:
+        return write_task(world, min(num_words, LONGEST_TASK))
+    return write_records(world, min(num_words, LONGEST_RECORDS))
 
 
 def write_essay(world: World, num_words: int) -> str:
@@ -52,22 +56,11 @@ def write_essay(world: World, num_words: int) -> str:
 
 
 def write_task(world: World, num_words: int) -> str:
-    """The context once, then questions, each in the words of the task's prompt and with its
-    answer."""
+    """A question in the words of the task's prompt. The text ends with the answer: after another
+    question, a model would go on with questions where it is judged by its answer."""
     dataset = DATASETS[world.rng.choice(list(DATASETS))]
     scene = dataset.write(world, num_words)
-    questions = world.rng.sample(scene.questions, k=min(len(scene.questions), MAX_QUESTIONS))
-    # Where nothing but the question changes, the context is not told again.
-    context_end = dataset.prompt.find("{context}") + len("{context}")
-    again = dataset.prompt[context_end:] if scene.context else dataset.prompt
+    question = world.rng.choice(scene.questions)
     separator = "" if dataset.prompt.endswith("\n") else " "
-    text = ""
-    for index, question in enumerate(questions):
-        prompt = again if index else dataset.prompt
-        text += (
-            prompt.format(context=scene.context, input=question.input)
-            + separator
-            + question.answer
-            + "\n"
-        )
-    return text
+    prompt = dataset.prompt.format(context=scene.context, input=question.input)
+    return prompt + separator + question.answer

@@ -1,0 +1,51 @@
+"""Records of the toy world: entries told once, and looked up again further down. What a hybrid can
+practice long-range recall on, as it can on the code and books of real text, without seeing a NIAH
+template.
+"""
+
+from data.toy_world.essays import paragraph
+from data.toy_world.world import World
+
+# How an entry is told, and how it is looked up. None looks like the question of a toy task, whose
+# text ends with the answer.
+STYLES = (
+    ("{key}: {value}\n", "{key}: {value}\n"),
+    ("{key} has the entry {value}.\n", "The entry of {key} is {value}.\n"),
+    ("def {key}():\n    return {value}\n", "# {key} returns {value}\n"),
+    ("The sign of {key} is {value}.\n", "Look up the sign of {key}: {value}\n"),
+    ("{key} is known as {value}.\n", "By which name is {key} known? It is {value}.\n"),
+)
+SHARES_OF_PROSE = (0.0, 0.2, 0.5)  # a record is as dense as one of these
+SHARE_TOLD = 0.25  # the rest are look-ups, which is what can be learned: entries are drawn
+WORDS_OF_PROSE = 20
+WORDS_OF_ENTRY = 4
+
+
+def write_records(world: World, num_words: int) -> str:
+    """Entries and prose, then look-ups in any order. Keys, values and style differ from record to
+    record."""
+    rng = world.rng
+    tell, look_up = rng.choice(STYLES)
+    make_key = rng.choice(
+        (world.key_word, world.person, world.code_name, world.coined_word, world.uuid)
+    )
+    make_value = rng.choice(
+        (world.number, world.uuid, world.place, world.coined_word, world.person)
+    )
+    prose = rng.choice(SHARES_OF_PROSE)
+    text, words_of_look_ups = "", num_words * (1 - SHARE_TOLD)
+    entries: list[tuple[str, str]] = []
+    while num_words > words_of_look_ups or not entries:
+        if rng.random() < prose:
+            text += " ".join(paragraph(world, rng.randint(1, 3))) + "\n"
+            num_words -= WORDS_OF_PROSE
+        else:
+            entries.append((make_key(), make_value()))
+            key, value = entries[-1]
+            text += tell.format(key=key, value=value)
+            num_words -= WORDS_OF_ENTRY
+    while num_words > 0:
+        key, value = rng.choice(entries)
+        text += look_up.format(key=key, value=value)
+        num_words -= WORDS_OF_ENTRY
+    return text
