@@ -7,6 +7,7 @@ kept for each mask, so that the same command goes on where it stopped, another d
 `search_page` writes docs/search.md from them.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -158,9 +159,13 @@ class Study:
     def search_and_judge(self, method: str, ratio: float, kappa: int, seed: int) -> Row:
         setup = self.setup_of(seed)
         settings: Row = {"kappa": kappa} if method != "random_groups" else {}
-        found = search(setup, method, ratio, seed, None, **settings)
-        z = found.selection.mask.z
-        trace = found.trace
+        # In a folder of its own, so that a killed search goes on from its journal.
+        own = f"{method}-{ratio:g}-{kappa}-{seed}-{self.about['model'][:12]}"
+        folder = self.options.runs / "study" / own
+        folder.mkdir(parents=True, exist_ok=True)
+        found = search(setup, method, ratio, seed, folder, **settings)
+        z, trace, cost = found.selection.mask.z, found.trace, found.selection.cost or {}
+        shutil.rmtree(folder)
         return {
             "kind": "mask",
             "search": method,
@@ -168,8 +173,8 @@ class Study:
             "kappa": kappa,
             "seed": seed,
             "evaluations": trace.get("evaluations", 0),
-            "layer_forwards": (found.selection.cost or {}).get("layer_forwards", 0),
-            "seconds": round(found.seconds, 1),
+            "layer_forwards": round(cost.get("layer_forwards", 0)),
+            "seconds": round(cost.get("seconds", 0), 1),
             "calibration": trace.get("hybrid"),
             **{name: trace[name] for name in TRACED if name in trace},
             **self.judge(z),
