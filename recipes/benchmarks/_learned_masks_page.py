@@ -29,7 +29,6 @@ def write_page(path: Path, rows: Sequence[Row], variants: Sequence[str]) -> None
 def describe_rows(rows: Sequence[Row], variants: Sequence[str]) -> list[str]:
     if not rows:
         return ["Nothing has been measured on this model yet."]
-    known = [variant for variant in variants if any(row["variant"] == variant for row in rows)]
     first = rows[0]
     lines = [
         f"Model {first['model']}, window {first['window']}. NIAH at "
@@ -41,9 +40,9 @@ def describe_rows(rows: Sequence[Row], variants: Sequence[str]) -> list[str]:
     ]
     for ratio in sorted({row["ratio"] for row in rows}):
         mine = [row for row in rows if row["ratio"] == ratio]
-        lines += [f"## Ratio {ratio:g}", "", *describe_scores(mine, known), ""]
-        lines += [*describe_depth(mine, known), ""]
-    return [*lines, *describe_nesting(rows, known)]
+        lines += [f"## Ratio {ratio:g}", "", *describe_scores(mine, variants), ""]
+        lines += [*describe_depth(mine, variants), ""]
+    return [*lines, *describe_nesting(rows, variants)]
 
 
 def describe_scores(rows: Sequence[Row], variants: Sequence[str]) -> list[str]:

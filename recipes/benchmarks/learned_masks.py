@@ -124,7 +124,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def known_rows(options: Options) -> list[dict[str, Any]]:
-    """Those of this model's weights, judged by as many examples and after as many tokens."""
+    """Those of this model's weights and text, judged by as many examples."""
     if not options.rows.is_file():
         return []
     decides = facts_of(options)
@@ -134,6 +134,7 @@ def known_rows(options: Options) -> list[dict[str, Any]]:
 def facts_of(options: Options) -> dict[str, Any]:
     config = config_of(Cell("random_groups", 0.5, 0), options)
     return {
+        "text": prepare_tokens.build(config).fingerprint[:12],  # of seed 0
         "model": str(read_model_info(materialize_model.fetch_model(options.model))),
         "samples": options.samples,
         "lengths": list(config.eval.niah_lengths),
