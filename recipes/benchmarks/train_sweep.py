@@ -40,11 +40,11 @@ class Options(BenchmarkOptions):
     seed: int = 0
     """Of random_groups."""
     seq_len: int = 1024
-    budgets: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TOKENS")] = ("512k",)
+    budgets: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TOKENS")] = ("131072",)
     """Of one run."""
-    batches: tuple[int, ...] = (8,)
+    batches: tuple[int, ...] = (2, 8)
     """Sequences of a step."""
-    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    rates: tuple[float, ...] = (1e-3, 3e-3)
     """Peak learning rates."""
     lengths: tuple[int, ...] = (512, 1024)
     """Of NIAH."""
