@@ -28,7 +28,11 @@ from transformers import (
 )
 
 import bosch  # noqa: F401  registers the attention whose groups can be windowed
+from bosch.calibration_file import Calibration, Haystack, Question
 from bosch.mask import num_windowed
+from bosch.search.evaluations import MaskObjective
+from bosch.search.optimizers._interface import Problem, optimize
+from bosch.search.scorer import Scorer
 from data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
 from data.toy_world.essays import ToyEssays
 from data.toy_world.tasks import DATASETS, longbench_rows
@@ -254,30 +258,21 @@ class Masks:
                 "z": ["".join(map(str, row)) for row in z]
             }
 
-        def objective(z: Z) -> float:
-            outcomes = score(model, calibration, z, self.window)
-            return mean(o.right + 0.01 * max(o.log_probability, -10) for o in outcomes)
-
         def search_and_measure(start: Z) -> dict:
-            return measure(swap_search(objective, start, self.evaluations, self.seed))
+            return measure(search_by_swaps(model, calibration, start, self))
 
         full = [[1] * num_groups for _ in range(num_layers)]
         rows.add("dense", partial(measure, full))
         rows.add("all windowed", partial(measure, [[0] * num_groups for _ in range(num_layers)]))
         for ratio in (0.75, 0.5, 0.875):
-            rng = random.Random(f"{self.seed}/{ratio}")
             quota = num_windowed(ratio, num_layers, num_groups)
+            rng = random.Random(f"search/{self.seed}/{ratio}")
+            start = random_mask(num_layers, num_groups, quota, rng)
+            rows.add(f"swap search {ratio}", partial(search_and_measure, start))
+            rng = random.Random(f"{self.seed}/{ratio}")
             for index in range(20):
                 z = random_mask(num_layers, num_groups, quota, rng)
                 rows.add(f"random {ratio} {index}", partial(measure, z))
-
-            start = random_mask(
-                num_layers, num_groups, quota, random.Random(f"search/{self.seed}/{ratio}")
-            )
-            rows.add(
-                f"swap search {ratio}",
-                partial(search_and_measure, start),
-            )
         for kept in itertools.combinations(range(num_layers), num_layers // 4):
             z = [[int(layer in kept)] * num_groups for layer in range(num_layers)]
             rows.add(f"layers {kept}", partial(measure, z))
@@ -368,19 +363,39 @@ def random_mask(num_layers: int, num_groups: int, quota: int, rng: random.Random
     return [bits[i * num_groups : (i + 1) * num_groups] for i in range(num_layers)]
 
 
-def swap_search(objective: Callable[[Z], float], start: Z, evaluations: int, seed: int) -> Z:
-    """Exchanges one full and one windowed group at a time and keeps what is not worse."""
-    rng = random.Random(seed)
-    best, best_value = start, objective(start)
-    groups = list(itertools.product(range(len(start)), range(len(start[0]))))
-    for _ in range(evaluations - 1):
-        z = [list(row) for row in best]
-        (i, g) = rng.choice([(i, g) for i, g in groups if z[i][g]])
-        (j, h) = rng.choice([(i, g) for i, g in groups if not z[i][g]])
-        z[i][g], z[j][h] = 0, 1
-        if (value := objective(z)) >= best_value:
-            best, best_value = z, value
-    return best
+def search_by_swaps(model: Any, examples: Sequence[Example], start: Z, plan: "Masks") -> Z:
+    """The best mask on these examples of as many groups on the window as the start has."""
+    objective = MaskObjective(
+        Scorer(model, as_calibration(examples), plan.window),
+        as_calibration(examples),
+        "accuracy+probability",
+    )
+    num_groups = len(start[0])
+
+    def rows(bits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        places = range(0, len(bits), num_groups)
+        return tuple(tuple(bits[place : place + num_groups]) for place in places)
+
+    bits = tuple(itertools.chain.from_iterable(start))
+    problem = Problem(
+        num_variables=len(bits),
+        quota=bits.count(0),
+        evaluate=lambda bits, threshold: objective(rows(bits), threshold),
+        max_evaluations=plan.evaluations,
+        seed=plan.seed,
+        starts=(bits,),
+    )
+    return [list(row) for row in rows(optimize("swap", problem).bits)]
+
+
+def as_calibration(examples: Sequence[Example]) -> Calibration:
+    """One text an example. Where its needle is does not matter to a score."""
+    haystacks = []
+    for example in examples:
+        ids_T = torch.tensor(example.prompt_ids + example.answer_ids)
+        answer = range(len(example.prompt_ids), len(ids_T))
+        haystacks.append(Haystack(ids_T, (Question(answer, answer, example.task),)))
+    return Calibration(haystacks)
 
 
 class Rows:

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,7 @@ LATE = Mixture(recall=0.2, needles=0.4, tasks=0.35, essays=0.05)
 PRACTICED = Mixture(recall=0.1, needles=0.35, tasks=0.15, essays=0.05, practice=0.35)
 LONGER = Mixture(recall=0.1, needles=0.45, tasks=0.15, essays=0.05, practice=0.25)
 HARDER = Mixture(recall=0.05, needles=0.35, tasks=0.1, essays=0.05, practice=0.1, hard_needles=0.35)
+FARTHER = replace(HARDER, tasks=0.15, practice=0.15, hard_needles=0.25)
 
 
 def eight_layers() -> TinyPlan:
@@ -147,6 +148,9 @@ def eight_layers() -> TinyPlan:
             Phase("harder-1024", 700, 1024, HARDER, rate=(0.25, 0.1)),
             Phase("harder-2048", 300, 2048, HARDER, rate=(0.1, 0.03)),
             Phase("ending-512", 150, 512, HARDER, rate=(0.03, 0.01), text_weight=0.1),
+            Phase("far-1024", 200, 1024, FARTHER, rate=(0.02, 0.2)),
+            Phase("far-2048", 500, 2048, FARTHER, rate=(0.2, 0.03)),
+            Phase("ending-1024", 100, 1024, FARTHER, rate=(0.03, 0.01), text_weight=0.1),
         ),
     )
 
