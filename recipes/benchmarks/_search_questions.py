@@ -68,7 +68,9 @@ def ask_kappa(masks: Sequence[Row]) -> list[str]:
                     f"{average(runs, 'log_probability'):.2f}",
                 )
             )
-    ratio = f"{masks[0]['ratio']:g}" if masks else ""
+    if not lines:
+        return ["**How much does the budget matter?** Not measured yet.", ""]
+    ratio = f"{masks[0]['ratio']:g}"
     header = ("search", "kappa", "sets", "evaluations", "S", "both", "log-probability")
     return [
         f"**How much does the budget matter?** At {ratio}, by kappa:",

@@ -126,7 +126,8 @@ def describe_truth(options: Options) -> list[str]:
         f"{settings.rows} and {settings.values}, `{COMMAND} search_truth`: the two-layer model, "
         f"{settings.examples} questions in contexts of {settings.length} tokens, kappa "
         f"{rows[0]['kappa']}. Every mask was scored; then each search ran on these scores, with "
-        "another seed each time and no more evaluations than `bosch` makes. The last eight rows of "
+        f"another seed each time, {settings.seeds} in the end (the column says how many so far), and "
+        "no more evaluations than `bosch` makes. The last eight rows of "
         "a table are optimizers over all groups, without stages and without a ranking to start "
         "from.",
         "",
@@ -174,7 +175,10 @@ def describe_study(study: Study) -> list[str]:
     told = ["## On held-out tests", ""]
     if not rows:
         return [*told, f"Not measured: {options.rows} holds nothing of the shipped model.", ""]
-    missing = [name for name, _ in study.plan() if name not in {row["name"] for row in rows}]
+    known = {row["name"] for row in rows}
+    missing = [
+        name for name in dict.fromkeys(name for name, _ in study.plan()) if name not in known
+    ]
     told += [
         f"{options.rows}, `{COMMAND} search_study`: the tiny model; each search ran with kappa "
         f"{options.kappa} on calibration sets of other seeds, {options.examples} questions, four "

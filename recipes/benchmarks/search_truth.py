@@ -68,10 +68,10 @@ def measure(options: Options) -> list[dict[str, Any]]:
     rows = rows_about(options.rows, truth.about)
     truth.budgets = {r["ratio"]: r["evaluations"] for r in rows if is_first_bosch(r, options)}
     done = {key_of(row) for row in rows}
-    for ratio in options.ratios:
-        for name, seed in product((*METHODS, *bare_names()), range(options.seeds)):
-            if (name, ratio, options.kappa, seed) not in done:
-                add_row(options.rows, truth.row_of(name, ratio, seed))
+    names = (*METHODS, *bare_names())
+    for seed, ratio, name in product(range(options.seeds), options.ratios, names):
+        if (name, ratio, options.kappa, seed) not in done:
+            add_row(options.rows, truth.row_of(name, ratio, seed))
     return summarize(rows_about(options.rows, truth.about), truth.tables)
 
 
