@@ -126,9 +126,8 @@ def describe_truth(options: Options) -> list[str]:
         f"{settings.rows} and {settings.values}, `{COMMAND} search_truth`: the two-layer model, "
         f"{settings.examples} questions in contexts of {settings.length} tokens, kappa "
         f"{rows[0]['kappa']}. Every mask was scored; then each search ran on these scores, with "
-    names = dict.fromkeys(name for name, _ in study.plan())  # it has some twice
-    missing = [name for name in names if name not in known]
-        "no more evaluations than `bosch` makes. The last eight rows of "
+        f"another seed each time, {settings.seeds} in the end (the column says how many so far), "
+        "and no more evaluations than `bosch` makes. The last eight rows of "
         "a table are optimizers over all groups, without stages and without a ranking to start "
         "from.",
         "",
