@@ -7,6 +7,7 @@ share of the examples, and takes from rank 0 what only one of them may decide.
 Both are collective: each rank calls them, in the same order. With one process they cost nothing.
 """
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from bosch.ranks import rank_and_world
 
@@ -22,6 +24,7 @@ from bosch.ranks import rank_and_world
 # default of half an hour would end a search whose rank 0 is kept waiting by a disk. A rank that
 # dies is noticed at once.
 TIMEOUT = timedelta(days=1)
+_joins = itertools.count()  # of this launch, the same on every rank
 
 
 @contextmanager
@@ -35,7 +38,11 @@ def joined() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    # Names of its own in the launcher's store: training makes the next group of this launch, and
+    # would find the addresses of this one, where nobody listens any more.
+    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    own = dist.PrefixStore(f"search {next(_joins)}", store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=TIMEOUT)
     try:
         yield
     finally:
