@@ -123,6 +123,7 @@ PRACTICED = Mixture(recall=0.1, needles=0.35, tasks=0.15, essays=0.05, practice=
 LONGER = Mixture(recall=0.1, needles=0.45, tasks=0.15, essays=0.05, practice=0.25)
 HARDER = Mixture(recall=0.05, needles=0.35, tasks=0.1, essays=0.05, practice=0.1, hard_needles=0.35)
 FARTHER = replace(HARDER, tasks=0.15, practice=0.15, hard_needles=0.25)
+FARTHEST = replace(HARDER, needles=0.25, practice=0.15, hard_needles=0.4)
 
 
 def eight_layers() -> TinyPlan:
@@ -151,6 +152,11 @@ def eight_layers() -> TinyPlan:
             Phase("far-1024", 200, 1024, FARTHER, rate=(0.02, 0.2)),
             Phase("far-2048", 500, 2048, FARTHER, rate=(0.2, 0.03)),
             Phase("ending-1024", 100, 1024, FARTHER, rate=(0.03, 0.01), text_weight=0.1),
+            # Longer than the model is used at: further questions end a lesson, so that lessons of
+            # 2,048 tokens seldom ask across all of them.
+            Phase("beyond-warm-up", 100, 2304, FARTHEST, rate=(0.02, 0.15)),
+            Phase("beyond-2304", 2300, 2304, FARTHEST, rate=(0.15, 0.02)),
+            Phase("beyond-ending", 150, 1024, FARTHEST, rate=(0.02, 0.01), text_weight=0.1),
         ),
     )
 
