@@ -21,11 +21,17 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._last: tuple[Rows, tuple[list[int], int]] | None = None
 
     def visit(self, z: Rows) -> tuple[list[int], int]:
         """The numbers of `z[:0]`, `z[:1]` ... `z[:L-1]`, and the lowest layer whose row tells this
-        mask from all before it.
+        mask from all before it: the same for each of its texts, until another mask comes.
         """
+        if self._last is None or self._last[0] != z:
+            self._last = z, self._place(z)
+        return self._last[1]
+
+    def _place(self, z: Rows) -> tuple[list[int], int]:
         numbers, branch = [0], len(z) - 1
         for layer, row in enumerate(z[:-1]):
             key = numbers[-1], row
