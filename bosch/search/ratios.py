@@ -30,10 +30,12 @@ def allocate_ratios(
     `tie_scores`, the same of another score with the dense model's last, decide between equal drops;
     then the lower layer is the harder one. A layer that hurts more never gets a larger share.
     """
-    _check_scores(stage1_scores, dense_score, tie_scores)
+    scores, dense_score = [float(score) for score in stage1_scores], float(dense_score)
+    ties = None if tie_scores is None else [float(score) for score in tie_scores]
+    _check_scores(scores, dense_score, ties)
     check_ratio(rho)
-    num_layers = len(stage1_scores)
-    counts = _bucket_counts(buckets, num_groups)
+    num_layers = len(scores)
+    counts = _bucket_counts([float(bucket) for bucket in buckets], num_groups)
     budget = num_windowed(rho, num_layers, num_groups)
     if not counts[0] * num_layers <= budget <= counts[-1] * num_layers:
         raise ValueError(
@@ -41,7 +43,7 @@ def allocate_ratios(
             f"but buckets from {counts[0]} to {counts[-1]} groups a layer allow "
             f"{counts[0] * num_layers} to {counts[-1] * num_layers}; choose other buckets."
         )
-    hard = hardest_first(stage1_scores, dense_score, tie_scores)
+    hard = hardest_first(scores, dense_score, ties)
     windowed = _reconcile(_split(hard, len(counts)), hard, counts, budget)
     assert sum(windowed.values()) == budget
     return tuple(windowed[layer] / num_groups for layer in range(num_layers))

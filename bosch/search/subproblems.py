@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from bosch.mask import check_ratio
+from bosch.mask import check_ratio, num_windowed
 
 MAX_VARIABLES = 32  # of a part by default: 4 layers of 8 groups in the paper
 
@@ -39,13 +39,14 @@ def plan_subproblems(
     for name, value in (("num_groups", num_groups), ("kappa", kappa), ("max_layers", max_layers)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}, it must be at least 1.")
-    for ratio in ratios:
-        check_ratio(ratio)
+    shares = [float(ratio) for ratio in ratios]
+    for share in shares:
+        check_ratio(share)
     most = max(1, MAX_VARIABLES // num_groups) if max_layers is None else max_layers
     return tuple(
         _describe(layers, ratio, num_groups, kappa)
-        for ratio in sorted(set(ratios), reverse=True)
-        for layers in cut([layer for layer, r in enumerate(ratios) if r == ratio], most)
+        for ratio in sorted(set(shares), reverse=True)
+        for layers in cut([layer for layer, share in enumerate(shares) if share == ratio], most)
     )
 
 
@@ -59,12 +60,12 @@ def cut(layers: Sequence[int], most: int) -> list[tuple[int, ...]]:
 
 def _describe(layers: tuple[int, ...], ratio: float, num_groups: int, kappa: int) -> Subproblem:
     num_variables = len(layers) * num_groups
-    num_windowed = len(layers) * math.ceil(ratio * num_groups - 1e-9)
-    candidates, budget = math.comb(num_variables, num_windowed), kappa * len(layers)
+    quota = num_windowed(ratio, len(layers), num_groups)
+    candidates, budget = math.comb(num_variables, quota), kappa * len(layers)
     method: Literal["none", "exhaustive", "optimizer"] = "optimizer"
     evaluations = budget
-    if num_windowed in (0, num_variables):
+    if quota in (0, num_variables):
         method, evaluations = "none", 0
     elif candidates <= budget:
         method, evaluations = "exhaustive", candidates
-    return Subproblem(layers, ratio, num_variables, num_windowed, method, evaluations)
+    return Subproblem(layers, ratio, num_variables, quota, method, evaluations)

@@ -6,9 +6,13 @@ corrected sign; the profiles are what it gives there for the paper's models.
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -75,6 +79,23 @@ def test_an_odd_budget_leaves_one_layer_off_the_grid() -> None:
     ratios = allocate_ratios([layer / 27 for layer in range(27)], 1.0, 0.875, 8)
     assert sum(ratios) * 8 == 189
     assert sum(ratio not in FIVE for ratio in ratios) == 1
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_numbers_may_come_from_any_library(kind: Callable[[Sequence[float]], Any]) -> None:
+    # The example above, and one whose ties are decided by the second score.
+    assert allocate_ratios(kind((0.40, 0.69, 0.75, 0.95)), kind((1.0,))[0], 0.5, 4, kind(FIVE)) == (
+        0,
+        0.75,
+        0.25,
+        1,
+    )
+    tied = (0.25, 0.5, 0.75), 1.0, 0.5, 4, kind((0, 0.5, 1)), kind((-5.0, -4.0, -2.0, -1.0))
+    assert allocate_ratios(*tied) == (0.5, 0, 1)
+    plan = plan_subproblems(kind((0.5, 0.25, 0.5)), 4)
+    assert plan == plan_subproblems((0.5, 0.25, 0.5), 4)
+    assert [part.layers for part in plan] == [(0, 2), (1,)]
+    assert all(type(part.ratio) is float for part in plan)
 
 
 # --- stage 2: order ---
@@ -197,6 +218,11 @@ def test_parts_are_few_and_alike_the_lower_ones_larger() -> None:
     assert [p.layers for p in plan_subproblems((0.5,) * 3, 8, max_layers=2)] == [(0, 1), (2,)]
     assert [len(p.layers) for p in plan_subproblems((0.5,) * 10, 4)] == [5, 5]  # 8 layers of 4
     assert [len(p.layers) for p in plan_subproblems((0.5,) * 2, 64)] == [1, 1]
+
+
+def test_the_quota_is_of_the_union_of_a_parts_layers() -> None:
+    # Two layers of 8 at 0.3: 4.8 of 16 groups, not twice 2.4 of 8.
+    assert [p.num_windowed for p in plan_subproblems((0.3, 0.3), 8)] == [5]
 
 
 def test_a_part_is_enumerated_where_the_budget_allows() -> None:
