@@ -156,15 +156,18 @@ def _tie(log_probability: float | None) -> float:
 
 def assign_ratios(search: Search, settings: StageSettings, found: Importance) -> tuple[float, ...]:
     """Algorithm 2, without an evaluation."""
+    scores, dense = found.scores, found.dense
+    if dense <= 0:  # log-probabilities, where stage 2 takes shares; it goes by the drops alone
+        scores, dense = tuple(round(1 + score - dense, 4) for score in scores), 1.0
     ratios = allocate_ratios(
-        found.scores,
-        found.dense,
+        scores,
+        dense,
         search.context.ratio,
         search.num_groups,
         settings.ratio_buckets,
         found.tie_scores,
     )
-    weights = layer_weights(found.scores, found.dense, settings.drop_percentiles)
+    weights = layer_weights(scores, dense, settings.drop_percentiles)
     search.details |= {"layer_weights": [round(w, 6) for w in weights], "ratios": list(ratios)}
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
     return ratios

@@ -4,6 +4,7 @@ record, limits, and that nothing but the settings and the seed decides the mask.
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bosch.methods._interface import Context
 from bosch.plugins import list_plugins, load_plugin
 from bosch.search import pictures, plan_subproblems
 from bosch.search.journal import FILE
+from bosch.search.objective import rounded, weighted
 from bosch.search.optimizers import _nomad_process
 from bosch.search.scorer import Accelerations
 from recipes.search_mask import default_settings
@@ -122,6 +124,17 @@ def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) 
     by_harm = sorted(range(3), key=lambda layer: found[layer])
     ratios = trace_of(record)["ratios"]
     assert [ratios[layer] for layer in by_harm] == sorted(ratios)
+
+
+@pytest.mark.parametrize("objective", ["logprob", "accuracy+logprob"])
+def test_stage_2_goes_by_the_drops_of_a_negative_score_too(run: Any, objective: str) -> None:
+    trace = trace_of(run("bosch", kappa=100, objective=objective))
+    dense, scores = trace["dense"], trace["stage1_scores"]
+    top = rounded(weighted(objective, *dense.values()))
+    assert top < 0
+    drops = [before - after for after, before in pairwise([*scores, top])]
+    by_harm = sorted(range(3), key=lambda layer: -drops[layer])
+    assert [trace["ratios"][layer] for layer in by_harm] == sorted(trace["ratios"])
 
 
 def test_a_polish_starts_from_stage_3_and_loses_nothing(run: Any) -> None:
