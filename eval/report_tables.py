@@ -230,6 +230,7 @@ def warnings(comparison: Comparison) -> list[str]:
         for part in missing_parts(comparison, run):
             lacking.setdefault(part, []).append(run.name)
     lines += [f"{', '.join(names)}: {part}" for part, names in lacking.items()]
+    lines += unlike_examples(comparison)
     for fall in falls(comparison):
         if fall.is_clear or fall.measure.kind == "average":
             lines.append(
@@ -253,7 +254,28 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
         parts.append("step 0 was not evaluated")
     elif not any(curve.is_trained for curve in curves):
         parts.append("evaluated before training only")
+    for measure in comparison.averages:
+        curve = comparison.curve(run.name, measure)
+        if run.ratio and curve and curve.is_trained and curve.dense <= curve.values[0]:
+            parts.append(f"{measure.title}: step 0 is not below the dense model: no gap to close")
     return parts
+
+
+def unlike_examples(comparison: Comparison) -> list[str]:
+    """Averages that rest on other examples in some runs than in others."""
+    lines = []
+    for measure in comparison.averages:
+        found: dict[str, list[str]] = {}
+        for run in comparison.runs:
+            rows = [row for row in run.rows if row["suite"] == measure.suite]
+            lengths = ", ".join(map(str, sorted({r["length"] for r in rows if r["length"]})))
+            for n in sorted({row["n"] for row in rows if row["task"] == measure.name}):
+                test_set = f"{n} of {lengths} tokens" if lengths else str(n)
+                found.setdefault(test_set, []).append(run.name)
+        if len(found) > 1:
+            told = "; ".join(f"{name} in {', '.join(runs)}" for name, runs in found.items())
+            lines.append(f"{measure.title}: not the same examples everywhere: {told}")
+    return lines
 
 
 def kv_saved(run: RunResults) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from bosch.manifest import MANIFEST
 from bosch.mask import MaskFile, read_mask
+from bosch.plan import REFERENCE
 from eval.measures import Row, headline_metric
 from eval.resampling import Samples
 from eval.results import SCORES, follow
@@ -125,9 +126,10 @@ def _read_evaluations(
     rows: list[Row] = []
     samples: dict[Place, Samples] = {}
     for folder in sorted((path / "eval").glob("*/")):
-        for file in sorted(follow(folder).glob(f"*/{SCORES}")):
-            found = _read_json(file, problems).get("rows", [])
-            kept = [r | _tokens(r, tokens_at) for r in found if _is_row(r)]
+        for file in sorted(_follow(folder, problems).glob(f"*/{SCORES}")):
+            told = _read_json(file, problems).get("rows")
+            found = told if isinstance(told, list) else []
+            kept = [r | _completed(r, tokens_at) for r in found if _is_row(r)]
             if len(kept) < len(found):
                 problems.append(f"{file}: {len(found) - len(kept)} rows without a value left out")
             rows += kept
@@ -140,12 +142,19 @@ def _read_evaluations(
 def read_samples(folder: Path, suite: str, problems: list[str]) -> Samples:
     """Scores of single examples, in percent, by the metric that counts."""
     found: dict[tuple[str, int], dict[int, float]] = {}
+    num_left_out = 0
     for row in _read_lines(folder / PREDICTIONS, problems):
-        scores = row.get("scores")
-        if isinstance(scores, dict) and scores:
-            metric = headline_metric(suite, row["task"]) or next(iter(scores))
-            cell = found.setdefault((row["task"], row["length"]), {})
-            cell[row["index"]] = 100 * scores[metric]
+        try:
+            scores, cell, index = row["scores"], (row["task"], row["length"]), row["index"]
+            value = float(scores[headline_metric(suite, cell[0]) or next(iter(scores))])
+        except (KeyError, TypeError, ValueError, StopIteration):
+            value = math.nan
+        if math.isfinite(value):
+            found.setdefault(cell, {})[index] = 100 * value
+        else:
+            num_left_out += 1
+    if num_left_out:
+        problems.append(f"{folder / PREDICTIONS}: {num_left_out} rows without a score left out")
     return found
 
 
@@ -156,12 +165,21 @@ def _is_row(row: Any) -> bool:
     return isinstance(row["value"], int | float) and math.isfinite(row["value"])
 
 
-def _tokens(row: Row, tokens_at: Mapping[Any, Any]) -> dict[str, Any]:
+def _completed(row: Row, tokens_at: Mapping[Any, Any]) -> dict[str, Any]:
     known = row.get("tokens")
-    return {"tokens": tokens_at.get(row["step"]) if known is None else known}
+    tokens = tokens_at.get(row["step"]) if known is None else known
+    return {"tokens": tokens, "n": row.get("n") or 0}
 
 
 # --------------------------------------------------------------------------------------- files
+
+
+def _follow(folder: Path, problems: list[str]) -> Path:
+    try:
+        return follow(folder)
+    except (ValueError, KeyError, TypeError):
+        problems.append(f"{folder / REFERENCE} is damaged: it names no folder")
+        return folder
 
 
 def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -205,7 +223,7 @@ def _stage_seconds(path: Path, problems: list[str]) -> dict[str, float]:
     """Wall time of each complete stage, all attempts together."""
     found = {}
     for stage in ("calibration", "mask", "model", "tokens", "train"):
-        told = _read_json(follow(path / stage) / MANIFEST, problems).get("wall_seconds")
+        told = _read_json(_follow(path / stage, problems) / MANIFEST, problems).get("wall_seconds")
         if isinstance(told, list):
             found[stage] = float(sum(told))
     return found

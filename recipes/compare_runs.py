@@ -4,8 +4,8 @@
     python recipes/compare_runs.py runs/*-r0.75 --baseline runs/tiny-qwen3-fisher-r0.75
     python recipes/compare_runs.py runs/* --rebuild-tb
 
-Writes report.html (one file, for any browser), table.md, pictures and rows into --out. Folders that
-are no runs, such as runs/shared, are passed over; parts that a run lacks are named in the report.
+Writes report.html (one file, for any browser), table.md, pictures and rows into --out. What is no
+run, such as runs/shared or a log, is passed over; parts that a run lacks are named in the report.
 """
 
 import sys
@@ -67,7 +67,7 @@ def build(run_path: Path, made_from: Sequence[Stage]) -> Stage:
 def find_runs(given: Sequence[Path]) -> list[Path]:
     """Those of the folders that are runs. ValueError if none is."""
     for path in given:
-        if not path.is_dir():
+        if not path.exists():
             raise FileNotFoundError(f"{path}: there is no such folder; name run folders: runs/*")
     found = [path for path in given if is_run(path)]
     if not found:

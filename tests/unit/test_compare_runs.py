@@ -206,6 +206,46 @@ def test_parts_that_runs_lack_are_named(tmp_path: Path) -> None:
     write_report([zero_shot, unfinished, no_dense, empty, torn], tmp_path / "report")
 
 
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        ({"task": None}, "1 rows without a score left out"),
+        ({"scores": {"another metric": 1.0}}, "1 rows without a score left out"),
+        ({"scores": {"string_match_all": math.nan}}, "1 rows without a score left out"),
+    ],
+)
+def test_a_damaged_prediction_is_named_and_nothing_is_drawn_from_it(
+    tmp_path: Path, broken: dict, problem: str
+) -> None:
+    folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
+    path = folder / "eval/step-000200/niah/predictions.jsonl"
+    first, *others = read_rows(path)
+    row = {key: value for key, value in (first | broken).items() if value is not None}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (row, *others)))
+    comparison = compare([folder])
+    assert [row.curve.source for row in recoveries(comparison)] == [FROM_ERRORS, PAIRED]
+    assert any(f"{path}: {problem}" in line for line in warnings(comparison))
+
+
+def test_damaged_scores_and_references_end_no_comparison(tmp_path: Path) -> None:
+    folder = FakeRun().write(tmp_path)
+    (folder / "eval/step-000200/niah/scores.json").write_text('{"rows": 5}')
+    (folder / "eval/dense/reference.json").write_text("{}")
+    assert any("reference.json is damaged" in line for line in warnings(compare([folder])))
+
+
+def test_runs_that_cannot_be_compared_as_they_are_are_told(tmp_path: Path) -> None:
+    more = FakeRun("bosch", samples=8).write(tmp_path)
+    fewer = FakeRun("fisher", samples=5).write(tmp_path)
+    above = FakeRun("razor", skill=lambda step, task: 0.2 if step is None else 0.9).write(tmp_path)
+    told = "\n".join(warnings(compare([more, fewer, above])))
+    # Six tasks at two lengths.
+    same = f"96 of 512, 1024 tokens in {more.name}, {above.name}; 60 of 512, 1024 tokens in"
+    assert f"NIAH average: not the same examples everywhere: {same} {fewer.name}" in told
+    assert f"{above.name}: NIAH average: step 0 is not below the dense model" in told
+    assert "not the same" not in "\n".join(warnings(compare([more, above])))
+
+
 def test_masks_of_other_shapes_and_ratios_have_no_distance(tmp_path: Path) -> None:
     one = FakeRun("bosch", ratio=0.5, steps=()).write(tmp_path)
     other = FakeRun("bosch", ratio=0.75, steps=()).write(tmp_path)
@@ -231,7 +271,8 @@ def test_command_passes_over_what_is_no_run(
     monkeypatch.chdir(tmp_path)
     FakeRun(steps=(None, 0)).write(tmp_path / "runs")
     (tmp_path / "runs" / "shared").mkdir()
-    compare_runs.main(["--out", "out"])
+    (tmp_path / "runs" / "nohup.out").touch()
+    compare_runs.main([*map(str, (tmp_path / "runs").iterdir()), "--out", "out"])
     said = capsys.readouterr().out
     assert "tiny-qwen3-bosch-r0.75" in said
     assert "report out/report.html" in said
