@@ -88,8 +88,10 @@ class Heartbeat:
     def _is_dead(self, rank: int) -> bool:
         try:
             beat = json.loads((self.folder / f"rank-{rank}").read_text())
-        except FileNotFoundError:
-            return False  # not there yet; whoever never starts is missed by the process group
+        except (OSError, ValueError):
+            # Not there yet (whoever never starts is missed by the process group), or just replaced
+            # and not to be read for a moment, as on NFS.
+            return False
         if beat["launch"] != self._launch or beat["ended"]:
             return False  # left over from an earlier launch, or done
         alive = ProcessIdentity(**beat["process"]).alive()

@@ -71,3 +71,11 @@ def test_rank_on_another_machine_is_dead_when_its_count_stands_still(tmp_path: P
     there._write()
     assert not here._is_dead(1)
     assert here._is_dead(1)
+
+
+def test_beat_that_cannot_be_read_ends_neither_the_rank_nor_its_heart(tmp_path: Path) -> None:
+    (tmp_path / "rank-1").mkdir()
+    assert not Heartbeat(tmp_path, 0, 2)._is_dead(1)
+    (tmp_path / "rank-1").rmdir()
+    (tmp_path / "rank-1").touch()
+    assert not Heartbeat(tmp_path, 0, 2)._is_dead(1)
