@@ -6,40 +6,27 @@ there, and the last search gets the rest, or kappa if that is more.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from bosch.methods._interface import Context, Selection
 from bosch.search import stages
-from bosch.search.rankings import (
-    STARTS,
-    check_rankings,
-    check_start,
-    rank_statically,
-    read_start,
-)
+from bosch.search.rankings import GuidedSettings, check_guides, rank_statically, read_start
 from bosch.search.search import open_search
-from bosch.search.settings import StageSettings, check_optimizer
+from bosch.search.settings import StageSettings
 
 searches = True
 
 
 @dataclass(frozen=True)
-class Settings(StageSettings):
-    """Those that differ from the paper's."""
+class Settings(GuidedSettings, StageSettings):
+    """Those of a search with a start, and what differs from the paper's stages."""
 
-    objective: str = "accuracy+probability"
-    optimizer: str = "swap"
     importance: Literal["stage1", "whole_layer"] = "whole_layer"
-    rankings: tuple[str, ...] = STARTS  # methods whose choice a search may start from
-    start: Path | None = None  # a mask.json to start from as well
     polish: int | None = None
 
 
 def check(settings: Settings) -> None:
-    check_optimizer(settings)
-    check_rankings(settings.rankings)
-    check_start(settings.start)
+    check_guides(settings)
 
 
 def select(context: Context) -> Selection:

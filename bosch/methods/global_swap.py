@@ -4,37 +4,23 @@ It gets as many evaluations as `bosch` plans with the same kappa.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from bosch.methods._interface import Context, Selection
 from bosch.search import stages
-from bosch.search.rankings import (
-    STARTS,
-    check_rankings,
-    check_start,
-    rank_statically,
-    read_start,
-)
+from bosch.search.rankings import GuidedSettings, check_guides, rank_statically, read_start
 from bosch.search.search import open_search
-from bosch.search.settings import SearchSettings, StageSettings, check_optimizer
+from bosch.search.settings import StageSettings
 
 searches = True
 
 
 @dataclass(frozen=True)
-class Settings(SearchSettings):
-    """Those that differ from the paper's."""
-
-    objective: str = "accuracy+probability"
-    optimizer: str = "swap"
-    rankings: tuple[str, ...] = STARTS  # methods whose choice it may start from
-    start: Path | None = None  # a mask.json to start from as well
+class Settings(GuidedSettings):
+    """Those of a search with a start."""
 
 
 def check(settings: Settings) -> None:
-    check_optimizer(settings)
-    check_rankings(settings.rankings)
-    check_start(settings.start)
+    check_guides(settings)
 
 
 def select(context: Context) -> Selection:

@@ -4,6 +4,7 @@ there already.
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bosch.mask import read_mask
@@ -11,24 +12,44 @@ from bosch.methods._interface import Context, Scores, Table
 from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.progress import say
 from bosch.search.agreement import agree, is_first
+from bosch.search.optimizers._interface import WITH_PENALTY
+from bosch.search.settings import SearchSettings, check_optimizer
 
 METHODS = "bosch.methods"
 STARTS = ("fisher", "qada", "apl", "retrieval_head")  # each takes a few evaluations' time
 FOLDER = "rankings"  # in the stage's: what a killed ranking goes on from
 
 
-def check_rankings(names: Sequence[str]) -> None:
-    for name in names:
-        methods = list_plugins(METHODS)
+@dataclass(frozen=True)
+class GuidedSettings(SearchSettings):
+    """Of a search that starts from them."""
+
+    objective: str = "accuracy+probability"
+    optimizer: str = "swap"
+    rankings: tuple[str, ...] = STARTS  # methods whose choice a search may start from
+    start: Path | None = None  # a mask.json to start from as well
+
+
+def check_guides(settings: GuidedSettings) -> None:
+    """Refuse, before work begins, what a search cannot start from."""
+    check_optimizer(settings)
+    methods = list_plugins(METHODS)
+    for name in settings.rankings:
         if name not in methods:
             raise ValueError(f"--rankings {name}: no such method; {suggest(name, methods)}")
         if not hasattr(load_plugin(METHODS, name), "rank"):
             raise ValueError(f"--rankings {name}: this method chooses a mask, it ranks no groups.")
-
-
-def check_start(path: Path | None) -> None:
-    if path is not None and not path.is_file():
-        raise FileNotFoundError(f"--start {path} does not exist; pass the mask.json of a run.")
+    if settings.start is None:
+        return
+    if settings.optimizer in WITH_PENALTY:
+        raise ValueError(
+            f"--start {settings.start}: {settings.optimizer} starts from the dense model, as in "
+            "the paper; take --optimizer swap or nomad_repair to start from a mask."
+        )
+    if not settings.start.is_file():
+        raise FileNotFoundError(
+            f"--start {settings.start} does not exist; pass the mask.json of a run."
+        )
 
 
 def read_start(context: Context, path: Path | None) -> list[Table]:

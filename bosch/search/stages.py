@@ -13,14 +13,11 @@ from statistics import fmean
 
 from bosch.methods._interface import Table
 from bosch.progress import say
-from bosch.search.optimizers._interface import Found, mend
+from bosch.search.optimizers._interface import WITH_PENALTY, Found, mend
 from bosch.search.ratios import allocate_ratios, layer_weights
 from bosch.search.search import Search, Variable, plan_solving
 from bosch.search.settings import StageSettings
 from bosch.search.subproblems import cut, plan_subproblems
-
-# These take a start of any quota, and the paper starts them from the dense model.
-WITH_PENALTY = ("nomad", "one_plus_one")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from bosch.search.objective import Anchors, SearchEnded, Value, normalized_loss
 
 PACKAGE = "bosch.search.optimizers"
 SMALLEST_STEP = 1e-4  # between two values: they are rounded to it
+# These take a start of any quota, and the paper starts them from the dense model.
+WITH_PENALTY = ("nomad", "one_plus_one")
 
 Bits = tuple[int, ...]  # one a variable, 1 = full
 
