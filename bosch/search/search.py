@@ -13,9 +13,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from bosch.fingerprint import plain
+from bosch.fingerprint import hash_file, plain
 from bosch.mask import GroupMask, Unit
 from bosch.methods._interface import Context, Selection
 from bosch.progress import describe_seconds, say
@@ -316,10 +317,13 @@ def plan_solving(num_variables: int, quota: int, max_evaluations: int) -> int:
 
 
 def _deciding(settings: SearchSettings) -> dict[str, Any]:
-    """What decides the way of the search; its limits only decide how far it goes."""
+    """What decides the way of the search: of a file its content, not where it lies. Limits only
+    decide how far it goes.
+    """
     content: dict[str, Any] = plain(settings)
+    files = {name: hash_file(v) for name, v in vars(settings).items() if isinstance(v, Path)}
     limits = ("max_evaluations", "max_hours")
-    return {name: value for name, value in content.items() if name not in limits}
+    return {name: v for name, v in (content | files).items() if name not in limits}
 
 
 def _numbers(value: Value) -> dict[str, float | None]:

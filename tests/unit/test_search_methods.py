@@ -293,6 +293,10 @@ def test_speed_is_no_setting_that_decides() -> None:
         (lambda: bosch.Settings(max_evaluations=0), "max_evaluations is 0"),
         (lambda: bosch_plus.check(bosch_plus.Settings(rankings=("fischer",))), "mean 'fisher'"),
         (
+            lambda: bosch_plus.check(bosch_plus.Settings(optimizer="nomad", start=Path("a.json"))),
+            "--start a.json: nomad starts from the dense model",
+        ),
+        (
             lambda: global_swap.check(global_swap.Settings(rankings=("interleave",))),
             "interleave: this method chooses a mask, it ranks no groups",
         ),
@@ -320,6 +324,19 @@ def test_a_search_starts_from_a_mask_that_is_there(run: Any, tmp_path: Path) -> 
     begun = json.loads(lines[3])["z"]  # behind the header and the two ends
     assert begun == ["".join(map(str, row)) for row in first.mask.z]
     assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
+
+
+def test_a_start_counts_by_what_is_in_it(run: Any, tmp_path: Path) -> None:
+    first, other = run("bosch_single", "first"), run("bosch_layer", "other")
+    assert first.mask.z != other.mask.z
+    path, moved = tmp_path / "first" / "mask.json", tmp_path / "moved.json"
+    found = run("global_swap", "second", rankings=(), start=path)
+    path.rename(moved)
+    journal = (tmp_path / "second" / FILE).read_bytes()
+    assert run("global_swap", "second", rankings=(), start=moved).mask == found.mask
+    assert (tmp_path / "second" / FILE).read_bytes() == journal
+    with pytest.raises(ValueError, match=r"other settings .*start"):
+        run("global_swap", "second", rankings=(), start=tmp_path / "other" / "mask.json")
 
 
 @pytest.mark.parametrize("method", [bosch_plus, global_swap])
