@@ -1,8 +1,10 @@
 """Essays for needle haystacks: a long text as words, cut into sentences as RULER cuts it (Punkt).
 
 Haystacks are prefixes of one text, so it is cut once: the sentences of a prefix are those of the
-whole text that end inside it, and the last one cut short. For essays whose sentence ends are stored
-in `data/punkt_spans` (by `store_sentence_ends`) nltk and its data are not needed.
+whole text that end inside it, and the last one cut short. Some last words ("wait?!", "room.)1.")
+Punkt cuts once more, but only where nothing follows; they are known by themselves. For essays whose
+sentence ends are stored in `data/punkt_spans` (by `store_sentence_ends`) nltk and its data are not
+needed.
 """
 
 import hashlib
@@ -11,7 +13,8 @@ import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -20,6 +23,10 @@ import numpy as np
 SPANS_FOLDER = Path(__file__).parent / "punkt_spans"
 PUNKT_FILES = ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab")
 SEAM_WORDS = 200  # of the text's start, read on after its end: Punkt judges an end by what follows
+WORDS_BEFORE = 20  # and by what comes before
+CAN_END_INSIDE = re.compile(
+    r"""[.?!][)";}\]*:@'({\[!?]"""
+)  # a word in which Punkt looks for an end
 
 
 def read_essays(path: Path, punkt: Path | None = None) -> "Essays":
@@ -42,14 +49,22 @@ def make_essays(text: str, name: str, punkt: Path | None = None) -> "Essays":
     return Essays(words, ends, name, sha256)
 
 
+@dataclass(frozen=True)
+class SentenceEnds:
+    """In characters of the words joined by blanks."""
+
+    places: list[int]  # ascending
+    in_last_words: dict[int, list[int]]  # by a word's number: those inside it if nothing follows
+
+
 class Essays:
     """A text that begins again where it ends, as a list of words and the ends of its sentences."""
 
-    def __init__(self, words: list[str], sentence_ends: list[int], name: str, sha256: str):
+    def __init__(self, words: list[str], sentence_ends: SentenceEnds, name: str, sha256: str):
         self.name = name
         self.sha256 = sha256  # of the text as it was read
         self.words = words  # the first or last is empty where the text begins or ends with a blank
-        self.sentence_ends = sentence_ends  # ascending, in characters of " ".join(words)
+        self.sentence_ends = sentence_ends
         self._text = " ".join(words) + " "
         self._word_ends = [end - 1 for end in accumulate(len(word) + 1 for word in words)]
 
@@ -58,13 +73,23 @@ class Essays:
         if num_words < 1:
             return []
         repeats, last_word = divmod(num_words - 1, len(self.words))
-        ends = [len(self._text) * i + end for i in range(repeats) for end in self.sentence_ends]
-        count = bisect_left(self.sentence_ends, self._word_ends[last_word])
-        ends += [len(self._text) * repeats + end for end in self.sentence_ends[:count]]
+        places = self.sentence_ends.places
+        ends = [len(self._text) * i + end for i in range(repeats) for end in places]
+        count = bisect_left(places, self._word_ends[last_word])
+        ends += [len(self._text) * repeats + end for end in places[:count]]
+        ends = sorted([*ends, *self._ends_in_last_word(num_words)])
         ends += [len(self._text) * repeats + self._word_ends[last_word]]
         text = self._text * (repeats + 1)
         pieces = [text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False)]
         return [piece for piece in pieces if piece]
+
+    def _ends_in_last_word(self, num_words: int) -> list[int]:
+        """Of the words with something in them: a blank at the text's end makes an empty one."""
+        while num_words > 1 and not self.words[(num_words - 1) % len(self.words)]:
+            num_words -= 1
+        repeats, word = divmod(num_words - 1, len(self.words))
+        found = self.sentence_ends.in_last_words.get(word, [])
+        return [len(self._text) * repeats + end for end in found]
 
     def starting_at(self, share: float) -> "Essays":
         """The same text from about `share` of it on, then its beginning: another region of
@@ -73,15 +98,23 @@ class Essays:
             raise ValueError(f"Essays cannot start at {share} of their length; use 0 <= share < 1.")
         # Some sentences end inside a word ("good.[2] Technology"); begin behind one that does not.
         word_ends = set(self._word_ends)
-        ends = [end for end in self.sentence_ends if end in word_ends]
+        ends = [end for end in self.sentence_ends.places if end in word_ends]
         behind = bisect_left(ends, share * len(self._text))
         if share == 0 or behind == len(ends):
             return self
         offset = ends[behind] + 1
         first = bisect_left(self._word_ends, offset)
+
+        def moved(places: Sequence[int]) -> list[int]:
+            return sorted((end - offset) % len(self._text) for end in places)
+
+        in_last_words = {
+            (word - first) % len(self.words): moved(places)
+            for word, places in self.sentence_ends.in_last_words.items()
+        }
         return Essays(
             self.words[first:] + self.words[:first],
-            sorted((end - offset) % len(self._text) for end in self.sentence_ends),
+            SentenceEnds(moved(self.sentence_ends.places), in_last_words),
             f"{self.name} from word {first}",
             self.sha256,
         )
@@ -110,22 +143,31 @@ def read_text(path: Path) -> str:
     return content["text"]
 
 
-def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> list[int] | None:
+def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> SentenceEnds | None:
     path = folder / f"{sha256}.npz"
     if not path.exists():
         return None
     with np.load(path) as arrays:
-        return arrays["sentence_ends"].tolist()
+        in_last_words: defaultdict[int, list[int]] = defaultdict(list)
+        for word, end in arrays["in_last_words"].tolist():
+            in_last_words[word].append(end)
+        return SentenceEnds(arrays["sentence_ends"].tolist(), dict(in_last_words))
 
 
 def store_sentence_ends(essays: Essays, folder: Path = SPANS_FOLDER) -> Path:
     """Keep the ends of these essays' sentences, so that no later reader needs nltk."""
     path = folder / f"{essays.sha256}.npz"
-    np.savez_compressed(path, sentence_ends=np.array(essays.sentence_ends, dtype=np.uint32))
+    ends = essays.sentence_ends
+    pairs = [(word, end) for word, found in ends.in_last_words.items() for end in found]
+    np.savez_compressed(
+        path,
+        sentence_ends=np.array(ends.places, dtype=np.uint32),
+        in_last_words=np.array(pairs, dtype=np.uint32).reshape(-1, 2),
+    )
     return path
 
 
-def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> list[int]:
+def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> SentenceEnds:
     """Where Punkt ends the sentences of the words joined by blanks, the text being a loop: its last
     character is an end if one is there when the text begins again."""
     try:
@@ -151,9 +193,28 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> l
     tokenizer = PunktSentenceTokenizer()
     tokenizer._params = parameters
 
+    def cut(text: str) -> list[int]:
+        return [end for _, end in tokenizer.span_tokenize(text)]
+
     length = len(" ".join(words))
-    spans = tokenizer.span_tokenize(" ".join([*words, *words[:SEAM_WORDS]]))
-    return [end for _, end in spans if end <= length]
+    places = [end for end in cut(" ".join([*words, *words[:SEAM_WORDS]])) if end <= length]
+    return SentenceEnds(places, find_ends_in_last_words(words, set(places), cut))
+
+
+def find_ends_in_last_words(
+    words: Sequence[str], known: set[int], cut: Callable[[str], list[int]]
+) -> dict[int, list[int]]:
+    """Ends inside words that Punkt sees only where the text stops behind the word."""
+    found = {}
+    for number, word_end in enumerate(accumulate(len(word) + 1 for word in words)):
+        word = words[number]
+        if CAN_END_INSIDE.search(word):
+            text = " ".join(words[max(0, number - WORDS_BEFORE) : number + 1])
+            begin = word_end - 1 - len(text)
+            ends = [begin + end for end in cut(text) if len(text) - len(word) < end < len(text)]
+            if new := [end for end in ends if end not in known]:
+                found[number] = new
+    return found
 
 
 def find_punkt_folder(name: str, punkt: Path | None, nltk_folders: Sequence[str]) -> Path:
