@@ -28,7 +28,9 @@ class Guards:
         self.spike = spike  # log, or skip: the step of a spike is not made
         self.skipped = 0  # steps in all
         self.in_a_row = 0
-        self.losses: list[float] = []  # of the steps that were made
+        # Of the latest steps. Spikes count, made or not: without them a loss that stays on a new
+        # level would be skipped for ever.
+        self.losses: list[float] = []
         self.norms: list[float] = []
 
     def judge(self, step: int, loss: float, norm: float, sequences: Iterable[int]) -> str | None:
@@ -57,13 +59,13 @@ class Guards:
             )
             if is_spike(value, history)
         ]
+        self.losses = [*self.losses, loss][-HISTORY_STEPS:]
+        self.norms = [*self.norms, norm][-HISTORY_STEPS:]
         if jumped:
             say(f"step {step}: a spike, {', '.join(jumped)}")
             if self.spike == "skip":
                 self.skipped += 1
                 return "spike"
-        self.losses = [*self.losses, loss][-HISTORY_STEPS:]
-        self.norms = [*self.norms, norm][-HISTORY_STEPS:]
         return None
 
     def state_dict(self) -> dict[str, Any]:
