@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -139,9 +140,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what write_atomically left behind when it was killed."""
-    for leftover in folder.rglob(".*.tmp"):
-        leftover.unlink()
+    """Remove what was being written when a kill came: the files of write_atomically, and folders
+    (checkpoints, exports) that bear such a name until they are whole.
+    """
+    for leftover in list(folder.rglob(".*.tmp")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)  # it was in such a folder
 
 
 def sync_directory(folder: Path) -> None:

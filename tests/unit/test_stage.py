@@ -110,6 +110,21 @@ def test_failed_stage_goes_on_in_its_folder_and_keeps_the_time_of_all_attempts(
     assert verify_folder(tmp_path / "run" / "mask")["wall_seconds"][0] == 5
 
 
+def test_what_was_half_written_is_removed_before_a_stage_goes_on(tmp_path: Path) -> None:
+    def fail_once(folder: Path) -> None:
+        if not (folder / "checkpoints").exists():
+            (folder / "checkpoints" / ".step-000003.tmp" / "rank-0").mkdir(parents=True)
+            (folder / "checkpoints" / ".step-000003.tmp" / ".sizes.json.tmp").touch()
+            (folder / ".result.txt.tmp").touch()
+            raise RuntimeError("killed")
+        assert not list(folder.rglob("*.tmp"))
+
+    stage = Stage("train", run=fail_once)
+    with pytest.raises(RuntimeError, match="killed"):
+        complete(tmp_path / "run", [stage])
+    complete(tmp_path / "run", [stage])
+
+
 def test_settings_that_only_change_the_speed_are_no_difference(tmp_path: Path) -> None:
     complete(tmp_path / "run", chain())
     assert actions(tmp_path / "run", chain(Settings(num_workers=16)))["mask"] == "reuse"
