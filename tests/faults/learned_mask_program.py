@@ -3,56 +3,24 @@
 Processes are forked from one that has imported everything, as in training_program.py.
 """
 
-import multiprocessing
-import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.faults.training_program import Attempt, watch_operations
+from tests.faults.training_program import Attempt, enter, start_ranks, watch_operations
 
 PRELOADED = ["training.loop", "recipes.search_mask", "tests.faults.learned_mask_program"]
 
 
-def launch(run: Path, world: int = 1, kill_at: int | None = None, **settings: Any) -> Attempt:
-    """Start all ranks. kill_at: SIGKILL of rank 0 before its n-th operation on a file of the stage
+def launch(run: Path, world: int = 1, at: int | None = None, **settings: Any) -> Attempt:
+    """Start all ranks. at: SIGKILL of rank 0 before its n-th operation on a file of the stage
     `mask`. settings: of the method."""
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     run.parent.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    number = len(list(run.parent.glob(f"{run.name}-log-*")))
-    ranks, logs = [], []
-    for rank in range(world):
-        logs.append(run.with_name(f"{run.name}-log-{number + rank}"))
-        logs[-1].touch()
-        environment = {
-            "RANK": rank,
-            "WORLD_SIZE": world,
-            "LOCAL_RANK": rank,
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": port,
-        }
-        arguments = (run, logs[-1], environment, kill_at if rank == 0 else None, settings)
-        ranks.append(context.Process(target=main, args=arguments, daemon=True))
-        ranks[-1].start()
-    return Attempt(ranks, logs)
+    return start_ranks(main, PRELOADED, run, world, {"at": at, "settings": settings})
 
 
-def main(
-    run_path: Path,
-    log: Path,
-    environment: dict[str, Any],
-    kill_at: int | None,
-    settings: dict[str, Any],
-) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.environ.update({name: str(value) for name, value in environment.items()})
+def main(run_path: Path, log: Path, environment: dict[str, Any], options: dict[str, Any]) -> None:
+    enter(log, environment)
 
     import torch
 
@@ -70,12 +38,12 @@ def main(
     config = replace(config, method="consa", ratio=0.5, train=train, data=data)
     method_settings = consa.Settings(
         **{"token_share": 1.0, "gate_learning_rate": 1.0, "steps": 12, "batch_sequences": 1}
-        | settings
+        | options["settings"]
     )
     tokens = prepare_tokens.build(config)
     mask = search_mask.make_stage(config, method_settings, None, tokens)
     with RunFolder(run_path, rank, world, progress.say) as run:
         run.complete(tokens)
-        operations = watch_operations(run_path / "mask", {"kill_at": kill_at})
+        operations = watch_operations(run_path / "mask", options if rank == 0 else {})
         run.complete(mask)
     print(f"operations: {operations[0]}", flush=True)

@@ -27,12 +27,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 def kill_and_compare(whole: tuple[Path, int], run: Path, moments: Iterator[int]) -> None:
     """Each attempt is killed at one moment; the last one is left alone."""
     expected, operations = whole
+    codes = []
     for moment in moments:
-        attempt = launch(run, kill_at=moment % operations + 1)
-        (code,) = attempt.wait()
-        assert code in (-9, 0), attempt.output()
-        if code == 0:  # what was left to do took fewer operations
+        attempt = launch(run, at=moment % operations + 1)
+        codes += attempt.wait()
+        assert codes[-1] in (-9, 0), attempt.output()
+        if codes[-1] == 0:  # what was left to do took fewer operations
             break
+    assert codes[0] == -9
     attempt = launch(run)
     assert attempt.wait() == [0], attempt.output()
     for name in FILES:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -57,9 +58,22 @@ class Attempt:
 
 def launch(folder: Path, world: int = 1, **options: Any) -> Attempt:
     """Start all ranks of a run. Options: see `main`."""
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     folder.mkdir(parents=True, exist_ok=True)
+    return start_ranks(main, PRELOADED, folder, world, options)
+
+
+def start_ranks(
+    program: Callable[[Path, Path, dict[str, Any], dict[str, Any]], None],
+    preloaded: list[str],
+    folder: Path,
+    world: int,
+    options: dict[str, Any],
+) -> Attempt:
+    """A process a rank, each with a log beside the folder and what a launcher puts into its
+    environment.
+    """
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(preloaded)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -76,7 +90,7 @@ def launch(folder: Path, world: int = 1, **options: Any) -> Attempt:
             "MASTER_PORT": port,
         }
         arguments = (folder, logs[-1], environment, options)
-        ranks.append(context.Process(target=main, args=arguments, daemon=True))
+        ranks.append(context.Process(target=program, args=arguments, daemon=True))
         ranks[-1].start()
     return Attempt(ranks, logs)
 
@@ -129,11 +143,16 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
 def main(folder: Path, log: Path, environment: dict[str, Any], options: dict[str, Any]) -> None:
     """at: before its n-th operation on a file below the folder rank `victim` sends `signal`
     (SIGKILL) to itself, or to its launcher (to: parent). settings: of TrainConfig."""
+    enter(log, environment)
+    train(folder, environment["RANK"], options)
+
+
+def enter(log: Path, environment: dict[str, Any]) -> None:
+    """What a started rank does first."""
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update({name: str(value) for name, value in environment.items()})
-    train(folder, environment["RANK"], options)
 
 
 def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
