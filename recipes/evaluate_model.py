@@ -23,7 +23,7 @@ import tyro
 from bosch import progress
 from bosch.config import Config, TokenCount, at_least
 from bosch.errors import exit_on_user_error
-from bosch.fingerprint import hash_file, plain
+from bosch.fingerprint import fingerprint_files, hash_file, plain
 from bosch.mask import check_window
 from bosch.model_folder import read_model_config, read_model_info
 from bosch.plugins import list_plugins, suggest
@@ -94,8 +94,19 @@ class Judging:
         told: dict[str, Any] = plain(dataclasses.replace(self, generation=PLAIN))
         del told["generation"]
         told["suites"] = {run.pop("name"): run for run in told["suites"]}
-        essays = [getattr(run.settings, "essays", "") for run in self.suites]
-        return told | {"essays": [hash_file(Path(e)) for e in essays if Path(e).is_file()]}
+        contents = {name: self.content_of(name) for name in ("essays", "data", "gsm8k")}
+        # Of essays an empty list too, as runs that were begun earlier have it.
+        return told | {name: found for name, found in contents.items() if found or name == "essays"}
+
+    def content_of(self, setting: str) -> list[str]:
+        """Hashes of the files or folders that the suites name in this setting."""
+        named = (getattr(run.settings, setting, None) for run in self.suites)
+        paths = [Path(name) for name in named if name and name != TOY]
+        return [
+            fingerprint_files(path) if path.is_dir() else hash_file(path)
+            for path in paths
+            if path.exists()
+        ]
 
 
 def main(arguments: Sequence[str]) -> None:

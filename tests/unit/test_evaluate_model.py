@@ -304,6 +304,27 @@ def test_speed_settings_decide_no_result() -> None:
 # ------------------------------------------------------------------------------------------ lm-eval
 
 
+@pytest.mark.parametrize("setting", ["essays", "data", "gsm8k"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_other_texts_under_the_same_name_are_other_settings(
+    tmp_path: Path, setting: str, kind: str
+) -> None:
+    named = tmp_path / "texts"
+    file = named if kind == "file" else named / "a.txt"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("One.")
+    suites = {
+        "essays": lambda: SuiteRun("niah", niah.Settings(essays=str(named))),
+        "data": lambda: SuiteRun("longbench", longbench.Settings(data=str(named))),
+        "gsm8k": lambda: SuiteRun("longbench", longbench.Settings(gsm8k=str(named))),
+    }
+    judging = evaluate_model.Judging((suites[setting](),))
+    before = judging.facts()
+    assert judging.facts() == before
+    file.write_text("Two.")
+    assert judging.facts() != before
+
+
 def test_lm_eval_s_numbers_become_rows() -> None:
     """As lm-eval 0.4.13 gave them for these two tasks, shortened."""
     found = {
