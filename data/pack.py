@@ -12,6 +12,7 @@ are good, with a checksum of each shard: a killed run goes on there. The bytes d
 kills nor on the number of workers."""
 
 import contextlib
+import io
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from bosch.fingerprint import CHUNK_BYTES, fingerprint, speed_only
-from bosch.manifest import DamagedArtifactError, read_sealed_json, write_sealed_json
+from bosch.manifest import (
+    DamagedArtifactError,
+    read_sealed_json,
+    write_atomically,
+    write_sealed_json,
+)
 from bosch.progress import Bar, say, track
 from data.encode import (
     CHUNK_CHARS,
@@ -446,7 +452,7 @@ def finish(
         np.random.default_rng([config.seed, epoch]).permutation(num_sequences)
         for epoch in range(config.epochs)
     ]
-    np.save(folder / ORDER, np.array(order, "<u4"))
+    write_array(folder / ORDER, np.array(order, "<u4"))
     summary = {
         "fingerprint": progress.facts,
         "tokenizer_hash": tokenizer.hash,
@@ -488,7 +494,14 @@ def write_ends(raw: Path, path: Path, num_tokens: int) -> None:
     ends."""
     ends = np.fromfile(raw, "<u8")
     ends = ends[ends < num_tokens]
-    np.save(path, np.append(ends, np.array([num_tokens] if num_tokens else [], "<u8")))
+    write_array(path, np.append(ends, np.array([num_tokens] if num_tokens else [], "<u8")))
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """On the disk, before the summary says that all is there."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    write_atomically(path, buffer.getvalue())
 
 
 def clean_up(folder: Path) -> None:

@@ -2,6 +2,7 @@
 does the work."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from data.mds import MdsSource
 from data.pack import (
     HELD_OUT,
     HELD_OUT_DOC_ENDS,
+    SUMMARY,
     PackConfig,
     pack_documents,
     read_documents_back,
@@ -413,6 +415,24 @@ def test_damage_done_while_packing_was_interrupted_is_named(
     path.write_bytes(content)
     with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is damaged between bytes"):
         pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
+
+
+def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
+    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        synced.append(path.name.removeprefix(".").removesuffix(".tmp"))
+
+    monkeypatch.setattr("os.fsync", note)
+    config = PackConfig(seq_len=32, tokens=640, held_out_sequences=2)
+    pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
+    files = {path.name for path in tmp_path.iterdir()} - {SUMMARY}
+    assert files <= set(synced[: synced.index(SUMMARY)])
 
 
 @pytest.mark.slow
