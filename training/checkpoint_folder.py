@@ -13,8 +13,9 @@ def step_name(step: int) -> str:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """By step. Whether they are whole is not asked."""
-    return {int(path.name.removeprefix("step-")): path for path in folder.glob("step-*")}
+    """By step. Whether they are whole is not asked. A copy under another name is the user's."""
+    steps = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
+    return {int(number): path for number, path in steps if number.isdecimal()}
 
 
 def set_aside(path: Path) -> Path:

@@ -193,6 +193,13 @@ def test_leftovers_of_killed_saves_and_removals_go(tmp_path: Path) -> None:
     assert left == [".no_result", "step-000003", "step-000005"]
 
 
+def test_a_copy_that_a_user_made_is_passed_over(tmp_path: Path) -> None:
+    saved(tmp_path)
+    shutil.copytree(tmp_path / "step-000005", tmp_path / "step-000005-copy")
+    assert Checkpoints(tmp_path, FACTS, 2).load_newest(make_state()) == 5
+    assert (tmp_path / "step-000005-copy").is_dir()
+
+
 def test_saving_a_step_again_leaves_the_checkpoint_as_it_is(tmp_path: Path) -> None:
     saved(tmp_path)
     before = (tmp_path / "step-000005" / "manifest.json").read_bytes()
