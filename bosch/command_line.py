@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import io
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ class Controls:
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """None: runs/<model>-<method>-r<ratio>, and -s<seed> if that is not 0"""
     fresh: Annotated[str | None, tyro.conf.arg(metavar="STAGE")] = None
-    """make this stage and what depends on it anew; the old ones are set aside"""
+    """make this stage (--dry-run names all) and what depends on it anew; old ones are set aside"""
     start: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE")] = None
     """make this stage and all later ones anew"""
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -87,6 +88,20 @@ def parse_command(
     if unknown:
         raise ValueError(_describe_unknown(unknown))
     return dataclasses.replace(command, chosen_by=tuple(told))
+
+
+def as_typed(program: str) -> str:
+    """What starts a program of this environment from the working folder: its name where the
+    environment is active, else its path."""
+    path = Path(sys.executable).with_name(program)
+    active = shutil.which(program)
+    return program if active and Path(active) == path else as_near(path)
+
+
+def as_near(path: Path) -> str:
+    """A path as one types it: from the working folder on, if it lies in there."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def option_names() -> list[str]:

@@ -241,7 +241,7 @@ class Config:
 
     model: str = "tiny-qwen3"  # a Hugging Face folder or hub id
     ratio: float = 0.75  # share of KV groups on the sliding window
-    method: str = "bosch"  # what chooses the groups
+    method: str = "bosch"  # what chooses the groups: a file of bosch/methods
     window: TokenCount = 1_024  # tokens a windowed group sees, the own one included
     seed: int = 0  # of everything random
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
@@ -268,6 +268,19 @@ def describe_config(config: Config, with_study: bool = True) -> list[str]:
         shown = ", ".join(f"{name} {_show(value)}" for name, value in values)
         lines.append(f"{section.name}: {shown}")
     return lines
+
+
+def warn_of_window(config: Config) -> list[str]:
+    """A warning if there are texts that end within the window: there no group loses anything."""
+    lengths = {
+        "calibration.length": config.calibration.length,
+        "data.sequence_length": config.data.sequence_length,
+        "eval.niah_lengths": max(config.eval.niah_lengths),
+    }
+    within = [f"{name} {tokens:,}" for name, tokens in lengths.items() if tokens <= config.window]
+    if not within or not config.ratio:
+        return []
+    return [f"warning: a window of {config.window:,} tokens hides nothing from {', '.join(within)}"]
 
 
 def describe_changes(before: Config, after: Config) -> list[str]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bosch import progress
-from bosch.command_line import Command, parse_command
-from bosch.config import Config, describe_config
+from bosch.command_line import Command, as_near, as_typed, parse_command
+from bosch.config import Config, describe_config, warn_of_window
 from bosch.errors import exit_on_user_error
 from bosch.mask import describe_ratio
 from bosch.plan import plan_run, refuse_blocked, stages_to_redo
@@ -106,7 +106,7 @@ def introduce(command: Command) -> None:
     say(f"run folder {command.run_path}")
     say(describe_ratio(config.ratio, *presets.read_shape(config.model).groups))
     settings = describe_config(config, with_study=command.controls.dry_run)
-    for line in [*command.chosen_by, *settings]:
+    for line in [*command.chosen_by, *settings, *warn_of_window(config)]:
         say(line)
 
 
@@ -116,8 +116,9 @@ def say_results(run_path: Path) -> None:
         say(line)
     compare_runs.warn(comparison)
     say(f"report in {run_path / 'report' / 'report.html'}; to look further:")
-    say(f"  tensorboard --logdir {run_path.parent}")
-    say(f"  python recipes/compare_runs.py {run_path.parent}/*")
+    say(f"  {as_typed('tensorboard')} --logdir {run_path.parent}")
+    recipe = as_near(Path(compare_runs.__file__))
+    say(f"  {as_typed('python')} {recipe} {run_path.parent}/*")
 
 
 if __name__ == "__main__":

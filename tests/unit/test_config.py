@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bosch.command_line import Command, option_names, parse_command
+from bosch.command_line import Command, as_near, as_typed, option_names, parse_command
 from bosch.config import (
     CalibrationConfig,
     Config,
@@ -19,6 +20,7 @@ from bosch.config import (
     describe_changes,
     describe_config,
     parse_count,
+    warn_of_window,
 )
 from recipes import presets
 
@@ -183,3 +185,31 @@ def test_every_setting_is_described_and_has_a_comment_in_the_help() -> None:
 def test_changes_are_described_by_the_names_of_the_command_line() -> None:
     smaller = dataclasses.replace(Config(model="other"), window=64, mask=MaskConfig(kappa=30))
     assert describe_changes(Config(), smaller) == ["window 1024 -> 64", "mask.kappa 100 -> 30"]
+
+
+def test_a_window_as_long_as_the_texts_is_warned_of() -> None:
+    tiny = presets.tiny()  # 64 tokens of 512 and 1,024
+    assert warn_of_window(tiny) == []
+    (warning,) = warn_of_window(dataclasses.replace(tiny, window=512))
+    assert warning == "warning: a window of 512 tokens hides nothing from calibration.length 512"
+    (warning,) = warn_of_window(dataclasses.replace(tiny, window=2_000))
+    assert "data.sequence_length 1,024, eval.niah_lengths 1,024" in warning
+    assert warn_of_window(dataclasses.replace(tiny, window=2_000, ratio=0.0)) == []
+
+
+def test_commands_are_told_as_they_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "here" / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "tensorboard").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.chdir(tmp_path / "here")
+    assert as_typed("tensorboard") == ".venv/bin/tensorboard"
+    monkeypatch.chdir("/")
+    assert as_typed("tensorboard") == str(programs / "tensorboard").removeprefix("/")
+    monkeypatch.chdir(programs.parent)
+    assert as_near(tmp_path / "elsewhere") == str(tmp_path / "elsewhere")
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin")
+    assert as_typed("tensorboard") == "tensorboard"
