@@ -21,7 +21,7 @@ help: ## list the commands
 
 recover: ## set up, then run the chain on the embedded tiny model
 	@$(SETUP)
-	.venv/bin/accelerate launch recipes/recover.py --ratio $(RATIO) $(ARGS)
+	.venv/bin/python recipes/recover.py --ratio $(RATIO) $(ARGS)
 
 test: ## set up, then lint, types and the tests (minutes)
 	@$(SETUP) dev eval
