@@ -61,8 +61,8 @@ def suggest(name: str, names: Sequence[str]) -> str:
     if not names:
         return "there are none."
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{hint}There are {', '.join(names)}."
+    there_are = f"did you mean {nearest[0]!r}? There are" if nearest else "there are"
+    return f"{there_are} {', '.join(names)}."
 
 
 def _folders(package: str) -> list[Path]:

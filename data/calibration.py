@@ -143,7 +143,7 @@ def fits(name: str, settings: CalibrationSettings, material: Material, tokenizer
     except ValueError as error:
         if "cannot be built in" not in str(error):
             raise
-        say(f"calibration: {name} is left out: {error}")
+        say(f"calibration: left out: {error}")
         return False
     return True
 
@@ -274,9 +274,9 @@ def write_set(
         "files": {name: hash_file(folder / name) for name in (FILE, TEXTS)},
     }
     write_sealed_json(folder / FACTS, facts)
+    compared = f"; none of their needles in {num_compared} test examples" if num_compared else ""
     say(
         f"calibration: {calibration.num_questions} questions in {len(contexts)} contexts of at "
-        "most "
-        f"{calibration.longest:,} tokens; none of their needles in {num_compared} test examples"
+        f"most {calibration.longest:,} tokens{compared}"
     )
     return calibration

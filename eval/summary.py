@@ -20,7 +20,7 @@ def summarize(comparison: Comparison) -> Iterator[str | Text]:
         yield from mask_rows(run.mask)
         yield f"KV bytes saved: {kv_saved(run)}"
         if (score := calibration_score(run)) != MISSING:
-            yield f"S on the calibration set (dense): {score}"
+            yield f"S, calibration examples answered right (dense): {score}"
     yield from align(course_table(comparison, run))
     for found in recoveries(comparison):
         share = show_estimate(found.gap_share, show_share)

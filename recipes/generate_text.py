@@ -1,7 +1,9 @@
 """Streams text from a model folder, dense or hybrid, and tells its speed and the size of its cache.
 
-python recipes/generate_text.py --model DIR --prompt "Once upon a time"
-python recipes/generate_text.py --model DIR --prompt-file long.txt --prefill-chunk 8192
+    python recipes/generate_text.py --model DIR --prompt "Once upon a time"
+    python recipes/generate_text.py --model DIR --prompt-file long.txt --prefill-chunk 8192
+
+Of a windowed group a hybrid's cache keeps no more than the window.
 """
 
 import sys

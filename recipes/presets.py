@@ -179,7 +179,7 @@ def find_model(model: str) -> Path | None:
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise FileNotFoundError(
             f"--model {model}: there is no such folder; pass a Hugging Face model folder or a hub "
-            "id (owner/name)."
+            "id (owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
         )
     return None
 

@@ -234,6 +234,8 @@ def main(arguments: Sequence[str]) -> None:
             run.set_aside([stage] if options.fresh else [])
         for each in stages:
             run.complete(each)
+    if rank == 0:
+        say(f"mask in {run_path / 'mask' / 'mask.json'}")
 
 
 def list_methods() -> list[str]:

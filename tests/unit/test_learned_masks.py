@@ -179,7 +179,7 @@ def test_too_few_tokens_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"granularity": "head"}, "granularity is 'head'; There are head-all-layers"),
+        ({"granularity": "head"}, "granularity is 'head'; there are head-all-layers"),
         ({"weights": "new"}, "weights is 'new'"),
         ({"steps": 0}, "steps is 0, it must be above 0"),
         ({"token_share": 1.5}, "it is at most 1"),

@@ -49,7 +49,7 @@ def test_an_unknown_name_offers_the_nearest(fruits: str, function) -> None:  # t
     with pytest.raises(ValueError, match="did you mean 'apple'") as error:
         function(fruits, "aple")
     assert "pear" in str(error.value)
-    with pytest.raises(ValueError, match="There are apple, pear") as error:
+    with pytest.raises(ValueError, match="there are apple, pear") as error:
         function(fruits, "xyz")
     assert "did you mean" not in str(error.value)
 

@@ -13,7 +13,7 @@ def test_the_story_has_mask_costs_and_every_checkpoint(tmp_path: Path) -> None:
     assert [line[:8] for line in lines[1:5]] == [f"layer {layer} " for layer in (3, 2, 1, 0)]
     assert sum(line.count("::") for line in lines[1:5]) == 12
     assert lines[5] == "KV bytes saved: 70% at 1,024 tokens"
-    assert lines[6] == "S on the calibration set (dense): 0.50 (0.98)"
+    assert lines[6] == "S, calibration examples answered right (dense): 0.50 (0.98)"
     assert [line.split("  ")[0] for line in lines[8:12]] == [
         *("dense model", "step 0", "step 100", "step 200")
     ]
