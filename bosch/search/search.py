@@ -244,13 +244,22 @@ class Search:
             self.cut_short = str(ended)
 
     def finish(self) -> Selection:
-        """The mask, scored once more with no acceleration, and the record. After a search that was
-        cut short: the best mask evaluated that meets the budget, else the present one, mended.
+        """The mask, scored once more with no acceleration, and the record. It is the last stage's,
+        or an earlier one that meets the budget and scores more; after a search that was cut short
+        the best so far, else the present one, mended.
         """
         if self.cut_short:
             self.z = self.best[1] if self.best else self._mended()
         assert sum(row.count(0) for row in self.z) == self.budget
         final = self.objective.score_plainly(self.z)
+        if self.settings.keep_best and self.best and self.best[0] > final.value:
+            say(
+                f"the last stage ended at {final.value:.4g}; an earlier mask that meets the budget "
+                f"has {self.best[0]:.4g} and is kept"
+            )
+            self.details["last_stage"] = _numbers(final)
+            self.z = self.best[1]
+            final = self.objective.score_plainly(self.z)
         trace = {
             "objective": self.settings.objective,
             "dense": _numbers(self.anchors.dense),

@@ -24,6 +24,9 @@ class SearchSettings:
     optimizer: str = "nomad"  # a file of bosch/search/optimizers
     alpha: float = 100.0  # penalty for missing the quota, in the loss that NOMAD sees
     gamma: float = 0.2  # headroom of the normalized score above the dense model's
+    # End with the best mask evaluated that meets the budget; False: with the last stage's mask, as
+    # the paper, though stage 1 may have passed through a better one.
+    keep_best: bool = True
     nomad_early_end: bool = False  # end evaluations for NOMAD early; its models then see bounds
     max_evaluations: int | None = None  # end with the best mask after so many; None: as planned
     max_hours: float | None = None  # the same after so much time

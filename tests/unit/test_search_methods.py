@@ -266,6 +266,23 @@ def test_no_time_at_all_is_refused(run: Any) -> None:
         run("bosch", max_hours=0)
 
 
+def test_a_better_mask_of_an_earlier_stage_is_kept_unless_told_otherwise(
+    run: Any, tmp_path: Path
+) -> None:
+    """Stage 1 alone meets a budget that its groups a layer add up to, and stage 3 begins anew."""
+    changed = 0
+    for kappa in range(2, 7):
+        kept = trace_of(run("bosch", f"kept-{kappa}", kappa=kappa))
+        as_paper = trace_of(run("bosch", f"paper-{kappa}", kappa=kappa, keep_best=False))
+        journal = (tmp_path / f"kept-{kappa}" / FILE).read_text()
+        lines = [json.loads(line) for line in journal.splitlines()[1:]]
+        met = [line["value"] for line in lines if "".join(line["z"]).count("0") == 6]
+        assert kept["hybrid"]["accuracy"] == pytest.approx(max(met), abs=1e-4)
+        assert as_paper["hybrid"] == kept.get("last_stage", kept["hybrid"])
+        changed += "last_stage" in kept
+    assert changed
+
+
 # --- settings ---
 
 
