@@ -68,7 +68,7 @@ def tiny(model: str = TINY_MODEL) -> Config:
         model=model,
         window=64,
         calibration=CalibrationConfig(
-            examples=64, length=512, questions_per_context=4, essays="toy"
+            examples=48, length=1_024, questions_per_context=4, essays="toy"
         ),
         mask=MaskConfig(kappa=30),
         data=DataConfig(source=("toy",), tokens=786_432, sequence_length=1_024),
