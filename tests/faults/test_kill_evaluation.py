@@ -63,6 +63,7 @@ def test_killed_evaluation_ends_in_the_same_files(attempts: range, tmp_path: Pat
 def test_evaluation_killed_again_and_again_ends_in_the_same_files(tmp_path: Path) -> None:
     shares = [random.Random(n).uniform(0.2, 0.4) for n in range(6)]
     codes = run(tmp_path, [("killed", [share]) for share in shares] + [("killed", [None])])
+    assert codes[:2] == [[KILLED], [KILLED]]  # later attempts may find less than that left to do
     assert codes[-1] == [0]
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
 
