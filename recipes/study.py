@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from typing import Literal
 import tyro
 
 from bosch import progress
+from bosch.command_line import parse_command
 from bosch.config import at_least
 from bosch.errors import exit_on_user_error
 from bosch.mask import check_ratio
@@ -175,27 +176,20 @@ def run_chain(chain: Chain, options: Options) -> tuple[Chain, str | None, float]
 
 
 def is_archived(chain: Chain, options: Options) -> bool:
-    """Whether a run with the same command, or one that was trained as well, is there, and of the
+    """Whether a run with the same settings, or one that was trained as well, is there, and of the
     model as it is now."""
     path = options.archive / f"{chain.name}{SUFFIX}"
     if not path.is_file():
         return False
     files = json.loads(gzip.decompress(path.read_bytes()))
-    command = json.loads(files["run.json"])["command"]
+    run = json.loads(files["run.json"])
     model = json.loads(files["mask/mask.json"])["model"]
     folder = presets.find_model(presets.TINY_MODEL)
     assert folder is not None
     same_model = model["weight_hash"] == read_model_info(folder).weight_hash
-    settings = [word for word in chain.arguments(options) if word != ZERO_SHOT]
-    same = _without_place(command) == _without_place(settings)
-    return same_model and same and (ZERO_SHOT not in command or not chain.trained)
-
-
-def _without_place(command: Sequence[str]) -> list[str]:
-    """Where a run lies is not what it is."""
-    words = [word for word in command if word != ZERO_SHOT]
-    place = words.index("--run-dir")
-    return words[:place] + words[place + 2 :]
+    asked = parse_command(chain.arguments(options), tuple(presets.PRESETS), presets.choose)
+    same = run["config"] == json.loads(json.dumps(asdict(asked.config)))
+    return same_model and same and (ZERO_SHOT not in run["command"] or not chain.trained)
 
 
 if __name__ == "__main__":

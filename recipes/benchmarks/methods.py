@@ -3,8 +3,8 @@ the time each took to choose them.
 
 Each method runs the stages of recover.py up to the model, once for each seed: the seed makes the
 calibration set, and is the method's own. Then the hybrid is judged as it is, untrained. Runs are
-kept in a folder, so that the same command goes on where it stopped; `--table` writes the page
-docs/methods.md from all of them.
+kept in a folder, so that the same command goes on where it stopped, and those that the study has
+packed are not made again; `--table` writes the page docs/methods.md from all of them.
 """
 
 import json
@@ -23,8 +23,9 @@ from bosch.plugins import describe_plugin, list_plugins
 from bosch.progress import say
 from bosch.run_folder import RunFolder
 from eval.results import collect_results
+from eval.run_archive import SUFFIX, unpack_run
 from eval.settings import Label
-from recipes import calibrate, evaluate_model, materialize_model, presets, search_mask
+from recipes import calibrate, evaluate_model, materialize_model, presets, search_mask, study
 from recipes.benchmarks._options import BenchmarkOptions
 
 SHOWS_TABLE = True  # so that benchmark.py prints only the rows with a target
@@ -45,12 +46,14 @@ class Options(BenchmarkOptions):
     """None: all that need nothing but a calibration set."""
     seeds: int = 3
     """Calibration sets, each with another seed."""
-    samples: int = 50
+    samples: int = 20
     """Test examples of each task and length."""
     lengths: tuple[int, ...] = ()
     """Of NIAH; None: the setup's."""
     runs: Path = Path("runs/methods")
     """Where the runs are kept."""
+    archive: Path = Path("benchmarks/study")
+    """Packed runs of `make study`."""
     table: Path | None = None
     """Page to write, docs/methods.md for the one of this repository."""
 
@@ -124,14 +127,32 @@ def judge_runs(name: str, configs: Sequence[Config], options: Options) -> dict[s
     scores, masks = [], []
     for config in configs:
         run_name = f"{Path(config.model).name}-{config.method}-r{config.ratio:g}-s{config.seed}"
-        path = options.runs / run_name
-        with RunFolder(path, say=say) as run:
-            for stage in chain_of(config):
-                artifact = run.complete(stage)
+        path = unpack_archived(config, options)
+        if path is None:
+            path = options.runs / run_name
+            with RunFolder(path, say=say) as run:
+                for stage in chain_of(config):
+                    artifact = run.complete(stage)
+            label = Label(run_name, step=0, tokens=0)
+            scores.append(judge(path, str(artifact.folder), config, label, options))
+        else:
+            rows = collect_results(path / "eval", run_name)
+            scores.append([row for row in rows if (row["step"], row["metric"]) == (0, METRIC)])
         masks.append(path / "mask")
-        label = Label(run_name, step=0, tokens=0)
-        scores.append(judge(path, str(artifact.folder), config, label, options))
     return summarize(name, scores, masks)
+
+
+def unpack_archived(config: Config, options: Options) -> Path | None:
+    """The folder of a run that the study has packed: of this model, with these settings."""
+    if config.model != presets.TINY_MODEL or options.lengths:
+        return None
+    chain = study.Chain(config.method, config.ratio, config.seed, trained=False)
+    packed = study.Options(samples=options.samples, archive=options.archive)
+    if not study.is_archived(chain, packed):
+        return None
+    folder = options.runs / "packed" / chain.name
+    unpack_run(options.archive / f"{chain.name}{SUFFIX}", folder)
+    return folder
 
 
 def chain_of(config: Config) -> Iterator[Any]:

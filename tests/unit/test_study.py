@@ -2,18 +2,21 @@
 
 import gzip
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from bosch.command_line import parse_command
 from bosch.mask import GroupMask, MaskFile, write_mask
 from bosch.model_folder import read_model_info
 from eval.compare import compare
+from eval.results import collect_results
 from eval.run_archive import pack_run
 from eval.study import AFTER, BEFORE, Study, advantage
 from eval.study_page import write_study_page
 from recipes import presets, study
+from recipes.benchmarks import methods
 from tests.run_folders import FakeRun
 
 
@@ -76,9 +79,9 @@ def test_the_page_has_the_tables_and_says_who_is_first(small_study: Study, tmp_p
 def archive_run(chain: study.Chain, options: study.Options, tmp_path: Path) -> Path:
     """As if the chain had run, with the model as it is."""
     run = FakeRun(chain.method, chain.ratio, chain.seed).write(tmp_path / "made")
-    told = json.loads((run / "run.json").read_text())
     command = chain.arguments(options)
-    (run / "run.json").write_text(json.dumps(told | {"command": command}))
+    config = parse_command(command, tuple(presets.PRESETS), presets.choose).config
+    (run / "run.json").write_text(json.dumps({"config": asdict(config), "command": command}))
     model = presets.find_model(presets.TINY_MODEL)
     assert model is not None
     info = read_model_info(model)
@@ -104,6 +107,33 @@ def test_an_archived_run_counts_for_its_command_and_model_alone(tmp_path: Path) 
     info = read_model_info(presets.find_model(presets.TINY_MODEL))  # type: ignore[arg-type]
     path.write_bytes(gzip.compress(content.replace(info.weight_hash, "0" * 32).encode()))
     assert not study.is_archived(trained, options)
+
+
+def test_an_archived_run_of_other_settings_is_run_again(tmp_path: Path) -> None:
+    options = study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs")
+    chain = study.Chain("fisher", 0.5, 1, trained=False)
+    path = archive_run(chain, options, tmp_path)
+    files = json.loads(gzip.decompress(path.read_bytes()))
+    run = json.loads(files["run.json"])
+    run["config"]["calibration"]["length"] //= 2  # as if the preset had changed since
+    path.write_bytes(gzip.compress(json.dumps(files | {"run.json": json.dumps(run)}).encode()))
+    assert not study.is_archived(chain, options)
+
+
+def test_methods_takes_its_rows_from_the_archive(tmp_path: Path) -> None:
+    options = methods.Options(runs=tmp_path / "methods", archive=tmp_path / "archive", samples=8)
+    packed = study.Options(archive=options.archive, samples=8)
+    for seed in (0, 1):
+        archive_run(study.Chain("fisher", 0.75, seed, trained=False), packed, tmp_path)
+    configs = [methods.config_of(options, "fisher", seed) for seed in (0, 1)]
+    row = methods.judge_runs("fisher", configs, options)
+    made = FakeRun("fisher", 0.75, 0, steps=(0,)).write(tmp_path / "again")
+    (judged,) = [
+        r
+        for r in collect_results(made / "eval", "")
+        if r["task"] == "average" and r["suite"] == "niah"
+    ]
+    assert row["values"] == [judged["value"]] * 2
 
 
 def test_a_zero_shot_run_is_no_trained_one(tmp_path: Path) -> None:
