@@ -1,5 +1,5 @@
-"""The ranks of one launch follow rank 0 through small files in the run folder: no collective, whose
-timeout a search outlasts.
+"""The ranks of one launch follow rank 0 through small files in the folder it has locked: no
+collective, whose timeout a search outlasts.
 
 Each rank appends events to `.ranks/<launch>/rank-N`, and the others poll. A rank that has died is
 seen by its process on the same machine, rank 0 from anywhere by the beat of its lock: nobody waits
@@ -36,9 +36,9 @@ class Ranks:
     """This process among the ranks of its launch."""
 
     def __init__(
-        self, run_folder: Path, rank: int, world: int, stale_seconds: float = STALE_SECONDS
+        self, home: Path, rank: int, world: int, stale_seconds: float = STALE_SECONDS
     ) -> None:
-        self.run_folder, self.rank, self.world = run_folder, rank, world
+        self.home, self.rank, self.world = home, rank, world
         self.stale_seconds = stale_seconds
         self.folder = Path()  # known once joined
         self._opened = time.monotonic()
@@ -49,11 +49,11 @@ class Ranks:
         self._join(launch, clear=True)
 
     def follow(self, join_seconds: float = JOIN_SECONDS) -> None:
-        """Any other rank: wait until rank 0 of the same launch holds the run folder."""
+        """Any other rank: wait until rank 0 of the same launch holds the folder."""
         watch = LivenessWatch(self.stale_seconds)
         give_up = time.monotonic() + join_seconds
         while True:
-            watch.look(LockRecord.read(self.run_folder))
+            watch.look(LockRecord.read(self.home))
             if watch.record and watch.record.is_of_this_launch():
                 if watch.alive:
                     return self._join(watch.record.launch)
@@ -64,16 +64,18 @@ class Ranks:
             if time.monotonic() > give_up:
                 raise RankGoneError(
                     f"Rank {self.rank} has waited {join_seconds:.0f} s for rank 0 to open "
-                    f"{self.run_folder}."
+                    f"{self.home}."
                 )
             time.sleep(POLL_SECONDS)
 
     def leave(self) -> None:
         """Tell rank 0 that this rank has read all it needs; rank 0 waits for that, so that nobody
-        looks for it in vain."""
+        looks for it in vain, and removes the board."""
         self.announce("left")
-        for rank in range(1, self.world) if self.rank == 0 else ():
-            self.wait_for(rank, "left")
+        if self.rank == 0:
+            for rank in range(1, self.world):
+                self.wait_for(rank, "left")
+            shutil.rmtree(self.folder.parent, ignore_errors=True)
 
     def announce(self, event: str) -> None:
         """Let the other ranks know of an event (one line of text)."""
@@ -101,7 +103,7 @@ class Ranks:
             time.sleep(POLL_SECONDS)
 
     def _join(self, launch: str, clear: bool = False) -> None:
-        self.folder = self.run_folder / ".ranks" / launch
+        self.folder = self.home / ".ranks" / launch
         self.folder.mkdir(parents=True, exist_ok=True)
         for other in self.folder.parent.iterdir() if clear else ():
             if other != self.folder:
@@ -110,7 +112,7 @@ class Ranks:
 
     def _alive(self, rank: int, watch: LivenessWatch) -> bool:
         if rank == 0:
-            record = LockRecord.read(self.run_folder)
+            record = LockRecord.read(self.home)
             watch.look(record if record and record.launch == self.folder.name else None)
             return watch.alive is not False
         said = self._read(rank)

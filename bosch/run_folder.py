@@ -12,12 +12,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from bosch import manifest
+from bosch.errors import USER_ERRORS
 from bosch.manifest import STARTED
 from bosch.plan import REFERENCE, Step, examine, examine_folder, plan_run, refuse_blocked
 from bosch.progress import describe_seconds
 from bosch.ranks import Ranks
 from bosch.run_lock import BEAT_SECONDS, STALE_SECONDS, FolderInUseError, FolderLock, LockRecord
 from bosch.stage import Artifact, Stage, locate
+
+RUN = "run.json"
+
+
+def home_of(stage_folder: Path) -> Path:
+    """Where a stage's lock and curves are kept: in its run's folder, or in its own where it belongs
+    to no run, so that others may be made beside it."""
+    run_path = stage_folder.parent
+    return run_path if (run_path / RUN).is_file() else stage_folder
 
 
 class RunFolder:
@@ -31,10 +41,13 @@ class RunFolder:
         say: Callable[[str], None] = print,
         beat_seconds: float = BEAT_SECONDS,
         stale_seconds: float = STALE_SECONDS,
+        home: Path | None = None,
     ) -> None:
+        """home: what is locked, if it is not the whole folder (`home_of`)."""
         self.path, self.rank, self.world, self.say = path, rank, world, say
-        self._lock = FolderLock(path, say, beat_seconds=beat_seconds, stale_seconds=stale_seconds)
-        self._ranks = Ranks(path, rank, world, stale_seconds)
+        home = home or path
+        self._lock = FolderLock(home, say, beat_seconds=beat_seconds, stale_seconds=stale_seconds)
+        self._ranks = Ranks(home, rank, world, stale_seconds)
         self._verified: set[Path] = set()
         self._calls = 0  # tells the events of one stage from those of the next
 
@@ -71,7 +84,7 @@ class RunFolder:
         if self.rank == 0:
             content = {"config": dataclasses.asdict(config), "command": list(command)}
             text = json.dumps(content | manifest.provenance(), indent=1)
-            manifest.write_atomically(self.path / "run.json", text + "\n")
+            manifest.write_atomically(self.path / RUN, text + "\n")
 
     def complete(self, stage: Stage) -> Artifact:
         """The stage's artifact: reused if complete, else made. Every rank calls this, in the same
@@ -161,6 +174,9 @@ class RunFolder:
                 "from here"
             )
             raise
+        except USER_ERRORS:
+            _forget_start(folder)
+            raise
         finally:
             self._lock.on_beat.remove(wall_time.save)
         self._lock.check_held()
@@ -204,6 +220,12 @@ class WallTime:
 
     def _seconds(self) -> list[float]:
         return [*self.earlier, round(time.monotonic() - self._begin, 3)]
+
+
+def _forget_start(folder: Path) -> None:
+    """Refused before anything was made of these settings, they shall not bar the corrected ones."""
+    if [path.name for path in folder.glob("[!.]*")] == [STARTED]:
+        (folder / STARTED).unlink()
 
 
 def _refer_to(shared: Path, folder: Path, stage: Stage) -> None:

@@ -176,8 +176,8 @@ class FolderLock:
             if watch.record and watch.alive is not False:
                 if watch.alive and not self.wait:
                     raise FolderInUseError(
-                        f"Run folder {self.folder} is in use by {watch.record.owner}; wait until "
-                        "it ends, or choose another --run-dir."
+                        f"{self.folder} is in use by {watch.record.owner}; wait until it ends, or "
+                        "choose another folder (--run-dir or --out)."
                     )
                 return False
             if watch.record and not watch.record.ended:

@@ -22,7 +22,7 @@ from bosch.errors import exit_on_user_error
 from bosch.fingerprint import fingerprint, hash_file
 from bosch.plan import follow_reference
 from bosch.progress import say
-from bosch.run_folder import RunFolder
+from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Stage
 from data.calibration import TOY, CalibrationSettings, check_set, write_set
 from data.needles import PAPER_TASKS
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     settings = CalibrationSettings(**{name: getattr(options, name) for name in names})
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, settings, options.against, options.punkt)
-    with RunFolder(out.parent, say=say) as run:
+    with RunFolder(out.parent, say=say, home=home_of(out)) as run:
         run.complete(stage)
     say(f"calibration set in {options.out}")
 

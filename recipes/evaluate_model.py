@@ -29,7 +29,7 @@ from bosch.model_folder import read_model_config, read_model_info
 from bosch.plugins import list_plugins, suggest
 from bosch.progress import say
 from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder
+from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Artifact, Stage
 from eval.results import collect_results, describe_evaluation
 from eval.settings import FAST, PLAIN, SUITES, GenerationSettings, Label, SuiteRun
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> None:
     check_data(judging)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, judging, Label(out.name), out.parent / "shared")
-    with RunFolder(out.parent, rank, world, say) as run:
+    with RunFolder(out.parent, rank, world, say, home=home_of(out)) as run:
         run.complete(stage)
     if rank == 0:
         for line in describe_evaluation(out):

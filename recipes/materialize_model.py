@@ -23,7 +23,7 @@ from bosch.fingerprint import hash_file
 from bosch.mask import read_mask
 from bosch.model_folder import read_model_info
 from bosch.progress import say
-from bosch.run_folder import RunFolder
+from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Artifact, Stage
 from recipes.presets import find_model
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up()
     stage = choose_stage(options)
     out = options.out.absolute()
-    with RunFolder(out.parent, say=say) as run:
+    with RunFolder(out.parent, say=say, home=home_of(out)) as run:
         run.complete(stage)
     say(f"model in {options.out}")
 

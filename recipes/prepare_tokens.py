@@ -23,7 +23,7 @@ from bosch.manifest import MANIFEST, read_sealed_json
 from bosch.plan import follow_reference
 from bosch.progress import say
 from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder
+from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Artifact, Stage
 from data.files import FileSource
 from data.loader import check_reuse
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, options.source, config)
-    with RunFolder(out.parent, say=say) as run:
+    with RunFolder(out.parent, say=say, home=home_of(out)) as run:
         run.complete(stage)
     say(f"tokens in {options.out}")
 

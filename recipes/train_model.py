@@ -22,7 +22,7 @@ from bosch.config import Config, TokenCount, TrainConfig
 from bosch.errors import exit_on_user_error
 from bosch.progress import say
 from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder
+from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Artifact, Stage
 from recipes.materialize_model import fetch_model
 from recipes.prepare_tokens import read_tokenizer
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
         options.document_mask,
         {"model": model, "tokens": tokens},
     )
-    with RunFolder(out.parent, rank, world, say) as run:
+    with RunFolder(out.parent, rank, world, say, home=home_of(out)) as run:
         run.complete(stage)
     exports = sorted(options.out.glob("step-*"))
     say(f"trained model in {exports[-1] if exports else options.out}")
@@ -127,6 +127,7 @@ def make_stage(
             document_mask,
             facts | {"model": model.fingerprint, "tokens_folder": tokens.fingerprint},
             on_checkpoint,
+            run_folder=home_of(out),
         )
         stopped_by = train(job)
         if stopped_by is not None:

@@ -64,6 +64,7 @@ class TrainJob:
     facts: Mapping[str, Any] = field(default_factory=dict)  # what a resumed run must share
     on_checkpoint: OnCheckpoint | None = None
     learner: Learner | None = None  # parameters of a method that are trained along with the model
+    run_folder: Path | None = None  # in whose `tb` the curves are; None: what `folder` is in
 
 
 def train(job: TrainJob) -> str | None:
@@ -73,7 +74,7 @@ def train(job: TrainJob) -> str | None:
     settings, plan, world, model = job.settings, run.plan, run.world, run.model
     optimizer, parameters = run.state.optimizer, trained_parameters(model)
     along = run.along
-    log = MetricsLog(job.folder, world.rank, along.curves)
+    log = MetricsLog(job.folder, world.rank, along.curves, job.run_folder)
     meter = Meter(model, plan, world)
 
     with Interruption(job.folder) as interruption:

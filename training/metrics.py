@@ -21,10 +21,12 @@ class MetricsLog:
     """The log in a training stage's folder; rank 0 writes it, for the others every call is
     nothing."""
 
-    def __init__(self, folder: Path, rank: int, curves: str = "train") -> None:
-        """curves: what they are called in TensorBoard."""
+    def __init__(
+        self, folder: Path, rank: int, curves: str = "train", run_folder: Path | None = None
+    ) -> None:
+        """curves: what they are called in TensorBoard, in `tb` of run_folder (None: the parent)."""
         self.path, self._name = folder / METRICS, curves
-        self._run = folder.parent
+        self._run = run_folder or folder.parent
         self._writes = rank == 0
         self._curves: TrainingCurves | None = None
 

@@ -10,8 +10,8 @@ import pytest
 from bosch.fingerprint import fingerprint, speed_only
 from bosch.manifest import DamagedArtifactError, seal_folder, verify_folder, write_atomically
 from bosch.plan import StageBlockedError, plan_run, refuse_blocked, stages_to_redo
-from bosch.run_folder import RunFolder
-from bosch.run_lock import FolderLock, LivenessWatch, LockRecord
+from bosch.run_folder import RunFolder, home_of
+from bosch.run_lock import FolderInUseError, FolderLock, LivenessWatch, LockRecord
 from bosch.stage import Artifact, Stage
 
 
@@ -87,6 +87,54 @@ def test_other_settings_are_refused_for_a_stage_that_was_only_started(tmp_path: 
     other = Stage("mask", run=fail, settings={"ratio": 0.5})
     with pytest.raises(StageBlockedError, match=r"ratio: 0\.75 -> 0\.5"):
         complete(tmp_path / "run", [other])
+
+
+def test_refused_settings_do_not_bar_the_corrected_ones(tmp_path: Path) -> None:
+    def refuse(folder: Path) -> None:
+        raise ValueError("--ratio 0.75: cannot be met")
+
+    with pytest.raises(ValueError, match="cannot be met"):
+        complete(tmp_path / "run", [Stage("mask", run=refuse, settings={"ratio": 0.75})])
+    complete(tmp_path / "run", [Stage("mask", run=write_result, settings={"ratio": 0.5})])
+    assert verify_folder(tmp_path / "run" / "mask")["settings"] == {"ratio": 0.5}
+
+
+def test_stage_that_wrote_something_before_it_was_refused_keeps_its_settings(
+    tmp_path: Path,
+) -> None:
+    def write_and_refuse(folder: Path) -> None:
+        write_atomically(folder / "part-1", "x")
+        raise ValueError("the disk is full")
+
+    with pytest.raises(ValueError, match="disk is full"):
+        complete(tmp_path / "run", [Stage("mask", run=write_and_refuse)])
+    assert actions(tmp_path / "run", [Stage("mask", run=write_result)]) == {"mask": "resume"}
+
+
+def test_stages_of_no_run_are_made_side_by_side_and_leave_nothing_around_them(
+    tmp_path: Path,
+) -> None:
+    def complete_alone(out: Path, stage: Stage) -> None:
+        with RunFolder(out.parent, say=lambda line: None, home=home_of(out)) as run:
+            run.complete(stage)
+
+    def write_beside(folder: Path) -> None:
+        complete_alone(tmp_path / "tokens", Stage("tokens", run=write_result))
+        with pytest.raises(FolderInUseError, match="--out"):
+            complete_alone(folder, Stage("mask", run=write_result))
+        write_result(folder)
+
+    complete_alone(tmp_path / "mask", Stage("mask", run=write_beside))
+    assert {path.name for path in tmp_path.iterdir()} == {"mask", "tokens"}
+    hidden = {path.name for path in (tmp_path / "mask").glob(".*")}
+    assert hidden == {".lock_guard"}  # deleting it could let two owners in
+
+
+def test_stage_of_a_run_is_locked_with_the_run(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as run:
+        run.save_config(Settings(), [])
+        assert home_of(tmp_path / "run" / "mask") == tmp_path / "run"
+    assert home_of(tmp_path / "mask") == tmp_path / "mask"
 
 
 def test_failed_stage_goes_on_in_its_folder_and_keeps_the_time_of_all_attempts(

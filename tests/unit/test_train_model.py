@@ -53,6 +53,8 @@ def test_command_trains_says_what_it_does_and_is_reused(
     ):
         assert part in told
     verify_folder(out)
+    assert list(tmp_path.iterdir()) == [out]  # its curves too are in its own folder
+    assert list((out / "tb" / "train").glob("events*"))
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
     assert (out / "step-000002" / "tokenizer.json").is_file()
@@ -77,6 +79,13 @@ def test_stop_file_ends_the_command_well_and_the_same_command_goes_on(
     train(tokens, out)
     assert "training goes on after step 1 of 2" in capsys.readouterr().out
     verify_folder(out)
+
+
+def test_refused_command_can_be_corrected(tokens: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        train(tokens, tmp_path / "train", "--budget", "128")
+    train(tokens, tmp_path / "train")
+    verify_folder(tmp_path / "train")
 
 
 def test_tokens_of_another_tokenizer_are_refused(tokens: Path, tmp_path: Path) -> None:
