@@ -32,14 +32,15 @@ def set_up(rank: int = 0) -> None:
     """Called once by a recipe: decide who speaks, and how."""
     global _console
     close()
+    console = Console(soft_wrap=True)
+    on_terminal = console.is_terminal and not console.is_dumb_terminal
+    if rank != 0 or not on_terminal:  # bars would end up as one endless line
+        _disable_bars_of_libraries()
     if rank != 0:
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
         return
-    console = Console(soft_wrap=True)
-    _console = console if console.is_terminal and not console.is_dumb_terminal else None
-    if _console is None:  # transformers' bars would end up as one endless line
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    _console = console if on_terminal else None
     logger.addHandler(_LineHandler(console))
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -164,6 +165,19 @@ def describe_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _disable_bars_of_libraries() -> None:
+    """Those of transformers follow huggingface_hub's, whose switch is read when it is imported."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if "huggingface_hub" in sys.modules:
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
+    if "transformers" in sys.modules:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
 
 
 class _LineHandler(logging.Handler):

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 import bosch  # noqa: F401  makes transformers know the hybrids
+from bosch import progress
 from bosch.config import TokenCount, at_least
 from bosch.errors import UserError, exit_on_user_error
 from bosch.hybrid.cache import kv_bytes
@@ -59,6 +60,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     options = tyro.cli(Options, args=arguments, prog="generate_text.py", description=__doc__)
+    progress.set_up()
     folder = fetch_model(options.model)
     tokenizer = load_tokenizer(folder)
     prompt = options.prompt if options.prompt_file is None else options.prompt_file.read_text()

@@ -45,6 +45,14 @@ def test_piped_output_is_plain_lines_and_the_log_has_the_same_with_times(tmp_pat
     assert [line[20:] for line in log.read_text().splitlines()] == lines
 
 
+def test_bars_of_libraries_that_are_loaded_already_are_off_in_piped_output() -> None:
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    progress.set_up()
+    assert not logging.is_progress_bar_enabled()
+
+
 def test_terminal_gets_a_bar_and_the_log_stays_plain(tmp_path: Path) -> None:
     log = tmp_path / "recover.log"
     ours, theirs = pty.openpty()
