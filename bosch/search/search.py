@@ -227,8 +227,8 @@ class Search:
         if cost.computed:
             seconds = cost.seconds / cost.computed
             line += (
-                f"; {describe_seconds(total * seconds)} at the {seconds:.2g} s that the first "
-                "evaluations took, less what need not be computed again"
+                f"; at most {describe_seconds(total * seconds)}, at the {seconds:.2g} s that the "
+                "first evaluations took: most need fewer layers and texts"
             )
         say(line)
         for limit in ("max_evaluations", "max_hours"):
