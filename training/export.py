@@ -31,10 +31,9 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 OF_THE_SOURCE = ("config.json", "README.md", "mask.png", "model.safetensors.index.json", "*.py")
 
 
-def export_model(model: Any, source_folder: Path, folder: Path) -> None:
+def export_model(model: Any, source_folder: Path, folder: Path, ranks: Consensus) -> None:
     """Write the model to `folder`. Every rank calls this. A folder that is complete is left as it
     is; one that a kill left half-written is made anew."""
-    ranks = Consensus()
     temporary = folder.with_name(f".{folder.name}.tmp")
     if not ranks.from_rank_0(lambda: _begin(folder, temporary)):
         return

@@ -25,6 +25,7 @@ from bosch.progress import say, track
 from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from training.along import Along
 from training.checkpoint import Checkpoints
+from training.consensus import Consensus
 from training.export import export_model
 from training.guards import Guards, check_gradients, describe_first_losses, without_windows
 from training.interruption import Interruption
@@ -182,7 +183,9 @@ def prepare(job: TrainJob) -> "Run":
         settings.async_checkpoints,
         {"micro_batch_sequences": plan.micro_batch_sequences, "kernels": kernels},
     )
-    return Run(job, plan, world, model, loader, state, guards, checkpoints, along)
+    # Made at once: ranks that are saving because their launcher is gone can meet nobody new.
+    ranks = Consensus()
+    return Run(job, plan, world, model, loader, state, guards, checkpoints, along, ranks)
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,7 @@ class Run:
     guards: Guards
     checkpoints: Checkpoints
     along: Along
+    ranks: Consensus
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
@@ -251,7 +255,7 @@ class Run:
         """Export the model of an evaluated step, and let it be evaluated."""
         folder = self.job.folder / f"step-{step:06d}" if step else self.job.model
         if step:
-            export_model(self.model, self.job.model, folder)
+            export_model(self.model, self.job.model, folder, self.ranks)
         if self.job.on_checkpoint is not None:
             self.job.on_checkpoint(step, self.plan.tokens_at(step), folder)
 
