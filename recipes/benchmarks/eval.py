@@ -64,8 +64,8 @@ class Options(BenchmarkOptions):
     """A folder or hub id, dense or hybrid."""
     length: int = 2048
     """Tokens of prompt and answer."""
-    samples: int = 8
-    """Of each of the six tasks."""
+    samples: int = 32
+    """Of each of the six tasks. RULER takes 500; the more, the longer the beginnings they share."""
     run_on: bool = True
     """Ignore the model's end token, and generate RULER's 128 tokens. Else it stops by itself."""
     only_all: bool = False
