@@ -46,7 +46,9 @@ class Options:
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False  # stop before training (tables 1 and 2)
     baseline: str | None = None  # of the comparison: a method, at its first ratio and seed
     out: Path | None = None  # of the comparison; None: runs/comparison
-    command: str | None = None  # what starts a chain; None: accelerate launch recipes/recover.py
+    command: str | None = None
+    """what starts a chain; None: accelerate launch recipes/recover.py, or python where it would
+    start one process"""
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
@@ -104,6 +106,12 @@ def split(text: str) -> list[str]:
 def start_command(options: Options) -> list[str]:
     if options.command is not None:
         return shlex.split(options.command)
+    import torch
+    from accelerate.commands.config import config_args
+
+    configured = Path(config_args.default_config_file).is_file()
+    if torch.accelerator.device_count() < 2 and not configured:
+        return [sys.executable, str(RECOVER)]  # without the launcher's warnings above every run
     return [str(Path(sys.executable).with_name("accelerate")), "launch", str(RECOVER)]
 
 

@@ -105,6 +105,22 @@ def test_mistakes_are_told_before_the_first_run(
     assert calls(place) == []
 
 
+def test_launcher_is_used_where_it_would_start_more_than_one_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def command(devices: int, config: str) -> list[str]:
+        monkeypatch.setattr("torch.accelerator.device_count", lambda: devices)
+        file = str(tmp_path / config)
+        monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", file)
+        return [Path(word).name for word in sweep.start_command(sweep.Options("fisher"))]
+
+    (tmp_path / "there.yaml").touch()
+    launched = ["accelerate", "launch", "recover.py"]
+    assert command(0, "none.yaml") == [Path(sys.executable).name, "recover.py"]
+    assert command(2, "none.yaml") == launched
+    assert command(0, "there.yaml") == launched
+
+
 def test_runs_are_planned_seed_by_seed_with_the_names_of_single_runs() -> None:
     options = sweep.Options("bosch,fisher", "0.5, .75", seeds=2, preset="smoke")
     chains = sweep.plan_chains(options, ["--eval.samples", "4"])
