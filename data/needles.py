@@ -250,8 +250,8 @@ def build_fitting(
     unit = "words" if task.haystack == "essay" else "lines"
     raise ValueError(
         f"{task.name} cannot be built in {length} tokens: with its smallest haystack "
-        f"({unit}: {num_units}) it needs {min(lengths)} with this tokenizer, the answer included "
-        "(RULER would try for ever). Ask for a greater length, or leave this task out."
+        f"({unit}: {num_units}) it needs {min(lengths)} with this tokenizer, the answer "
+        "included. Ask for a greater length, or leave this task out."
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.essays import Essays, read_essays
+from data.essays import Essays, SentenceEnds, read_essays
 from data.needles import (
     DEPTHS_PERCENT,
     PAPER_TASKS,
@@ -52,7 +52,7 @@ def essays(essay_words: list[str]) -> Essays:
     """Essays whose sentences end at full stops."""
     text = " ".join(essay_words)
     ends = [i + 1 for i, character in enumerate(text) if character == "."]
-    return Essays(essay_words, ends, "generated", "")
+    return Essays(essay_words, SentenceEnds(ends, {}), "generated", "")
 
 
 def cut_at_full_stops(text: str) -> list[str]:
