@@ -60,7 +60,8 @@ def import_mask(
 ) -> tuple[MaskFile, tuple[str, ...]]:
     """A foreign file as a MaskFile for `model`, and the notes to print."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; the first argument is the file to import.")
+        wrong = "is a folder" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{path} {wrong}; the first argument is the file to import.")
     if request.window_tokens is not None:
         check_window(request.window_tokens)
     imported = IMPORTERS[format_name](path, model, request)

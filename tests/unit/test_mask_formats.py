@@ -350,6 +350,8 @@ def test_import_and_export_from_the_shell(
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no\.tsv does not exist"):
         take(tmp_path / "no.tsv", "duo", window_tokens=8, ratio=0.5)
+    with pytest.raises(FileNotFoundError, match="is a folder; the first argument is the file"):
+        take(tmp_path, "duo", window_tokens=8, ratio=0.5)
 
 
 def test_a_table_for_another_model_is_refused(tmp_path: Path) -> None:
