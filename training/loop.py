@@ -41,7 +41,14 @@ from training.optimizer import (
     set_learning_rate,
     trained_parameters,
 )
-from training.parallel import World, choose_switches, describe_environment, reshard, start_world
+from training.parallel import (
+    World,
+    choose_switches,
+    describe_environment,
+    reshard,
+    set_gradient_sync,
+    start_world,
+)
 from training.schedule import TrainPlan, learning_rate, make_plan
 from training.state import TrainState
 
@@ -107,7 +114,7 @@ def train(job: TrainJob) -> str | None:
                 loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
                 for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
                     is_last = number == len(micro_batches)
-                    model.set_requires_gradient_sync(is_last or settings.sync_every_micro_batch)
+                    set_gradient_sync(model, is_last or settings.sync_every_micro_batch)
                     inputs = run.with_backend(inputs) | along.model_arguments(done)
                     loss = model_loss(model, inputs, labels_BT, scale)
                     loss.backward()

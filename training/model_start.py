@@ -34,7 +34,10 @@ def start_model(folder: Path, world: World, switches: Switches, kernels: str) ->
     install_loss_head(model, kernels)
     shard_model(model, world, switches)
     device = state_device(world, switches)
+    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
+    if is_tied:  # parameters that leave the meta device are new ones, unless they are sharded
+        model.lm_head.weight = model.model.embed_tokens.weight
     load_weights(model, folder)
     make_buffers(model, world.device)
     check_started(model)

@@ -215,7 +215,8 @@ def is_true(value: str | None) -> bool:
 
 
 def shard_model(model: Any, world: World, switches: Switches) -> None:
-    """Shard a causal language model over the ranks in place, a group for each block.
+    """Shard a causal language model over the ranks in place, a group for each block. One process
+    that casts and offloads nothing keeps its parameters as they are: the groups would only copy.
 
     Norm and head stay in the root's group, which is whole from its forward to its backward: losses
     read the head's weight without calling it as a linear layer. Tied embeddings belong to that
@@ -228,6 +229,8 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
             layers[index] = block
         if switches.compile:
             block.compile()
+    if world.size == 1 and switches.precision == "fp32" and not switches.cpu_offload:
+        return
     options: dict[str, Any] = {
         "mesh": world.mesh,
         "mp_policy": precision_policy(switches.precision),
@@ -257,6 +260,12 @@ def offload_policy(offload: bool, device: torch.device) -> OffloadPolicy:
 def state_device(world: World, switches: Switches) -> torch.device:
     """Where parameters and optimizer live."""
     return torch.device("cpu") if switches.cpu_offload else world.device
+
+
+def set_gradient_sync(model: nn.Module, wanted: bool) -> None:
+    """Whether the next backward averages gradients over the ranks."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(wanted)
 
 
 def reshard(model: nn.Module) -> None:
