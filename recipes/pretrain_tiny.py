@@ -124,6 +124,7 @@ LONGER = Mixture(recall=0.1, needles=0.45, tasks=0.15, essays=0.05, practice=0.2
 HARDER = Mixture(recall=0.05, needles=0.35, tasks=0.1, essays=0.05, practice=0.1, hard_needles=0.35)
 FARTHER = replace(HARDER, tasks=0.15, practice=0.15, hard_needles=0.25)
 FARTHEST = replace(HARDER, needles=0.25, practice=0.15, hard_needles=0.4)
+TEXT = Mixture(documents=0.45, needles=0.15, tasks=0.15, practice=0.05, hard_needles=0.2)
 
 
 def eight_layers() -> TinyPlan:
@@ -157,6 +158,9 @@ def eight_layers() -> TinyPlan:
             Phase("beyond-warm-up", 100, 2304, FARTHEST, rate=(0.02, 0.15)),
             Phase("beyond-2304", 2300, 2304, FARTHEST, rate=(0.15, 0.02)),
             Phase("beyond-ending", 150, 1024, FARTHEST, rate=(0.02, 0.01), text_weight=0.1),
+            # A language model of its world: else recovery would first of all teach it that.
+            Phase("text-warm-up", 50, 1024, TEXT, rate=(0.01, 0.12), text_weight=0.3),
+            Phase("text", 400, 1024, TEXT, rate=(0.12, 0.01), text_weight=0.3),
         ),
     )
 

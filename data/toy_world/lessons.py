@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from data.needles import PAPER_TASKS, TASKS, write_example
+from data.toy_world.documents import write_document
 from data.toy_world.essays import ToyEssays, paragraph
 from data.toy_world.tasks import DATASETS
 from data.toy_world.tokenizer import END_OF_TEXT
@@ -44,6 +45,7 @@ class Mixture:
     simple_recall: float = 0.0  # recall in its barest style: `key: value`
     practice: float = 0.0  # the toy sets that are learned last, see PRACTICE
     hard_needles: float = 0.0  # the NIAH tasks that are learned last, see HARD_NEEDLES
+    documents: float = 0.0  # training text as hybrids recover on, without questions
 
 
 def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
@@ -151,6 +153,11 @@ def essay_lesson(world: World, num_words: int) -> Lesson:
     ]
 
 
+def document_lesson(world: World) -> Lesson:
+    """Of seeds that no recovery has."""
+    return [(write_document(world.rng.getrandbits(32) + 2**32, 0), False)]
+
+
 class LessonWriter:
     """Writes lessons of a wanted number of tokens and packs them into batches."""
 
@@ -197,6 +204,8 @@ class LessonWriter:
             return recall_lesson(world, target // 4, simple=kind == "simple_recall")
         if kind == "essays":
             return essay_lesson(world, target // 2)
+        if kind == "documents":
+            return document_lesson(world)
         if kind in ("needles", "hard_needles"):
             usual = [*PAPER_TASKS, "niah_multikey_2", "niah_multikey_3"]
             name = world.rng.choice(usual if kind == "needles" else HARD_NEEDLES)
