@@ -125,6 +125,7 @@ HARDER = Mixture(recall=0.05, needles=0.35, tasks=0.1, essays=0.05, practice=0.1
 FARTHER = replace(HARDER, tasks=0.15, practice=0.15, hard_needles=0.25)
 FARTHEST = replace(HARDER, needles=0.25, practice=0.15, hard_needles=0.4)
 TEXT = Mixture(documents=0.45, needles=0.15, tasks=0.15, practice=0.05, hard_needles=0.2)
+FAR_TEXT = replace(TEXT, documents=0.25, needles=0.25, tasks=0.1, hard_needles=0.35)
 
 
 def eight_layers() -> TinyPlan:
@@ -161,6 +162,7 @@ def eight_layers() -> TinyPlan:
             # A language model of its world: else recovery would first of all teach it that.
             Phase("text-warm-up", 50, 1024, TEXT, rate=(0.01, 0.12), text_weight=0.3),
             Phase("text", 400, 1024, TEXT, rate=(0.12, 0.01), text_weight=0.3),
+            Phase("far-text", 250, 2304, FAR_TEXT, rate=(0.06, 0.01), text_weight=0.3),
         ),
     )
 
