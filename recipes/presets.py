@@ -72,10 +72,10 @@ def tiny(model: str = TINY_MODEL) -> Config:
         ),
         mask=MaskConfig(kappa=30),
         data=DataConfig(source=("toy",), tokens=786_432, sequence_length=1_024),
-        # Small batches: on so few tokens the number of steps decides. Half of these tokens bring
-        # the mask of interleave from 8 % of NIAH to 70 (dense: 89), toy LongBench from 52 to 62.
+        # Small batches: on so few tokens the number of steps decides. Peaks of 1e-3 and 3e-3 bring
+        # back as much of NIAH; of toy LongBench the smaller keeps more.
         train=TrainConfig(
-            batch_sequences=2, peak_learning_rate=3e-3, precision="fp32", kernels="torch"
+            batch_sequences=2, peak_learning_rate=1e-3, precision="fp32", kernels="torch"
         ),
         eval=EvalConfig(
             checkpoints=(0.0, 1 / 3, 2 / 3, 1.0),
