@@ -24,3 +24,10 @@ def test_the_story_has_mask_costs_and_every_checkpoint(tmp_path: Path) -> None:
 def test_a_run_that_has_only_begun_tells_what_it_has(tmp_path: Path) -> None:
     lines = [str(line) for line in summarize(compare([FakeRun(steps=(None,)).write(tmp_path)]))]
     assert lines[-1].startswith("dense model")
+
+
+def test_no_share_is_told_of_a_gap_that_may_not_be_there(tmp_path: Path) -> None:
+    run = FakeRun(skill=lambda step, task: 0.6).write(tmp_path)
+    lines = [str(line) for line in summarize(compare([run]))]
+    assert not any("[" in line for line in lines if "gap" in line)
+    assert any("no gap to close" in line or line.endswith("–") for line in lines if "gap" in line)
