@@ -189,8 +189,9 @@ def test_changes_are_described_by_the_names_of_the_command_line() -> None:
 
 def test_a_window_as_long_as_the_texts_is_warned_of() -> None:
     tiny = presets.tiny()  # 64 tokens of 512 and 1,024
+    short = dataclasses.replace(tiny.calibration, length=512)
     assert warn_of_window(tiny) == []
-    (warning,) = warn_of_window(dataclasses.replace(tiny, window=512))
+    (warning,) = warn_of_window(dataclasses.replace(tiny, window=512, calibration=short))
     assert warning == "warning: a window of 512 tokens hides nothing from calibration.length 512"
     (warning,) = warn_of_window(dataclasses.replace(tiny, window=2_000))
     assert "data.sequence_length 1,024, eval.niah_lengths 1,024" in warning

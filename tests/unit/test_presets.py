@@ -114,9 +114,9 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
 
 def test_tiny_preset_fits_the_embedded_model() -> None:
     config = tiny()
-    assert config.calibration.examples == 64
-    assert config.calibration.examples // config.calibration.questions_per_context == 16
-    assert config.calibration.length == 512
+    assert config.calibration.examples == 48
+    assert config.calibration.examples // config.calibration.questions_per_context == 12
+    assert config.calibration.length == 1_024
     assert config.mask.kappa == 30
     assert config.eval.niah_lengths == (512, 1_024)
     assert (config.eval.niah_samples, config.eval.longbench_rows) == (8, 6)

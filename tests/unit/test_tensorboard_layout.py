@@ -34,7 +34,7 @@ def test_every_chart_has_curves_and_the_text_tells_the_run(tmp_path: Path) -> No
     assert "**tiny-qwen3-fisher-r0.75**" in text
     assert "Mask: fisher, ratio 0.75 (12/16), window 64" in text
     assert "| average | dense | step 0 | step 100 |" in text
-    assert "- **calibration**: examples 64" in text
+    assert "- **calibration**: examples 48" in text
 
 
 def test_categories_are_those_of_the_suite() -> None:
