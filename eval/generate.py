@@ -7,6 +7,7 @@ changes no score:
 - stop once all answers stand in the text, where the score cannot change any more;
 - read the answer as a draft behind the prompt: one pass shows whether the model would have written
   it token by token, and where it leaves it, decoding goes on from there;
+- compute only keys and values in the top layer where nothing but them is needed of a position;
 - read a beginning that two prompts share (shots, a context, a haystack) once;
 - decode several sequences at once.
 
@@ -29,13 +30,14 @@ from eval.metrics.string_match import string_match_all
 from eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
 from eval.settings import FAST, PLAIN, GenerationSettings
 from eval.suites._interface import Example
+from eval.top_layer import last_rows_only
 
 Key = tuple[str, int, int]  # task, length, index: what an example is known by
 
-# By how much the likeliest token must lead the next, in logits, to be beyond rounding.
-MARGINS = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-LEAST_SHARED = 1 / 3  # of a prompt: copying a shorter beginning saves nothing
-CPU_CHUNK = 256  # tokens behind a shared beginning, where CPU kernels compute whole rectangles
+# By how much the likeliest token must lead the next, in logits, to be beyond rounding. In float32
+# leads were seen to change by 3e-6 times the largest logit at most (8 and 28 layers, 2k tokens).
+MARGINS = {torch.float64: 1e-6, torch.float32: 5e-4, torch.float16: 0.1, torch.bfloat16: 0.5}
+LEAST_SHARED = 1 / 8  # of a prompt: copying a shorter beginning saves next to nothing
 CPU_POOL_BYTES = 2**31  # caches that wait for a batch
 
 
@@ -129,26 +131,33 @@ class Generator:
             blank = "" if example.prompt[-1:].isspace() else " "
             text = blank + example.answers[0]
             draft = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Job(key, example, prompt, draft[: example.max_new_tokens])
+        return Job(key, example, prompt, draft[: example.max_new_tokens - 1])
 
     # ------------------------------------------------------------------------------ the prompt
 
     @torch.inference_mode()
     def _read(self, job: Job, following: Job | None) -> None:
-        """The prompt, and the answer's draft if the first token agrees with it."""
+        """The prompt and the answer's draft: in one pass, but in half precision, where the plain
+        way has to be left as seldom as can be, one after the other and only if the first token
+        agrees."""
         shared = self._shared_with(following, job.prompt)
         cache, num_read = self._begin(job, keep=shared > 0)
-        logits_NV = self._prefill(cache, job, num_read)
+        draft = job.draft if self.is_exact else []
+        job.is_plain = num_read == 0 and not draft and not self._skips_rows
+        logits_NV = self._prefill(cache, job.prompt + draft, num_read, 1 + len(draft))
         self._trunk = (job.prompt, cache) if shared else None
-        job.is_plain = num_read == 0
-        self._accept(job, logits_NV, *likeliest(logits_NV), self.margin)
-        if job.is_open and job.draft[:1] == job.tokens:
+        self._accept_along(job, logits_NV)
+        if not self.is_exact and job.is_open and job.draft[:1] == job.tokens:
             self._try_draft(job, cache)
         if not self.is_exact and not job.is_plain and not job.ended:
             job.is_certain = False  # too seldom beyond rounding to be worth a try
         if job.is_open:
             is_own = self._trunk is None and cache.get_seq_length() == num_positions(job)
             job.cache = cache if is_own else copy_cache(cache, num_positions(job))
+
+    @property
+    def _skips_rows(self) -> bool:
+        return self.settings.short_top_layer and self.is_exact
 
     def _shared_with(self, following: Job | None, prompt: Sequence[int]) -> int:
         """How much of this prompt the next one will begin with; 0 where that is not worth it."""
@@ -175,30 +184,36 @@ class Generator:
             keep_everything(cache)
         return cache, 0
 
-    def _prefill(self, cache: Cache, job: Job, num_read: int) -> Tensor:
-        chunk = self.settings.prefill_chunk
-        if num_read and self.model.device.type == "cpu":
-            chunk = min(chunk, CPU_CHUNK)
-        for begin in range(num_read, len(job.prompt), chunk):
-            logits_NV = self._forward(cache, job.prompt[begin : begin + chunk], 1)
-        return logits_NV
+    def _prefill(
+        self, cache: Cache, tokens: Sequence[int], num_read: int, num_logits: int
+    ) -> Tensor:
+        """The logits of the last tokens, once the cache has read those from `num_read` on."""
+        chunk, first_needed = self.settings.prefill_chunk, len(tokens) - num_logits
+        while num_read + chunk <= first_needed:
+            self._forward(cache, tokens[num_read : num_read + chunk], 1)
+            num_read += chunk
+        if num_logits > 1:
+            keep_everything(cache)  # a draft read in vain must leave a hybrid's cache again
+        return self._forward(cache, tokens[num_read:], num_logits)
 
     def _try_draft(self, job: Job, cache: Cache) -> None:
-        """Take over the draft as far as greedy decoding goes along with it, and one token more. In
-        half precision take all of it, to the end of the answer, or nothing."""
+        """Half precision: take over all of the draft, to the end of the answer, or nothing."""
         first, was_plain = list(job.tokens), job.is_plain
         job.is_plain = False
-        keep_everything(cache)  # what is read of it in vain must leave a hybrid's cache again
-        logits_TV = self._forward(cache, job.draft, len(job.draft))
-        ids, leads = likeliest(logits_TV)
-        for position in range(len(job.draft)):
-            if not job.is_open or job.tokens != job.draft[: position + 1]:
-                break
-            at = slice(position, position + 1)
-            self._accept(job, logits_TV[at], ids[at], leads[at], self.margin)
-        if not self.is_exact and not job.ended:
+        keep_everything(cache)
+        self._accept_along(job, self._forward(cache, job.draft, len(job.draft)))
+        if not job.ended:
             job.tokens, job.text = first, self._decode_text(first)
             job.is_plain, job.is_certain = was_plain, True
+
+    def _accept_along(self, job: Job, logits_NV: Tensor) -> None:
+        """Append tokens as long as they are the draft's, which was read, and one more."""
+        ids, leads = likeliest(logits_NV)
+        for row in range(len(ids)):
+            if not job.is_open or job.tokens != job.draft[: len(job.tokens)]:
+                break
+            at = slice(row, row + 1)
+            self._accept(job, logits_NV[at], ids[at], leads[at], self.margin)
 
     def _keep(self, num_logits: int) -> dict[str, int]:
         """Without it a model computes the logits of the whole prompt; some know no other way."""
@@ -209,7 +224,11 @@ class Generator:
     def _forward(self, cache: Cache, tokens: Sequence[int], num_logits: int) -> Tensor:
         """The logits of the last tokens, once the cache has read them all."""
         ids = torch.tensor([tokens], device=self.model.device)
-        output = self.model(ids, past_key_values=cache, use_cache=True, **self._keep(num_logits))
+        rows = num_logits if self._skips_rows else None
+        with last_rows_only(self.model, rows):
+            output = self.model(
+                ids, past_key_values=cache, use_cache=True, **self._keep(num_logits)
+            )
         logits_TV: Tensor = output.logits[0, -num_logits:]
         return logits_TV
 
@@ -274,7 +293,11 @@ class Generator:
     def _redo(self, job: Job) -> Generation:
         """In the plain way, which knows no uncertainty."""
         self.num_redone += 1
-        settings = replace(self.settings, draft_answers=False, share_prefixes=False, batch=1)
+        settings = replace(
+            PLAIN,
+            stop_when_answered=self.settings.stop_when_answered,
+            prefill_chunk=self.settings.prefill_chunk,
+        )
         plain = Generator(self.model, self.tokenizer, settings)
         return next(plain.generate([(job.key, job.example)]))
 

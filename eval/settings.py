@@ -29,6 +29,7 @@ class GenerationSettings:
     stop_when_answered: bool = True
     draft_answers: bool = True
     share_prefixes: bool = True
+    short_top_layer: bool = True  # in float32; rows of a prompt whose output nobody reads
     # Sequences decoded at once. None: 16 in float32, and 1 in half precision, where most long texts
     # have a token that is too close to call. A number asked for there is taken without that check.
     batch: int | None = None
@@ -41,7 +42,7 @@ class GenerationSettings:
 
 
 FAST = GenerationSettings()
-PLAIN = GenerationSettings(False, False, False, batch=1)
+PLAIN = GenerationSettings(False, False, False, False, batch=1)
 
 
 @dataclass(frozen=True)

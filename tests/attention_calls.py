@@ -50,6 +50,8 @@ def thin_cases() -> Iterator[Case]:
     for kind in ("plain", "left", "packed"):
         yield Case(63, None, kind=kind)
     yield Case(40, None, num_past=100)
+    yield Case(40, None, num_past=100, heads_per_group=1)
+    yield Case(1, None, num_past=100)
     yield Case(1, None, num_past=100, kind="left")
 
 

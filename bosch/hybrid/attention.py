@@ -14,7 +14,8 @@ each layer.
 
 Each layer makes one call over its full groups and one over its window groups (`dispatch` picks the
 backends). Further keyword arguments of a call: `bosch_backend` names a backend, `cu_seq_lens_q` and
-`max_length_q` tell where packed documents end if their position_ids do not.
+`max_length_q` tell where packed documents end if their position_ids do not; `bosch_no_output` is
+for a call that fills the cache and whose output nobody reads: zeros.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
@@ -81,11 +82,14 @@ def bosch_attention(
     bosch_window: int | None = None,
     bosch_gates: Any = None,
     bosch_backend: str | None = None,
+    bosch_no_output: bool = False,
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention of one layer: (B, T, H, D), and no weights."""
     _refuse_unknown(others)
+    if bosch_no_output:
+        return torch.zeros_like(query_BHTD.transpose(1, 2)), None
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError(
             f"attn_implementation='bosch' was given a mask of {attention_mask.dtype}; it takes "

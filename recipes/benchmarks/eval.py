@@ -1,9 +1,10 @@
 """NIAH by our generator beside plain `generate`: all speed-ups, each alone, and the same scores.
 
-Both sides read the same prompts one task after the other, in turns. `--run-on` takes the model's
-end token away, as base models behave that go on behind their answer to RULER's 128 tokens; a model
-that stops itself leaves little but the prompt to be saved. With the package lm-eval installed, its
-own NIAH of the same tasks, length and number of samples stands beside them.
+`generate` runs on the model as transformers loads it, with its own attention. Both sides read the
+same prompts one task after the other, in turns. `--run-on` takes the model's end token away, as
+base models behave that go on behind their answer to RULER's 128 tokens; a model that stops itself
+leaves little but the prompt to be saved. With the package lm-eval installed, its own NIAH of the
+same tasks, length and number of samples stands beside them.
 """
 
 import json
@@ -18,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.progress import say
 from data.needles import TOY_SIZES
@@ -50,6 +51,7 @@ SIDES = {
     "stop when answered": replace(PLAIN, stop_when_answered=True),
     "draft and stop": replace(PLAIN, draft_answers=True, stop_when_answered=True),
     "shared beginnings": replace(PLAIN, share_prefixes=True),
+    "short top layer": replace(PLAIN, short_top_layer=True),
     "batch": replace(PLAIN, batch=FAST.batch),
     EVERYTHING: FAST,
 }
@@ -85,12 +87,14 @@ def measure(options: Options) -> list[dict[str, Any]]:
     folder = fetch_model(options.model)
     model: Any = load_model(folder, Judging(())).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    stock: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
+    stock.to(device).eval()
     if options.run_on:
-        model.generation_config.eos_token_id = None
+        stock.generation_config.eos_token_id = model.generation_config.eos_token_id = None
         tokenizer.eos_token = None
     tasks = build_tasks(options, tokenizer)
 
-    sides: dict[str, Side] = {GENERATE: partial(by_generate, model, tokenizer)}
+    sides: dict[str, Side] = {GENERATE: partial(by_generate, stock, tokenizer)}
     for name, settings in SIDES.items():
         if name == EVERYTHING or not options.only_all:
             sides[name] = partial(by_generator, model, tokenizer, settings)

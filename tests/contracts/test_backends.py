@@ -48,7 +48,8 @@ def test_a_backend_answers_for_itself(name: str) -> None:
 def test_outputs_and_gradients_are_the_references(name: str) -> None:
     backend = runnable(name)
     for case in thin_cases():
-        assert check_against_reference(backend, case) is None
+        for gradients in (True, False):
+            assert check_against_reference(backend, case, gradients=gradients) is None
 
 
 @pytest.mark.slow
@@ -56,7 +57,8 @@ def test_outputs_and_gradients_are_the_references(name: str) -> None:
 def test_outputs_and_gradients_are_the_references_on_the_full_product(name: str) -> None:
     backend = runnable(name)
     for case in all_cases():
-        assert check_against_reference(backend, case) is None
+        for gradients in (True, False):
+            assert check_against_reference(backend, case, gradients=gradients) is None
 
 
 @pytest.mark.slow

@@ -1,0 +1,56 @@
+"""eval/top_layer.py: the same last logits and the same cache, for fewer rows of the top layer."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from bosch.hybrid.models import deploy
+from eval.prompt_cache import new_cache
+from eval.top_layer import last_rows_only, top_layer
+from tests.hybrid_folders import WINDOW
+from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
+
+
+@torch.inference_mode()
+def read(model: Any, num_rows: int | None, ids: torch.Tensor, **padding: Any) -> tuple[Any, Any]:
+    """The last logits, and the next token's, which the cache decides; and rows of the top MLP."""
+    rows: list[int] = []
+    hook = top_layer(model).mlp.register_forward_hook(
+        lambda _module, args, _output: rows.append(args[0].shape[1])
+    )
+    cache, pieces = new_cache(model.config), ids.split([30, 1, 19], dim=1)
+    with last_rows_only(model, num_rows):
+        for piece in pieces[:2]:
+            model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        last = model(pieces[2], past_key_values=cache, use_cache=True, logits_to_keep=4, **padding)
+    following = model(ids[:, :1], past_key_values=cache, use_cache=True)
+    hook.remove()
+    return torch.cat([last.logits, following.logits], dim=1), rows
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_logits_and_the_cache_are_those_of_all_rows(family: str) -> None:
+    plain_model, ids = tiny_model(family), random_tokens(1, 50)
+    for model in (plain_model, deploy(plain_model, MIXED, WINDOW)):
+        expected, all_rows = read(model, None, ids)
+        found, few_rows = read(model, 4, ids)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert all_rows == [30, 1, 19, 1]
+        assert few_rows == [4, 1, 4, 1]
+
+
+def test_under_a_mask_all_rows_are_computed() -> None:
+    model = tiny_model("qwen3")
+    mask = torch.ones(2, 50, dtype=torch.long)
+    mask[0, :3] = 0
+    expected, _ = read(model, None, random_tokens(2, 50), attention_mask=mask)
+    found, rows = read(model, 4, random_tokens(2, 50), attention_mask=mask)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert rows[2] == 19
+
+
+def test_other_attention_keeps_its_layers() -> None:
+    model = tiny_model("qwen3")
+    model.set_attn_implementation("sdpa")
+    assert top_layer(model) is None
