@@ -270,7 +270,7 @@ class Masks:
             start = random_mask(num_layers, num_groups, quota, rng)
             rows.add(f"swap search {ratio}", partial(search_and_measure, start))
             rng = random.Random(f"{self.seed}/{ratio}")
-            for index in range(20):
+            for index in range(20 if ratio == 0.75 else 5):
                 z = random_mask(num_layers, num_groups, quota, rng)
                 rows.add(f"random {ratio} {index}", partial(measure, z))
         for kept in itertools.combinations(range(num_layers), num_layers // 4):
