@@ -27,6 +27,7 @@ class Study:
     turnover: Sequence[Row] = ()
     replacement: Sequence[Row] = ()
     command: str = ""
+    left: Sequence[str] = ()  # parts of the plan that have not been run
 
     @property
     def cells(self) -> dict[tuple[str, float], list[RunResults]]:
@@ -81,7 +82,8 @@ def advantage(
     """Points of ours above the rival's, before or after training, over the seeds of both."""
     ours = study.curves(OURS, ratio, measure)
     theirs = study.curves(rival, ratio, measure)
-    pairs = [(ours[s], theirs[s]) for s in sorted(ours.keys() & theirs.keys())]
+    both = ((ours[s], theirs[s]) for s in sorted(ours.keys() & theirs.keys()))
+    pairs = [pair for pair in both if place == BEFORE or all(one.is_trained for one in pair)]
     if not pairs:
         return None
     points = statistics.fmean(float(a.values[place] - b.values[place]) for a, b in pairs)

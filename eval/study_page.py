@@ -45,6 +45,8 @@ def write_study_page(study: Study, page: Path) -> None:
         cost_table(study),
     ]
     parts.append(markdown([table for table in tables if table.rows], []))
+    if study.left:
+        parts += ["", "## Not run yet", "", *(f"- {line}" for line in study.left)]
     write_atomically(page, "\n".join(parts).rstrip() + "\n")
 
 
@@ -77,7 +79,7 @@ def draw(study: Study, folder: Path) -> Iterator[str]:
     trained = [
         run
         for run in study.comparison.runs
-        if run.method in study.trained and run.ratio == study.trained_ratio
+        if run.method in study.trained and run.ratio == study.trained_ratio and run.training
     ]
     for name, told, runs, make in (
         ("recovery", "Figure 3", trained, draw_recovery),

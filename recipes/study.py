@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
         if part in options.only:
             run(setting)
     if "page" in options.only:
-        study_parts.write_page(setting, options.page, arguments)
+        study_parts.write_page(setting, options.page, arguments, describe_left(options))
     if failures:
         say(f"{len(failures)} runs failed; the same command tries them again:")
         for name, reason in failures.items():
@@ -124,6 +124,21 @@ def plan_chains(options: Options) -> list[Chain]:
                 if Chain(method, ratio, seed, True) not in chains
             ]
     return chains
+
+
+def describe_left(options: Options) -> list[str]:
+    """What the archive lacks of the whole study."""
+    whole = Options(archive=options.archive, runs=options.runs)
+    left: dict[str, list[Chain]] = {}
+    for chain in plan_chains(whole):
+        what = "recovery" if chain.trained else "before training"
+        left.setdefault(f"Ratio {chain.ratio:g}, {what}", []).append(chain)
+    told = []
+    for title, chains in left.items():
+        missing = [chain for chain in chains if not is_archived(chain, whole)]
+        if missing:
+            told.append(f"{title}: {len(missing)} of {len(chains)} runs")
+    return told
 
 
 def zero_shot_methods() -> list[str]:

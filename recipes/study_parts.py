@@ -144,8 +144,10 @@ def _known_mask(setting: Setting, method: str, ratio: float) -> Path | None:
 # ---------------------------------------------------------------------------------------- the page
 
 
-def write_page(setting: Setting, page: Path, command: Sequence[str]) -> None:
-    """docs/study.md from all that the archive has."""
+def write_page(
+    setting: Setting, page: Path, command: Sequence[str], chains_left: Sequence[str]
+) -> None:
+    """docs/study.md from all that the archive has, and what it has not."""
     folders = []
     for archive in sorted(setting.archive.glob(f"*{SUFFIX}")):
         folders.append(setting.runs / archive.name.removesuffix(SUFFIX))
@@ -160,9 +162,21 @@ def write_page(setting: Setting, page: Path, command: Sequence[str]) -> None:
         turnover=setting.numbers("turnover.json").get("turnover", ()),
         replacement=setting.numbers("replacement.json").get("rows", ()),
         command=" ".join(["python recipes/study.py", *command]),
+        left=[*chains_left, *parts_left(setting)],
     )
     write_study_page(study, page)
     say(f"wrote {page}")
+
+
+def parts_left(setting: Setting) -> list[str]:
+    """Those of this file of which the archive has nothing."""
+    told = {
+        "windows.jsonl": "Figure 4: other windows",
+        "long.jsonl": "Table 6: texts longer than the model was trained on",
+        "turnover.json": "Table 3: turnover between ratios",
+        "replacement.json": "Table 5: groups exchanged between ratios",
+    }
+    return [title for name, title in told.items() if not (setting.archive / name).is_file()]
 
 
 PARTS: dict[str, Callable[[Setting], None]] = {

@@ -76,6 +76,22 @@ def test_the_page_has_the_tables_and_says_who_is_first(small_study: Study, tmp_p
         assert f"(study/{name}.png)" in text
 
 
+def test_what_was_not_trained_is_not_told_as_trained(tmp_path: Path) -> None:
+    folders = [
+        FakeRun(method, 0.75, steps=(None, 0), skill=skill).write(tmp_path / "runs")
+        for method, skill in METHODS.items()
+    ]
+    untrained = Study(compare(folders), tuple(METHODS), 0.75, left=["Ratio 0.5: 3 of 3 runs"])
+    niah = untrained.comparison.averages[0]
+    assert advantage(untrained, "fisher", 0.75, niah, BEFORE) is not None
+    assert advantage(untrained, "fisher", 0.75, niah, AFTER) is None
+    page = tmp_path / "docs" / "study.md"
+    write_study_page(untrained, page)
+    text = page.read_text()
+    assert "on NIAH average: not trained yet." in text
+    assert text.endswith("## Not run yet\n\n- Ratio 0.5: 3 of 3 runs\n")
+
+
 def archive_run(chain: study.Chain, options: study.Options, tmp_path: Path) -> Path:
     """As if the chain had run, with the model as it is."""
     run = FakeRun(chain.method, chain.ratio, chain.seed).write(tmp_path / "made")
@@ -142,6 +158,16 @@ def test_a_zero_shot_run_is_no_trained_one(tmp_path: Path) -> None:
     archive_run(chain, options, tmp_path)
     assert study.is_archived(chain, options)
     assert not study.is_archived(replace(chain, trained=True), options)
+
+
+def test_what_is_left_of_the_plan_is_told_by_ratio(tmp_path: Path) -> None:
+    options = study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs")
+    trained = study.Chain("bosch", options.trained_ratio, 0, trained=True)
+    archive_run(trained, options, tmp_path)
+    left = study.describe_left(replace(options, ratios=(0.5,), seeds=1))  # of the whole plan, still
+    assert "Ratio 0.75, recovery: 14 of 15 runs" in left
+    assert "Ratio 0, recovery: 3 of 3 runs" in left
+    assert any(line.startswith("Ratio 0.25, before training: ") for line in left)
 
 
 def test_the_plan_has_every_method_ratio_and_seed_once(tmp_path: Path) -> None:
