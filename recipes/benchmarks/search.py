@@ -26,13 +26,14 @@ from recipes.benchmarks._timing import describe_device, show_table
 
 TARGET = 4.0
 PRESET_SECONDS = 180.0
-BARE_SWAP = "swap"  # over all groups, from the lowest layers on the window: no static ranking
 SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "bosch_plus": ("bosch_plus", {}),
-    BARE_SWAP: ("global_swap", {"rankings": ()}),
+    "swap": ("global_swap", {}),  # over all groups, from the best of the static rankings
     "bosch": ("bosch", {}),
+    # From the lowest layers on the window: of masks that answer little, few can be ended early.
+    "bare_swap": ("global_swap", {"rankings": ()}),
 }
-WITH_TARGET = ("bosch_plus", BARE_SWAP)  # for NOMAD no evaluation may end early
+WITH_TARGET = ("bosch_plus", "swap")  # for NOMAD no evaluation may end early
 SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in (bool, "bool"))
 
 
@@ -40,13 +41,13 @@ SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in 
 class Options(BenchmarkOptions):
     model: str = presets.TINY_MODEL
     """A shipped model; settings are those of the preset `tiny` but for the following."""
-    searches: tuple[str, ...] = tuple(SEARCHES)
-    """bosch_plus, swap (over all groups, no ranking to start from), bosch."""
+    searches: tuple[str, ...] = ("bosch_plus", "swap", "bosch")
+    """bosch_plus, swap (over all groups, from static rankings), bare_swap (from none), bosch."""
     ratios: tuple[float, ...] = (0.75, 0.5)
-    examples: int = 64
+    examples: int = presets.tiny().calibration.examples
     """Calibration questions, four in a context."""
-    kappa: int = 6
-    """Evaluations a layer. The preset has 30."""
+    kappa: int = presets.tiny().mask.kappa
+    """Evaluations a layer."""
     switches: str | None = "bosch_plus"
     """The search whose accelerations are switched off one at a time, at the first ratio."""
     preset: bool = True

@@ -64,7 +64,8 @@ def describe_speed(path: Path) -> list[str]:
         f"{first['texts']} contexts of {first['length']} tokens, kappa {first['kappa']}, "
         f"{first['device']}. Every pair of searches ended in the same mask. Seconds are CPU time; "
         "static rankings to start from, which no acceleration touches, are not in them. `swap` is "
-        "a bare swap search over all groups.",
+        "`global_swap` from the best of them, `bare_swap` the same from the lowest layers on the "
+        "window.",
         "",
     ]
     lines = []
