@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from bosch.assets import asset_folder
 from bosch.errors import exit_on_user_error
 from bosch.mask import MaskFile, describe_ratio, read_mask, write_mask
 from bosch.mask_formats import Request, export_mask, import_mask
@@ -24,7 +25,7 @@ class Import:
     format: (
         Format  # duo: TSV of DuoAttention and PruLong, headwise: rtp-llm, layer_types: Hugging Face
     )
-    model: Path  # folder of the model that the mask is for
+    model: Path  # folder of the model that the mask is for, or an embedded model's name
     out: Path = Path("mask.json")
     window: int | None = None  # keys a query sees, its own included; None: what the file says
     ratio: float | None = None  # share of groups on the window, met exactly (duo)
@@ -78,7 +79,9 @@ def run(command: Import | Export | Show) -> None:
 
 
 def run_import(command: Import) -> None:
-    model = read_model_info(command.model)
+    embedded = asset_folder().parent / command.model.name
+    is_name = not command.model.is_dir() and Path(embedded.name) == command.model
+    model = read_model_info(embedded if is_name and embedded.is_dir() else command.model)
     request = Request(command.window, command.ratio, command.threshold, command.seed)
     record, notes = import_mask(command.file, command.format, model, request)
     write_mask(command.out, record)

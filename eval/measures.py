@@ -33,6 +33,11 @@ class Measure:
     def title(self) -> str:
         return f"{SUITES[self.suite]} {self.name}" if self.kind == "average" else self.name
 
+    @property
+    def full_title(self) -> str:
+        """Where nothing around it names the suite."""
+        return self.title if self.suite in self.name else f"{SUITES[self.suite]} {self.name}"
+
 
 @dataclass(frozen=True)
 class Score:

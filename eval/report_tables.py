@@ -180,7 +180,7 @@ def falls_table(comparison: Comparison) -> Table:
     rows = [
         [
             fall.run,
-            fall.measure.title,
+            fall.measure.full_title,
             str(fall.step),
             show_estimate(fall.points, show_change),
             "clear" if fall.is_clear else "within noise",
@@ -234,7 +234,7 @@ def warnings(comparison: Comparison) -> list[str]:
     for fall in falls(comparison):
         if fall.is_clear or fall.measure.kind == "average":
             lines.append(
-                f"{fall.run}: {fall.measure.title} at step {fall.step} is below step 0: "
+                f"{fall.run}: {fall.measure.full_title} at step {fall.step} is below step 0: "
                 f"{show_estimate(fall.points, show_change)} points"
                 + ("" if fall.is_clear else ", within noise")
             )

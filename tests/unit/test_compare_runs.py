@@ -117,6 +117,14 @@ def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
     assert "niah_single_1 at step 100 is below step 0: -100.0" in told[0]
 
 
+def test_a_category_below_step_0_is_told_with_its_suite(tmp_path: Path) -> None:
+    def forgets_code(step: int | None, task: str) -> float:
+        return 0.0 if step and task == "toy_code" else 0.8
+
+    comparison = compare([FakeRun(skill=forgets_code).write(tmp_path)])
+    assert any("LongBench code at step 100 is below" in line for line in warnings(comparison))
+
+
 def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path) -> None:
     runs = [
         FakeRun(seed=seed, skill=recovering(0.1 + seed / 5, 0.9)).write(tmp_path)

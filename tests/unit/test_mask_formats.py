@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bosch.assets import asset_folder
 from bosch.mask import GroupMask, MaskFile, num_windowed, read_mask
 from bosch.mask_command import main
 from bosch.mask_formats import Request, export_mask, import_mask, smallest
@@ -345,6 +346,14 @@ def test_import_and_export_from_the_shell(
         main(["export", str(mask), "--format", "layer_types", "--out", str(tmp_path / "x")])
     assert stop.value.code == 2
     assert "error: Layer 0 mixes full and windowed groups (1100)" in capsys.readouterr().err
+
+
+def test_an_embedded_model_goes_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "heads.tsv").write_text("\t".join("10101010") + "\n" + "\t".join("01010101") + "\n")
+    mask = tmp_path / "mask.json"
+    main(["import", str(tmp_path / "heads.tsv"), "--format", "duo", "--model", "tiny-qwen3-2layer",
+          "--window", "16", "--ratio", "0.5", "--out", str(mask)])  # fmt: skip
+    assert read_mask(mask, read_model_info(asset_folder("tiny-qwen3-2layer"))).mask.ratio == 0.5
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
