@@ -89,7 +89,11 @@ def choose_methods(options: Options) -> tuple[list[str], dict[str, str]]:
     for name in options.methods or list_plugins(METHODS):
         config = config_of(options, name, seed=0)
         if _choose.learns_from_tokens(name):
-            left_out[name] = "it learns from tokens, so its masks cost training; recover.py runs it"
+            configs = [config_of(options, name, seed) for seed in range(options.seeds)]
+            if not all(is_archived(config, options) for config in configs):
+                left_out[name] = (
+                    "it learns from tokens, so its masks cost training; the study runs it"
+                )
             continue
         try:
             _choose.check_settings(name, search_mask.default_settings(name, config.mask))
@@ -142,16 +146,25 @@ def judge_runs(name: str, configs: Sequence[Config], options: Options) -> dict[s
     return summarize(name, scores, masks)
 
 
-def unpack_archived(config: Config, options: Options) -> Path | None:
-    """The folder of a run that the study has packed: of this model, with these settings."""
+def chain_in_study(config: Config) -> study.Chain:
+    return study.Chain(config.method, config.ratio, config.seed, trained=False)
+
+
+def is_archived(config: Config, options: Options) -> bool:
+    """Whether the study has packed a run of this model with these settings."""
     if config.model != presets.TINY_MODEL or options.lengths:
-        return None
-    chain = study.Chain(config.method, config.ratio, config.seed, trained=False)
+        return False
     packed = study.Options(samples=options.samples, archive=options.archive)
-    if not study.is_archived(chain, packed):
+    return study.is_archived(chain_in_study(config), packed)
+
+
+def unpack_archived(config: Config, options: Options) -> Path | None:
+    """The folder of a run that the study has packed."""
+    if not is_archived(config, options):
         return None
-    folder = options.runs / "packed" / chain.name
-    unpack_run(options.archive / f"{chain.name}{SUFFIX}", folder)
+    name = chain_in_study(config).name
+    folder = options.runs / "packed" / name
+    unpack_run(options.archive / f"{name}{SUFFIX}", folder)
     return folder
 
 
@@ -264,7 +277,8 @@ def write_page(
         "- NIAH: mean of the groups single and multikey at each length, in per cent",
         "- ± sets: standard error over the calibration sets; ± examples: that of one mask's score "
         "over the test examples",
-        "- masks: how many of the masks differ; seconds: to choose one, on "
+        "- masks: how many of the masks differ; seconds: to choose one, learning from tokens "
+        "included where a method does, on "
         f"{machine['device']}, {machine['cores']} cores, torch {versions.get('torch', '?')}",
         "",
         *describe_table(rows),

@@ -48,8 +48,8 @@ def test_methods_are_judged_beside_full_and_windowed_attention(
     assert "complete" in capsys.readouterr().out
 
 
-def test_methods_that_need_more_than_a_calibration_set_are_named() -> None:
-    names, left_out = choose_methods(Options())
+def test_methods_that_need_more_than_a_calibration_set_are_named(tmp_path: Path) -> None:
+    names, left_out = choose_methods(Options(archive=tmp_path))
     assert "fisher" in names
     assert "--path" in left_out["from_file"]
     assert "learns from tokens" in left_out["consa"]
