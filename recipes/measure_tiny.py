@@ -32,7 +32,7 @@ from bosch.calibration_file import Calibration, Haystack, Question
 from bosch.mask import num_windowed
 from bosch.search.evaluations import MaskObjective
 from bosch.search.optimizers._interface import Problem, optimize
-from bosch.search.scorer import Scorer
+from bosch.search.scorer import Accelerations, Scorer
 from data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
 from data.toy_world.essays import ToyEssays
 from data.toy_world.tasks import DATASETS, longbench_rows
@@ -238,6 +238,7 @@ class Masks:
     window: int = 64
     evaluations: int = 300
     calibration_samples: int = 3
+    memory_gb: float = 4.0  # of hidden states that masks have in common
     seed: int = 0
 
     def run(self) -> None:
@@ -253,10 +254,18 @@ class Masks:
         )
         calibration += task_examples(tokenizer, self.calibration_samples, "calibration", self.seed)
 
+        keeping = Accelerations(memory_gb=self.memory_gb)  # single ablations share most layers
+        scorer = Scorer(model, as_calibration(test), self.window, keeping)
+
         def measure(z: Z) -> dict:
-            return summary(test, score(model, test, z, self.window)) | {
-                "z": ["".join(map(str, row)) for row in z]
-            }
+            answers, _ = scorer.score(tuple(map(tuple, z)), range(len(test)))
+            outcomes = [
+                Outcome(answer.correct, answer.log_probability / len(example.answer_ids))
+                for example, (answer,) in zip(
+                    test, (answers[i] for i in sorted(answers)), strict=True
+                )
+            ]
+            return summary(test, outcomes) | {"z": ["".join(map(str, row)) for row in z]}
 
         def search_and_measure(start: Z) -> dict:
             return measure(search_by_swaps(model, calibration, start, self))
