@@ -254,18 +254,10 @@ class Masks:
         )
         calibration += task_examples(tokenizer, self.calibration_samples, "calibration", self.seed)
 
-        keeping = Accelerations(memory_gb=self.memory_gb)  # single ablations share most layers
-        scorer = Scorer(model, as_calibration(test), self.window, keeping)
+        judge = judge_of(model, test, self.window, self.memory_gb)
 
         def measure(z: Z) -> dict:
-            answers, _ = scorer.score(tuple(map(tuple, z)), range(len(test)))
-            outcomes = [
-                Outcome(answer.correct, answer.log_probability / len(example.answer_ids))
-                for example, (answer,) in zip(
-                    test, (answers[i] for i in sorted(answers)), strict=True
-                )
-            ]
-            return summary(test, outcomes) | {"z": ["".join(map(str, row)) for row in z]}
+            return summary(test, judge(z)) | {"z": ["".join(map(str, row)) for row in z]}
 
         def search_and_measure(start: Z) -> dict:
             return measure(search_by_swaps(model, calibration, start, self))
@@ -370,6 +362,25 @@ def random_mask(num_layers: int, num_groups: int, quota: int, rng: random.Random
     bits = [0] * quota + [1] * (num_layers * num_groups - quota)
     rng.shuffle(bits)
     return [bits[i * num_groups : (i + 1) * num_groups] for i in range(num_layers)]
+
+
+def judge_of(
+    model: Any, examples: Sequence[Example], window: int, memory_gb: float
+) -> Callable[[Sequence[Sequence[int]]], list[Outcome]]:
+    """What masks make of these examples: as `score`, but masks that have lower layers in common
+    compute them once."""
+    keeping = Accelerations(memory_gb=memory_gb)
+    scorer = Scorer(model, as_calibration(examples), window, keeping)
+
+    def judge(z: Sequence[Sequence[int]]) -> list[Outcome]:
+        answers, _ = scorer.score(tuple(map(tuple, z)), range(len(examples)))
+        return [
+            Outcome(answer.correct, answer.log_probability / len(example.answer_ids))
+            for number, example in enumerate(examples)
+            for answer in answers[number]
+        ]
+
+    return judge
 
 
 def search_by_swaps(model: Any, examples: Sequence[Example], start: Z, plan: "Masks") -> Z:

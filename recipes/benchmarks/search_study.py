@@ -25,7 +25,7 @@ from bosch.progress import say
 from bosch.search.evaluations import MaskObjective
 from bosch.search.journal import rows_of, texts_of
 from bosch.search.objective import Rows
-from bosch.search.scorer import Scorer
+from bosch.search.scorer import CPU_MEMORY_GB, Scorer
 from recipes import measure_tiny, presets, search_mask
 from recipes.benchmarks._options import BenchmarkOptions
 from recipes.benchmarks._search import (
@@ -220,9 +220,7 @@ class Study:
         }
 
     def judge(self, z: Rows) -> Row:
-        window = self.setup_of(0).config.window
-        outcomes = measure_tiny.score(self.model, self.tests, [list(row) for row in z], window)
-        found = measure_tiny.summary(self.tests, outcomes)
+        found = measure_tiny.summary(self.tests, self.outcomes_of(z))
         names = ("mean", "niah", "tasks", "log_probability")
         return {"z": texts_of(z), **{name: round(found[name], 3) for name in names}}
 
@@ -237,6 +235,11 @@ class Study:
             config = config_of(self.options, seed)
             self._setups[seed] = set_up(config, self.options.runs, self.model)
         return self._setups[seed]
+
+    @cached_property
+    def outcomes_of(self) -> Callable[[Rows], list[measure_tiny.Outcome]]:
+        window = self.setup_of(0).config.window
+        return measure_tiny.judge_of(self.model, self.tests, window, CPU_MEMORY_GB)
 
     @cached_property
     def tests(self) -> list[measure_tiny.Example]:

@@ -125,7 +125,7 @@ def test_masks_are_judged_on_held_out_tests(folder: Path, monkeypatch: pytest.Mo
     assert "Not measured" not in page
     # Again: nothing is searched or judged twice.
     monkeypatch.setattr(search_study, "search", None)
-    monkeypatch.setattr(search_study.measure_tiny, "score", None)
+    monkeypatch.setattr(search_study.measure_tiny, "judge_of", None)
     before = rows.read_text()
     run_benchmark("search_study", arguments)
     assert rows.read_text() == before

@@ -1,0 +1,31 @@
+"""recipes/measure_tiny.py: masks that are judged together are judged as each alone."""
+
+import random
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from bosch.assets import asset_folder
+from recipes.measure_tiny import judge_of, load, needle_examples, random_mask, score, task_examples
+
+WINDOW = 64
+
+
+def test_masks_with_layers_in_common_get_the_outcomes_of_each_alone() -> None:
+    folder = asset_folder("tiny-qwen3-2layer")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model = load(folder)
+    model.set_attn_implementation("bosch")
+    examples = needle_examples(tokenizer, 256, 1, "test", seed=0)
+    examples += task_examples(tokenizer, 1, "test", seed=0)
+    rng = random.Random(0)
+    masks = [[[1] * 8, [1] * 8], [[1] * 8, [0] + [1] * 7], [[1] * 8, [1] * 7 + [0]]]
+    masks += [random_mask(2, 8, 12, rng) for _ in range(2)]
+    judge = judge_of(model, examples, WINDOW, memory_gb=0.5)
+    for z in masks:
+        found, expected = judge(z), score(model, examples, z, WINDOW)
+        assert [one.right for one in found] == [one.right for one in expected]
+        logs = [one.log_probability for one in expected]
+        assert [one.log_probability for one in found] == pytest.approx(logs, abs=1e-4)
+    assert any(outcome.right for outcome in judge(masks[0]))
