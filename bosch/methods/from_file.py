@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bosch.fingerprint import hash_file
-from bosch.mask import describe_ratio, read_mask
+from bosch.mask import MaskFile, describe_ratio, read_mask
 from bosch.mask_formats import Request, import_mask
 from bosch.methods._interface import Context, Selection
 from bosch.model_folder import read_json_object
@@ -39,12 +39,14 @@ def select(context: Context) -> Selection:
     kind = kind_of(path)
     if kind == "mask":
         return _from_mask_file(path, context)
+    reals = kind == "duo"
     record, notes = import_mask(
         path,
         kind,
         context.model_info,
-        Request(context.window_tokens, context.ratio, seed=context.seed),
+        Request(context.window_tokens, context.ratio if reals else None, seed=context.seed),
     )
+    _check_ratio(path, record, context)
     return Selection(
         record.mask,
         details={**record.settings, "path_xxh3": hash_file(path)},
@@ -65,18 +67,15 @@ def kind_of(path: Path) -> str:
         raise ValueError(f"{path} is neither a .tsv of reals nor a JSON file.") from error
     if "z" in content:
         return "mask"
+    if "headwise_config" in content:  # the config.json around it may list layer_types as well
+        return "headwise"
     return "layer_types" if "layer_types" in content else "headwise"
 
 
 def _from_mask_file(path: Path, context: Context) -> Selection:
     record = read_mask(path, context.model_info)
     mask = replace(record.mask, window_tokens=context.window_tokens)
-    if not mask.meets(context.ratio):
-        asked = describe_ratio(context.ratio, mask.num_layers, mask.num_groups, mask.unit)
-        raise ValueError(
-            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
-            f"; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
-        )
+    _check_ratio(path, record, context)
     notes: tuple[str, ...] = ()
     if record.mask.window_tokens != mask.window_tokens:
         notes = (
@@ -85,3 +84,14 @@ def _from_mask_file(path: Path, context: Context) -> Selection:
         )
     details = {"made_by": record.method, "path_xxh3": hash_file(path)}
     return Selection(mask, details=details, notes=notes)
+
+
+def _check_ratio(path: Path, record: MaskFile, context: Context) -> None:
+    """Zeros and ones leave nothing to choose. A ratio is always asked for, if only by default."""
+    mask = record.mask
+    if not mask.meets(context.ratio):
+        asked = describe_ratio(context.ratio, mask.num_layers, mask.num_groups, mask.unit)
+        raise ValueError(
+            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
+            f"; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
+        )

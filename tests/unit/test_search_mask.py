@@ -337,7 +337,8 @@ def test_a_mask_comes_back_from_every_format(tmp_path: Path, format_name: str) -
     if format_name == "duo":  # zeros and ones as reals: any ratio can be had of them
         assert make_mask("from_file", replace(asked, ratio=0.25)).mask.num_windowed == 2
     else:
-        with pytest.raises(ValueError, match="has 4 of 8 groups on the window"):
+        told = r"has 4 of 8 groups on the window, but .* pass --ratio 0\.5\."
+        with pytest.raises(ValueError, match=told):
             make_mask("from_file", replace(asked, ratio=0.25))
     wider = make_mask("from_file", replace(asked, window_tokens=48))
     assert wider.mask.window_tokens == 48
@@ -351,6 +352,20 @@ def test_layer_types_come_back_as_whole_layers(tmp_path: Path) -> None:
     path.write_text(json.dumps({"layer_types": types, "sliding_window": 32}))
     context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path, {"path": path})
     assert make_mask("from_file", context).mask.row_texts() == ["0000", "1111"]
+
+
+def test_a_headwise_config_within_a_models_config_counts_before_its_layer_types(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("qwen3", num_hidden_layers=2)
+    context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
+    chosen = random_groups.select(context)
+    path = tmp_path / "config.json"
+    export_mask(replace(record_of(context), mask=chosen.mask), "headwise", path)
+    types = ["full_attention", "full_attention"]
+    path.write_text(json.dumps({"layer_types": types} | json.loads(path.read_text())))
+    asked = replace(context, settings=from_file.Settings(path))
+    assert make_mask("from_file", asked).mask == chosen.mask
 
 
 def test_a_mask_of_another_model_is_refused(tmp_path: Path) -> None:
