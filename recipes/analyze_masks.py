@@ -28,6 +28,7 @@ from bosch.analysis.named_masks import (
     comparable,
     find_chains,
     find_panels,
+    passed_over,
     read_masks,
     steps_of,
 )
@@ -73,6 +74,11 @@ def main(arguments: Sequence[str]) -> None:
     write_json(options.out / "masks.json", {"masks": [mask.facts() for mask in masks]})
     compare_pairs(masks, options.out)
     describe_depth(masks, options.out)
+    for mask, other in passed_over(masks, chains):
+        say(
+            f"{mask.path} has no part in turnover and nesting: {other.path} is of the same method, "
+            "ratio and seed; analyze calibration sets one at a time"
+        )
     if chains:
         measure_turnover(chains, options.out)
         describe_nesting(chains, options.out)

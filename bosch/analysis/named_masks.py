@@ -79,12 +79,15 @@ def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[Named
 
 
 def tell_apart(masks: Sequence[NamedMask]) -> list[tuple[NamedMask, str]]:
-    """Each mask's method; with seed, or window, or both where that is not enough; or its file."""
+    """Each mask's method; with seed, or window, or both where that is not enough; or the folder of
+    its run; or its file.
+    """
     ways: list[Callable[[NamedMask], str]] = [
         lambda mask: mask.record.method,
         lambda mask: f"{mask.record.method} s{mask.record.seed}",
         lambda mask: f"{mask.record.method} W{mask.mask.window_tokens}",
         lambda mask: f"{mask.record.method} s{mask.record.seed} W{mask.mask.window_tokens}",
+        lambda mask: mask.path.resolve().parents[1].name,
     ]
     for way in ways:
         names = [way(mask) for mask in masks]
@@ -93,28 +96,57 @@ def tell_apart(masks: Sequence[NamedMask]) -> list[tuple[NamedMask, str]]:
     return [(mask, str(mask.path)) for mask in masks]
 
 
+Kind = tuple[str, str, int]  # what all masks of a chain share beside the seed
+
+
+def kind_of(mask: NamedMask) -> Kind:
+    return mask.record.method, mask.model, mask.mask.window_tokens
+
+
 def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:
     """Masks that differ in their ratio alone, by rising ratio, two of them at least.
 
-    A mask without a seed, because nothing in it was drawn, goes with those of every seed.
+    A mask without a seed, because nothing in it was drawn, goes with those of every seed that have
+    no mask of its ratio. Of several that differ in nothing, the last is taken.
     """
-    masks = list(masks)
-    alike: dict[tuple[str, str, int], list[NamedMask]] = {}
+    alike: dict[Kind, list[NamedMask]] = {}
     for mask in masks:
-        key = (mask.record.method, mask.model, mask.mask.window_tokens)
-        alike.setdefault(key, []).append(mask)
+        alike.setdefault(kind_of(mask), []).append(mask)
     varies = [len({key[part] for key in alike}) > 1 for part in range(3)]
     chains = {}
     for (method, model, window), members in alike.items():
         seeds = {mask.record.seed for mask in members}
         drawn = seeds - {None} or seeds
         for seed in sorted(drawn, key=str):
-            by_ratio = {m.ratio: m for m in members if m.record.seed in (seed, None)}
+            mine = [m for m in members if m.record.seed in (seed, None)]
+            mine.sort(key=lambda m: m.record.seed is not None)  # a seed's own mask counts
+            by_ratio = {m.ratio: m for m in mine}
             if len(by_ratio) > 1:
                 name = method + (f" s{seed}" if len(drawn) > 1 else "")
                 name += (f" {model}" if varies[1] else "") + (f" W{window}" if varies[2] else "")
                 chains[name] = [by_ratio[ratio] for ratio in sorted(by_ratio)]
     return chains
+
+
+def passed_over(
+    masks: Iterable[NamedMask], chains: dict[str, list[NamedMask]]
+) -> list[tuple[NamedMask, NamedMask]]:
+    """Masks that are in no chain because another of their kind, ratio and seed is, and which: those
+    of one method on several calibration sets, say, of which a mask file says nothing.
+    """
+    taken = {mask.path: mask for chain in chains.values() for mask in chain}
+    found = []
+    for mask in masks:
+        rivals = [
+            other
+            for other in taken.values()
+            if kind_of(other) == kind_of(mask)
+            and other.ratio == mask.ratio
+            and mask.record.seed in (other.record.seed, None)
+        ]
+        if rivals and mask.path not in taken:
+            found.append((mask, rivals[0]))
+    return found
 
 
 def steps_of(chains: dict[str, list[NamedMask]]) -> list[tuple[str, NamedMask, NamedMask]]:

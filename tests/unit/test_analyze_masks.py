@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bosch import progress
-from bosch.analysis.named_masks import find_chains, find_panels, read_masks
+from bosch.analysis.named_masks import find_chains, find_panels, passed_over, read_masks
 from bosch.analysis.overlap import jaccard_distance
 from bosch.calibration_file import write_calibration
 from bosch.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
@@ -74,6 +74,33 @@ def test_chains_join_rising_ratios_of_one_seed(tmp_path: Path) -> None:
     ratios = {name: [mask.ratio for mask in chain] for name, chain in chains.items()}
     # Fisher's mask without a seed was not drawn: it goes with the one of seed 3.
     assert ratios == {"bosch s0": [0.5, 0.75], "bosch s1": [0.5, 0.75], "fisher": [0.25, 0.75]}
+
+
+def test_a_seeds_own_mask_comes_before_one_without_a_seed(tmp_path: Path) -> None:
+    runs = [write(tmp_path, "apl", ratio, seed=0) for ratio in (0.5, 0.75)]
+    runs += [write(tmp_path, "apl", 0.5, seed=None, draw=1)]
+    masks = read_masks(runs)
+    (chain,) = find_chains(masks).values()
+    assert chain == masks[:2]
+    assert passed_over(masks, {"apl": chain}) == [(masks[2], masks[0])]
+
+
+def test_masks_that_no_chain_takes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two calibration sets: nothing in either mask file tells them apart."""
+    runs = [
+        write(tmp_path, "fisher", ratio, seed=None, draw=draw).rename(tmp_path / f"{ratio}-{draw}")
+        for draw in range(2)
+        for ratio in (0.25, 0.5)
+    ]
+    assert [mask.name for mask in read_masks(runs)] == ["0.25-0", "0.5-0", "0.25-1", "0.5-1"]
+    main([*map(str, runs), "--out", str(tmp_path / "out")])
+    told = capsys.readouterr().out
+    for left, used in ((0, 2), (1, 3)):
+        files = [str(runs[number] / "mask" / "mask.json") for number in (left, used)]
+        assert f"{files[0]} has no part in turnover and nesting: {files[1]} is" in told
+    assert told.count("has no part") == 2
 
 
 def test_two_models_share_a_panel_where_their_masks_have_the_same_names(tmp_path: Path) -> None:
