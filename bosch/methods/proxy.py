@@ -1,8 +1,11 @@
 """Proxy attention: the share of key blocks a head needs, in the order of a proxy head, to hold most
 of its mass.
 
-Equations 11 to 14 of the paper; a small share is local. A row's blocks are counted from the start
-of the text, the last one cut at the row's own token.
+Equations 11 to 14 of the paper; a small share is local. (Under equation 14 the paper calls a large
+share local, and then ranks in ascending order: the order is what fits "fewer blocks".) The share
+says how concentrated a head is, not how near it looks: one that copies from a single far block is
+local by it. A row's blocks are counted from the start of the text, the last one cut at the row's
+own token.
 """
 # H query heads, G kv heads, P proxy heads, T tokens, C rows of a chunk, S keys, K blocks, D head
 # size
