@@ -98,11 +98,15 @@ def main(arguments: Sequence[str]) -> None:
     )
     for part, run in study_parts.PARTS.items():
         if part in options.only:
-            run(setting)
+            try:
+                run(setting)
+            except (FileNotFoundError, ValueError) as error:  # the page tells what is missing
+                say(f"{part}: {error}")
+                failures[part] = str(error)
     if "page" in options.only:
         study_parts.write_page(setting, options.page, arguments, describe_left(options))
     if failures:
-        say(f"{len(failures)} runs failed; the same command tries them again:")
+        say(f"{len(failures)} runs or parts failed; the same command tries them again:")
         for name, reason in failures.items():
             say(f"  {name}: {reason}")
         raise SystemExit(1)

@@ -2,6 +2,7 @@
 groups, and the page. Each leaves a small file of rows in the archive and asks there first."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +38,18 @@ class Setting:
 
     def mask_of(self, method: str, ratio: float, seed: int = 0) -> Path:
         """Of a chain that has run, here or where the archive is from."""
-        name = f"{presets.TINY_MODEL}-{method}-r{ratio:g}-s{seed}"
-        if not (self.runs / name / "mask" / "mask.json").is_file():
-            archive = self.archive / f"{name}{SUFFIX}"
-            if not archive.is_file():
-                raise FileNotFoundError(f"{archive} is not there: run the study's chains first.")
-            unpack_run(archive, self.runs / name)
-        return self.runs / name / "mask" / "mask.json"
+        archive = self.archive / f"{presets.TINY_MODEL}-{method}-r{ratio:g}-s{seed}{SUFFIX}"
+        if not archive.is_file():
+            raise FileNotFoundError(f"{archive} is not there: run the study's chains first.")
+        return self.unpack(archive) / "mask" / "mask.json"
+
+    def unpack(self, archive: Path) -> Path:
+        """The run as the archive has it now, apart from the folders that chains run in: from what
+        was unpacked recover.py cannot go on."""
+        folder = self.runs / "unpacked" / archive.name.removesuffix(SUFFIX)
+        shutil.rmtree(folder, ignore_errors=True)
+        unpack_run(archive, folder)
+        return folder
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         return read_rows(self.archive / name) if (self.archive / name).is_file() else []
@@ -148,11 +154,9 @@ def write_page(
     setting: Setting, page: Path, command: Sequence[str], chains_left: Sequence[str]
 ) -> None:
     """docs/study.md from all that the archive has, and what it has not."""
-    folders = []
-    for archive in sorted(setting.archive.glob(f"*{SUFFIX}")):
-        folders.append(setting.runs / archive.name.removesuffix(SUFFIX))
-        if not (folders[-1] / "run.json").is_file():
-            unpack_run(archive, folders[-1])
+    folders = [setting.unpack(archive) for archive in sorted(setting.archive.glob(f"*{SUFFIX}"))]
+    if not folders:
+        raise FileNotFoundError(f"{setting.archive} has no run yet: run the study's chains first.")
     study = Study(
         compare(folders),
         setting.methods,

@@ -177,3 +177,36 @@ def test_the_plan_has_every_method_ratio_and_seed_once(tmp_path: Path) -> None:
     assert {"bosch", "consa", "random_groups", "apl"} <= methods
     assert "from_file" not in methods
     assert sum(chain.trained for chain in chains) == 3 * 6  # five methods and the control
+
+
+def page_options(tmp_path: Path, *only: study.Part) -> list[str]:
+    places = {"archive": "archive", "runs": "runs", "page": "study.md"}
+    words = [word for name, to in places.items() for word in (f"--{name}", str(tmp_path / to))]
+    return [*words, "--only", *only]
+
+
+def test_a_page_from_the_archive_leaves_the_folders_of_chains_alone(tmp_path: Path) -> None:
+    """A chain that is trained later goes on in a folder that it can go on in."""
+    options = study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs")
+    chain = study.Chain("fisher", 0.75, 0, trained=False)
+    path = archive_run(chain, options, tmp_path)
+    study.main(page_options(tmp_path, "page"))
+    assert not (options.runs / chain.name).exists()
+    assert "1 runs of `recipes/recover.py`" in (tmp_path / "study.md").read_text()
+
+    files = json.loads(gzip.decompress(path.read_bytes()))
+    other = {name: text for name, text in files.items() if not name.startswith("eval/step")}
+    path.write_bytes(gzip.compress(json.dumps(other).encode()))
+    study.main(page_options(tmp_path, "page"))  # as the archive is now
+    assert "| fisher | – |" in (tmp_path / "study.md").read_text()
+
+
+def test_a_part_that_cannot_be_made_does_not_keep_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs")
+    archive_run(study.Chain("fisher", 0.75, 0, trained=False), options, tmp_path)
+    with pytest.raises(SystemExit):
+        study.main(page_options(tmp_path, "windows", "page"))
+    assert (tmp_path / "study.md").is_file()
+    assert "windows: " in capsys.readouterr().out
