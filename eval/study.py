@@ -67,11 +67,12 @@ class Advantage:
     points: float
     low: float | None
     high: float | None
+    num_seeds: int
 
     @property
     def sign(self) -> int:
-        """1 or -1: the interval excludes zero."""
-        if self.low is None or self.high is None:
+        """1 or -1: the interval excludes zero. One seed says nothing of others."""
+        if self.low is None or self.high is None or self.num_seeds < 2:
             return 0
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
@@ -88,7 +89,8 @@ def advantage(
         return None
     points = statistics.fmean(float(a.values[place] - b.values[place]) for a, b in pairs)
     replicates = draw_seeds(pairs, place)
-    return Advantage(points, *(interval(replicates) if replicates is not None else (None, None)))
+    ends = interval(replicates) if replicates is not None else (None, None)
+    return Advantage(points, *ends, len(pairs))
 
 
 def draw_seeds(pairs: Sequence[tuple[Curve, Curve]], place: int) -> Numbers | None:

@@ -4,12 +4,17 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from bosch.analysis.overlap import Agreement, compare
 from eval.measures import SUITES, Measure
 from eval.report_cells import MISSING, show_seconds, show_share, show_tokens
 from eval.report_tables import Table
 from eval.rows import Row
 from eval.run_results import RunResults
 from eval.study import BEFORE, OURS, Advantage, Study, advantage
+
+# Figure 2's, beside BOSCH: rankings of groups that are made once.
+STATIC = ("dcam", "apl", "proxy", "qada", "razor", "fisher")
+ONE_MASK = "Masks of seed 0; ± is one standard error over examples."
 
 
 def zero_shot_table(study: Study, measure: Measure) -> Table:
@@ -87,13 +92,13 @@ def windows_table(study: Study) -> Table:
     windows = sorted({row["window"] for row in study.windows})
     rows = _grid(study.windows, "window", windows)
     title = f"Figure 4: other windows at ratio {study.trained_ratio:g}, masks as they were chosen"
-    return Table(title, ["method", "", *(f"W {window}" for window in windows)], rows)
+    return Table(title, ["method", "", *(f"W {window}" for window in windows)], rows, ONE_MASK)
 
 
 def long_table(study: Study) -> Table:
     lengths = sorted({row["length_asked"] for row in study.long})
     rows = _grid(study.long, "length_asked", lengths)
-    note = "The model was trained on 2,048 positions; they are stretched by YaRN."
+    note = f"The model was trained on 2,048 positions; they are stretched by YaRN. {ONE_MASK}"
     title = "Table 6: texts longer than the model was trained on"
     return Table(title, ["method", "", *(f"{n:,} tokens" for n in lengths)], rows, note)
 
@@ -136,12 +141,40 @@ def replacement_table(study: Study) -> Table:
             row["step"],
             row["origin"],
             str(row["num_replaced"]),
-            *(f"{row['means'].get(name, math.nan):.3f}" for name in ("accuracy", "probability")),
+            *(show_mean(row["scores"].get(name, []), 3) for name in ("accuracy", "probability")),
         ]
         for row in study.replacement
     ]
     header = ["ratios", "groups taken from", "replaced", "S", "answer probability"]
-    return Table("Table 5: groups exchanged between ratios", header, rows)
+    note = (
+        "The larger ratio's mask of seed 0 as chosen; with groups that the smaller ratio's mask "
+        "has on the window and it has not; with as many random ones. ± is one standard error over "
+        "draws of what they replace. On calibration examples; the paper has NIAH and LongBench."
+    )
+    return Table("Table 5: groups exchanged between ratios", header, rows, note)
+
+
+def distances_table(study: Study, ratio: float) -> Table:
+    """Figure 2: how far masks are from each other, means over seeds."""
+    methods = [m for m in (OURS, *STATIC) if (m, ratio) in study.cells]
+    rows = []
+    for method in methods:
+        told = [agreements(study, method, other, ratio) for other in methods]
+        rows.append([method, *(show_mean([a.distance for a in found], 2) for found in told)])
+    title = f"Figure 2: Jaccard distances of windowed groups at ratio {ratio:g}"
+    note = "0: both masks have the same, 1: they have none in common."
+    if len(methods) > 1 and (pairs := agreements(study, methods[0], methods[1], ratio)):
+        note += f" Random masks are {pairs[0].expected_distance:.2f} from each other."
+    return Table(title, ["", *methods], rows if len(methods) > 1 else [], note)
+
+
+def agreements(study: Study, method: str, other: str, ratio: float) -> list[Agreement]:
+    """Of the masks of two methods, seed by seed."""
+    first, second = (
+        {run.seed: run.mask.mask for run in study.cells.get((name, ratio), []) if run.mask}
+        for name in (method, other)
+    )
+    return [compare(first[seed], second[seed]) for seed in first if seed in second]
 
 
 def cost_table(study: Study) -> Table:
@@ -180,4 +213,5 @@ def show_advantage(found: Advantage | None) -> str:
     if found is None:
         return MISSING
     text = f"{found.points:+.1f}"
-    return text if found.low is None else f"{text} [{found.low:+.1f}, {found.high:+.1f}]"
+    text += "" if found.low is None else f" [{found.low:+.1f}, {found.high:+.1f}]"
+    return text if found.num_seeds > 1 else f"{text} (1 seed)"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bosch.analysis.overlap import jaccard_distance
 from bosch.command_line import parse_command
 from bosch.mask import GroupMask, MaskFile, write_mask
 from bosch.model_folder import read_model_info
@@ -15,6 +16,7 @@ from eval.results import collect_results
 from eval.run_archive import pack_run
 from eval.study import AFTER, BEFORE, Study, advantage
 from eval.study_page import write_study_page
+from eval.study_tables import show_advantage
 from recipes import presets, study
 from recipes.benchmarks import methods
 from tests.run_folders import FakeRun
@@ -210,3 +212,70 @@ def test_a_part_that_cannot_be_made_does_not_keep_the_page(
         study.main(page_options(tmp_path, "windows", "page"))
     assert (tmp_path / "study.md").is_file()
     assert "windows: " in capsys.readouterr().out
+
+
+def test_the_page_counts_each_test_example_once(small_study: Study, tmp_path: Path) -> None:
+    write_study_page(small_study, tmp_path / "study.md")
+    text = (tmp_path / "study.md").read_text()
+    # 8 examples of 6 tasks at 2 lengths, and of 8 data sets.
+    assert "the same 160 test examples" in text
+
+
+def test_what_rests_on_one_seed_is_never_clear(small_study: Study, tmp_path: Path) -> None:
+    niah = small_study.comparison.averages[0]
+    one_seed = [run for run in small_study.comparison.runs if run.seed == 0]
+    found = advantage(
+        replace(small_study, comparison=replace(small_study.comparison, runs=one_seed)),
+        *("fisher", 0.75, niah, BEFORE),
+    )
+    assert found is not None
+    assert found.low is not None
+    assert found.low > 0
+    assert found.sign == 0
+    assert show_advantage(found).endswith("] (1 seed)")
+
+
+def test_the_page_has_a_sentence_on_each_part_that_was_run(
+    small_study: Study, tmp_path: Path
+) -> None:
+    windows = [
+        {"method": name, "window": 16, "suite": "niah", "value": value, "stderr": 2.0}
+        for name, value in (("bosch", 50.0), ("fisher", 60.0))
+    ]
+    long = [
+        {"method": name, "length_asked": 4096, "suite": "niah", "value": value, "stderr": 2.0}
+        for name, value in (("dense", 90.0), ("bosch", 50.0), ("fisher", 40.0))
+    ]
+    turnover = [
+        {"method": "bosch", "smaller_ratio": 0.5, "larger_ratio": 0.75}
+        | {"raw": 0.15, "chance": 0.25, "normalized": 0.3}
+    ]
+    replacement = [
+        {"step": "bosch 0.5 → 0.75", "origin": origin, "num_replaced": 2}
+        | {"scores": {"probability": values}, "means": {"probability": values[0]}}
+        for origin, values in (
+            ("as chosen", [0.9]),
+            ("smaller", [0.7, 0.7]),
+            ("random", [0.4, 0.4]),
+        )
+    ]
+    whole = replace(small_study, windows=windows, long=long)
+    whole = replace(whole, turnover=turnover, replacement=replacement)
+    write_study_page(whole, tmp_path / "study.md")
+    text = (tmp_path / "study.md").read_text()
+    assert "bosch has 50.0 at W 16 after fisher's 60.0." in text
+    assert "bosch has 50.0 at 4,096 tokens, the best." in text
+    assert "Here bosch's is 30% to 30% of it." in text  # the paper's 26 to 44 % are normalized
+    assert "0.5 → 0.75 0.900, 0.700, 0.400." in text
+    assert text.count("± is one standard error over examples.") == 2
+    # Both masks have 12 of 16 groups; 8 to 12 are shared.
+    (line,) = [line for line in text.splitlines() if "fisher is the nearest" in line]
+    masks = {
+        (run.method, run.seed): run.mask.mask
+        for run in small_study.comparison.runs
+        if run.mask and run.ratio == 0.75
+    }
+    mean = sum(jaccard_distance(masks["bosch", s], masks["fisher", s]) for s in (0, 1)) / 2
+    assert f"at a Jaccard distance of {mean:.2f}" in line
+    assert "## Figure 2: Jaccard distances of windowed groups at ratio 0.75" in text
+    assert "at ratio 0.5: no static method was run" in text
