@@ -181,11 +181,13 @@ def _over_tokens(comparison: Comparison, measure: Measure) -> Iterator[Line]:
 
 def _over_ratios(comparison: Comparison, measure: Measure) -> Iterator[Line]:
     by_name = {run.name: run for run in comparison.runs}
+    one_window = len({run.window for run in comparison.runs}) == 1
     points: dict[str, list[tuple[float, float, float]]] = {}
     for mean in kind_means(comparison, measure, at_end=False):
         run = by_name[mean.runs[0]]
         if run.ratio is not None:
             label = run.method if _one_model(comparison) else f"{run.model} {run.method}"
+            label += ("" if one_window else f" W{run.window}") + (run.apart and f", {run.apart}")
             error = math.nan if mean.stderr is None else mean.stderr
             points.setdefault(label, []).append((run.ratio, mean.mean, error))
     for label, found in points.items():

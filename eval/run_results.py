@@ -6,7 +6,7 @@ Reading never fails on a part that is missing or damaged; it is named in `proble
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class RunResults:
     mask_cost: Mapping[str, Any] = field(default_factory=dict)  # seconds, evaluations, ...
     stage_seconds: Mapping[str, float] = field(default_factory=dict)  # of complete stages
     problems: Sequence[str] = ()
+    apart: str = ""  # what else tells it from runs of its model, method, ratio and window
 
     @property
     def model(self) -> str:
@@ -60,9 +61,11 @@ class RunResults:
 
     @property
     def kind(self) -> str:
-        """What runs with other seeds share: model, method, ratio and window."""
+        """What runs with other seeds share: model, method, ratio and window, and other settings
+        where those differ between the runs that were read together."""
         ratio = "?" if self.ratio is None else f"{self.ratio:g}"
-        return f"{self.model} {self.method} r{ratio} W{self.window}"
+        kind = f"{self.model} {self.method} r{ratio} W{self.window}"
+        return f"{kind}, {self.apart}" if self.apart else kind
 
     @property
     def trained_tokens(self) -> int | None:
@@ -113,7 +116,39 @@ def read_runs(paths: Sequence[Path]) -> list[RunResults]:
         name if names.count(name) == 1 else f"{path.parent.name}/{name}"
         for path, name in zip(resolved, names, strict=True)
     ]
-    return [read_run(path, name) for path, name in zip(resolved, unique, strict=True)]
+    return tell_apart([read_run(path, n) for path, n in zip(resolved, unique, strict=True)])
+
+
+def tell_apart(runs: Sequence[RunResults]) -> list[RunResults]:
+    """Runs of one kind shall differ in the seed alone: others are told apart by the settings in
+    which they differ, and what has settings and seed of a run before it by its name."""
+    settings = [_flatten(run.config) for run in runs]
+    kinds: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        kinds.setdefault(run.kind, []).append(place)
+    told = list(runs)
+    for places in kinds.values():
+        seen = []
+        for place in places if len(places) > 1 else ():
+            run, own = runs[place], settings[place]
+            others = [settings[other] for other in places]
+            apart = [f"{k} {v}" for k, v in own.items() if any(o.get(k) != v for o in others)]
+            if run.seed is None or (run.seed, own) in seen:
+                apart.append(run.name)
+            seen.append((run.seed, own))
+            told[place] = replace(run, apart=", ".join(apart))
+    return told
+
+
+def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that decide what a run of this model and seed is: `train.schedule` -> value."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": inner for key, inner in value.items() if name != "study"}
+        elif name not in ("model", "seed"):
+            flat[name] = value
+    return flat
 
 
 # ---------------------------------------------------------------------------------- evaluations

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from eval.compare import Comparison, compare, falls, kind_means, recoveries
+from eval.pictures import draw_recovery
 from eval.report import write_report
 from eval.report_tables import make_tables, warnings
 from eval.resampling import FROM_ERRORS, PAIRED
@@ -138,6 +139,25 @@ def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path
     assert mean.mean == pytest.approx(sum(values) / 3)
     deviations = sum((value - mean.mean) ** 2 for value in values) / 2
     assert mean.stderr == pytest.approx(math.sqrt(deviations / 3))
+
+
+def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) -> None:
+    seeds = [FakeRun(seed=seed).write(tmp_path / "runs") for seed in (0, 1)]
+    faster = FakeRun().write(tmp_path / "faster")
+    told = json.loads((faster / "run.json").read_text())
+    told["config"]["train"]["peak_learning_rate"] = 0.5
+    (faster / "run.json").write_text(json.dumps(told))
+    again = FakeRun().write(tmp_path / "again")
+    comparison = compare([*seeds, faster, again])
+    found = kind_means(comparison, comparison.averages[0], at_end=True)
+    assert [len(mean.runs) for mean in found] == [2, 1, 1]
+    assert "train.peak_learning_rate 0.5" in found[1].kind
+    assert "again/" in found[2].kind
+    figure = draw_recovery(comparison)
+    assert figure is not None
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sum("(mean of 2 seeds)" in label for label in labels) == 1
+    assert len(labels) == 4  # and the dense model
 
 
 # ------------------------------------------------------------------------------------ the report
