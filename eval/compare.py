@@ -65,6 +65,12 @@ class Fall:
         """Whether the interval excludes that nothing was lost."""
         return self.points.excludes_zero
 
+    @property
+    def certainty(self) -> str:
+        if self.points.low is None:
+            return "error unknown"
+        return "clear" if self.is_clear else "within noise"
+
 
 @dataclass(frozen=True)
 class KindMean:

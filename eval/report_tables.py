@@ -183,7 +183,7 @@ def falls_table(comparison: Comparison) -> Table:
             fall.measure.full_title,
             str(fall.step),
             show_estimate(fall.points, show_change),
-            "clear" if fall.is_clear else "within noise",
+            fall.certainty,
         ]
         for fall in falls(comparison)
     ]
@@ -236,7 +236,7 @@ def warnings(comparison: Comparison) -> list[str]:
             lines.append(
                 f"{fall.run}: {fall.measure.full_title} at step {fall.step} is below step 0: "
                 f"{show_estimate(fall.points, show_change)} points"
-                + ("" if fall.is_clear else ", within noise")
+                + ("" if fall.is_clear else f", {fall.certainty}")
             )
     return lines
 

@@ -25,13 +25,14 @@ def resample_examples(
     points: Sequence[Samples], dense: Samples | None, weights: Mapping[Cell, float], suite: str
 ) -> Replicates | None:
     """Replicates of sum(weight x mean over the cell's examples). None where a point lacks a cell,
-    or not all points answered the same examples."""
+    or has one example of it, which drawn anew is always itself, or not all points answered the
+    same examples."""
     models = [*points, dense] if dense is not None else list(points)
     total = np.zeros((NUM_REPLICATES, len(models)))
     for cell, weight in weights.items():
         cells = [model.get(cell, {}) for model in models]
         indexes = sorted(cells[0])
-        if not indexes or any(sorted(scores) != indexes for scores in cells):
+        if len(indexes) < 2 or any(sorted(scores) != indexes for scores in cells):
             return None
         scores = np.array([[scores[index] for index in indexes] for scores in cells])
         # By its name, so that every run draws the same examples of a cell.

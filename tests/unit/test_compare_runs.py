@@ -15,6 +15,7 @@ from eval.report import write_report
 from eval.report_tables import make_tables, warnings
 from eval.resampling import FROM_ERRORS, PAIRED
 from eval.rows import read_rows
+from eval.summary import summarize
 from recipes import compare_runs
 from tests.run_folders import FakeRun, Skill
 
@@ -76,6 +77,15 @@ def test_intervals_say_what_they_are_made_of(tmp_path: Path) -> None:
     assert one.low is not None
     assert other.low is not None
     assert one.low > other.low  # pairing narrows
+
+
+def test_one_example_a_task_has_no_interval(tmp_path: Path) -> None:
+    comparison = compare([FakeRun(samples=1, skill=forgetting).write(tmp_path)])
+    assert [row.gap_share.low for row in recoveries(comparison)] == [None, None]
+    lost = falls(comparison)
+    assert lost
+    assert {fall.certainty for fall in lost} == {"error unknown"}
+    assert not any("surely" in str(line) for line in summarize(comparison))
 
 
 def test_predictions_that_do_not_give_the_scores_are_not_used(tmp_path: Path) -> None:
