@@ -186,6 +186,21 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
     return rows
 
 
+def beside_baseline(comparison: Comparison) -> dict[tuple[str, Measure], Estimate]:
+    """Points more than the baseline before training, by run and average."""
+    found = {}
+    for measure in comparison.averages:
+        base = comparison.curve(comparison.baseline or "", measure)
+        for run in comparison.runs:
+            curve = comparison.curve(run.name, measure)
+            if base is None or curve is None or run.name == comparison.baseline:
+                continue
+            if base.starts_at_zero and curve.starts_at_zero:
+                points = estimate_difference(curve, base, recovery.first_value)
+                found[run.name, measure] = points
+    return found
+
+
 def falls(comparison: Comparison) -> list[Fall]:
     """Every checkpoint below step 0, averages first, clear ones before those within noise."""
     found = []

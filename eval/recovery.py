@@ -114,6 +114,10 @@ def interval(replicates: Numbers) -> tuple[float | None, float | None]:
 # ----------------------------------------------------------------------------------- statistics
 
 
+def first_value(values: Numbers, dense: Numbers) -> Numbers:
+    return values[..., 0]
+
+
 def final_value(values: Numbers, dense: Numbers) -> Numbers:
     return values[..., -1]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.manifest import write_atomically
-from eval.compare import Comparison, compare, recoveries
+from eval.compare import Comparison, beside_baseline, compare, recoveries
 from eval.pictures import draw_pictures
 from eval.recovery import NEVER, Estimate
 from eval.report_tables import Table, make_tables, warnings
@@ -109,6 +109,12 @@ def recovery_rows(comparison: Comparison) -> list[dict[str, Any]]:
             told = {key: "never" if n == NEVER else n for key, n in numbers.items()}
             row = {"run": found.run, "suite": found.measure.suite, "statistic": name}
             rows.append(row | told | {"intervals": found.curve.source})
+    for (run, measure), points in beside_baseline(comparison).items():
+        curve = comparison.curve(run, measure)
+        assert curve is not None
+        row = {"run": run, "suite": measure.suite, "statistic": "start_beside_baseline"}
+        numbers = {"value": points.value, "low": points.low, "high": points.high}
+        rows.append(row | numbers | {"intervals": curve.source})
     return rows
 
 

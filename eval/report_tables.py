@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from eval.compare import (
     Comparison,
     KindMean,
+    beside_baseline,
     falls,
     jaccard_table,
     kind_means,
@@ -136,18 +137,23 @@ def recovery_table(comparison: Comparison) -> Table:
 
 
 def baseline_table(comparison: Comparison) -> Table:
-    rows = [
-        [
-            row.run,
-            SUITES[row.measure.suite],
-            show_estimate(row.end_beside_baseline, show_change),
-            show_estimate(row.mean_beside_baseline, show_change),
-            SOURCES[row.curve.source],
-        ]
-        for row in recoveries(comparison)
-        if row.end_beside_baseline is not None
-    ]
-    header = ["run", "suite", "points at the end", "points of mean score", "intervals"]
+    trained = {(row.run, row.measure): row for row in recoveries(comparison)}
+    rows = []
+    for (run, measure), points in beside_baseline(comparison).items():
+        row, curve = trained.get((run, measure)), comparison.curve(run, measure)
+        assert curve is not None
+        rows.append(
+            [
+                run,
+                SUITES[measure.suite],
+                show_estimate(points, show_change),
+                show_estimate(row.end_beside_baseline if row else None, show_change),
+                show_estimate(row.mean_beside_baseline if row else None, show_change),
+                SOURCES[curve.source],
+            ]
+        )
+    header = ["run", "suite", "points before training", "points at the end"]
+    header += ["points of mean score", "intervals"]
     return Table(f"Beside {comparison.baseline}", header, rows, "Positive: better than it.")
 
 
@@ -231,6 +237,8 @@ def warnings(comparison: Comparison) -> list[str]:
             lacking.setdefault(part, []).append(run.name)
     lines += [f"{', '.join(names)}: {part}" for part, names in lacking.items()]
     lines += unlike_examples(comparison)
+    if comparison.baseline and len(comparison.runs) > 1 and not beside_baseline(comparison):
+        lines.append(f"{comparison.baseline}: without its step 0 no run is measured against it")
     for fall in falls(comparison):
         if fall.is_clear or fall.measure.kind == "average":
             lines.append(

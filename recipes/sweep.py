@@ -87,6 +87,8 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             raise ValueError(f"{option} is for one run; a sweep has many.")
     if options.seeds < 1:
         raise ValueError(f"--seeds is {options.seeds}; it is how many, at least 1.")
+    if options.baseline and options.baseline not in split(options.methods):
+        raise ValueError(f"--baseline {options.baseline} is none of the methods: {options.methods}")
     named = {"--preset": options.preset, "--model": options.model}
     shared = [word for name, value in named.items() if value for word in (name, value)] + [*rest]
     chains = []

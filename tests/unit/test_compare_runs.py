@@ -111,6 +111,23 @@ def test_baseline_gives_paired_differences(tmp_path: Path) -> None:
     assert "baseline" in make_tables(comparison)
 
 
+def test_baseline_counts_before_training_too(tmp_path: Path) -> None:
+    skills = {"bosch": 0.9, "fisher": 0.2}
+    runs = [
+        FakeRun(method, steps=(None, 0), skill=lambda step, task, at=at: at).write(tmp_path)
+        for method, at in skills.items()
+    ]
+    comparison = compare(runs, baseline=runs[1].name)
+    row = make_tables(comparison)["baseline"].rows[0]
+    scores = [averages(comparison, folder.name)["niah"] for folder in runs]
+    assert row[0] == runs[0].name
+    assert row[2].startswith(f"{scores[0] - scores[1]:+.1f} [")
+    assert row[3:] == ["–", "–", "paired"]
+    not_judged = FakeRun("razor", steps=(None,)).write(tmp_path)
+    told = warnings(compare([*runs, not_judged], baseline=not_judged.name))
+    assert any("no run is measured against it" in line for line in told)
+
+
 def test_unknown_baseline_is_refused_by_name(tmp_path: Path) -> None:
     folder = FakeRun().write(tmp_path)
     with pytest.raises(ValueError, match="--baseline fisher: it is none of the runs"):

@@ -91,6 +91,7 @@ def test_failed_runs_stop_no_others_and_are_tried_again(place: Path) -> None:
         (["--methods", "bosh"], "--method bosh: no such method; did you mean 'bosch'?"),
         (["--methods", "bosch", "--ratios", "2"], "ratio is 2.0, it must be from 0 to 1"),
         (["--methods", "bosch", "--seeds", "0"], "--seeds is 0; it is how many, at least 1."),
+        (["--methods", "bosch", "--baseline", "razor"], "--baseline razor is none of the methods"),
         (["--methods", "bosch", "--run-dir", "a"], "--run-dir is for one run"),
         (["--methods", "bosch", "--window", "0"], "window is 0"),
         (["--methods", "bosch", "--eval.sample", "4"], "--eval.sample: no such option"),
