@@ -111,7 +111,7 @@ def draw_masks(comparison: Comparison) -> "Figure | None":
     colors = ListedColormap([WINDOW_COLOR, FULL_COLOR])
     for axis, run, mask in zip(axes, runs, masks, strict=True):
         axis.pcolormesh(mask.z, cmap=colors, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
-        axis.set_title(f"{run.name}\n{mask.ratio:.4g} on the window", fontsize=7)
+        axis.set_title(f"{_as_it_is(run.name)}\n{mask.ratio:.4g} on the window", fontsize=7)
         axis.set_xlabel("group", fontsize=7)
         axis.set_ylabel("layer", fontsize=7)
         for ticks, count in (
@@ -232,11 +232,18 @@ def _draw_lines(
 ) -> None:
     for line in lines:
         style, color = styles[line.label]
-        axis.plot(line.x, line.y, style, color=color, marker=marker, markersize=4, label=line.label)
+        label = _as_it_is(line.label)
+        axis.plot(line.x, line.y, style, color=color, marker=marker, markersize=4, label=label)
         if not np.isnan(line.error).any():
             axis.fill_between(
                 line.x, line.y - line.error, line.y + line.error, color=color, alpha=0.15, lw=0
             )
+
+
+def _as_it_is(name: str) -> str:
+    """A name as matplotlib has to get it: dollars begin formulas, and what begins with an
+    underscore is left out of legends."""
+    return ("\N{ZERO WIDTH SPACE}" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def _choose_styles(panels: Iterable[Sequence[Line]]) -> dict[str, tuple[str, str]]:
@@ -254,7 +261,7 @@ def _draw_dense(axis: "Axes", comparison: Comparison, measure: Measure) -> None:
         if found is not None:
             heights.setdefault(run.model, found.value)
     for model, height in heights.items():
-        label = "dense model" if len(heights) == 1 else f"dense {model}"
+        label = "dense model" if len(heights) == 1 else f"dense {_as_it_is(model)}"
         axis.axhline(height, color="#444444", linewidth=1, linestyle=(0, (6, 2)), label=label)
 
 

@@ -7,6 +7,7 @@
 Run the same command again and it goes on where it stopped.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -116,9 +117,10 @@ def say_results(run_path: Path) -> None:
         say(line)
     compare_runs.warn(comparison)
     say(f"report in {run_path / 'report' / 'report.html'}; to look further:")
-    say(f"  {as_typed('tensorboard')} --logdir {run_path.parent}")
+    runs = shlex.quote(str(run_path.parent))
+    say(f"  {as_typed('tensorboard')} --logdir {runs}")
     recipe = as_near(Path(compare_runs.__file__))
-    say(f"  {as_typed('python')} {recipe} {run_path.parent}/*")
+    say(f"  {as_typed('python')} {recipe} {runs}/*")
 
 
 if __name__ == "__main__":

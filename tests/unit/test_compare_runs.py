@@ -238,6 +238,16 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     assert "<b>a\\|b" in (tmp_path / "report" / "table.md").read_text()
 
 
+def test_names_cannot_break_the_pictures(tmp_path: Path) -> None:
+    names = ("_first", "a$b_{$c")
+    runs = [FakeRun().write(tmp_path / name).rename(tmp_path / name / name) for name in names]
+    for run in runs:
+        write_report([run], tmp_path / "report")
+    figure = draw_recovery(compare(runs[:1]))
+    assert figure is not None
+    assert len(figure.legends[0].get_texts()) == 2  # and the dense model
+
+
 def test_parts_that_runs_lack_are_named(tmp_path: Path) -> None:
     zero_shot = FakeRun("bosch", ratio=0.5, steps=(None, 0)).write(tmp_path)
     unfinished = FakeRun("fisher", steps=()).write(tmp_path)
