@@ -85,9 +85,9 @@ def _full(call: AttentionCall) -> Tensor:
         return _sdpa(call, is_causal=True)
     if call.q_BHTD.device.type == "cuda":
         return _sdpa(call, causal_lower_right(num_queries, num_keys))
-    if call.q_BHTD.dtype in (torch.float32, torch.float64) and not (
-        call.needs_grad or call.dropout
-    ):
+    is_exact = call.q_BHTD.dtype in (torch.float32, torch.float64)
+    is_cpu = call.q_BHTD.device.type == "cpu"
+    if is_cpu and is_exact and not (call.needs_grad or call.dropout):
         return _behind_past(call, num_keys - num_queries)
     # Elsewhere that bias is a T x S mask (8 GB for a chunk of 8k behind 1M keys): rows go in blocks
     # with small masks.
