@@ -19,7 +19,7 @@ def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
     if num_rows is None or layer is None:
         yield
         return
-    whole = layer.forward
+    whole, own = layer.forward, vars(layer).get("forward")  # own: accelerate's hooks put one there
 
     def forward(
         hidden_BTM: Tensor,
@@ -29,7 +29,8 @@ def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
         **others: Any,
     ) -> Any:
         num_idle = hidden_BTM.shape[1] - num_rows
-        if num_idle <= 0 or attention_mask is not None:
+        # Without a cache the rows behind would not see them.
+        if num_idle <= 0 or attention_mask is not None or others.get("past_key_values") is None:
             return whole(
                 hidden_BTM,
                 attention_mask=attention_mask,
@@ -55,7 +56,10 @@ def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        del layer.forward  # the class's own is in its place again
+        if own is None:
+            del layer.forward  # the class's is in its place again
+        else:
+            layer.forward = own
 
 
 def top_layer(model: Any) -> Any:
