@@ -403,12 +403,26 @@ def pairs_in(text: str) -> set[tuple[str, str]]:
 
 
 def check_spelling(tokenizer: Any) -> None:
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is not None and unknown in tokenizer(SPELLED, add_special_tokens=False)["input_ids"]:
+    if not can_spell(tokenizer, SPELLED):
         raise ValueError(
-            f"This tokenizer cannot spell a needle: {SPELLED!r} gives its unknown token. "
-            "Use one that knows English letters, digits and punctuation."
+            f"This tokenizer cannot spell a needle: of {SPELLED!r} it drops characters or makes "
+            "its unknown token. Use one that knows English letters, digits and punctuation."
         )
+
+
+def can_spell(tokenizer: Any, text: str) -> bool:
+    """Whether every letter and digit lies in a token, and none in the unknown one."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=backend is not None)
+    unknown = {getattr(tokenizer, "unk_token_id", None)}
+    if backend is not None and (name := getattr(backend.model, "unk_token", None)):
+        unknown.add(backend.token_to_id(name))  # the tokenizer's file may know more than its config
+    if not unknown.isdisjoint(encoded["input_ids"]):
+        return False
+    if backend is None:
+        return True
+    covered = {i for start, end in encoded["offset_mapping"] for i in range(start, end)}
+    return all(i in covered for i, sign in enumerate(text) if sign.isalnum())
 
 
 def token_counter(tokenizer: Any) -> Callable[[str], int]:

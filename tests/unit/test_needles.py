@@ -430,6 +430,20 @@ def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> No
         build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
 
 
+@pytest.mark.parametrize("unknown", ["<unk>", None])
+def test_characters_lost_without_a_declared_unknown_token_are_seen(
+    unknown: str | None, essays: Essays
+) -> None:
+    """Letters alone: digits become a token that only the file names, or vanish."""
+    letters = [chr(code) for code in (*range(65, 91), *range(97, 123))]
+    vocabulary = {sign: i for i, sign in enumerate(["<unk>", " ", ".", ":", "-", *letters])}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token=unknown))
+    lacking = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert lacking.unk_token_id is None
+    with pytest.raises(ValueError, match="cannot spell a needle"):
+        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
+
+
 def test_impossible_tasks_are_refused() -> None:
     with pytest.raises(ValueError, match="asks 3 of 2 keys"):
         NeedleTask("mine", "noise", num_keys=2, num_queries=3)
