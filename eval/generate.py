@@ -17,6 +17,7 @@ more in the plain way.
 """
 # T tokens, N rows of logits, V vocabulary
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -85,8 +86,9 @@ class Generator:
         max_positions: int | None = None,
     ) -> None:
         self.model, self.tokenizer, self.max_positions = model, tokenizer, max_positions
+        check_takes_cache(model)
         if not can_copy(new_cache(model.config)):
-            settings = replace(PLAIN, stop_when_answered=settings.stop_when_answered)
+            settings = in_plain_way(settings)
         self.settings = settings
         self.is_exact = model.dtype in (torch.float32, torch.float64)
         self.batch = settings.batch or (16 if self.is_exact else 1)
@@ -293,12 +295,7 @@ class Generator:
     def _redo(self, job: Job) -> Generation:
         """In the plain way, which knows no uncertainty."""
         self.num_redone += 1
-        settings = replace(
-            PLAIN,
-            stop_when_answered=self.settings.stop_when_answered,
-            prefill_chunk=self.settings.prefill_chunk,
-        )
-        plain = Generator(self.model, self.tokenizer, settings)
+        plain = Generator(self.model, self.tokenizer, in_plain_way(self.settings))
         return next(plain.generate([(job.key, job.example)]))
 
     def _is_full(self, pool: Sequence[Job]) -> bool:
@@ -357,10 +354,29 @@ def num_positions(job: Job) -> int:
     return len(job.prompt) + len(job.tokens) - 1
 
 
+def in_plain_way(settings: GenerationSettings) -> GenerationSettings:
+    """PLAIN, with what ends a text and how a prompt is read as in `settings`."""
+    return replace(
+        PLAIN,
+        stop_when_answered=settings.stop_when_answered,
+        prefill_chunk=settings.prefill_chunk,
+    )
+
+
 def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
     """The likeliest token of each row, and by how much it leads the next."""
     best_N2 = logits_NV.float().topk(2).values
     return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
+
+
+def check_takes_cache(model: Any) -> None:
+    """Models that are recurrent throughout keep their past under other names."""
+    others = {"cache_params", "state"} & set(inspect.signature(model.forward).parameters)
+    if others and "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"{type(model).__name__} keeps no keys and values (its past is `{others.pop()}`); only "
+            "models with attention layers can be evaluated."
+        )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:

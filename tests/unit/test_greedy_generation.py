@@ -250,6 +250,17 @@ def test_a_family_s_own_window_takes_no_speed_up_that_copies_caches() -> None:
     found = run(model, tokenizer, examples, FAST)
     for key, example in examples:
         assert list(found[key].tokens) == by_hugging_face(model, tokenizer, example)
+    in_pieces = Generator(model, tokenizer, replace(FAST, prefill_chunk=9))
+    assert in_pieces.settings == replace(PLAIN, stop_when_answered=True, prefill_chunk=9)
+    assert {g.key: g for g in in_pieces.generate(examples)} == found
+
+
+def test_a_model_without_keys_and_values_is_refused_in_a_sentence() -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=96, hidden_size=16, state_size=4, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="MambaForCausalLM keeps no keys and values"):
+        Generator(MambaForCausalLM(config), tiny_tokenizer())
 
 
 # -------------------------------------------------------------------------------- where texts end
