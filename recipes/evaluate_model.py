@@ -209,6 +209,8 @@ def judging_of(config: Config, positions: int) -> Judging:
 
 def choose_judging(options: Options) -> Judging:
     """What the options ask for, refused here if it cannot be done."""
+    if not options.suite:
+        raise ValueError(f"--suite names nothing; say one of {', '.join(list_plugins(SUITES))}.")
     if options.window is not None:
         check_window_can_change(options)
     suites: list[SuiteRun] = []
@@ -216,7 +218,10 @@ def choose_judging(options: Options) -> Judging:
     positions = int(read_shape(options.model).positions * (options.yarn or 1))
     for name in options.suite:
         if name.startswith(f"{LM_EVAL}:"):
-            lm_eval_tasks += filter(None, name.removeprefix(f"{LM_EVAL}:").split(","))
+            named = [task for task in name.removeprefix(f"{LM_EVAL}:").split(",") if task]
+            if not named:
+                raise ValueError(f"--suite {name}: no task is named; say {LM_EVAL}:TASK,TASK.")
+            lm_eval_tasks += named
         else:
             settings = suite_settings(name, options, positions)
             suites.append(SuiteRun(name, settings, options.limit))

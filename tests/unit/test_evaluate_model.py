@@ -235,6 +235,8 @@ def test_the_command_shows_a_table_and_goes_on_where_it_stopped(
     ("arguments", "told"),
     [
         (("--suite", "naih"), r"--suite naih: no such suite; did you mean 'niah'"),
+        (("--suite",), r"--suite names nothing; say one of gsm8k, longbench, niah"),
+        (("--suite", "lm-eval:"), r"--suite lm-eval:: no task is named"),
         (
             ("--lengths", 4096),
             r"--lengths 4096: tiny-qwen3-2layer has 2,048 positions, and NIAH is",
