@@ -75,7 +75,8 @@ def _full(call: AttentionCall) -> Tensor:
     num_queries, num_keys = call.q_BHTD.shape[2], call.k_BGSD.shape[2]
     if _is_decoding_on_cpu(call):
         # Heads that share keys as rows over them: the kernel reads each key once (1.2x as fast).
-        q_BGRD = call.q_BHTD.view(*call.k_BGSD.shape[:2], -1, call.k_BGSD.shape[3])
+        num_groups, head_size = call.k_BGSD.shape[1], call.q_BHTD.shape[3]
+        q_BGRD = call.q_BHTD.view(call.q_BHTD.shape[0], num_groups, -1, head_size)
         return _sdpa(replace(call, q_BHTD=q_BGRD), call.mask_BNTS).view_as(call.q_BHTD)
     if call.mask_BNTS is not None:
         return _sdpa(call, call.mask_BNTS)

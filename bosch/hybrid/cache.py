@@ -132,7 +132,8 @@ class GrowingLayer(DynamicLayer):
         self._stop += new
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.num_held:
+        # Also where nothing is held, as with W = 1: a buffer has its number of rows.
+        if self._buffers is not None:
             keys, values = self._held()
             self._hold(change(keys), change(values))
 

@@ -226,6 +226,26 @@ def test_batch_operations_move_both_parts() -> None:
     assert cache.get_seq_length() == 0
 
 
+@pytest.mark.parametrize("window_tokens", [1, 2, 16])
+def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> None:
+    """All windowed: with a window of one token such a cache holds nothing, but has its rows."""
+    model = hybrid(window_tokens, same_mask(0, tiny_model("qwen3")))
+    ids, following = random_tokens(3, 20), random_tokens(1, 2, seed=1)
+    for kept, change in (
+        ([2], lambda cache: cache.batch_select_indices(torch.tensor([2]))),
+        ([2, 2, 0], lambda cache: cache.reorder_cache(torch.tensor([2, 2, 0]))),
+        ([0, 0, 1, 1, 2, 2], lambda cache: cache.batch_repeat_interleave(2)),
+    ):
+        cache = read(model, ids).past_key_values
+        read(model, random_tokens(3, 1, seed=2), cache)  # into a buffer with room
+        change(cache)
+        expected = read(model, ids[kept]).past_key_values
+        read(model, random_tokens(3, 1, seed=2)[kept], expected)
+        for token in following.expand(len(kept), -1).split(1, dim=1):
+            found = read(model, token, cache).logits
+            torch.testing.assert_close(found, read(model, token, expected).logits)
+
+
 def test_a_cache_of_another_window_is_refused() -> None:
     model = hybrid(16)
     cache = read(model, random_tokens(1, 20)).past_key_values
