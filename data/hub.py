@@ -7,7 +7,7 @@ from typing import Any
 
 from bosch.fingerprint import fingerprint_files
 from bosch.plugins import suggest
-from data.sources import Document, take_field
+from data.sources import Document, take_field, write_address
 
 # By name: which library asks the hub, and so whose errors they are, has changed more than once.
 NETWORK_ERRORS = (
@@ -37,14 +37,18 @@ class HubSource:
             )
         self.dataset, self.config, self.split, self.field = dataset, config, split, field
         self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
-        self.name = f"hf:{dataset}" + (f"?config={config}" if config else "")
+        told = {"config": config, "revision": revision, "tokenizer": tokenizer}
+        told |= {"split": split if split != "train" else None}
+        told |= {"field": field if field != "text" else None}
+        # All that decides the rows: a stage knows the source by it before the hub is asked.
+        self.name = write_address(f"hf:{dataset}", told)
 
     def facts(self) -> dict[str, Any]:
         """Streaming or cached, the rows are the same, so that is left out."""
-        content = fingerprint_files(Path(self.dataset)) if self._is_local() else self._commit()
+        content = fingerprint_files(Path(self.dataset)) if self.is_local else self._commit()
         return {
             "source": "hf",
-            "dataset": Path(self.dataset).name if self._is_local() else self.dataset,
+            "dataset": Path(self.dataset).name if self.is_local else self.dataset,
             "config": self.config,
             "split": self.split,
             "field": self.field,
@@ -76,7 +80,7 @@ class HubSource:
         except (
             Exception
         ) as error:  # the library's errors for an unreachable hub have no common class
-            if self._is_local() or not is_out_of_reach(error):
+            if self.is_local or not is_out_of_reach(error):
                 raise ValueError(f"{self.name} cannot be loaded: {first_line(error)}") from error
             raise FileNotFoundError(self._how_to_fetch(error)) from error
         if self.split not in splits:
@@ -102,7 +106,9 @@ class HubSource:
                 raise ValueError(f"{self.name} is not on the hub: {first_line(error)}") from error
             return self.revision
 
-    def _is_local(self) -> bool:
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder on this machine."""
         return Path(self.dataset).is_dir()
 
     def _how_to_fetch(self, error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bosch.plugins import suggest
 from data.hub import first_line, is_out_of_reach
 from data.mds import INDEX, Shard, read_documents, read_index
-from data.sources import Document, split_weight
+from data.sources import Document, split_weight, write_address
 
 REPOSITORIES = {
     "prolong-64k": "princeton-nlp/prolong-data-64K",
@@ -77,7 +77,10 @@ def open_prolong(
             "the paper."
         )
     repository = FolderRepository(Path(folder)) if folder else HubRepository(REPOSITORIES[name])
-    return ProLongSource(address, repository, domain, tokens, tokenizer)
+    told = {"tokenizer": tokenizer if tokenizer != LLAMA_3 else None, "folder": folder}
+    return ProLongSource(
+        write_address(address, told), repository, domain, tokens, tokenizer, folder is not None
+    )
 
 
 class ProLongSource:
@@ -86,10 +89,16 @@ class ProLongSource:
     endless = False
 
     def __init__(
-        self, name: str, repository: Repository, domain: str, tokens: int | None, tokenizer: str
+        self,
+        name: str,
+        repository: Repository,
+        domain: str,
+        tokens: int | None,
+        tokenizer: str,
+        is_local: bool = False,  # whether the repository is a copy on this machine
     ):
         self.name, self.repository, self.domain = name, repository, domain
-        self.tokens, self.tokenizer = tokens, tokenizer
+        self.tokens, self.tokenizer, self.is_local = tokens, tokenizer, is_local
 
     @functools.cached_property
     def shards(self) -> list[Shard]:

@@ -143,7 +143,7 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
 
 def split_weight(text: str) -> tuple[str, float | None]:
     """`corpus/@0.3` -> (`corpus/`, 0.3)."""
-    match = re.fullmatch(r"(.+)@([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)", text)
+    match = re.fullmatch(r"(.+)@([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", text)
     if not match:
         return text, None
     weight = float(match[2])
@@ -163,6 +163,12 @@ def read_options(text: str, query: str, known: tuple[str, ...]) -> dict[str, Any
                 f"{text}: this source has no option {option!r}; {suggest(option, known)}"
             )
     return options
+
+
+def write_address(address: str, options: dict[str, str | None]) -> str:
+    """The other way round: an address with those options that are not None."""
+    told = "&".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    return f"{address}?{told}" if told else address
 
 
 def read_switch(text: str, name: str, value: str) -> bool:

@@ -26,9 +26,11 @@ from bosch.ranks import rank_and_world
 from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Artifact, Stage
 from data.files import FileSource
+from data.hub import HubSource
 from data.loader import check_reuse
 from data.mds import MdsSource
 from data.pack import VERSION, PackConfig, pack_documents
+from data.prolong import ProLongSource
 from data.sources import open_sources
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments
@@ -107,8 +109,8 @@ def reuse(config: Config) -> Artifact:
 def make_stage(
     name: str, model: str, sources: Sequence[str], config: PackConfig, shared: bool = False
 ) -> Stage:
-    """The stage, known before anything is downloaded: a source on the hub counts by its name here,
-    and by its commit in the tokens' own summary."""
+    """The stage, known before anything is downloaded: a source on the hub counts by its name and
+    options here, and by its commit in the tokens' own summary."""
     opened = open_sources(sources, config.seed, config.tokens)
     facts = [
         {"name": source.source.name, "weight": source.weight}
@@ -126,6 +128,8 @@ def make_stage(
 
 
 def is_here(source: Any) -> bool:
+    if isinstance(source, HubSource | ProLongSource):
+        return source.is_local
     return isinstance(source, FileSource | MdsSource | ToyDocuments)
 
 

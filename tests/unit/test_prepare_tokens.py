@@ -123,6 +123,33 @@ def test_settings_that_decide_the_tokens_make_another_stage(change: dict[str, in
     assert build(same).fingerprint == build(config).fingerprint
 
 
+@pytest.mark.parametrize(
+    "options",
+    ["split=test", "field=content", "revision=v2", "config=en", "field=ids&tokenizer=llama"],
+)
+def test_options_of_a_hub_source_make_another_stage(options: str) -> None:
+    def stage(source: str) -> Stage:
+        config = smoke()
+        return build(replace(config, data=replace(config.data, source=(source,))))
+
+    plain = stage("hf:some/corpus")
+    assert stage(f"hf:some/corpus?{options}").fingerprint != plain.fingerprint
+    assert stage("hf:some/corpus?streaming=no&split=train").fingerprint == plain.fingerprint
+    prolong = stage("prolong-64k/arxiv")
+    assert stage("prolong-64k/arxiv?tokenizer=other").fingerprint != prolong.fingerprint
+
+
+def test_changed_files_of_a_dataset_folder_make_another_stage(tmp_path: Path) -> None:
+    rows = tmp_path / "corpus" / "train.jsonl"
+    rows.parent.mkdir()
+    config = smoke()
+    config = replace(config, data=replace(config.data, source=(f"hf:{rows.parent}",)))
+    rows.write_text('{"text": "one"}\n')
+    before = build(config).fingerprint
+    rows.write_text('{"text": "two"}\n')
+    assert build(config).fingerprint != before
+
+
 def test_stage_takes_a_mix(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Some text of mine. " * 50)
     config = smoke()

@@ -203,6 +203,10 @@ def test_prolong_mix_is_that_of_its_first_stage() -> None:
     assert [source.weight for source in sources] == list(MIX_64K.values())
     assert {source.source.tokenizer for source in sources} == {"llama"}
     assert expand_mix("prolong-64k@0.5")[0] == "prolong-64k/thestackv1_concat_by_repo-65536@0.15"
+    counted = open_sources(["prolong-64k@2e9"], 0, 10**9)  # weights may be numbers of tokens
+    assert [source.weight for source in counted] == pytest.approx(
+        [2e9 * share for share in MIX_64K.values()]
+    )
 
 
 def test_toy_documents_are_functions_of_their_number_and_hold_no_needle() -> None:
