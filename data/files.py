@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -116,7 +117,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         else:
             with path.open("rb") as plain:
                 yield plain
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         if path.suffix not in COMPRESSED:
             raise
         raise ValueError(
@@ -191,9 +192,9 @@ def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
     import pyarrow
     import pyarrow.parquet
 
+    number = 0
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:
-            number = 0
             for group in range(table.num_row_groups):
                 num_rows = table.metadata.row_group(group).num_rows
                 if skip >= num_rows:
@@ -209,6 +210,8 @@ def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
                         number += 1
                         skip -= 1
                         yield number, None if skip >= 0 else row
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, f"row {number + 1} or one of the next {ROWS_AT_ONCE - 1}") from error
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise ValueError(
             f"{path} is damaged, or no parquet file ({error}); fetch it again."

@@ -190,6 +190,13 @@ def take_field(row: dict[str, Any], field: str, where: str, tokenizer: str | Non
                 f"{where}: {field!r} is text, so tokenizer={tokenizer} has no meaning; leave it "
                 "out."
             )
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:  # JSON can spell such halves, no tokenizer takes them
+            raise ValueError(
+                f"{where}: character {error.start:,} of {field!r} is half of a surrogate pair "
+                f"({value[error.start]!a}), which is no text. Repair the row, or leave it out."
+            ) from error
         return value
     # numpy's arrays come from parquet, plain lists from JSON
     if isinstance(value, list | np.ndarray) and all(
@@ -202,5 +209,11 @@ def take_field(row: dict[str, Any], field: str, where: str, tokenizer: str | Non
                 "trains on foreign ids without an error: name their tokenizer (?tokenizer=...) and "
                 "they are decoded."
             )
-        return np.asarray(value, dtype=np.uint32)
+        try:
+            return np.asarray(value, dtype=np.uint32)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where}: {field!r} holds what is no token id ({error}); ids are whole numbers "
+                "from 0 on."
+            ) from error
     raise ValueError(f"{where}: {field!r} is a {type(value).__name__}; a text is needed.")

@@ -107,6 +107,8 @@ def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
         ("plain.txt.gz", b"no archive", "plain.txt.gz is damaged"),
         ("plain.txt.zst", b"no archive", "plain.txt.zst is damaged"),
         ("torn.parquet", b"PAR1 and nothing more", "torn.parquet is damaged"),
+        ("wiped.txt.gz", gzip.compress(b"a", mtime=0)[:10] + b"\xff" * 50, "txt.gz is damaged"),
+        ("half.jsonl", b'{"text": "a\\ud83d b"}\n', "line 1: character 1 of 'text' is half of"),
         ("image.png", b"x", "none of the kinds of file that hold text"),
     ],
 )
@@ -116,6 +118,24 @@ def test_bad_file_is_refused_by_name(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         texts_of(FileSource(tmp_path / name))
+
+
+def test_parquet_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
+    offsets = pyarrow.py_buffer(np.array([0, 4, 6], "<i4"))
+    text = pyarrow.Array.from_buffers(
+        pyarrow.string(), 2, [None, offsets, pyarrow.py_buffer(b"good\xff\xfe")]
+    )
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), tmp_path / "bad.parquet")
+    with pytest.raises(ValueError, match=r"bad\.parquet: row 1 or one of .* is not UTF-8"):
+        texts_of(FileSource(tmp_path / "bad.parquet"))
+
+
+def test_numbers_that_are_no_ids_are_refused_by_name(tmp_path: Path) -> None:
+    for name, numbers in (("low", [-1]), ("high", [2**33]), ("mixed", [1] * 200 + [None])):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps({"text": numbers}) + "\n")
+        with pytest.raises(ValueError, match=rf"{name}\.jsonl, line 1: .* no token id"):
+            list(FileSource(path, tokenizer="llama").read(0))
 
 
 def test_truncated_zstd_file_is_refused(tmp_path: Path) -> None:
