@@ -110,7 +110,8 @@ class Bar:
         """Say now where the work stands."""
         self._told, self._told_done = self._clock(), self.done
         share = f" ({100 * self.done / self.total:.0f} %)" if self.total else ""
-        line = f"{self.title}: {self.done:,} of {self.total:,} {self.unit}{share}"
+        of = f" of {self.total:,}" if self.total else ""
+        line = f"{self.title}: {self.done:,}{of} {self.unit}{share}"
         # On a terminal the bar shows it already: the line is for the log file only.
         logger.info(", ".join(filter(None, [line, self.describe_pace()])), extra={"bar": True})
 
@@ -135,7 +136,8 @@ class Bar:
 
 @contextlib.contextmanager
 def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
-    """Show work of `total` units. `done` of them were finished by an earlier attempt."""
+    """Show work of `total` units (0: not known). `done` of them were finished by an earlier
+    attempt."""
     if _console is None:
         bar = Bar(title, total, unit, done)
         yield bar
@@ -144,7 +146,7 @@ def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TextColumn("{task.completed:,.0f}" + ("/{task.total:,.0f}" if total else "")),
         TextColumn("{task.fields[pace]}", style="dim"),
     )
     with Progress(*columns, console=_console, transient=True) as display:

@@ -270,6 +270,9 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
     def __exit__(self, *error: object) -> None:
         for file in self.files:
             file.close()
+        if not self.progress.shards:  # nothing that a next attempt could go on from
+            for name in GROWING:
+                (self.folder / name).unlink(missing_ok=True)
 
     def pack_source(self, source: Source, held_out: int, train: int | None, bar: Bar) -> None:
         """Encode a source from where it stands until it ends, or its quota is met; then go to the

@@ -99,6 +99,19 @@ def test_command_names_mistakes(options: list[str], sentence: str, tmp_path: Pat
     assert not (tmp_path / "mine" / "manifest.json").exists()
 
 
+def test_refused_source_does_not_bar_the_corrected_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"content": "line of mine. " * 999}) + "\n")
+    all_there_is = command("--tokens", "None", out=tmp_path / "mine")
+    with pytest.raises(ValueError, match="did you mean 'content'"):
+        main([*all_there_is, "--source", str(corpus)])
+    main([*all_there_is, "--source", f"{corpus}?field=content"])
+    verify_folder(tmp_path / "mine")
+    assert "of 0 tokens" not in capsys.readouterr().out  # without a budget no total is known
+
+
 # --- the stage ---
 
 
