@@ -235,7 +235,8 @@ class Workers:
         }
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "data.encode"],
+                # -P: a package `data` in the folder where the command runs is not ours.
+                [sys.executable, "-P", "-m", "data.encode"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,

@@ -143,6 +143,18 @@ def test_worker_processes_give_what_one_process_gives(
         assert one.after == other.after
 
 
+def test_workers_are_ours_in_a_folder_with_a_package_of_the_same_name(
+    model: TokenizerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "__init__.py").touch()
+    (tmp_path / "data" / "encode.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    chunk = Chunk([TEXTS[0]], [True], [True], Position(1))
+    (found,) = encode_in_order([chunk], model, None, 1)
+    np.testing.assert_array_equal(found.ids, Encoder(model, None).encode(chunk).ids)
+
+
 @pytest.mark.parametrize("start", [Position(0, 0), Position(0, 2), Position(3, 1), Position(59)])
 def test_reading_starts_at_any_piece(start: Position, tmp_path: Path) -> None:
     for number, text in enumerate(TEXTS):
