@@ -57,6 +57,11 @@ class CalibrationSettings:
 
     def __post_init__(self) -> None:
         for name in self.tasks:
+            if self.tasks.count(name) > 1:
+                raise ValueError(
+                    f"{name} is among the tasks twice, which would only repeat its examples; name "
+                    "each task once."
+                )
             if name not in TASKS:
                 raise ValueError(f"{name!r} is no needle task: {suggest(name, tuple(TASKS))}")
             if self.questions_per_context > 1 and TASKS[name].num_queries > 1:

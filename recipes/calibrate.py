@@ -107,8 +107,11 @@ def make_stage(
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
         "against": [hash_file(path) for path in against],
     }
-    if Path(settings.essays).is_file():
-        decides["essays"] = hash_file(Path(settings.essays))
+    essays = Path(settings.essays)
+    if essays.is_file():
+        decides["essays"] = hash_file(essays)
+    elif essays.is_dir() and settings.essays != TOY:
+        decides["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
 
     def run(folder: Path) -> None:
         tokenizer = load_tokenizer(model)

@@ -90,6 +90,7 @@ def test_written_set_is_checked_against_texts_that_come_later(written: Path) -> 
         (["--against", "nowhere.jsonl"], r"--against nowhere\.jsonl: no such file"),
         (["--model", "./nope"], "--model ./nope: there is no such folder"),
         (["--tasks", "niah_single"], "did you mean 'niah_single_"),
+        (["--tasks", "niah_single_1", "niah_single_1"], "among the tasks twice"),
         (["--length", "20"], "No task can be built in 20 tokens"),
         (["--examples", "7", "--questions-per-context", "2"], "take a multiple"),
     ],
@@ -123,6 +124,16 @@ def test_stage_follows_the_calibration_settings_and_the_seed(tmp_path: Path) -> 
     with RunFolder(tmp_path / "run", say=lambda line: None) as run:
         artifact = run.complete(stage)
     assert read_calibration(artifact.folder).num_questions == config.calibration.examples
+
+
+def test_changed_files_of_an_essay_folder_make_another_stage(tmp_path: Path) -> None:
+    config = smoke()
+    essays = replace(config.calibration, essays=str(tmp_path))
+    config = replace(config, calibration=essays)
+    (tmp_path / "a.txt").write_text("One essay.")
+    before = build(config).fingerprint
+    (tmp_path / "b.txt").write_text("Another.")
+    assert build(config).fingerprint != before
 
 
 def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
