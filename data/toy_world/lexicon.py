@@ -200,8 +200,7 @@ def split_of(text: str) -> str:
 
 
 def draw_in_split(make: Callable[[], str], split: str) -> str:
-    """Draws until the name belongs to the split: three draws on average for the smaller splits, at
-    most."""
+    """Draws until the name belongs to the split: ten draws on average for the smallest one."""
     while True:
         name = make()
         if split_of(name) == split:
