@@ -37,11 +37,12 @@ class HubSource:
             )
         self.dataset, self.config, self.split, self.field = dataset, config, split, field
         self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
-        told = {"config": config, "revision": revision, "tokenizer": tokenizer}
+        told = {"config": config, "tokenizer": tokenizer}
         told |= {"split": split if split != "train" else None}
         told |= {"field": field if field != "text" else None}
         # All that decides the rows: a stage knows the source by it before the hub is asked.
-        self.name = write_address(f"hf:{dataset}", told)
+        self.name = write_address(f"hf:{dataset}", told | {"revision": revision})
+        self._name_of_copy = write_address(f"hf:{Path(dataset).name}", told)
 
     def facts(self) -> dict[str, Any]:
         """Streaming or cached, the rows are the same, so that is left out."""
@@ -118,7 +119,7 @@ class HubSource:
             f"({first_line(error)}). On a machine "
             f"with network run `hf download --repo-type dataset {self.dataset} --local-dir "
             f"{Path(self.dataset).name}`, copy that "
-            f"folder here and give it as hf:{Path(self.dataset).name}; or fill the cache there "
+            f"folder here and give it as {self._name_of_copy}; or fill the cache there "
             'with `python -c "import datasets; '
             f'datasets.load_dataset({self.dataset!r}{config})"`, copy it (HF_HOME) and add '
             "streaming=no."

@@ -173,7 +173,8 @@ def test_hugging_face_dataset_is_read_from_any_row_on(
 
 def test_hub_without_network_says_what_to_fetch_and_where_to_put_it() -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"hf download --repo-type dataset some/corpus .*hf:corpus"
+        FileNotFoundError,
+        match=r"hf download --repo-type dataset some/corpus .*hf:corpus\?config=en;",
     ):
         texts_of(open_source("hf:some/corpus?config=en", seed=0))
 
