@@ -9,6 +9,7 @@ for the dead.
 import dataclasses
 import json
 import os
+import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -51,13 +52,23 @@ class Ranks:
     def follow(self, join_seconds: float = JOIN_SECONDS) -> None:
         """Any other rank: wait until rank 0 of the same launch holds the folder."""
         watch = LivenessWatch(self.stale_seconds)
-        give_up = time.monotonic() + join_seconds
+        begin = time.monotonic()
+        give_up = begin + join_seconds
+        found_first = LockRecord.read(self.home)
         while True:
             watch.look(LockRecord.read(self.home))
             if watch.record and watch.record.is_of_this_launch():
                 if watch.alive:
                     return self._join(watch.record.launch)
-                if watch.alive is False:
+                # With a fixed port every launch has the same key: what lay there before may be of
+                # an earlier one, which rank 0 takes over as soon as it is here and sees it dead.
+                may_be_old = (
+                    found_first is not None
+                    and watch.record.launch == found_first.launch
+                    and watch.record.parent.host != platform.node()
+                    and time.monotonic() < begin + 2 * self.stale_seconds
+                )
+                if watch.alive is False and not may_be_old:
                     raise RankGoneError(
                         f"Rank 0 ended before rank {self.rank} joined; see its message above."
                     )
