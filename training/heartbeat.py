@@ -2,7 +2,8 @@
 for it until its own timeout, hours perhaps, and keep the whole allocation.
 
 Each rank writes a small file every few seconds and reads the others'. On one machine the process
-itself tells whether it lives, from another machine the count in the file does.
+itself tells whether it lives, from another machine the count in the file does. One that failed says
+so: should it hang on its way out, as in the end of a GPU's process group, it counts as dead too.
 """
 
 import contextlib
@@ -41,6 +42,11 @@ class Heartbeat:
         self._stopped = threading.Event()
         self._writing = threading.Lock()
 
+    def clear(self) -> None:
+        """Take away this rank's beat of an earlier launch, which may have had the same port."""
+        if self.world > 1:
+            (self.folder / f"rank-{self.rank}").unlink(missing_ok=True)
+
     def start(self) -> None:
         if self.world == 1:
             return
@@ -49,12 +55,13 @@ class Heartbeat:
         threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
 
     def stop(self, ended: bool = True) -> None:
-        """No more beats. ended: this rank is done, and its end no reason for others to end."""
+        """No more beats. ended: this rank is done, and its end no reason for others to end. Not
+        ended: it failed, and others that do not fail by themselves end before long."""
         with self._writing:
             self._stopped.set()
-        if ended and self.world > 1:
+        if self.world > 1:
             with contextlib.suppress(OSError):
-                self._write(ended=True)
+                self._write("ended" if ended else "failed")
 
     def _keep_beating(self) -> None:
         while not self._stopped.wait(self.beat_seconds):
@@ -74,15 +81,15 @@ class Heartbeat:
                     )
                     os._exit(PEER_DIED)
 
-    def _write(self, ended: bool = False) -> None:
+    def _write(self, last_word: str | None = None) -> None:
         beat = {
             "launch": self._launch,
             "process": self._identity,
             "count": self._count,
-            "ended": ended,
+            "last_word": last_word,
         }
         with self._writing:
-            if ended or not self._stopped.is_set():  # nothing is written over the last word
+            if last_word or not self._stopped.is_set():  # nothing is written over the last word
                 write_atomically(self.folder / f"rank-{self.rank}", json.dumps(beat))
 
     def _is_dead(self, rank: int) -> bool:
@@ -92,11 +99,13 @@ class Heartbeat:
             # Not there yet (whoever never starts is missed by the process group), or just replaced
             # and not to be read for a moment, as on NFS.
             return False
-        if beat["launch"] != self._launch or beat["ended"]:
+        if beat["launch"] != self._launch or beat["last_word"] == "ended":
             return False  # left over from an earlier launch, or done
         alive = ProcessIdentity(**beat["process"]).alive()
-        if alive is not None:
-            return not alive
+        if alive is False:
+            return True
+        if alive and beat["last_word"] is None:
+            return False
         count, since = self._seen.get(rank, (-1, 0.0))
         if beat["count"] != count:
             self._seen[rank] = (beat["count"], time.monotonic())

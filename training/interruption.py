@@ -51,6 +51,8 @@ class Interruption:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._handlers[number] = signal.signal(number, self._request)
         self._follow_launcher()
+        self._heartbeat.clear()
+        self._ranks.wait()  # now nobody takes an earlier launch's dead for one of this
         self._heartbeat.start()
         return self
 

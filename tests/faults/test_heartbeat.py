@@ -79,3 +79,30 @@ def test_beat_that_cannot_be_read_ends_neither_the_rank_nor_its_heart(tmp_path: 
     (tmp_path / "rank-1").rmdir()
     (tmp_path / "rank-1").touch()
     assert not Heartbeat(tmp_path, 0, 2)._is_dead(1)
+
+
+def test_rank_that_failed_and_hangs_on_its_way_out_is_dead_before_long(tmp_path: Path) -> None:
+    here, there = Heartbeat(tmp_path, 0, 2, stale_seconds=0.0), Heartbeat(tmp_path, 1, 2)
+    there._write()
+    there.stop(ended=False)
+    assert not here._is_dead(1)  # it may just be telling why
+    assert here._is_dead(1)
+
+
+def test_rank_that_lives_is_not_dead_however_slow_it_is(tmp_path: Path) -> None:
+    here, there = Heartbeat(tmp_path, 0, 2, stale_seconds=0.0), Heartbeat(tmp_path, 1, 2)
+    there._write()
+    assert not any(here._is_dead(1) for _ in range(3))
+
+
+def test_beat_of_a_launch_with_the_same_port_is_cleared_before_anybody_reads_it(
+    tmp_path: Path,
+) -> None:
+    waiting, killed = pair(tmp_path, ends=False)
+    for rank in (waiting, killed):
+        rank.kill()
+        rank.join()
+    here = Heartbeat(tmp_path, 0, 2)
+    assert here._is_dead(1)
+    Heartbeat(tmp_path, 1, 2).clear()
+    assert not here._is_dead(1)
