@@ -175,6 +175,10 @@ def prepare(job: TrainJob) -> "Run":
     loader = Loader(job.tokens, plan.batch_sequences, job.document_mask)
     loader.sequences(plan.num_steps - 1)  # refuses a plan that is longer than the tokens
     introduction = [plan.describe(), f"{switches.describe()}, kernels {kernels} ({why})"]
+    if plan.evaluated_steps and (behind := plan.num_steps - plan.evaluated_steps[-1]):
+        introduction.append(
+            f"warning: the last {behind:,} steps are in no exported model; evaluate at 1.0 too"
+        )
     for line in [*describe_environment(settings), *introduction]:
         say(line)
 

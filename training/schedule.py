@@ -52,6 +52,10 @@ def make_plan(
     device_type: str,
 ) -> TrainPlan:
     """The plan of a TrainConfig. Whole steps only: what is left of the budget is not trained on."""
+    if not all(0 <= share <= 1 for share in evaluated_shares):
+        raise ValueError(
+            f"models are evaluated at shares of the steps, from 0 to 1, not at {evaluated_shares}."
+        )
     batch = settings.batch_sequences
     num_steps = budget_tokens // (batch * seq_len)
     if settings.max_steps is not None:

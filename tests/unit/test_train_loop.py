@@ -266,3 +266,13 @@ def test_documents_do_not_leak_in_training(tmp_path: Path) -> None:
         inputs = {"input_ids": tokens, "position_ids": positions}
         losses.append(float(model_loss(model, inputs, labels, 1.0).detach()))
     assert losses[0] == losses[1]
+
+
+def test_steps_behind_the_last_export_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = model_folder(tmp_path / "model")
+    run(tmp_path / "out", folder, evaluated_shares=(0.0, 0.5))
+    assert "warning: the last 3 steps are in no exported model" in caplog.text
+    assert [path.name for path in (tmp_path / "out").glob("step-*")] == ["step-000002"]

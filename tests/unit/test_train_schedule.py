@@ -97,3 +97,10 @@ def test_most_steps_make_a_shorter_schedule() -> None:
 def test_budget_below_one_step_is_refused() -> None:
     with pytest.raises(ValueError, match="less than one step of 64 sequences"):
         plan_of(SIXTY_FOUR, 64 * 128 - 1, 128)
+
+
+@pytest.mark.parametrize("shares", [(0.0, 50.0, 100.0), (-0.5, 1.0), (math.nan,)])
+def test_shares_that_no_step_has_are_refused(shares: tuple[float, ...]) -> None:
+    """Training would run to its end and export nothing."""
+    with pytest.raises(ValueError, match="at shares of the steps, from 0 to 1"):
+        plan_of(SIXTY_FOUR, 10**6, 128, evaluated_shares=shares)
