@@ -60,6 +60,8 @@ def head_loss(
     hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor, scale: float, kernels: str
 ) -> Tensor:
     hidden_NH, labels_N = hidden_BTH.flatten(0, 1), labels_BT.flatten()
+    if not torch.is_grad_enabled():  # within a kernel that cannot be seen, but what requires them
+        weight_VH = weight_VH.detach()
     if kernels == "liger":
         return _liger_loss(hidden_NH, weight_VH, labels_N) * scale
     loss: Tensor = ChunkedCrossEntropy.apply(hidden_NH, weight_VH, labels_N, scale)

@@ -94,6 +94,17 @@ def test_head_still_gives_logits_to_whoever_sets_no_labels() -> None:
     assert torch.equal(model(ids).logits, before)
 
 
+def test_loss_that_needs_no_gradient_computes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, labels = make_inputs()
+    wanted = head_loss(hidden, weight, labels, 1.0, "torch").detach()
+    computed: list[object] = []
+    monkeypatch.setattr(torch.autograd, "grad", lambda *given: computed.append(given))
+    with torch.no_grad():
+        loss = head_loss(hidden.detach(), weight, labels, 1.0, "torch")
+    assert loss == wanted
+    assert not computed
+
+
 # ------------------------------------------------------------------------------------------- Liger
 
 
