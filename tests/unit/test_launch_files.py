@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 CONFIGS = sorted(LAUNCH.glob("*.yaml"))
@@ -54,6 +55,17 @@ def test_accelerate_reads_the_config_and_the_comment_says_what_to_change(path: P
     assert f"launch/{path.name}" in text
 
 
+def test_the_cpu_config_gives_a_process_the_cores_it_says() -> None:
+    arguments = launch_command_parser().parse_args(
+        ["--config_file", str(LAUNCH / "cpu.yaml"), "script.py"]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        arguments, _, _ = _validate_launch_command(arguments)
+    assert arguments.num_cpu_threads_per_process == 1
+    assert "One process on one core" in (LAUNCH / "cpu.yaml").read_text()
+
+
 def test_eight_gpus_starts_eight_ranks_with_what_training_reads(tmp_path: Path) -> None:
     lines = started(["--config_file", str(LAUNCH / "eight_gpus.yaml")], tmp_path)
     assert lines == [f"{rank} 8 bf16 true" for rank in range(8)]
@@ -92,3 +104,23 @@ def test_the_slurm_script_parses_and_asks_for_signal_and_requeue() -> None:
     text = path.read_text()
     for needed in ("#SBATCH --signal=TERM@300", "#SBATCH --requeue", "launch/nodes.yaml"):
         assert needed in text
+
+
+def test_the_slurm_script_hands_cores_on_and_requeues_only_at_the_time_limit(
+    tmp_path: Path,
+) -> None:
+    programs = {
+        "scontrol": 'echo "scontrol $1"',
+        "srun": 'echo "cores $SRUN_CPUS_PER_TASK"; exit 1',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    script = ["bash", str(LAUNCH / "slurm.sbatch")]
+    outputs = []
+    for end in ({}, {"SLURM_JOB_END_TIME": "4000000000"}, {"SLURM_JOB_END_TIME": "1000"}):
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "64"}
+        ended = subprocess.run(script, env=environment | end, capture_output=True, text=True)
+        assert ended.returncode == 1
+        outputs.append(ended.stdout.splitlines())
+    assert outputs == [["cores 64"], ["cores 64"], ["cores 64", "scontrol requeue"]]
