@@ -200,7 +200,8 @@ def save_random_state(path: Path) -> None:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
     }
-    torch.save(content, path)
+    with path.open("wb") as file:  # given a path, torch hides a full disk in an error of its own
+        torch.save(content, file)
 
 
 def restore_random_state(path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bosch.manifest import DamagedArtifactError, seal_folder, verify_folder
 from tests.small_disk import small_disk
 from training.checkpoint import CheckpointError, Checkpoints
-from training.checkpoint_content import CheckpointReader
+from training.checkpoint_content import CheckpointReader, save_random_state
 from training.parallel import start_world
 from training.state import TrainState
 
@@ -385,6 +385,11 @@ def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(
         train(resumed, done[-1], done[-1] + 1)
         Checkpoints(disk, FACTS, 50).save(resumed, done[-1] + 1, milestone=False)
         assert len(names(disk)) == len(done)
+
+
+def test_a_full_disk_is_called_so_whatever_is_written_to_it() -> None:
+    with pytest.raises(OSError, match="No space left"):
+        save_random_state(Path("/dev/full"))
 
 
 def save_until_full(state: TrainState, checkpoints: Checkpoints, done: list[int]) -> None:
