@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -33,12 +34,13 @@ def parse_count(text: str) -> int:
     try:
         if not match:
             raise ValueError
-        count = float(match[1]) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[match[2]]
-    except ValueError:
+        # Decimal: 2.01 * 1e3 is a little less than 2010 in binary.
+        count = Decimal(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]]
+    except (ValueError, InvalidOperation):
         raise ValueError(
             f"{text!r} is not a number of tokens; write 2.5B, 300M, 16k or 4096."
         ) from None
-    if not count.is_integer():
+    if count % 1:
         raise ValueError(f"{text!r} is {count} tokens, which is not a whole number.")
     return int(count)
 

@@ -31,13 +31,22 @@ def parse(*arguments: str) -> Command:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("2.5B", 2_500_000_000), ("300M", 300_000_000), ("16k", 16_000), ("4096", 4096), ("0", 0)],
+    [
+        ("2.5B", 2_500_000_000),
+        ("300M", 300_000_000),
+        ("16k", 16_000),
+        ("4096", 4096),
+        ("1_000", 1000),
+        ("0", 0),
+        ("2.01k", 2010),  # this and the next are no whole numbers in binary
+        ("1.005M", 1_005_000),
+    ],
 )
 def test_token_counts_are_read_as_people_write_them(text: str, count: int) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "2.5", "many", "1..5M", "-3", "2.5Q"])
+@pytest.mark.parametrize("text", ["", "2.5", "_", "._", "many", "1..5M", "-3", "2.5Q"])
 def test_other_token_counts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a number of tokens|not a whole number"):
         parse_count(text)
