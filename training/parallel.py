@@ -128,7 +128,8 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
         raise ValueError(
             "several processes were asked for, and accelerate has started a single one, as it does "
             "on CPUs. For N processes: accelerate launch --use_fsdp --num_processes N "
-            "recipes/recover.py ..."
+            "recipes/recover.py ... If one was asked for, MASTER_ADDR comes from your own "
+            "environment: unset it."
         )
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", "bf16"):

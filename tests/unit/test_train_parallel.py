@@ -40,6 +40,12 @@ def test_several_processes_of_which_accelerate_starts_one_are_refused(options: l
         refuse_silent_traps(environment)
 
 
+def test_address_of_a_cluster_that_looks_like_several_processes_is_named() -> None:
+    environment = accelerate_environment("--cpu", "--num_processes", "1")
+    with pytest.raises(ValueError, match="MASTER_ADDR comes from your own environment: unset it"):
+        refuse_silent_traps(environment | {"MASTER_ADDR": "node1"})
+
+
 @pytest.mark.parametrize("options", [["--cpu", "--num_processes", "1"], FSDP])
 def test_launches_that_do_what_was_asked_pass(options: list[str]) -> None:
     refuse_silent_traps(accelerate_environment(*options))
