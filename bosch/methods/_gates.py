@@ -9,7 +9,7 @@ and, if they are kept, the trained weights.
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from bosch.gates import discretize
@@ -22,6 +22,7 @@ from bosch.mask import Unit
 from bosch.methods._choose import check_choice
 from bosch.methods._interface import WEIGHTS, Context, Scores, Selection
 from bosch.model_folder import read_model_info
+from bosch.progress import say
 from bosch.ranks import rank_and_world
 
 LEARNED = "learned.json"
@@ -52,18 +53,17 @@ class GateSettings:
         method = type(self).__module__.rsplit(".", 1)[-1]
         check_choice(method, "granularity", self.granularity, get_args(Granularity))
         check_choice(method, "weights", self.weights, ("original", "learned"))
-        for name in (
-            "steps",
-            "sequence_tokens",
-            "batch_sequences",
-            "token_share",
-            "weights_learning_rate",
-        ):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{method}: {name} is {value}, it must be above 0.")
+        self.above_0("steps", "sequence_tokens", "batch_sequences", "token_share")
+        self.above_0("weights_learning_rate")
         if self.token_share > 1:
             raise ValueError(f"{method}: token_share is {self.token_share}, it is at most 1.")
+
+    def above_0(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                method = type(self).__module__.rsplit(".", 1)[-1]
+                raise ValueError(f"{method}: {name} is {value}, it must be above 0.")
 
     @property
     def unit(self) -> Unit:
@@ -141,13 +141,19 @@ def learn(
     learning, folder, settings = context.learning, context.folder, context.settings
     assert learning is not None  # make_mask has seen to it
     rank, world = rank_and_world()
-    length = plan_length(
-        settings, learning.num_tokens, learning.sequence_tokens, context.window_tokens, world
-    )
     writes = rank == 0
     if (folder / LEARNED).is_file():
         learned = json.loads((folder / LEARNED).read_text())
+        length = Length(**learned["length"])  # with as many ranks as there were
     else:
+        length = plan_length(
+            settings, learning.num_tokens, learning.sequence_tokens, context.window_tokens, world
+        )
+        if length.sequence_tokens <= context.window_tokens:
+            say(
+                f"warning: a window of {context.window_tokens:,} tokens hides nothing from "
+                f"sequences of {length.sequence_tokens:,}: the gates learn nothing from them"
+            )
         learning.fit(
             GateLearner(
                 gates,
@@ -163,7 +169,11 @@ def learn(
             settings.weights_learning_rate,
             folder / WEIGHTS if settings.weights == "learned" else None,
         )
-        learned = {"table": gates.table(), "figures": gates.figures()}
+        learned = {
+            "table": gates.table(),
+            "figures": gates.figures(),
+            "length": asdict(length),
+        }
         if writes:
             write_atomically(folder / LEARNED, json.dumps(learned) + "\n")
     if writes:
@@ -205,6 +215,10 @@ def select_lowest(
         notes.append(
             f"{len(closed.units)} gates are closed, the lowest; at or below {threshold:g} lie "
             f"{by_threshold}, and the expected share on the window is {figures['window_share']:.3f}"
+        )
+    if closed.drawn:
+        notes.append(
+            f"gates at the border are equal; seed {context.seed} chose which of them are closed"
         )
     model = None
     if settings.weights == "learned":

@@ -32,6 +32,12 @@ class Settings(GateSettings):
     multiplier_learning_rate: float = 0.2  # peak
     quadratic_cap: float | None = None  # most of the quadratic multiplier, which only grows
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.above_0("gate_learning_rate", "multiplier_learning_rate")
+        if self.quadratic_cap is not None and not self.quadratic_cap >= 0:
+            raise ValueError(f"consa: quadratic_cap is {self.quadratic_cap}, it is at least 0.")
+
 
 def select(context: Context) -> Selection:
     settings = context.settings

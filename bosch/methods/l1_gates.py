@@ -22,6 +22,12 @@ class Settings(GateSettings):
     gate_learning_rate: float = 0.02  # peak; DuoAttention's, the paper gives none
     l1_weight: float = 0.05  # of the mean gate, beside the loss
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.above_0("gate_learning_rate")
+        if not self.l1_weight >= 0:
+            raise ValueError(f"l1_gates: l1_weight is {self.l1_weight}, it is at least 0.")
+
 
 def select(context: Context) -> Selection:
     settings = context.settings

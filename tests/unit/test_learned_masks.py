@@ -9,7 +9,7 @@ import torch
 
 from bosch.gates.history import HISTORY, PICTURE, read_history
 from bosch.mask import num_windowed, read_mask
-from bosch.methods import _choose, consa, l1_gates
+from bosch.methods import _choose, _gates, consa, l1_gates
 from bosch.methods._gates import LEARNED, Length, plan_length
 from bosch.methods._interface import Context, Selection
 from bosch.model_folder import ModelInfo
@@ -145,6 +145,41 @@ def test_what_was_learned_is_not_learned_again(tmp_path: Path) -> None:
     assert select(consa, toy, tmp_path, 0.5, steps=5).mask == first.mask
 
 
+def test_what_was_learned_keeps_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the mask was written, and gone on with by another number of processes."""
+    toy = ConvexToy.draw(6, 4, seed=1)
+    first = select(consa, toy, tmp_path, 0.5)
+    monkeypatch.setattr(_gates, "rank_and_world", lambda: (0, 48))
+    assert select(consa, toy, tmp_path, 0.5).details == first.details
+
+
+# --- what the user is told ---
+
+
+def test_equal_gates_at_the_border_are_told(tmp_path: Path) -> None:
+    """L1 alone: all scalar gates go down alike."""
+    equal = ConvexToy(torch.zeros(3, 4))
+    selection = select(l1_gates, equal, tmp_path / "equal", 0.5, steps=5)
+    assert selection.notes[-1] == (
+        "gates at the border are equal; seed 0 chose which of them are closed"
+    )
+    apart = select(l1_gates, ConvexToy.draw(3, 4, 1), tmp_path / "apart", 0.5, l1_weight=2.0)
+    assert "equal" not in " ".join(apart.notes)
+
+
+def test_a_window_that_hides_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(_gates, "say", lines.append)
+    toy = ConvexToy.draw(3, 4, seed=1)  # its sequences are of 1 token
+    select(consa, toy, tmp_path, 0.5, steps=5)
+    assert lines == [
+        "warning: a window of 64 tokens hides nothing from sequences of 1: the gates learn nothing "
+        "from them"
+    ]
+
+
 # --- how long ---
 
 
@@ -188,6 +223,23 @@ def test_too_few_tokens_are_refused() -> None:
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         l1_gates.Settings(**changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        (consa, {"gate_learning_rate": -0.1}, "consa: gate_learning_rate is -0.1"),
+        (consa, {"multiplier_learning_rate": 0.0}, "consa: multiplier_learning_rate is 0.0"),
+        (consa, {"quadratic_cap": -1.0}, "consa: quadratic_cap is -1.0, it is at least 0"),
+        (l1_gates, {"gate_learning_rate": 0.0}, "l1_gates: gate_learning_rate is 0.0"),
+        (l1_gates, {"l1_weight": -0.05}, "l1_gates: l1_weight is -0.05, it is at least 0"),
+    ],
+)
+def test_rates_and_weights_of_the_wrong_sign_are_refused(
+    method: ModuleType, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        method.Settings(**changes)
 
 
 # --- the notes ---
