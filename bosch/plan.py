@@ -168,7 +168,8 @@ def _describe_conflict(folder: Path, stage: Stage, found: Mapping[str, Any]) -> 
     return (
         f"{folder} was made with other settings or inputs ({changed}). Three ways on: another "
         f"--run-dir, --fresh {stage.name} to make it and what depends on it anew, or the old "
-        "setting. (Recipes that have neither: another --out, or delete the folder.)"
+        "setting. (search_mask.py: --fresh alone. Recipes that have neither: another --out, or "
+        "delete the folder.)"
     )
 
 

@@ -136,7 +136,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged ({', '.join(bad)}), and training is "
                 "not begun anew without being asked. Put back a good copy of one, or pass --fresh "
-                "train."
+                f"{self.folder.parent.name}."
             )
         return None
 
@@ -144,7 +144,7 @@ class Checkpoints:
         if changed := _differences(manifest["facts"], self._facts):
             raise ValueError(
                 f"{path} was made with other settings ({changed}). Three ways on: another "
-                "--run-dir, --fresh train to begin anew, or the old setting."
+                f"--run-dir, --fresh {self.folder.parent.name} to begin anew, or the old setting."
             )
         if changed := _differences(manifest["circumstances"], self._circumstances):
             say(f"resumed with {changed}: results may differ in the last digits")

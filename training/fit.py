@@ -3,6 +3,7 @@ means, the `Fit` of bosch/methods/_interface.py.
 """
 
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +57,12 @@ class LoopFit:
             budget_tokens=num_steps * batch_sequences * sequence_tokens,
             evaluated_shares=() if weights_out is None else (1.0,),
             document_mask=self.document_mask,
-            facts=self.facts,
+            # How long a method learns may hang on the number of ranks: not in mid-course.
+            facts={
+                **self.facts,
+                "batch_sequences": batch_sequences,
+                "sequence_tokens": sequence_tokens,
+            },
             learner=learner,
         )
         stopped_by = train(job)
@@ -96,6 +102,8 @@ def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
 
 def move(exported: Path, target: Path) -> None:
     """A kill behind this, and before the method has noted its end, makes the export once more."""
-    if not target.is_dir():
-        exported.rename(target)
-        sync_directory(target.parent)
+    if target.is_dir():
+        shutil.rmtree(exported)
+        return
+    exported.rename(target)
+    sync_directory(target.parent)

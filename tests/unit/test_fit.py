@@ -199,10 +199,24 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     assert same(weights_in(folder / "weights"), weights_in(tmp_path / "whole/weights"))
 
 
+def test_a_batch_of_another_size_is_no_way_on(dense: Path, tmp_path: Path) -> None:
+    """It follows from the tokens and the number of processes, while the steps may stay as many."""
+    learner = learner_of(constrained(), 0.3, 0.2)
+    fit = LoopFit(replace(SETTINGS, checkpoint_steps=1), dense, tokens_in_memory())
+    assert fit(learner, tmp_path, 2, BATCH, SEQ_LEN) is None
+    for batch, length, change in (
+        (BATCH // 2, SEQ_LEN, f"batch_sequences: {BATCH} -> {BATCH // 2}"),
+        (BATCH, SEQ_LEN // 2, f"sequence_tokens: {SEQ_LEN} -> {SEQ_LEN // 2}"),
+    ):
+        with pytest.raises(ValueError, match=rf"{change}\).*--fresh {tmp_path.name} "):
+            fit(learner, tmp_path, 2, batch, length)
+
+
 def test_an_export_that_was_moved_is_not_missed(dense: Path, tmp_path: Path) -> None:
     """Killed behind the export, and before the method could note that it has ended."""
     learn(dense, tmp_path, constrained())
     before = weights_in(tmp_path / "weights")
     again = learn(dense, tmp_path, constrained())
     assert same(weights_in(tmp_path / "weights"), before)
+    assert not list(tmp_path.glob("step-*"))  # the export that was made once more
     assert not again.alpha_U.eq(0).any()  # they came from the checkpoint
