@@ -39,7 +39,7 @@ CHARTS = {
     "loss": {
         "training loss": ["tokens/train/loss$"],
         "validation loss": ["tokens/train/validation_loss$"],
-        "learning rate": ["tokens/train/lr$"],
+        "learning rate": ["tokens/train/learning_rate$"],
     },
 }
 

@@ -120,6 +120,7 @@ def write_suite(
 def write_metrics(folder: Path, last_step: int) -> None:
     rows = []
     for step in range(10, last_step + 1, 10):
-        row = {"step": step, "tokens": step * STEP_TOKENS, "loss": 3 - step / 200, "lr": 1e-4}
+        row = {"step": step, "tokens": step * STEP_TOKENS, "loss": 3 - step / 200}
+        row["learning_rate"] = 1e-4
         rows.append(row | ({"validation_loss": 3 - step / 250} if step % 50 == 0 else {}))
     write_rows(folder / "train" / "metrics.jsonl", rows)
