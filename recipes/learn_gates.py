@@ -1,5 +1,5 @@
 """What a method that learns its mask is handed: packed tokens, and the training loop to learn on
-them. Used by search_mask.py, and by recover.py for what the learning takes of the token budget.
+them. What it learns from comes on top of the tokens that recover.py trains on.
 """
 
 import shutil
@@ -11,7 +11,6 @@ from bosch.config import Config
 from bosch.manifest import read_sealed_json
 from bosch.plan import follow_reference
 from bosch.progress import say
-from bosch.ranks import rank_and_world
 from bosch.stage import Artifact, Stage
 from recipes import prepare_tokens
 
@@ -63,18 +62,6 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> "Learning":
             raise SystemExit(0)
 
     return Learning(fit, config.data.tokens, packed.seq_len)
-
-
-def learning_tokens(config: Config, settings: Any) -> int:
-    """What a method takes of the token budget for its mask: 0 where it learns nothing."""
-    from bosch.methods import _choose
-    from bosch.methods._gates import plan_length
-
-    if not _choose.learns_from_tokens(config.method):
-        return 0
-    data, (_, world) = config.data, rank_and_world()
-    length = plan_length(settings, data.tokens, data.sequence_length, config.window, world)
-    return length.num_tokens
 
 
 def remove_checkpoints(folder: Path) -> None:
