@@ -19,11 +19,11 @@ def find_documents(position_ids: Tensor, batch: int, num_past: int) -> Documents
     do not go up by 1.
     """
     version = 0 if position_ids.is_inference() else position_ids._version
-    memo = getattr(position_ids, _MEMO, None)
-    if memo is None or memo[:2] != (version, num_past):
-        memo = (version, num_past, _read_documents(position_ids, batch, num_past))
+    memo, asked = getattr(position_ids, _MEMO, None), (version, batch, num_past)
+    if memo is None or memo[0] != asked:
+        memo = (asked, _read_documents(position_ids, batch, num_past))
         setattr(position_ids, _MEMO, memo)
-    documents: Documents | None = memo[2]
+    documents: Documents | None = memo[1]
     return documents
 
 

@@ -172,6 +172,19 @@ def test_documents_stay_apart(model: PreTrainedModel) -> None:
     assert torch.equal(before.logits[:, others], after.logits[:, others])
 
 
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+def test_one_row_of_positions_serves_batches_of_every_size(
+    model: PreTrainedModel, sizes: tuple[int, int]
+) -> None:
+    """Where documents end is noted with the tensor, for the next layer."""
+    positions, ids = packed_positions(13, 1, 30, 16), random_tokens(2, 60)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False, position_ids=positions.clone()).logits
+        for size in sizes:
+            part = model(ids[:size], use_cache=False, position_ids=positions).logits
+            torch.testing.assert_close(part, whole[:size])
+
+
 # --- refusals ---
 
 
