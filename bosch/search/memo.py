@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bosch.calibration_file import Calibration
-from bosch.fingerprint import fingerprint
+from bosch.fingerprint import fingerprint, plain
 from bosch.manifest import STARTED, write_atomically
 from bosch.model_folder import ModelInfo
 from bosch.search.agreement import agree, is_first
@@ -27,6 +27,9 @@ from bosch.search.objective import Rows
 
 SCORES, FACTS = "scores.jsonl", "facts.json"
 VERSION = 1  # raised when the same mask gets another score
+# Of a model's configuration what decides no score: who wrote it, and where it lies. Its numbers are
+# a fact of their own.
+UNSCORED = ("_name_or_path", "architectures", "transformers_version", "dtype", "use_cache")
 
 
 class Scores(NamedTuple):
@@ -104,6 +107,10 @@ def scoring_facts(
     return {
         "version": VERSION,
         "model": info.weight_hash or f"{info.id}@{info.revision}",
+        # The same weights answer otherwise with other rotary frequencies, say.
+        "configuration": plain(
+            {n: v for n, v in model.config.to_dict().items() if n not in UNSCORED}
+        ),
         "calibration": describe_calibration(calibration),
         "window_tokens": window_tokens,
         "numbers": str(model.dtype).removeprefix("torch."),

@@ -182,6 +182,23 @@ def test_runs_share_their_scores(context: Context) -> None:
     assert search(third, accelerations=exact)[1].cost.computed > 0  # another window
 
 
+def test_an_edited_configuration_shares_no_scores(context: Context) -> None:
+    """Other rotary frequencies make other scores of the same weights; where they lie does not."""
+    (context.folder / STARTED).touch()
+    exact = Accelerations(early_end=False)
+    search(context, accelerations=exact)
+    other = context.folder.parents[1] / "two" / "mask"
+    other.mkdir(parents=True)
+    (other / STARTED).touch()
+    configuration = context.model.config
+    configuration._name_or_path = "elsewhere"
+    configuration.rope_parameters["rope_theta"] *= 2
+    _, second = search(replace(context, folder=other), accelerations=exact)
+    assert second.cost.computed == second.evaluations()
+    with pytest.raises(ValueError, match=r"other settings \(scores\.configuration\.rope_[^;]*\)"):
+        search(context, accelerations=exact)
+
+
 def test_nothing_is_written_beside_a_folder_that_is_no_stage(context: Context) -> None:
     search(context)
     assert not (context.folder.parents[1] / "shared").exists()
