@@ -86,3 +86,8 @@ class StageSettings(PartSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(0, self, "", "polish")
+        low, high = self.drop_percentiles
+        if not 0 <= low < high <= 100:
+            raise ValueError(
+                f"drop_percentiles must rise from 0 to 100, they are {low} and {high}."
+            )

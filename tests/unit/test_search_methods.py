@@ -164,6 +164,17 @@ def test_bosch_plus_and_global_swap_may_spend_what_bosch_does(
     assert 0 <= unspent <= 3  # masks that two stages share
 
 
+@pytest.mark.parametrize(("ratio", "kappa"), [(0, 4), (0.5, 1)])
+def test_rankings_leave_global_swap_an_evaluation(
+    run: Any, caplog: pytest.LogCaptureFixture, ratio: float, kappa: int
+) -> None:
+    caplog.set_level("INFO", logger="bosch")
+    rankings = ("fisher", "qada", "apl", "retrieval_head", "dcam", "proxy")
+    record = run("global_swap", ratio=ratio, kappa=kappa, rankings=rankings)
+    assert any("plan: at most 1 evaluations (swaps 1)" in line for line in caplog.messages)
+    assert record.mask.num_windowed == 12 * ratio
+
+
 def test_single_gives_back_what_is_beyond_the_budget(run: Any) -> None:
     """At 5 of 12, stage 1 takes ceil(5/12 of 4) = 2 of each layer, and one comes back."""
     record = run("bosch_single", ratio=5 / 12, kappa=100)
@@ -307,6 +318,8 @@ def test_speed_is_no_setting_that_decides() -> None:
         (lambda: bosch.Settings(objective="acuracy"), "--objective acuracy"),
         (lambda: bosch.Settings(kappa=0), "kappa is 0"),
         (lambda: bosch.Settings(polish=-1), "polish is -1"),
+        (lambda: bosch.Settings(drop_percentiles=(3, 400)), "must rise from 0 to 100"),
+        (lambda: bosch_plus.Settings(drop_percentiles=(97.5, 2.5)), "must rise from 0 to 100"),
         (lambda: bosch.Settings(max_evaluations=0), "max_evaluations is 0"),
         (lambda: bosch_plus.check(bosch_plus.Settings(rankings=("fischer",))), "mean 'fisher'"),
         (
