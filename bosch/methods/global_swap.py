@@ -28,7 +28,7 @@ def select(context: Context) -> Selection:
     start = read_start(context, settings.start)
     with open_search(context) as search:
         plan = stages.plan_evaluations(search, StageSettings(kappa=settings.kappa))
-        evaluations = sum(plan.values()) - len(settings.rankings)
+        evaluations = max(1, sum(plan.values()) - len(settings.rankings))
         search.announce({"swaps": evaluations})
         with search.until_ended():
             guides = [*start, *rank_statically(context, settings.rankings)]
