@@ -121,12 +121,14 @@ def describe_truth(options: Options) -> list[str]:
     if not settings.rows.is_file() or not settings.values.is_file():
         return [*told, f"Not measured: {settings.rows} is not there.", ""]
     about, tables = search_truth.read_tables(settings)
-    rows = search_truth.rows_about(settings.rows, about)
+    rows = search_truth.rows_about(settings.rows, about, settings.kappa)
+    if not rows:
+        return [*told, f"Not measured: {settings.rows} holds nothing of these values.", ""]
     found = search_truth.summarize(rows, tables)
     told += [
         f"{settings.rows} and {settings.values}, `{COMMAND} search_truth`: the two-layer model, "
         f"{settings.examples} questions in contexts of {settings.length} tokens, kappa "
-        f"{rows[0]['kappa']}. Every mask was scored; then each search ran on these scores, with "
+        f"{settings.kappa}. Every mask was scored; then each search ran on these scores, with "
         f"another seed each time, {settings.seeds} in the end (the column says how many so far), "
         "and no more evaluations than `bosch` makes. The last eight rows of "
         "a table are optimizers over all groups, without stages and without a ranking to start "

@@ -65,19 +65,19 @@ def measure(options: Options) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     setup = set_up(config_of(options), options.runs)
     truth = Truth(setup, options)
-    rows = rows_about(options.rows, truth.about)
+    rows = rows_about(options.rows, truth.about, options.kappa)
     truth.budgets = {r["ratio"]: r["evaluations"] for r in rows if is_first_bosch(r, options)}
     done = {key_of(row) for row in rows}
     names = (*METHODS, *bare_names())
     for seed, ratio, name in product(range(options.seeds), options.ratios, names):
         if (name, ratio, options.kappa, seed) not in done:
             add_row(options.rows, truth.row_of(name, ratio, seed))
-    return summarize(rows_about(options.rows, truth.about), truth.tables)
+    return summarize(rows_about(options.rows, truth.about, options.kappa), truth.tables)
 
 
-def rows_about(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """The searches on this model and calibration set."""
-    return [row for row in read_rows(path) if row["about"] == about]
+def rows_about(path: Path, about: dict[str, Any], kappa: int) -> list[dict[str, Any]]:
+    """The searches on this model and calibration set, with so many evaluations a layer."""
+    return [row for row in read_rows(path) if (row["about"], row["kappa"]) == (about, kappa)]
 
 
 def config_of(options: Options) -> Config:

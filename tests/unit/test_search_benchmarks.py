@@ -100,6 +100,11 @@ def test_searches_are_judged_by_the_truth(folder: Path, capsys: pytest.CaptureFi
     assert again["probability"] == pytest.approx(before["probability"], abs=1e-6)
     assert rows.read_text().startswith("".join(kept[:-1]))
     assert "all masks" not in capsys.readouterr().out
+    # Searches with more evaluations are kept beside these, and not mixed with them.
+    more = [*arguments, "--kappa", "5", "--seeds", "1"]
+    run_benchmark("search_truth", more)
+    assert {row["seeds"] for row in rows_of(out)} == {1}
+    assert len(rows.read_text().splitlines()) == 3 * len(names)
 
 
 @pytest.mark.slow
