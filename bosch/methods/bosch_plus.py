@@ -21,7 +21,8 @@ searches = True
 class Settings(GuidedSettings, StageSettings):
     """Those of a search with a start, and what differs from the paper's stages."""
 
-    importance: Literal["stage1", "whole_layer"] = "whole_layer"
+    importance: Literal["stage1", "whole_layer"] = "whole_layer"  # how layers are judged
+    # Evaluations a layer of the last search, across layers; None: what stage 1 of the paper leaves.
     polish: int | None = None
 
 

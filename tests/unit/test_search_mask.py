@@ -114,6 +114,14 @@ def test_list_shows_every_file_of_the_folder(capsys: pytest.CaptureFixture[str])
     assert lines == list_methods()
 
 
+def test_help_says_what_each_option_of_a_search_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--preset", "tiny", "--method", "bosch_plus", "--help"])
+    words = " ".join(capsys.readouterr().out.replace("│", "").split())
+    for option in ("--objective STR", "--optimizer STR", "{stage1,whole_layer}", "--polish"):
+        assert not words.partition(option)[2].removeprefix(" {None}|INT").startswith(" (default")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
