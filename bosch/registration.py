@@ -14,7 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-AUTO_CLASSES = "transformers.models.auto.modeling_auto"  # no model is loaded without it
+# Neither a config nor a model is found by its model_type without it.
+AUTO_CLASSES = "transformers.models.auto.configuration_auto"
 
 
 def register_with_transformers() -> None:

@@ -315,6 +315,20 @@ def test_import_bosch_is_enough_in_any_order(first: str, tmp_path: Path) -> None
     assert done.stdout.strip() == "BoschQwen3ForCausalLM"
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import bosch; from transformers import AutoConfig",
+        "from transformers import AutoConfig; import bosch",
+    ],
+)
+def test_import_bosch_is_enough_for_a_config_alone(first: str, tmp_path: Path) -> None:
+    deploy(tiny_model("qwen3"), MIXED, WINDOW).config.save_pretrained(tmp_path)
+    code = f"{first}; print(type(AutoConfig.from_pretrained({str(tmp_path)!r})).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "BoschQwen3Config"
+
+
 def test_import_bosch_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, bosch.stage; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from bosch.config import Config
 from bosch.hybrid.materialize import (
@@ -24,7 +24,7 @@ from bosch.hybrid.materialize import (
     read_config,
     unmaterialize,
 )
-from bosch.hybrid.models import family_of, head_size, hybrid_config
+from bosch.hybrid.models import family_of, head_size, hybrid_config, undeploy
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.run_folder import RunFolder
 from bosch.stage import Stage
@@ -252,6 +252,20 @@ def test_native_window_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_full_layers_beside_an_idle_native_window_stay_full(family: str, tmp_path: Path) -> None:
+    """These families would work sliding layers out of such a config that names no layer types."""
+    native = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    full = {"layer_types": ["full_attention"] * 3}
+    dense, hybrid, back = (tmp_path / name for name in ("dense", "hybrid", "back"))
+    plain_folder(dense, family, **native, **full)
+    materialize(dense, record_for(dense), hybrid)
+    loaded = AutoModelForCausalLM.from_pretrained(hybrid)
+    assert undeploy(loaded).config.layer_types == full["layer_types"]
+    unmaterialize(hybrid, back)
+    assert (back / "config.json").read_bytes() == (dense / "config.json").read_bytes()
+
+
 # ------------------------------------------------------------------------------------------ memory
 
 PEAK_PROGRAM = """
@@ -337,10 +351,13 @@ def test_recipe_makes_reuses_refuses_and_goes_back(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
-    again = tmp_path / "again"
-    materialize_model.main(["--model", str(tmp_path / "hybrid"), "--out", str(again), "--reverse"])
+    again, arguments = tmp_path / "again", ("--model", tmp_path / "hybrid", "--out")
+    back = run_recipe("materialize_model.py", *arguments, again, "--reverse")
+    assert back.returncode == 0, back.stderr
     name = "model.safetensors"
     assert (again / name).read_bytes() == (dense / name).read_bytes()
+    alone = run_recipe("materialize_model.py", *arguments, tmp_path / "alone", "--standalone")
+    assert alone.returncode == 0, alone.stderr
 
 
 def test_reverse_with_a_mask_is_refused() -> None:
