@@ -48,7 +48,7 @@ class HybridConfig:
     def __post_init__(self, **kwargs: Any) -> None:
         own_types = getattr(self, "layer_types", None)
         if own_types is not None and SAVED_LAYER_TYPE in own_types:
-            self.layer_types: list[str] | None = None
+            self.layer_types: list[str] = full_layer_types(own_types)
         if SAVED_LAYER_TYPE in (kwargs.get("layer_types") or ()):
             del kwargs["layer_types"]
         super().__post_init__(**kwargs)  # type: ignore[misc]
@@ -235,8 +235,10 @@ def plain_config(config: PretrainedConfig) -> PretrainedConfig:
     """The config of the model a hybrid was made from."""
     values = _without_type(config.to_dict())
     values.pop("bosch")
-    values.pop("layer_types")  # full attention everywhere is what the plain class works out
-    made: PretrainedConfig = family_of(config).plain_config_class(**values)
+    saved_types, plain_class = values.pop("layer_types"), family_of(config).plain_config_class
+    if hasattr(plain_class, "layer_types"):  # said, not left to its sliding_window
+        values["layer_types"] = full_layer_types(saved_types)
+    made: PretrainedConfig = plain_class(**values)
     return made
 
 
@@ -304,6 +306,11 @@ def _made_from(
     made.tie_weights()
     made.generation_config = copy.deepcopy(source.generation_config)
     return made.train(source.training)
+
+
+def full_layer_types(layer_types: Sequence[str]) -> list[str]:
+    """Full attention in each of these layers."""
+    return ["full_attention"] * len(layer_types)
 
 
 def _without_type(values: dict[str, Any]) -> dict[str, Any]:
