@@ -207,7 +207,9 @@ class RollingLayer(GrowingLayer):
         self._start = max(self._start, self._stop - (self.window_tokens - 1))
 
     def reset(self) -> None:
+        record = self.record_past
         self.__init__(self.window_tokens)  # type: ignore[misc]
+        self.record_past = record
 
     def _drop_old(self) -> None:
         if not self.record_past:
