@@ -16,6 +16,8 @@ def unavailable() -> str | None:
 
 
 def supports(call: AttentionCall) -> str | None:
+    if call.mask_BNTS is not None and call.mask_BNTS.shape[1] > 1:
+        return "it takes one mask for all heads"
     return "it has no dropout" if call.dropout else None
 
 
