@@ -97,6 +97,12 @@ def run_export(command: Export) -> None:
 
 
 def run_show(command: Show) -> None:
+    for name, value in (
+        ("context", min(command.context, default=1)),
+        ("bytes-per-value", command.bytes_per_value),
+    ):
+        if value < 1:
+            raise ValueError(f"--{name} is {value}, it must be 1 or more.")
     record = read_mask(command.mask)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{record.model}: {mask_title(record)}")

@@ -472,6 +472,17 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert not (tmp_path / "mask.json").exists()
 
 
+@pytest.mark.parametrize("option", ["--context", "--bytes-per-value"])
+def test_sizes_of_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    write_mask(tmp_path / "mask.json", small_record())
+    with pytest.raises(SystemExit) as stop:
+        main(["show", str(tmp_path / "mask.json"), option, "0"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: {option} is 0, it must be 1 or more.\n"
+
+
 def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
     write_mask(tmp_path / "mask.json", small_record())
     command = [sys.executable, "-m", "bosch.mask", "show"]
