@@ -287,7 +287,7 @@ def _deploy_calls(
             k_BGSD, v_BGSD = k_BGSD[:, :, :num_keys], v_BGSD[:, :, :num_keys]
         calls.append(AttentionCall(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD, **common))
     if num_full < num_groups:
-        q_BHTD, window = query_BHTD[:, num_full_heads:], config.bosch["window"]
+        q_BHTD, window = query_BHTD[:, num_full_heads:], check_window(config.bosch["window"])
         k_BGLD, v_BGLD = key.window_BGLD, value.window_BGLD
         call = AttentionCall(q_BHTD, k_BGLD, v_BGLD, window_tokens=window, **common)
         in_ring = key.positions_L is not None

@@ -312,6 +312,14 @@ def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
     torch.testing.assert_close(torch.cat(pieces, dim=1), logits(model, ids), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("window", [0, -1, 4.0, "8"])
+def test_a_window_changed_to_none_at_all_is_refused(window: Any) -> None:
+    hybrid = deploy(tiny_model("qwen3"), MIXED, WINDOW)
+    hybrid.config.bosch["window"] = window
+    with pytest.raises(ValueError, match="whole number of tokens, 1 or more"):
+        hybrid(random_tokens(1, 20), use_cache=False)
+
+
 def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCaptureFixture) -> None:
     model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
     with pytest.raises(ValueError, match="fixed already"):
