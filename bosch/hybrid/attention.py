@@ -100,7 +100,7 @@ def bosch_attention(
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
     mask, documents = _keep_documents_apart(
-        query_BHTD, num_past, attention_mask, position_ids, others.get("cu_seq_lens_q")
+        module, query_BHTD, num_past, attention_mask, position_ids, others.get("cu_seq_lens_q")
     )
     common: dict[str, Any] = {
         "scaling": scaling,
@@ -324,6 +324,7 @@ def _at_positions(call: AttentionCall, key: Split) -> AttentionCall:
 
 
 def _keep_documents_apart(
+    module: Any,
     query_BHTD: Tensor,
     num_past: int | Tensor,
     mask_BNTS: Tensor | None,
@@ -343,7 +344,7 @@ def _keep_documents_apart(
     if position_ids is None or position_ids.shape[-1] != num_queries:
         return mask_BNTS, None
     if mask_BNTS is None:
-        return None, find_documents(position_ids, batch, num_past)
+        return None, find_documents(position_ids, batch, num_past, module.layer_idx)
     return mask_BNTS if num_past else hide_other_documents(mask_BNTS, position_ids), None
 
 

@@ -14,16 +14,19 @@ _MEMO = "_bosch_documents"  # attribute of a position_ids tensor: every layer as
 
 
 @torch.compiler.disable
-def find_documents(position_ids: Tensor, batch: int, num_past: int) -> Documents | None:
+def find_documents(position_ids: Tensor, batch: int, num_past: int, layer: int) -> Documents | None:
     """The documents of an unpadded batch; None if each row is one. A new one begins where positions
     do not go up by 1.
     """
-    version = 0 if position_ids.is_inference() else position_ids._version
-    memo, asked = getattr(position_ids, _MEMO, None), (version, batch, num_past)
-    if memo is None or memo[0] != asked:
-        memo = (asked, _read_documents(position_ids, batch, num_past))
-        setattr(position_ids, _MEMO, memo)
-    documents: Documents | None = memo[1]
+    is_inference = position_ids.is_inference()
+    call = (batch, num_past, None if is_inference else position_ids._version)
+    memo = getattr(position_ids, _MEMO, None)
+    # An inference tensor does not tell that it was changed in place: each forward pass, whose
+    # layers rise, reads it anew.
+    if memo is None or memo[0] != call or (is_inference and layer <= memo[1]):
+        memo = (call, layer, _read_documents(position_ids, batch, num_past))
+    documents: Documents | None = memo[2]
+    setattr(position_ids, _MEMO, (call, layer, documents))
     return documents
 
 

@@ -48,7 +48,7 @@ class HybridConfig:
     def __post_init__(self, **kwargs: Any) -> None:
         own_types = getattr(self, "layer_types", None)
         if own_types is not None and SAVED_LAYER_TYPE in own_types:
-            self.layer_types: list[str] = full_layer_types(own_types)
+            self.layer_types: list[str] | None = full_layer_types(own_types)
         if SAVED_LAYER_TYPE in (kwargs.get("layer_types") or ()):
             del kwargs["layer_types"]
         super().__post_init__(**kwargs)  # type: ignore[misc]

@@ -174,6 +174,20 @@ def test_rows_may_be_packed_differently(model: PreTrainedModel) -> None:
     assert torch.equal(both[1:], logits(model, ids[1:], MIXED))
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_one_tensor_of_positions_may_serve_other_batches(
+    model: PreTrainedModel, inference: bool
+) -> None:
+    with torch.inference_mode(inference):
+        positions = packed_positions(10, 20)
+        for batch, documents in ((2, None), (3, None), (1, (30,)), (1, (17, 13))):
+            if documents is not None:
+                positions.copy_(packed_positions(*documents))  # in place, as into a buffer
+            ids = random_tokens(batch, 30, seed=batch)
+            expected = logits(model, ids, MIXED, position_ids=positions.clone())
+            assert torch.equal(logits(model, ids, MIXED, position_ids=positions), expected)
+
+
 def test_packed_and_padded_documents_are_kept_apart(model: PreTrainedModel) -> None:
     """transformers looks for documents only where no attention_mask is given."""
     ids = random_tokens(1, 60)
