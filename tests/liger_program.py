@@ -28,7 +28,7 @@ TOLERANCE = 1e-6
 
 def mend_the_interpreter() -> None:
     """Close two gaps of triton's interpreter: numbers come to a kernel as Python's floats, which
-    have no `to`, and libdevice's rsqrt is a stub."""
+    have no `to`, and libdevice's rsqrt computes nothing there."""
     from liger_kernel.ops import rms_norm
 
     convert = interpreter._implicit_cvt
