@@ -38,6 +38,9 @@ from data.toy_world.essays import ToyEssays
 from data.toy_world.tasks import DATASETS, longbench_rows
 from data.toy_world.tokenizer import END_OF_TEXT
 from data.toy_world.world import key_words
+from eval.generate import Generator
+from eval.metrics.string_match import string_match_all
+from eval.suites import _interface as suites
 
 LENGTHS = (512, 1024, 2048)
 Z = list[list[int]]
@@ -46,6 +49,7 @@ Z = list[list[int]]
 @dataclass(frozen=True)
 class Example:
     task: str
+    prompt: str
     prompt_ids: list[int]
     answer_ids: list[int]
     outputs: tuple[str, ...]
@@ -73,7 +77,7 @@ def needle_examples(
         for built in rows:
             prompt = tokenizer(built.prompt, add_special_tokens=False)["input_ids"]
             answer = tokenizer(" " + built.outputs[0], add_special_tokens=False)["input_ids"]
-            examples.append(Example(name, prompt, answer, built.outputs))
+            examples.append(Example(name, built.prompt, prompt, answer, built.outputs))
     return examples
 
 
@@ -92,7 +96,7 @@ def task_examples(
             ending = "" if dataset.category == "few-shot" else END_OF_TEXT
             answer = blank + row["answers"][0] + ending
             answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-            examples.append(Example(name, prompt_ids, answer_ids, tuple(row["answers"])))
+            examples.append(Example(name, prompt, prompt_ids, answer_ids, tuple(row["answers"])))
     return examples
 
 
@@ -135,27 +139,16 @@ def score(
 
 
 def ruler_scores(
-    model: Any, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], batch: int = 16
+    model: Any, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]
 ) -> list[float]:
-    """RULER's string match of greedy generation, 40 new tokens. An answer that teacher forcing
-    finds right is what greedy generation would begin with, so only the others are generated."""
-    scores = [float(outcome.right) for outcome in score(model, examples)]
-    missed = [index for index, value in enumerate(scores) if value == 0]
-    missed.sort(key=lambda index: len(examples[index].prompt_ids))
-    for start in range(0, len(missed), batch):
-        rows = [examples[index] for index in missed[start : start + batch]]
-        longest = max(len(row.prompt_ids) for row in rows)
-        ids = torch.full((len(rows), longest), tokenizer.pad_token_id)
-        for row_ids, row in zip(ids, rows, strict=True):
-            row_ids[longest - len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
-        made = model.generate(
-            ids, attention_mask=(ids != tokenizer.pad_token_id).long(), max_new_tokens=40
-        )
-        texts = tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
-        for index, text, row in zip(missed[start:], texts, rows, strict=False):
-            found = [output.lower() in text.lower() for output in row.outputs]
-            scores[index] = sum(found) / len(found)
-    return scores
+    """RULER's string match of greedy generation, 40 new tokens."""
+    stop = suites.Stop(when_answered=True)
+    asked = [
+        (("niah", 0, index), suites.Example(index, example.prompt, example.outputs, 40, stop))
+        for index, example in enumerate(examples)
+    ]
+    texts = {made.key: made.text for made in Generator(model, tokenizer).generate(asked)}
+    return [string_match_all(texts[key], example.answers) for key, example in asked]
 
 
 def by_task(examples: Sequence[Example], values: Iterable[float]) -> dict[str, float]:

@@ -1,13 +1,23 @@
-"""recipes/measure_tiny.py: masks that are judged together are judged as each alone."""
+"""recipes/measure_tiny.py: masks that are judged together are judged as each alone, and needles as
+plain generation finds them."""
 
 import random
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from bosch.assets import asset_folder
-from recipes.measure_tiny import judge_of, load, needle_examples, random_mask, score, task_examples
+from recipes.measure_tiny import (
+    judge_of,
+    load,
+    needle_examples,
+    random_mask,
+    ruler_scores,
+    score,
+    task_examples,
+)
 
 WINDOW = 64
 
@@ -29,3 +39,19 @@ def test_masks_with_layers_in_common_get_the_outcomes_of_each_alone() -> None:
         logs = [one.log_probability for one in expected]
         assert [one.log_probability for one in found] == pytest.approx(logs, abs=1e-4)
     assert any(outcome.right for outcome in judge(masks[0]))
+
+
+def test_needles_score_as_plain_generation_finds_them_dense_and_windowed() -> None:
+    folder = asset_folder("tiny-qwen3-2layer")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    examples = needle_examples(tokenizer, 256, 4, "test", seed=0)
+    totals = []
+    for windowed in (False, True):
+        model: Any = load(folder, windowed, WINDOW)
+        found = ruler_scores(model, tokenizer, examples)
+        for example, value in zip(examples, found, strict=True):
+            made = model.generate(torch.tensor([example.prompt_ids]), max_new_tokens=40)
+            text = tokenizer.decode(made[0, len(example.prompt_ids) :], skip_special_tokens=True)
+            assert value == float(example.outputs[0].lower() in text.lower())
+        totals.append(sum(found))
+    assert totals[0] > totals[1]
