@@ -29,7 +29,8 @@ class Controls:
 
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None  # tiny, smoke or paper
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """None: runs/<model>-<method>-r<ratio>, and -s<seed> if that is not 0"""
+    """None: runs/<model>-<method>-r<ratio>, with --mask.options behind the method, and -s<seed> if
+    that is not 0"""
     fresh: Annotated[str | None, tyro.conf.arg(metavar="STAGE")] = None
     """make this stage (--dry-run names all) and what depends on it anew; old ones are set aside"""
     start: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE")] = None
@@ -55,7 +56,9 @@ class Command:
     @property
     def run_path(self) -> Path:
         """The run's folder: as asked, else named after what tells runs apart."""
-        name = f"{Path(self.config.model).name}-{self.config.method}-r{self.config.ratio:g}"
+        options = [re.sub(r"[^\w=.,-]", "_", option) for option in self.config.mask.options]
+        method = "-".join([self.config.method, *options])
+        name = f"{Path(self.config.model).name}-{method}-r{self.config.ratio:g}"
         seed = f"-s{self.config.seed}" if self.config.seed != Config.seed else ""
         return self.controls.run_dir or Path("runs") / (name + seed)
 
@@ -81,7 +84,7 @@ def parse_command(
             )
     except SystemExit as stop:
         # Tyro puts our checks' sentences in a box; unwrapped they read like every other error.
-        if (sentence := _find_setting_error(stop)) is not None:
+        if (sentence := find_setting_error(stop)) is not None:
             raise ValueError(sentence) from None
         sys.stderr.write(errors.getvalue())
         raise
@@ -146,7 +149,7 @@ def suggest_option(name: str, options: Sequence[str]) -> str:
     return f"did you mean {nearest[0]}? --help shows all." if nearest else "--help shows all."
 
 
-def _find_setting_error(stop: SystemExit) -> str | None:
+def find_setting_error(stop: SystemExit) -> str | None:
     """The sentence of a check in a config's __post_init__, found in what led to tyro's exit; None
     for other exits."""
     error: BaseException | None = stop

@@ -2,10 +2,11 @@
 paper's; named setups are functions in recipes/presets.py. The comment behind a field is its text in
 --help."""
 
+import json
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
@@ -90,6 +91,8 @@ class MaskConfig:
     max_variables: int = 49  # of a subproblem of stage 3; NOMAD's quadratic model takes no more
     max_layers: int | None = None  # of a subproblem of stage 3; None: max(1, 32 // groups)
     razor_recent_share: float = 0.25  # of an example's length: Razor's recent tokens K
+    # Of the method alone, as granularity=layer; search_mask.py --method NAME --help lists them.
+    options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         at_least(1, self, "mask", "kappa", "max_variables", "max_layers")
@@ -257,6 +260,16 @@ class Config:
         check_ratio(self.ratio)
         check_window(self.window)
         at_least(0, self, "", "seed")
+
+
+def fill_in(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as a run has kept it, with the defaults of settings that are newer than the run."""
+    config = json.loads(json.dumps(asdict(Config())))
+    for name, value in stored.items():
+        known = config.get(name)
+        both = isinstance(known, dict) and isinstance(value, dict)
+        config[name] = known | value if both else value
+    return config
 
 
 def describe_config(config: Config, with_study: bool = True) -> list[str]:

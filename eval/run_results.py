@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bosch.config import fill_in
 from bosch.manifest import MANIFEST
 from bosch.mask import MaskFile, read_mask
 from bosch.plan import REFERENCE
@@ -41,7 +42,11 @@ class RunResults:
 
     @property
     def method(self) -> str:
-        return self.mask.method if self.mask else str(self.config.get("method", "?"))
+        """With the settings that were given to it alone."""
+        name = self.mask.method if self.mask else str(self.config.get("method", "?"))
+        section = self.config.get("mask")
+        options = section.get("options", ()) if isinstance(section, dict) else ()
+        return " ".join([name, *map(str, options)])
 
     @property
     def ratio(self) -> float | None:
@@ -68,9 +73,16 @@ class RunResults:
         return f"{kind}, {self.apart}" if self.apart else kind
 
     @property
+    def learning_tokens(self) -> int:
+        """That went into the mask."""
+        return int(self.mask_cost.get("learning_tokens", 0))
+
+    @property
     def trained_tokens(self) -> int | None:
-        seen = [row["tokens"] for row in self.training if isinstance(row.get("tokens"), int)]
-        return max(seen, default=None)
+        """Without those that went into the mask."""
+        rows = [row for row in self.training if isinstance(row.get("tokens"), int)]
+        before = next((row["tokens"] for row in rows if row.get("step") == 0), 0)
+        return max((row["tokens"] - before for row in rows), default=None)
 
 
 def read_run(path: Path, name: str | None = None) -> RunResults:
@@ -92,7 +104,7 @@ def read_run(path: Path, name: str | None = None) -> RunResults:
     return RunResults(
         path,
         name or path.resolve().name,
-        told if isinstance(told, dict) else {},
+        fill_in(told) if told and isinstance(told, dict) else {},
         mask,
         rows,
         samples,
@@ -157,7 +169,7 @@ def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 def _read_evaluations(
     path: Path, training: Sequence[Row], problems: list[str]
 ) -> tuple[list[Row], dict[Place, Samples]]:
-    tokens_at = {row.get("step"): row.get("tokens") for row in training} | {0: 0}
+    tokens_at = {0: 0} | {row.get("step"): row.get("tokens") for row in training}
     rows: list[Row] = []
     samples: dict[Place, Samples] = {}
     for folder in sorted((path / "eval").glob("*/")):

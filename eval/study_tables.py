@@ -66,7 +66,7 @@ def course(study: Study, name: str, runs: Sequence[RunResults]) -> list[list[str
             curve = study.comparison.curve(run.name, measure)
             if curve is None or not curve.is_trained:
                 continue
-            losses = _validation_losses(run)
+            losses = validation_losses(run)
             for tokens, step, value in zip(curve.tokens, curve.steps, curve.values, strict=True):
                 cell = found.setdefault(float(tokens), {})
                 cell.setdefault(measure.title, []).append(float(value))
@@ -83,7 +83,7 @@ def course(study: Study, name: str, runs: Sequence[RunResults]) -> list[list[str
     ]
 
 
-def _validation_losses(run: RunResults) -> dict[int, float]:
+def validation_losses(run: RunResults) -> dict[int, float]:
     rows = [row for row in run.training if "validation_loss" in row]
     return {row["step"]: row["validation_loss"] for row in rows}
 
@@ -185,15 +185,19 @@ def cost_table(study: Study) -> Table:
         seconds = [float(run.mask_cost["seconds"]) for run in runs if "seconds" in run.mask_cost]
         counts = [run.mask_cost.get("evaluations") for run in runs]
         told = [float(count) for count in counts if isinstance(count, int | float)]
+        learned = [run.learning_tokens for run in runs if run.learning_tokens]
         rows.append(
             [
                 method,
                 show_seconds(statistics.fmean(seconds)) if seconds else MISSING,
                 f"{statistics.fmean(told):,.0f}" if told else MISSING,
+                show_tokens(statistics.fmean(learned)) if learned else MISSING,
                 str(len(runs)),
             ]
         )
-    return Table("Cost of a mask", ["method", "time", "evaluations", "runs"], rows)
+    header = ["method", "time", "evaluations", "tokens to learn from", "runs"]
+    note = "Time as it passed, beside other work on the machine."
+    return Table("Cost of a mask", header, rows, note)
 
 
 # ------------------------------------------------------------------------------------------- cells

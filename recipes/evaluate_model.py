@@ -137,11 +137,12 @@ def build(config: Config) -> Stage:
     return make_stage("eval/dense", config.model, judging, Label(Path(config.model).name))
 
 
-def build_step(config: Config, run_path: Path, step: int, source: Stage | Artifact) -> Stage:
-    """The stage `eval/step-NNNNNN` of recover.py. `source` makes the model of that step: step 0 is
-    the hybrid itself, the others are folders of the training."""
+def build_step(
+    config: Config, run_path: Path, step: int, tokens: int, source: Stage | Artifact
+) -> Stage:
+    """The stage `eval/step-NNNNNN` of recover.py. `source` makes the model of that step, which
+    took so many tokens: step 0 is the hybrid itself, the others are folders of the training."""
     judging = judging_of(config, read_shape(config.model).positions)
-    tokens = step * config.train.batch_sequences * config.data.sequence_length
     label = Label(run_path.name, step, tokens)
 
     def run(out: Path, source: Artifact) -> None:

@@ -1,5 +1,5 @@
 """What a method that learns its mask is handed: packed tokens, and the training loop to learn on
-them. What it learns from comes on top of the tokens that recover.py trains on.
+them. What is set aside for that recover.py does not train on: the budget is that of both.
 """
 
 import shutil

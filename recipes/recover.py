@@ -77,9 +77,10 @@ def build_chain(
     tokens = prepare_tokens.build_or_reuse(config)
     dense = evaluate_model.build(config)
     learns = search_mask.learns_from_tokens(config.method)
+    spent = search_mask.learning_tokens(config)
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)
-    start = evaluate_model.build_step(config, run_path, 0, model)
+    start = evaluate_model.build_step(config, run_path, 0, spent, model)
     chosen = [calibration, dense, *([tokens] if learns else []), mask, model, start]
     if zero_shot:
         return [*own(chosen), compare_runs.build(run_path, [dense, start])]
@@ -89,8 +90,12 @@ def build_chain(
             complete(checkpoints[step])
 
     train = train_model.build(config, model, tokens, on_checkpoint=evaluate)
-    steps = train_model.evaluated_steps(config)
-    checkpoints = {s: evaluate_model.build_step(config, run_path, s, train) for s in steps if s}
+    plan = train_model.plan_of(config)
+    checkpoints = {
+        step: evaluate_model.build_step(config, run_path, step, plan.tokens_at(step), train)
+        for step in plan.evaluated_steps
+        if step
+    }
     judged = [dense, start, *checkpoints.values()]
     trained = [*([] if learns else [tokens]), train, *checkpoints.values()]
     return [*own([*chosen, *trained]), compare_runs.build(run_path, [train, *judged])]
@@ -109,6 +114,11 @@ def introduce(command: Command) -> None:
     settings = describe_config(config, with_study=command.controls.dry_run)
     for line in [*command.chosen_by, *settings, *warn_of_window(config)]:
         say(line)
+    if spent := search_mask.learning_tokens(config):
+        say(
+            f"{spent:,} of the {config.data.tokens:,} tokens are for learning the mask, training "
+            "gets the rest"
+        )
 
 
 def say_results(run_path: Path) -> None:

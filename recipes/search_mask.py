@@ -9,7 +9,9 @@ the same command again and it goes on where it stopped.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import sys
 import time
 from collections.abc import Sequence
@@ -20,15 +22,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from tyro.conf import FlagConversionOff
 
 from bosch import manifest, progress
-from bosch.command_line import Command, Controls
+from bosch.command_line import Command, Controls, find_setting_error
 from bosch.config import Config, MaskConfig, TokenCount
 from bosch.errors import exit_on_user_error
 from bosch.fingerprint import hash_file
 from bosch.model_folder import read_model_info
 from bosch.plan import REFERENCE, refuse_blocked
-from bosch.plugins import describe_plugin, list_plugins, load_plugin
+from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
 from bosch.progress import say
 from bosch.ranks import rank_and_world
 from bosch.run_folder import RunFolder
@@ -61,6 +64,14 @@ def learns_from_tokens(method: str) -> bool:
 
     load_method(method)
     return _choose.learns_from_tokens(method)
+
+
+def learning_tokens(config: Config) -> int:
+    """Of the token budget, what is set aside for learning the mask: training gets the rest."""
+    if not learns_from_tokens(config.method):
+        return 0
+    share: float = default_settings(config.method, config.mask).token_share
+    return int(share * config.data.tokens)
 
 
 def make_stage(
@@ -143,11 +154,38 @@ def run_method(
 
 def default_settings(method: str, mask: MaskConfig) -> Any:
     """A method's settings: MaskConfig's value where it has a field of that name, else the method's
-    own default.
+    own default, and on top of them what `mask.options` say.
     """
     settings_class: Any = load_method(method).Settings
-    names = {field.name for field in dataclasses.fields(settings_class)}
-    return settings_class(**{name: value for name, value in vars(mask).items() if name in names})
+    names = [field.name for field in dataclasses.fields(settings_class)]
+    given = {name: value for name, value in vars(mask).items() if name in names}
+    return with_options(method, settings_class(**given), mask.options)
+
+
+def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
+    """The settings, changed as words like `granularity=layer` say."""
+    names = [field.name.replace("_", "-") for field in dataclasses.fields(settings)]
+    for option in options:
+        name, _, value = option.partition("=")
+        name = name.replace("_", "-")
+        if name not in names or not value:
+            raise ValueError(
+                f"--mask.options {option}: write NAME=VALUE with a setting of {method}; "
+                f"{suggest(name, names)}"
+            )
+        words = [f"--{name}", *value.split(",")]
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                settings = tyro.cli(
+                    type(settings), args=words, default=settings, config=[FlagConversionOff]
+                )
+        except SystemExit as stop:
+            raise ValueError(
+                find_setting_error(stop)
+                or f"--mask.options {option}: {method} takes no such value; "
+                f"search_mask.py --method {method} --help says which"
+            ) from None
+    return settings
 
 
 def load_method(name: str) -> ModuleType:

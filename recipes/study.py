@@ -1,8 +1,9 @@
-"""The study: the paper's tables and figures in miniature, on the embedded model: docs/study.md.
+"""The study: the paper's tables and figures in miniature, on the embedded model: docs/study.md; and
+learned masks beside searched ones: docs/consa.md.
 
     python recipes/study.py                          # hours on 2 cores; run it again to go on
     python recipes/study.py --only recovery          # one part
-    python recipes/study.py --only page              # the page from what there is
+    python recipes/study.py --only page              # the pages from what there is
 
 Chains of recover.py, one process each, `--workers` side by side. Each finished run leaves a small
 file in --archive: what has one is not run again, on this machine or another, as long as model and
@@ -21,13 +22,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import tyro
 
 from bosch import progress
 from bosch.command_line import parse_command
-from bosch.config import at_least
+from bosch.config import at_least, fill_in
 from bosch.errors import exit_on_user_error
 from bosch.mask import check_ratio
 from bosch.methods import _choose
@@ -38,9 +39,19 @@ from eval.run_archive import SUFFIX, pack_run
 from recipes import presets, search_mask, study_parts
 from recipes.sweep import RECOVER, find_reason
 
-Part = Literal["zero_shot", "recovery", "windows", "long", "replacement", "page"]
-PARTS: tuple[Part, ...] = ("zero_shot", "recovery", "windows", "long", "replacement", "page")
+Part = Literal["recovery", "learned", "zero_shot", "windows", "long", "replacement", "page"]
+PARTS: tuple[Part, ...] = get_args(Part)
 ZERO_SHOT = "--zero-shot"
+LEARNED = (
+    "consa",
+    "consa granularity=head-per-layer",
+    "consa granularity=layer",
+    "l1_gates",
+    "bosch",
+    "bosch_plus",
+    "fisher",
+    "random_groups",
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class Options:
     methods: tuple[str, ...] = ()  # of the zero-shot tables; none: all that need no file
     trained: tuple[str, ...] = ("bosch", "bosch_plus", "bosch_layer", "fisher", "interleave")
     trained_ratio: float = 0.75  # at which those are trained
+    learned: tuple[str, ...] = LEARNED  # compared with each other in docs/consa.md
+    learned_ratios: tuple[float, ...] = (0.75, 0.5)  # at which those are trained
     workers: int = 2  # chains side by side, a thread each
     runs: Path = Path("runs/study")
     archive: Path = Path("benchmarks/study")
@@ -62,7 +75,7 @@ class Options:
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "seeds", "samples", "workers")
-        for ratio in (*self.ratios, self.trained_ratio):
+        for ratio in (*self.ratios, self.trained_ratio, *self.learned_ratios):
             check_ratio(ratio)
 
 
@@ -70,18 +83,21 @@ class Options:
 class Chain:
     """One run: a method, a ratio, a seed. A trained one has the zero-shot scores too."""
 
-    method: str
+    method: str  # and its options behind it
     ratio: float
     seed: int
     trained: bool
 
     @property
     def name(self) -> str:
-        return f"{presets.TINY_MODEL}-{self.method}-r{self.ratio:g}-s{self.seed}"
+        method = self.method.replace(" ", "-")
+        return f"{presets.TINY_MODEL}-{method}-r{self.ratio:g}-s{self.seed}"
 
     def arguments(self, options: Options) -> list[str]:
         """Of recover.py."""
-        words = ["--method", self.method, "--ratio", f"{self.ratio:g}", "--seed", str(self.seed)]
+        method, *given = self.method.split()
+        words = ["--method", method, "--ratio", f"{self.ratio:g}", "--seed", str(self.seed)]
+        words += ["--mask.options", *given] if given else []
         words += ["--eval.samples", str(options.samples)]
         words += ["--run-dir", str(options.runs / self.name)]
         return words if self.trained else [*words, ZERO_SHOT]
@@ -90,11 +106,16 @@ class Chain:
 def main(arguments: Sequence[str]) -> None:
     options = tyro.cli(Options, args=arguments, prog="study.py", description=__doc__)
     progress.set_up()
-    for name in (*options.methods, *options.trained):
-        presets.check_method(name)
+    for name in (*options.methods, *options.trained, *options.learned):
+        presets.check_method(name.split()[0])
     failures = run_chains(plan_chains(options), options)
     setting = study_parts.Setting(
-        options.runs, options.archive, options.samples, options.trained, options.trained_ratio
+        options.runs,
+        options.archive,
+        options.samples,
+        options.trained,
+        options.trained_ratio,
+        options.learned,
     )
     for part, run in study_parts.PARTS.items():
         if part in options.only:
@@ -120,6 +141,9 @@ def plan_chains(options: Options) -> list[Chain]:
         if "recovery" in options.only:
             chains += [Chain(m, options.trained_ratio, seed, True) for m in options.trained]
             chains.append(Chain("bosch", 0.0, seed, True))  # the control: dense, trained
+        if "learned" in options.only:
+            both = product(options.learned_ratios, options.learned)
+            chains += [Chain(method, ratio, seed, True) for ratio, method in both]
         if "zero_shot" in options.only:
             methods = options.methods or zero_shot_methods()
             chains += [
@@ -127,7 +151,7 @@ def plan_chains(options: Options) -> list[Chain]:
                 for ratio, method in product(options.ratios, methods)
                 if Chain(method, ratio, seed, True) not in chains
             ]
-    return chains
+    return list(dict.fromkeys(chains))
 
 
 def describe_left(options: Options) -> list[str]:
@@ -207,7 +231,7 @@ def is_archived(chain: Chain, options: Options) -> bool:
     assert folder is not None
     same_model = model["weight_hash"] == read_model_info(folder).weight_hash
     asked = parse_command(chain.arguments(options), tuple(presets.PRESETS), presets.choose)
-    same = run["config"] == json.loads(json.dumps(asdict(asked.config)))
+    same = fill_in(run["config"]) == json.loads(json.dumps(asdict(asked.config)))
     return same_model and same and (ZERO_SHOT not in run["command"] or not chain.trained)
 
 

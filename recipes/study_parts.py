@@ -15,6 +15,7 @@ from bosch.model_folder import read_model_info
 from bosch.progress import say
 from bosch.run_folder import RunFolder
 from eval.compare import compare
+from eval.learned_page import write_learned_page
 from eval.results import SCORES
 from eval.rows import read_rows, write_rows
 from eval.run_archive import SUFFIX, unpack_run
@@ -35,6 +36,7 @@ class Setting:
     samples: int
     methods: tuple[str, ...]  # that are trained, and looked at closely
     ratio: float  # at which
+    learned: tuple[str, ...]  # methods of docs/consa.md
 
     def mask_of(self, method: str, ratio: float, seed: int = 0) -> Path:
         """Of a chain that has run, here or where the archive is from."""
@@ -153,7 +155,7 @@ def _known_mask(setting: Setting, method: str, ratio: float) -> Path | None:
 def write_page(
     setting: Setting, page: Path, command: Sequence[str], chains_left: Sequence[str]
 ) -> None:
-    """docs/study.md from all that the archive has, and what it has not."""
+    """docs/study.md from all that the archive has, and what it has not; docs/consa.md beside it."""
     folders = [setting.unpack(archive) for archive in sorted(setting.archive.glob(f"*{SUFFIX}"))]
     if not folders:
         raise FileNotFoundError(f"{setting.archive} has no run yet: run the study's chains first.")
@@ -169,7 +171,9 @@ def write_page(
         left=[*chains_left, *parts_left(setting)],
     )
     write_study_page(study, page)
-    say(f"wrote {page}")
+    beside = page.with_name("consa.md")
+    write_learned_page(study, setting.learned, beside)
+    say(f"wrote {page} and {beside}")
 
 
 def parts_left(setting: Setting) -> list[str]:

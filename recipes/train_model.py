@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -26,6 +26,10 @@ from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Artifact, Stage
 from recipes.materialize_model import fetch_model
 from recipes.prepare_tokens import read_tokenizer
+from recipes.search_mask import learning_tokens
+
+if TYPE_CHECKING:
+    from training.schedule import TrainPlan
 
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
@@ -82,18 +86,23 @@ def build(
         config.data.document_mask,
         {"model": model, "tokens": tokens},
         on_checkpoint,
+        learning_tokens(config),
     )
 
 
-def evaluated_steps(config: Config) -> tuple[int, ...]:
-    """The steps whose models are exported and judged."""
+def plan_of(config: Config) -> "TrainPlan":
+    """Steps and tokens of recover.py's training."""
     from training.schedule import make_plan
 
-    _, world = rank_and_world()
-    data = config.data
-    shares = config.eval.checkpoints
-    plan = make_plan(config.train, data.tokens, data.sequence_length, shares, world, "cpu")
-    return plan.evaluated_steps
+    return make_plan(
+        config.train,
+        config.data.tokens,
+        config.data.sequence_length,
+        config.eval.checkpoints,
+        rank_and_world()[1],
+        "cpu",
+        learning_tokens(config),
+    )
 
 
 def make_stage(
@@ -104,12 +113,15 @@ def make_stage(
     document_mask: bool,
     inputs: dict[str, Stage | Artifact],
     on_checkpoint: OnCheckpoint | None = None,
+    tokens_before: int = 0,
 ) -> Stage:
+    """`tokens_before`: of the budget, that went into the mask."""
     facts: dict[str, Any] = {
         "train": settings,
         "tokens": budget_tokens,
         "evaluated": evaluated_shares,
         "document_mask": document_mask,
+        **({"tokens_before": tokens_before} if tokens_before else {}),
     }
 
     def run(out: Path, model: Artifact, tokens: Artifact) -> None:
@@ -128,6 +140,7 @@ def make_stage(
             facts | {"model": model.fingerprint, "tokens_folder": tokens.fingerprint},
             on_checkpoint,
             run_folder=home_of(out),
+            tokens_before=tokens_before,
         )
         stopped_by = train(job)
         if stopped_by is not None:

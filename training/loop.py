@@ -73,6 +73,7 @@ class TrainJob:
     on_checkpoint: OnCheckpoint | None = None
     learner: Learner | None = None  # parameters of a method that are trained along with the model
     run_folder: Path | None = None  # in whose `tb` the curves are; None: what `folder` is in
+    tokens_before: int = 0  # of the budget, that went into the mask
 
 
 def train(job: TrainJob) -> str | None:
@@ -92,7 +93,7 @@ def train(job: TrainJob) -> str | None:
             say(f"training goes on after step {first:,} of {plan.num_steps:,}")
         else:
             run.check_start()
-            log.write({"step": 0, "tokens": 0, **run.validation_loss(0)})
+            log.write({"step": 0, "tokens": plan.tokens_at(0), **run.validation_loss(0)})
         if first in plan.evaluated_steps:  # a kill may have come in the midst of it
             run.publish(first)
 
@@ -171,7 +172,15 @@ def prepare(job: TrainJob) -> "Run":
     switches = choose_switches(settings, world.device)
     kernels, why = choose_kernels(settings.kernels, world.device)
     seq_len, device = job.tokens.seq_len, world.device.type
-    plan = make_plan(settings, job.budget_tokens, seq_len, job.evaluated_shares, world.size, device)
+    plan = make_plan(
+        settings,
+        job.budget_tokens,
+        seq_len,
+        job.evaluated_shares,
+        world.size,
+        device,
+        job.tokens_before,
+    )
     loader = Loader(job.tokens, plan.batch_sequences, job.document_mask)
     loader.sequences(plan.num_steps - 1)  # refuses a plan that is longer than the tokens
     introduction = [plan.describe(), f"{switches.describe()}, kernels {kernels} ({why})"]

@@ -19,6 +19,7 @@ class TrainPlan:
     seq_len: int
     world_size: int
     evaluated_steps: tuple[int, ...]  # an export, the validation loss and the evaluation
+    tokens_before: int = 0  # of the budget, that went into the mask
 
     @property
     def batch_tokens(self) -> int:
@@ -30,7 +31,7 @@ class TrainPlan:
         return self.batch_sequences // (self.micro_batch_sequences * self.world_size)
 
     def tokens_at(self, step: int) -> int:
-        return step * self.batch_tokens
+        return self.tokens_before + step * self.batch_tokens
 
     def describe(self) -> str:
         shares = f"{self.accumulation} x {self.micro_batch_sequences} sequences"
@@ -38,7 +39,7 @@ class TrainPlan:
             shares += f" on each of {self.world_size} ranks"
         return (
             f"{self.num_steps:,} steps of {self.batch_tokens:,} tokens ({shares}), "
-            f"{self.tokens_at(self.num_steps):,} tokens in all; evaluated: "
+            f"{self.num_steps * self.batch_tokens:,} tokens in all; evaluated: "
             f"{', '.join(f'{step:,}' for step in self.evaluated_steps)}"
         )
 
@@ -50,6 +51,7 @@ def make_plan(
     evaluated_shares: tuple[float, ...],
     world_size: int,
     device_type: str,
+    tokens_before: int = 0,
 ) -> TrainPlan:
     """The plan of a TrainConfig. Whole steps only: what is left of the budget is not trained on."""
     if not all(0 <= share <= 1 for share in evaluated_shares):
@@ -57,17 +59,18 @@ def make_plan(
             f"models are evaluated at shares of the steps, from 0 to 1, not at {evaluated_shares}."
         )
     batch = settings.batch_sequences
-    num_steps = budget_tokens // (batch * seq_len)
+    left = budget_tokens - tokens_before
+    num_steps = left // (batch * seq_len)
     if settings.max_steps is not None:
         num_steps = min(num_steps, settings.max_steps)
     if num_steps < 1:
         raise ValueError(
-            f"the budget of {budget_tokens:,} tokens is less than one step of {batch} sequences "
+            f"the budget of {left:,} tokens is less than one step of {batch} sequences "
             f"of {seq_len:,} tokens. Train on more tokens, or set train.batch_sequences lower."
         )
     steps = sorted({round(share * num_steps) for share in evaluated_shares})
     micro = choose_micro_batch(settings, seq_len, world_size, device_type)
-    return TrainPlan(num_steps, batch, micro, seq_len, world_size, tuple(steps))
+    return TrainPlan(num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before)
 
 
 def choose_micro_batch(settings: Any, seq_len: int, world_size: int, device_type: str) -> int:

@@ -125,3 +125,21 @@ def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> No
     assert plan.returncode == 0, plan.stderr
     assert "train: run (starts)" in plan.stdout
     assert "report: run (made anew" in plan.stdout
+
+
+def test_a_learned_mask_takes_its_tokens_from_the_budget(tmp_path: Path) -> None:
+    """And its own settings are options of the chain."""
+    chain = ("--preset", "smoke", "--method", "consa", "--mask.options", "granularity=layer")
+    run = start(tmp_path, sys.executable, str(RECOVER), *chain, "steps=4", "--data.tokens", "8192")
+    assert run.returncode == 0, run.stderr
+    assert "3,276 of the 8,192 tokens are for learning the mask" in run.stdout
+    (folder,) = (tmp_path / "runs").glob("tiny-qwen3-2layer-consa-*")
+    assert folder.name == "tiny-qwen3-2layer-consa-granularity=layer-steps=4-r0.75"
+    record = read_mask(folder / "mask/mask.json")
+    assert record.mask.unit == "layer"
+    assert record.settings["num_steps"] == 4
+    lines = (folder / "train" / "metrics.jsonl").read_text().splitlines()
+    tokens = [json.loads(line)["tokens"] for line in lines]
+    assert (tokens[0], max(tokens)) == (3_276, 3_276 + 9 * 512)  # nine steps fit
+    rows = [json.loads(line) for line in (folder / "eval/results.jsonl").read_text().splitlines()]
+    assert {row["tokens"] for row in rows if row["step"] is not None} == {tokens[0], max(tokens)}

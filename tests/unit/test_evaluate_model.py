@@ -59,7 +59,7 @@ def complete_step(run: Path, config: Config, step: int, hybrid: Path, **told: An
     folder."""
     source = Artifact.load(hybrid.parent if step else hybrid)
     with RunFolder(run, **told) as folder:
-        folder.complete(evaluate_model.build_step(config, run, step, source))
+        folder.complete(evaluate_model.build_step(config, run, step, 512 * step, source))
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,23 @@ def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("granularity=lay", "consa takes no such value"),
+        ("granular=layer", "did you mean 'granularity'?"),
+        ("granularity", "write NAME=VALUE"),
+        ("steps=some", "consa takes no such value"),
+        ("steps=0", "steps is 0, it must be above 0"),
+    ],
+)
+def test_options_of_a_method_are_checked(option: str, told: str, tmp_path: Path) -> None:
+    run = recover("--method", "consa", "--mask.options", option, "--dry-run", folder=tmp_path)
+    assert run.returncode == 2
+    assert told in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
 def test_other_ranks_print_nothing(tmp_path: Path) -> None:
     run = recover("--dry-run", folder=tmp_path, RANK="1", WORLD_SIZE="2")
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -1,0 +1,55 @@
+"""docs/consa.md: learned and searched masks of a study side by side."""
+
+from pathlib import Path
+
+import pytest
+
+from eval.compare import compare
+from eval.learned_page import MARK, write_learned_page
+from eval.study import Study
+from tests.run_folders import FakeRun
+
+METHODS = ("consa", "bosch", "fisher")
+
+
+@pytest.fixture
+def small_study(tmp_path: Path) -> Study:
+    runs = [
+        FakeRun("bosch", 0.75, seed, steps=(None, 0, 200), skill=lambda step, task: 0.5)
+        for seed in (0, 1)
+    ]
+    runs.append(FakeRun("bosch", 0.5, steps=(None, 0)))
+    runs.append(FakeRun("consa", 0.75, 1, steps=(None, 0), skill=lambda step, task: 0.5))
+    folders = [run.write(tmp_path / "runs") for run in runs]
+    return Study(compare(folders), METHODS, 0.75)
+
+
+def test_it_has_what_was_run_and_says_what_was_not(small_study: Study, tmp_path: Path) -> None:
+    page = tmp_path / "consa.md"
+    write_learned_page(small_study, METHODS, page)
+    parts = page.read_text().split("\n## ")
+    before, after = (
+        next(part for part in parts if part.startswith(f"Ratio 0.75, {state}"))
+        for state in ("before training", "after training")
+    )
+    assert "| consa | 1 | 0 + 0 | " in before  # the seed that was run
+    assert "| bosch | 0, 1 | 0 + 0 | " in before
+    assert "| fisher | not run |" in before
+    assert "| consa | not run |" in after
+    assert "| bosch | 0, 1 | 0 + 200k | " in after
+    assert not any(part.startswith("Ratio 0.5, after training") for part in parts)
+    depth = next(part for part in parts if part.startswith("Depth at ratio 0.75"))
+    assert "| bosch | 0 | " in depth
+    nesting = next(part for part in parts if part.startswith("Nesting"))
+    assert "| bosch | 0 | 0.5 to 0.75 | " in nesting
+
+
+def test_what_was_written_above_the_tables_stays(small_study: Study, tmp_path: Path) -> None:
+    page = tmp_path / "consa.md"
+    write_learned_page(small_study, METHODS, page)
+    first = page.read_text()
+    page.write_text(first.replace(MARK, f"What I read in them.\n\n{MARK}"))
+    write_learned_page(small_study, METHODS, page)
+    text = page.read_text()
+    assert text.index("What I read") < text.index(MARK)
+    assert text.replace("What I read in them.\n\n", "") == first
