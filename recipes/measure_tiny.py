@@ -321,7 +321,8 @@ def mask_table(rows: dict[str, dict]) -> list[str]:
     families: dict[str, list[dict]] = {}
     for name, row in rows.items():
         words = name.split(" ")
-        family = "layers kept" if words[0] == "layers" else " ".join(words[:2])
+        of_two = "layers kept" if words[0] == "layers" else " ".join(words[:2])
+        family = name if words[0] == "swap" else of_two
         families.setdefault(family, []).append(row)
     lines = [
         "| masks | number | mean | least | most | log-probability |",
