@@ -3,13 +3,15 @@ would ask of the stages.
 
 Each search gets calibration sets of different seeds, and its masks are judged on the same examples
 of the test split: NIAH and toy LongBench, right where every answer token is the arg-max. A row is
-kept for each mask, so that the same command goes on where it stopped, another day too.
+kept for each mask, so that the same command goes on where it stopped, another day too. A mask that
+a run of recipes/study.py has found with the same settings is taken from its archive.
 `search_page` writes docs/search.md from them.
 """
 
+import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -20,13 +22,15 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from bosch.config import Config
+from bosch.mask import read_mask
 from bosch.model_folder import read_model_info
 from bosch.progress import say
 from bosch.search.evaluations import MaskObjective
 from bosch.search.journal import rows_of, texts_of
 from bosch.search.objective import Rows
 from bosch.search.scorer import CPU_MEMORY_GB, Scorer
-from recipes import measure_tiny, presets, search_mask
+from eval.run_archive import SUFFIX, unpack_run
+from recipes import measure_tiny, presets, search_mask, study
 from recipes.benchmarks._options import BenchmarkOptions
 from recipes.benchmarks._search import (
     Setup,
@@ -54,6 +58,7 @@ JUDGED = ("mean", "niah", "tasks", "log_probability")  # on the tests
 SPENT = ("evaluations", "layer_forwards", "seconds")
 PARTS = ("masks", "layers", "groups", "kappas")
 Row = dict[str, Any]
+Mask = tuple[Rows, Mapping[str, Any], Mapping[str, Any]]  # its trace and its cost
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,11 @@ class Options(BenchmarkOptions):
     """Calibration sets."""
     kappa: int = 30
     """Evaluations a layer."""
-    examples: int = 32
-    """Calibration questions, four in a context. The preset has 64."""
-    length: int = 512
+    examples: int = 48
+    """Calibration questions, four in a context."""
+    length: int = 1024
     """Of contexts, for calibration and of NIAH."""
-    samples: int = 6
+    samples: int = 10
     """Test examples of each task."""
     parts: tuple[str, ...] = PARTS
     """masks: the comparison. layers: each layer wholly on the window, on the tests. groups: each
@@ -83,6 +88,8 @@ class Options(BenchmarkOptions):
     """A line for each mask."""
     runs: Path = Path("runs/search")
     """Where calibration sets are kept."""
+    archive: Path = study.Options.archive
+    """Packed runs of the study."""
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -157,15 +164,8 @@ class Study:
     # ------------------------------------------------------------------------------- each row
 
     def search_and_judge(self, method: str, ratio: float, kappa: int, seed: int) -> Row:
-        setup = self.setup_of(seed)
-        settings: Row = {"kappa": kappa} if method != "random_groups" else {}
-        # In a folder of its own, so that a killed search goes on from its journal.
-        own = f"{method}-{ratio:g}-{kappa}-{seed}-{self.about['model'][:12]}"
-        folder = self.options.runs / "study" / own
-        folder.mkdir(parents=True, exist_ok=True)
-        found = search(setup, method, ratio, seed, folder, **settings)
-        z, trace, cost = found.selection.mask.z, found.trace, found.selection.cost or {}
-        shutil.rmtree(folder)
+        found = find_archived(self.options, method, ratio, kappa, seed)
+        z, trace, cost = found or self.search(method, ratio, kappa, seed)
         return {
             "kind": "mask",
             "search": method,
@@ -179,6 +179,16 @@ class Study:
             **{name: trace[name] for name in TRACED if name in trace},
             **self.judge(z),
         }
+
+    def search(self, method: str, ratio: float, kappa: int, seed: int) -> Mask:
+        settings: Row = {"kappa": kappa} if method != "random_groups" else {}
+        # In a folder of its own, so that a killed search goes on from its journal.
+        own = f"{method}-{ratio:g}-{kappa}-{seed}-{self.about['model'][:12]}"
+        folder = self.options.runs / "study" / own
+        folder.mkdir(parents=True, exist_ok=True)
+        found = search(self.setup_of(seed), method, ratio, seed, folder, **settings)
+        shutil.rmtree(folder)
+        return found.selection.mask.z, found.trace, found.selection.cost or {}
 
     def judge_end(self, name: str, z: Rows) -> Row:
         return {"kind": "end", "search": name, **self.judge(z)}
@@ -255,6 +265,25 @@ def config_of(options: Options, seed: int) -> Config:
     config = replace(presets.tiny(options.model), seed=seed)
     calibration = replace(config.calibration, examples=options.examples, length=options.length)
     return replace(config, calibration=calibration, mask=replace(config.mask, kappa=options.kappa))
+
+
+def find_archived(
+    options: Options, method: str, ratio: float, kappa: int, seed: int
+) -> Mask | None:
+    """The mask of a run of the study, if that had these settings."""
+    config, preset = config_of(options, seed), presets.tiny(options.model)
+    asked = config.calibration, replace(config.mask, kappa=kappa)
+    chain = study.Chain(method, ratio, seed, trained=False)
+    packed = study.Options(archive=options.archive)
+    if options.model != presets.TINY_MODEL or asked != (preset.calibration, preset.mask):
+        return None
+    if not study.is_archived(chain, packed):
+        return None
+    folder = options.runs / "packed" / chain.name
+    unpack_run(options.archive / f"{chain.name}{SUFFIX}", folder)
+    mask = read_mask(folder / "mask" / "mask.json")
+    cost = json.loads((folder / "mask" / "time.json").read_text("utf-8"))
+    return mask.mask.z, mask.score_trace or {}, cost
 
 
 def put(z: Rows, layer: int, group: int, bit: int) -> Rows:

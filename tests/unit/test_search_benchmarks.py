@@ -112,6 +112,7 @@ def test_masks_are_judged_on_held_out_tests(folder: Path, monkeypatch: pytest.Mo
     rows = folder / "study.jsonl"
     arguments = [
         *(*MODEL, "--seeds", "2", "--kappa", "2", "--examples", "4", "--samples", "1"),
+        *("--length", "512"),
         *("--kappas", "2", "--kappa-seeds", "1", "--ratios", "0.5"),
         *("--searches", "bosch", "bosch_plus", "random_groups"),
         *("--rows", str(rows), "--runs", str(folder / "runs")),
@@ -122,7 +123,14 @@ def test_masks_are_judged_on_held_out_tests(folder: Path, monkeypatch: pytest.Mo
     assert found["dense"]["niah"] > found["windowed"]["niah"]
     assert len(found["groups at 0.5"]["full"]) == 16
     options = search_study.Options(
-        model=MODEL[1], seeds=2, kappa=2, examples=4, samples=1, ratios=(0.5,), rows=rows
+        model=MODEL[1],
+        seeds=2,
+        kappa=2,
+        examples=4,
+        length=512,
+        samples=1,
+        ratios=(0.5,),
+        rows=rows,
     )
     page = "\n".join(search_page.describe_study(search_study.Study(options)))
     assert "| random_groups | 2 |" in page

@@ -18,7 +18,7 @@ from eval.study import AFTER, BEFORE, Study, advantage
 from eval.study_page import write_study_page
 from eval.study_tables import show_advantage
 from recipes import presets, study
-from recipes.benchmarks import methods
+from recipes.benchmarks import methods, search_study
 from tests.run_folders import FakeRun
 
 
@@ -160,6 +160,19 @@ def test_a_zero_shot_run_is_no_trained_one(tmp_path: Path) -> None:
     archive_run(chain, options, tmp_path)
     assert study.is_archived(chain, options)
     assert not study.is_archived(replace(chain, trained=True), options)
+
+
+def test_searches_are_judged_by_their_masks_in_the_archive(tmp_path: Path) -> None:
+    options = search_study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs")
+    packed = study.Options(archive=options.archive)
+    archive_run(study.Chain("bosch_multi", 0.75, 1, trained=False), packed, tmp_path)
+    found = search_study.find_archived(options, "bosch_multi", 0.75, 30, seed=1)
+    assert found is not None
+    assert [row.count(0) for row in found[0]] == [1] * 8
+    assert search_study.find_archived(options, "bosch_multi", 0.75, 30, seed=0) is None
+    assert search_study.find_archived(options, "bosch_multi", 0.75, 100, seed=1) is None
+    other = replace(options, length=512)
+    assert search_study.find_archived(other, "bosch_multi", 0.75, 30, seed=1) is None
 
 
 def test_what_is_left_of_the_plan_is_told_by_ratio(tmp_path: Path) -> None:
