@@ -215,6 +215,14 @@ def is_true(value: str | None) -> bool:
 # ------------------------------------------------------------------------------------------- shards
 
 
+def allow_graphs(num_blocks: int) -> None:
+    """Each block is a graph of its own, with its row of the mask in it, and one more where
+    gradients are off. After 8 of one code Dynamo would run the rest uncompiled."""
+    limits: Any = torch._dynamo.config
+    for name in ("recompile_limit", "accumulated_recompile_limit"):
+        setattr(limits, name, max(getattr(limits, name), 3 * num_blocks))
+
+
 def shard_model(model: Any, world: World, switches: Switches) -> None:
     """Shard a causal language model over the ranks in place, a group for each block. One process
     that casts and offloads nothing keeps its parameters as they are: the groups would only copy.
@@ -224,6 +232,8 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
     group too, because they are that weight; untied ones get a group of their own.
     """
     layers = model.model.layers
+    if switches.compile:
+        allow_graphs(len(layers))
     for index, block in enumerate(layers):
         if switches.activation_checkpointing:
             block = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.NO_REENTRANT)

@@ -6,9 +6,17 @@ import pytest
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from torch._dynamo.utils import counters
+from transformers import AutoModelForCausalLM, Qwen3Config
 
+import bosch  # noqa: F401  registers the attention
 from bosch.config import TrainConfig
-from training.parallel import choose_switches, describe_environment, refuse_silent_traps
+from training.parallel import (
+    allow_graphs,
+    choose_switches,
+    describe_environment,
+    refuse_silent_traps,
+)
 
 CPU = torch.device("cpu")
 
@@ -109,3 +117,28 @@ def test_what_is_ignored_is_told() -> None:
     assert "FSDP_FORWARD_PREFETCH" in told[1]
     assert "FSDP_IGNORED_MODULES" not in told[1]
     assert "mixed_precision bf16 is not used" in told[0]
+
+
+def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
+    """Each has other groups on the window, and so a graph of its own."""
+    num_layers = 10
+    config = Qwen3Config(
+        hidden_size=32,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=32,
+        vocab_size=64,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="bosch")
+    allow_graphs(num_layers)
+    torch.compiler.reset()
+    counters.clear()
+    for block in model.model.layers:
+        block.compile(backend="eager")
+    z = [[layer % 2, 1 - layer % 2] for layer in range(num_layers)]
+    with torch.no_grad():
+        model(torch.arange(40)[None], use_cache=False, bosch_mask=z, bosch_window=16)
+    assert counters["stats"]["unique_graphs"] >= num_layers
+    assert not [reason for reason in counters["unimplemented"] if "recompile limit" in reason]
