@@ -317,7 +317,7 @@ def _is_section(dial: "Field[Any]") -> bool:
 
 def _show(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(_show, value))
+        return " ".join(map(_show, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -1,6 +1,7 @@
 """Checks of settings, and the way from a command line to them."""
 
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from bosch.config import (
     TrainConfig,
     describe_changes,
     describe_config,
+    fill_in,
     parse_count,
     warn_of_window,
 )
@@ -223,3 +225,11 @@ def test_commands_are_told_as_they_can_be_typed(
     assert as_near(tmp_path / "elsewhere") == str(tmp_path / "elsewhere")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin")
     assert as_typed("tensorboard") == "tensorboard"
+
+
+def test_a_run_from_before_a_setting_has_its_default() -> None:
+    stored = json.loads(json.dumps(dataclasses.asdict(Config(seed=3))))
+    del stored["mask"]["options"], stored["train"]
+    filled = fill_in(stored)
+    assert filled["mask"]["options"] == []
+    assert filled == json.loads(json.dumps(dataclasses.asdict(Config(seed=3))))
