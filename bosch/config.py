@@ -175,7 +175,7 @@ class EvalConfig:
     """What the dense model, step 0 and checkpoints are judged by."""
 
     samples: int | None = None  # sets niah_samples and longbench_rows at once
-    checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # shares of the tokens
+    checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # shares of the training
     niah_tasks: tuple[str, ...] = NIAH_TASKS  # RULER's needles in a haystack
     niah_lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768)  # tokens
     niah_samples: int = 500  # a task and length

@@ -8,9 +8,9 @@
                 bosch/tensorboard_layout.py adds: charts put together, a page of text
 
 Every figure is there twice. `train/loss` and `niah/average/string_match_all` stand against steps,
-`tokens/train/loss` and so on against tokens trained on, the axis on which runs with different
-batches are comparable (TensorBoard's axis says "step" there too: what is written as the step is a
-number of tokens).
+`tokens/train/loss` and so on against tokens, those that a mask was learned from among them: the
+axis on which runs with different batches are comparable (TensorBoard's axis says "step" there too:
+what is written as the step is a number of tokens).
 
 A folder's points always lie in one file, in the order of their steps: TensorBoard shows a point
 twice that a second file repeats, and drops what lies behind a step that arrives late. So a run that
@@ -232,6 +232,8 @@ def _train_settings(run_path: Path) -> dict[str, Any]:
     path = run_path / "run.json"
     config = json.loads(path.read_text()).get("config", {}) if path.is_file() else {}
     kept = {name: config[name] for name in ("seed", "tokens") if name in config}
+    if options := config.get("mask", {}).get("options"):
+        kept["options"] = " ".join(options)
     train = config.get("train", {})
     kept |= {f"train.{name}": value for name, value in train.items()}
     return {name: value for name, value in kept.items() if isinstance(value, str | int | float)}

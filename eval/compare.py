@@ -163,8 +163,7 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
             for run in comparison.runs
             if (curve := comparison.curve(run.name, measure)) and curve.is_trained
         }
-        # Means over unlike stretches of tokens would say nothing of runs: all end with the first.
-        until = min((float(curve.tokens[-1]) for curve in trained.values()), default=0.0)
+        between = common_stretch(list(trained.values()))
         base = trained.get(comparison.baseline or "")
         for name, curve in trained.items():
             row = Recovery(
@@ -174,13 +173,13 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
                 estimate(curve, recovery.gap_share),
                 estimate(curve, recovery.tokens_to_share(curve.tokens, 0.5)),
                 estimate(curve, recovery.tokens_to_share(curve.tokens, 0.9)),
-                estimate(curve, recovery.mean_score(curve.tokens, until)),
+                estimate(curve, recovery.mean_score(curve.tokens, *between)),
             )
             if base is not None and name != comparison.baseline:
                 row = replace(
                     row,
                     end_beside_baseline=estimate_difference(curve, base, recovery.final_value),
-                    mean_beside_baseline=_mean_difference(curve, base, until),
+                    mean_beside_baseline=_mean_difference(curve, base, between),
                 )
             rows.append(row)
     return rows
@@ -258,9 +257,16 @@ def _up_to(curve: Curve, place: int) -> Curve:
     )
 
 
-def _mean_difference(curve: Curve, base: Curve, until: float) -> Estimate:
+def common_stretch(curves: Sequence[Curve]) -> tuple[float, float]:
+    """The tokens until which, and those since which, all have scores: means over unlike stretches
+    would say nothing of runs. One that learned its mask begins with the tokens that took."""
+    until = min((float(curve.tokens[-1]) for curve in curves), default=0.0)
+    return until, max((float(curve.tokens[0]) for curve in curves), default=0.0)
+
+
+def _mean_difference(curve: Curve, base: Curve, between: tuple[float, float]) -> Estimate:
     """Runs may have been evaluated at other tokens, so each has a statistic of its own."""
-    own, other = (recovery.mean_score(c.tokens, until) for c in (curve, base))
+    own, other = (recovery.mean_score(c.tokens, *between) for c in (curve, base))
     return recovery.estimate_pair(curve, own, base, other)
 
 

@@ -26,14 +26,16 @@ NOTE = (
 STATES = {BEFORE: "before training", AFTER: "after training"}
 
 
-def write_learned_page(study: Study, methods: Sequence[str], page: Path) -> None:
-    """The tables of these methods, below what stands above the mark."""
+def write_learned_page(
+    study: Study, methods: Sequence[str], ratios: Sequence[float], page: Path
+) -> None:
+    """The tables of these methods and ratios, below what stands above the mark."""
     above = TITLE + "\n"
     if page.is_file() and MARK in page.read_text("utf-8"):
         above = page.read_text("utf-8").split(MARK)[0].rstrip() + "\n"
     tables = [
-        *(score_table(study, methods, r, at) for r in study.ratios for at in (BEFORE, AFTER)),
-        *(depth_table(study, methods, ratio) for ratio in study.ratios),
+        *(score_table(study, methods, ratio, at) for ratio in ratios for at in (BEFORE, AFTER)),
+        *(depth_table(study, methods, ratio) for ratio in ratios),
         nesting_table(study, methods),
     ]
     shown = markdown([table for table in tables if table.rows], [])
@@ -61,8 +63,9 @@ def score_table(study: Study, methods: Sequence[str], ratio: float, place: int) 
             cells.append(show_mean([float(found[seed].values[place]) for seed in seeds]))
             lead = advantage(study, method, ratio, measure, place)
             cells.append(MISSING if method == OURS else show_advantage(lead))
-        losses = [list(validation_losses(run).values()) for run in runs]
-        rows.append([method, *cells, show_mean([told[place] for told in losses if told], 3)])
+        told = [list(validation_losses(run).values()) for run in runs]
+        losses = [losses[place] for losses in told] if all(told) else []
+        rows.append([method, *cells, show_mean(losses, 3)])
     header = ["mask", "seeds", "tokens"]
     for measure in averages:
         header += [measure.title, f"{OURS} has more"]

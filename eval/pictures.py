@@ -285,7 +285,7 @@ def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
 
 
 def _count_tokens(axis: "Axes") -> None:
-    axis.set_xlabel("tokens trained")
+    axis.set_xlabel("tokens, of mask and training")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 

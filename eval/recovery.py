@@ -152,22 +152,25 @@ def tokens_to_share(tokens: Numbers, share: float) -> Statistic:
     return statistic
 
 
-def mean_score(tokens: Numbers, until: float | None = None) -> Statistic:
-    """Area under the curve over its width: the mean score on the way, in points. `until`: only the
-    tokens up to there, for runs of unequal length."""
-    end = float(tokens[-1]) if until is None else min(until, float(tokens[-1]))
+def mean_score(
+    tokens: Numbers, until: float | None = None, since: float | None = None
+) -> Statistic:
+    """Area under the curve over its width: the mean score on the way, in points. `since`, `until`:
+    only the tokens between, for runs that start or end elsewhere."""
+    first, last = float(tokens[0]), float(tokens[-1])
+    begin = first if since is None else max(since, first)
+    end = last if until is None else min(until, last)
+    inside = tokens[(tokens > begin) & (tokens < end)]
+    places = np.concatenate([[begin], inside, [end]])
+    # What each point has in the curve's height at each place.
+    parts = np.array([np.interp(places, tokens, one) for one in np.eye(len(tokens))])
 
     def statistic(values: Numbers, dense: Numbers) -> Numbers:
-        if end <= tokens[0]:
+        if end <= begin:
             return np.full(values.shape[:-1], np.nan)
-        inside = tokens < end
-        last = int(inside.sum())  # the first point at or behind the end
-        part = (end - tokens[last - 1]) / (tokens[last] - tokens[last - 1])
-        cut = values[..., last - 1] + part * (values[..., last] - values[..., last - 1])
-        heights = np.concatenate([values[..., inside], cut[..., None]], axis=-1)
-        widths = np.diff(np.append(tokens[inside], end))
-        area = ((heights[..., 1:] + heights[..., :-1]) / 2 * widths).sum(-1)
-        return np.asarray(area / (end - tokens[0]))
+        heights = values @ parts
+        area = ((heights[..., 1:] + heights[..., :-1]) / 2 * np.diff(places)).sum(-1)
+        return np.asarray(area / (end - begin))
 
     return statistic
 

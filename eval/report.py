@@ -27,7 +27,7 @@ ORDER = (
     "cost"
 ).split()
 CAPTIONS = {
-    "recovery": "Averages over tokens trained; bands: one standard error.",
+    "recovery": "Averages over tokens, those of the mask among them; bands: one standard error.",
     "zero_shot": "Scores before training; bands: one standard error over seeds.",
     "niah_tasks": "NIAH tasks, each the mean over its lengths; bands: one standard error.",
     "longbench_categories": "LongBench categories; bands: one standard error.",

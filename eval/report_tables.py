@@ -85,7 +85,7 @@ def short_table(comparison: Comparison) -> Table:
             share = shares.get((run.name, measure.suite))
             cells += [_path(comparison, run, measure), show_estimate(share, show_share)]
         rows.append(cells)
-    header = ["run", "tokens"]
+    header = ["run", "trained"]
     for measure in comparison.averages:
         header += [f"{SUITES[measure.suite]} (dense)", "gap closed"]
     return Table("", header, rows)

@@ -51,4 +51,4 @@ class Label:
 
     run: str
     step: int | None = None  # None: the dense model
-    tokens: int | None = None  # it was trained on
+    tokens: int | None = None  # that it took, the mask's among them

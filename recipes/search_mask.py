@@ -68,10 +68,10 @@ def learns_from_tokens(method: str) -> bool:
 
 def learning_tokens(config: Config) -> int:
     """Of the token budget, what is set aside for learning the mask: training gets the rest."""
-    if not learns_from_tokens(config.method):
+    if not learns_from_tokens(config.method) or config.ratio in (0, 1):
         return 0
-    share: float = default_settings(config.method, config.mask).token_share
-    return int(share * config.data.tokens)
+    settings = default_settings(config.method, config.mask)
+    return int(getattr(settings, "token_share", 0.0) * config.data.tokens)
 
 
 def make_stage(
@@ -164,16 +164,20 @@ def default_settings(method: str, mask: MaskConfig) -> Any:
 
 def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
     """The settings, changed as words like `granularity=layer` say."""
-    names = [field.name.replace("_", "-") for field in dataclasses.fields(settings)]
+    known = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     for option in options:
         name, _, value = option.partition("=")
-        name = name.replace("_", "-")
-        if name not in names or not value:
+        name = name.replace("-", "_")
+        head = name.split(".")[0]  # of `accelerations.memory_gb`
+        if head not in known or not value:
             raise ValueError(
                 f"--mask.options {option}: write NAME=VALUE with a setting of {method}; "
-                f"{suggest(name, names)}"
+                f"{suggest(name, tuple(known))}"
             )
-        words = [f"--{name}", *value.split(",")]
+        if name in {field.name for field in dataclasses.fields(MaskConfig)}:
+            raise ValueError(f"--mask.options {option}: --mask.{name} sets it for all methods.")
+        values = value.split(",") if isinstance(known[head], tuple) else [value]
+        words = [f"--{name.replace('_', '-')}", *values]
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 settings = tyro.cli(

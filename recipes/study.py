@@ -30,6 +30,7 @@ from bosch import progress
 from bosch.command_line import parse_command
 from bosch.config import at_least, fill_in
 from bosch.errors import exit_on_user_error
+from bosch.manifest import MANIFEST
 from bosch.mask import check_ratio
 from bosch.methods import _choose
 from bosch.model_folder import read_model_info
@@ -90,8 +91,7 @@ class Chain:
 
     @property
     def name(self) -> str:
-        method = self.method.replace(" ", "-")
-        return f"{presets.TINY_MODEL}-{method}-r{self.ratio:g}-s{self.seed}"
+        return study_parts.run_name(self.method, self.ratio, self.seed)
 
     def arguments(self, options: Options) -> list[str]:
         """Of recover.py."""
@@ -116,6 +116,7 @@ def main(arguments: Sequence[str]) -> None:
         options.trained,
         options.trained_ratio,
         options.learned,
+        options.learned_ratios,
     )
     for part, run in study_parts.PARTS.items():
         if part in options.only:
@@ -193,12 +194,16 @@ def run_chains(chains: Sequence[Chain], options: Options) -> dict[str, str]:
         ThreadPoolExecutor(options.workers) as pool,
     ):
         running = [pool.submit(run_chain, chain, options) for chain in waiting]
-        for future in as_completed(running):
-            chain, reason, seconds = future.result()
-            if reason is not None:
-                failures[chain.name] = reason
-            say(f"{chain.name}: {reason or 'done'} in {describe_seconds(seconds)}")
-            bar.advance()
+        try:
+            for future in as_completed(running):
+                chain, reason, seconds = future.result()
+                if reason is not None:
+                    failures[chain.name] = reason
+                say(f"{chain.name}: {reason or 'done'} in {describe_seconds(seconds)}")
+                bar.advance()
+        except KeyboardInterrupt:  # which the chains that run have got as well
+            pool.shutdown(cancel_futures=True)
+            raise
     return failures
 
 
@@ -213,6 +218,9 @@ def run_chain(chain: Chain, options: Options) -> tuple[Chain, str | None, float]
         text=True,
     )
     reason = None if done.returncode == 0 else find_reason(done.stderr, done.returncode)
+    last = "train" if chain.trained else "report"
+    if reason is None and not (options.runs / chain.name / last / MANIFEST).is_file():
+        reason = "stopped before its end"  # on request, and saved
     if reason is None:
         pack_run(options.runs / chain.name, options.archive / f"{chain.name}{SUFFIX}")
     return chain, reason, time.monotonic() - began

@@ -29,6 +29,11 @@ LONG_SAMPLES = 5  # of a task: these texts take seconds each
 DENSE = "dense"
 
 
+def run_name(method: str, ratio: float, seed: int) -> str:
+    """Of a chain, whose method may have options behind it."""
+    return f"{presets.TINY_MODEL}-{method.replace(' ', '-')}-r{ratio:g}-s{seed}"
+
+
 @dataclass(frozen=True)
 class Setting:
     runs: Path
@@ -37,10 +42,11 @@ class Setting:
     methods: tuple[str, ...]  # that are trained, and looked at closely
     ratio: float  # at which
     learned: tuple[str, ...]  # methods of docs/consa.md
+    learned_ratios: tuple[float, ...]  # its ratios
 
     def mask_of(self, method: str, ratio: float, seed: int = 0) -> Path:
         """Of a chain that has run, here or where the archive is from."""
-        archive = self.archive / f"{presets.TINY_MODEL}-{method}-r{ratio:g}-s{seed}{SUFFIX}"
+        archive = self.archive / f"{run_name(method, ratio, seed)}{SUFFIX}"
         if not archive.is_file():
             raise FileNotFoundError(f"{archive} is not there: run the study's chains first.")
         return self.unpack(archive) / "mask" / "mask.json"
@@ -172,7 +178,7 @@ def write_page(
     )
     write_study_page(study, page)
     beside = page.with_name("consa.md")
-    write_learned_page(study, setting.learned, beside)
+    write_learned_page(study, setting.learned, setting.learned_ratios, beside)
     say(f"wrote {page} and {beside}")
 
 

@@ -26,7 +26,7 @@ from bosch.errors import exit_on_user_error
 from bosch.manifest import MANIFEST
 from bosch.progress import say
 from eval.run_results import is_run
-from recipes import compare_runs, presets
+from recipes import compare_runs, presets, search_mask
 
 RECOVER = Path(__file__).with_name("recover.py")
 # The sweep decides these for each run; what they would do to many runs nobody means.
@@ -97,6 +97,7 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             presets.check_method(method)
             words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared]
             command = parse_command(words, tuple(presets.PRESETS), presets.choose)
+            search_mask.default_settings(method, command.config.mask)  # are all options its own?
             chains.append(Chain(command.run_path, words + ["--zero-shot"] * options.zero_shot))
     return chains
 
@@ -135,7 +136,8 @@ def run_chains(chains: Sequence[Chain], start: Sequence[str]) -> dict[Path, str]
 def is_done(chain: Chain) -> bool:
     """Whether this very command has finished. Of anything else recover.py judges itself."""
     told = chain.path / "run.json"
-    if not told.is_file() or not (chain.path / "report" / MANIFEST).is_file():
+    ends = ["report"] if "--zero-shot" in chain.arguments else ["report", "train"]
+    if not told.is_file() or not all((chain.path / end / MANIFEST).is_file() for end in ends):
         return False
     try:
         return bool(json.loads(told.read_bytes())["command"] == chain.arguments)

@@ -115,7 +115,7 @@ def make_stage(
     on_checkpoint: OnCheckpoint | None = None,
     tokens_before: int = 0,
 ) -> Stage:
-    """`tokens_before`: of the budget, that went into the mask."""
+    """`tokens_before`: of the budget, set aside for learning the mask."""
     facts: dict[str, Any] = {
         "train": settings,
         "tokens": budget_tokens,

@@ -34,6 +34,7 @@ class FakeRun:
     samples: int = 8  # examples a task and length
     with_samples: bool = True  # keep single predictions
     draws_mask: bool = False
+    learning_tokens: int = 0  # of a learned mask; scores and losses are behind them
     skill: Skill = lambda step, task: 0.9 if step is None else 0.1 + step / 400
 
     @property
@@ -51,7 +52,7 @@ class FakeRun:
         self.write_mask(folder)
         last = max((step for step in self.steps if step), default=0)
         if last:
-            write_metrics(folder, last)
+            write_metrics(folder, last, self.learning_tokens)
         for step in self.steps:
             self.write_evaluation(folder, step)
         return folder
@@ -64,7 +65,10 @@ class FakeRun:
         windowed = places[: round(self.ratio * total)]
         mask = GroupMask.from_windowed(windowed, MODEL.num_layers, MODEL.num_groups, 64)
         trace = {"evaluations": 123, "dense": {"accuracy": 0.98}, "hybrid": {"accuracy": 0.5}}
-        record = MaskFile(mask, MODEL, self.method, self.ratio, seed=self.seed, score_trace=trace)
+        settings = {"learning_tokens": self.learning_tokens} if self.learning_tokens else {}
+        record = MaskFile(
+            mask, MODEL, self.method, self.ratio, settings, seed=self.seed, score_trace=trace
+        )
         write_mask(folder / "mask" / "mask.json", record)
         if self.draws_mask:
             draw_mask(record, folder / "mask" / "mask.png")
@@ -73,7 +77,8 @@ class FakeRun:
 
     def write_evaluation(self, folder: Path, step: int | None) -> None:
         name = "dense" if step is None else f"step-{step:06}"
-        label = Label(self.name, step, None if step is None else step * STEP_TOKENS)
+        tokens = None if step is None else self.learning_tokens + step * STEP_TOKENS
+        label = Label(self.name, step, tokens)
         needles = [
             Task(task, n) for n in LENGTHS for group in niah.GROUPS.values() for task in group
         ]
@@ -117,10 +122,10 @@ def write_suite(
     write_scores(folder, {"rows": make_rows(label, folder.name, results)})
 
 
-def write_metrics(folder: Path, last_step: int) -> None:
-    rows = []
+def write_metrics(folder: Path, last_step: int, learning_tokens: int = 0) -> None:
+    rows: list[Mapping[str, Any]] = [{"step": 0, "tokens": learning_tokens, "validation_loss": 3.0}]
     for step in range(10, last_step + 1, 10):
-        row = {"step": step, "tokens": step * STEP_TOKENS, "loss": 3 - step / 200}
+        row = {"step": step, "tokens": learning_tokens + step * STEP_TOKENS, "loss": 3 - step / 200}
         row["learning_rate"] = 1e-4
         rows.append(row | ({"validation_loss": 3 - step / 250} if step % 50 == 0 else {}))
     write_rows(folder / "train" / "metrics.jsonl", rows)

@@ -73,7 +73,7 @@ class TrainJob:
     on_checkpoint: OnCheckpoint | None = None
     learner: Learner | None = None  # parameters of a method that are trained along with the model
     run_folder: Path | None = None  # in whose `tb` the curves are; None: what `folder` is in
-    tokens_before: int = 0  # of the budget, that went into the mask
+    tokens_before: int = 0  # of the budget, set aside for learning the mask
 
 
 def train(job: TrainJob) -> str | None:

@@ -216,11 +216,11 @@ def is_true(value: str | None) -> bool:
 
 
 def allow_graphs(num_blocks: int) -> None:
-    """Each block is a graph of its own, with its row of the mask in it, and one more where
-    gradients are off. After 8 of one code Dynamo would run the rest uncompiled."""
+    """Each block is a graph of its own, with its row of the mask in it, others where gradients are
+    off or gates are learned. After 8 of one code Dynamo would run the rest uncompiled."""
     limits: Any = torch._dynamo.config
     for name in ("recompile_limit", "accumulated_recompile_limit"):
-        setattr(limits, name, max(getattr(limits, name), 3 * num_blocks))
+        setattr(limits, name, max(getattr(limits, name), 8 * num_blocks))
 
 
 def shard_model(model: Any, world: World, switches: Switches) -> None:

@@ -19,7 +19,7 @@ class TrainPlan:
     seq_len: int
     world_size: int
     evaluated_steps: tuple[int, ...]  # an export, the validation loss and the evaluation
-    tokens_before: int = 0  # of the budget, that went into the mask
+    tokens_before: int = 0  # of the budget, set aside for learning the mask
 
     @property
     def batch_tokens(self) -> int:
@@ -66,7 +66,8 @@ def make_plan(
     if num_steps < 1:
         raise ValueError(
             f"the budget of {left:,} tokens is less than one step of {batch} sequences "
-            f"of {seq_len:,} tokens. Train on more tokens, or set train.batch_sequences lower."
+            f"of {seq_len:,} tokens. Train on more tokens, or set train.batch_sequences lower"
+            + (f"; {tokens_before:,} are set aside for the mask." if tokens_before else ".")
         )
     steps = sorted({round(share * num_steps) for share in evaluated_shares})
     micro = choose_micro_batch(settings, seq_len, world_size, device_type)

@@ -28,6 +28,10 @@ def make_mask(name: str, context: Context) -> Selection:
             f"--method {name} learns from tokens, and none were handed to it; run it through "
             "recipes/recover.py, which prepares them first."
         )
+    everything = [(i, g) for i in range(context.num_layers) for g in range(context.num_groups)]
+    if learns_from_tokens(name) and context.budget in (0, len(everything)):
+        mask = context.mask_of(everything[: context.budget])
+        return Selection(mask, notes=("there is nothing to choose at this ratio",))
     if hasattr(method, "rank"):
         return choose_most_local(method.rank(context), context)
     selection: Selection = method.select(context)

@@ -46,7 +46,8 @@ class GateSettings:
     batch_sequences: int | None = None  # a step; None: as many as give the steps that many tokens
     weights_learning_rate: float | None = None  # peak; None: that of the recovery training
     # original: the mask is for the model as it came, to be compared with searched masks. learned:
-    # for the weights that were trained with the gates, as ConSA goes on.
+    # for the weights that were trained with the gates, as ConSA goes on; training then sees again
+    # what they have learned from.
     weights: Literal["original", "learned"] = "original"
 
     def __post_init__(self) -> None:
@@ -100,8 +101,8 @@ def plan_length(
     if num_steps < 1:
         raise ValueError(
             f"{settings.token_share:g} of {num_tokens:,} tokens do not hold one step of {batch} "
-            f"sequences of {length:,}. Set --token-share higher or "
-            "--batch-sequences lower, or prepare more tokens."
+            f"sequences of {length:,}. Set token_share higher or "
+            "batch_sequences lower, or prepare more tokens."
         )
     return Length(num_steps, batch, length)
 
@@ -121,7 +122,7 @@ def choose_sequence(
         if packed_tokens % asked:
             raise ValueError(
                 f"sequences of {asked:,} tokens cannot be cut from packed ones of "
-                f"{packed_tokens:,}; set --sequence-tokens to a whole part of those."
+                f"{packed_tokens:,}; set sequence_tokens to a whole part of those."
             )
         return asked
     length = packed_tokens
@@ -205,6 +206,13 @@ def select_lowest(
         **figures,
     }
     notes = [f"{length.num_tokens:,} tokens went into the mask, and count in every comparison"]
+    if context.learning is not None:
+        aside = int(settings.token_share * context.learning.num_tokens)
+        if aside - length.num_tokens > aside / 100:
+            notes.append(
+                f"{aside:,} tokens were set aside for that; a lower token_share leaves more to "
+                "the training"
+            )
     if length.num_steps < settings.steps:
         notes.append(
             f"the tokens hold {length.num_steps} of the {settings.steps} steps that were asked for"

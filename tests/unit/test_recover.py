@@ -79,6 +79,7 @@ def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(tmp_path: 
         ("granularity", "write NAME=VALUE"),
         ("steps=some", "consa takes no such value"),
         ("steps=0", "steps is 0, it must be above 0"),
+        ("razor-recent-share=0.5", "did you mean"),
     ],
 )
 def test_options_of_a_method_are_checked(option: str, told: str, tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_mean_score_is_the_area_over_its_width() -> None:
     assert estimate(curve, recovery.mean_score(TOKENS)).value == pytest.approx(45)
 
 
+def test_mean_score_may_begin_between_checkpoints() -> None:
+    curve = Curve((0, 1, 2), np.array([0.0, 100, 300]), np.array([0.0, 50, 90]), np.zeros(3))
+    found = estimate(curve, recovery.mean_score(curve.tokens, until=200, since=50))
+    assert found.value == pytest.approx((50 * (25 + 50) / 2 + 100 * (50 + 70) / 2) / 150)
+    assert estimate(curve, recovery.mean_score(curve.tokens, until=50, since=60)).value is None
+
+
 def test_mean_score_may_end_between_checkpoints() -> None:
     # Up to 300 the curve is at 57.5: 2,500 + 4,000 + 53.75 x 100 = 11,875 over 300 tokens.
     curve = make_curve([20, 30, 50, 65], 80)

@@ -292,3 +292,17 @@ def test_the_page_has_a_sentence_on_each_part_that_was_run(
     assert f"at a Jaccard distance of {mean:.2f}" in line
     assert "## Figure 2: Jaccard distances of windowed groups at ratio 0.75" in text
     assert "at ratio 0.5: no static method was run" in text
+
+
+def test_a_chain_that_was_stopped_is_not_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A STOP file or a signal ends recover.py with everything saved and exit status 0."""
+    stopped = tmp_path / "stopped.py"
+    stopped.write_text("raise SystemExit(0)")
+    monkeypatch.setattr(study, "RECOVER", stopped)
+    options = study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs")
+    for trained in (False, True):
+        _, reason, _ = study.run_chain(study.Chain("fisher", 0.75, 0, trained), options)
+        assert reason == "stopped before its end"
+    assert not options.archive.exists()

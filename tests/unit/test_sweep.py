@@ -95,6 +95,10 @@ def test_failed_runs_stop_no_others_and_are_tried_again(place: Path) -> None:
         (["--methods", "bosch", "--run-dir", "a"], "--run-dir is for one run"),
         (["--methods", "bosch", "--window", "0"], "window is 0"),
         (["--methods", "bosch", "--eval.sample", "4"], "--eval.sample: no such option"),
+        (
+            ["--methods", "consa,bosch", "--mask.options", "granularity=layer"],
+            "write NAME=VALUE with a setting of bosch",
+        ),
     ],
 )
 def test_mistakes_are_told_before_the_first_run(
