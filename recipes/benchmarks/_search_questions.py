@@ -3,7 +3,7 @@ the sections of docs/search.md behind the comparison.
 """
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import mean
 from typing import Any
 
@@ -76,7 +76,35 @@ def ask_kappa(masks: Sequence[Row]) -> list[str]:
         f"**How much does the budget matter?** At {ratio}, by kappa:",
         "",
         *table(header, lines),
+        *tell_repeated(masks),
     ]
+
+
+def tell_repeated(masks: Sequence[Row]) -> list[str]:
+    """Where a larger budget ended in the same masks."""
+    told = []
+    for (name,), runs in grouped(masks, "search"):
+        if name not in ("bosch", "bosch_plus"):
+            continue
+        found: dict[int, dict[int, Any]] = {}
+        for row in runs:
+            found.setdefault(row["kappa"], {})[row["seed"]] = row["z"]
+        for less, more in pairwise(sorted(found)):
+            shared = found[less].keys() & found[more].keys()
+            same = [seed for seed in shared if found[less][seed] == found[more][seed]]
+            if same:
+                told.append(
+                    f"{name} ends in the same mask at kappa {more} as at {less} on {len(same)} of "
+                    f"{len(shared)} sets."
+                )
+    if not told:
+        return []
+    why = (
+        "Stage 1 enumerates a layer once kappa reaches the number of its candidates; bosch keeps "
+        "the best mask it has seen, that of stage 1 if stage 3 finds none above it; and the last "
+        "search of bosch_plus gets what stage 1 would have taken, or kappa if that is more."
+    )
+    return [" ".join([*told, why]), ""]
 
 
 def ask_order(rows: Sequence[Row], options: Options) -> list[str]:
