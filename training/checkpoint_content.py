@@ -9,6 +9,7 @@ too: it is read with nothing but DCP's own classes allowed.
 import pickle
 import random
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,13 @@ METADATA_CLASSES = {
 }
 
 
+def _enum_member(kind: Any, name: str) -> Enum:
+    """Python 3.11.2, Debian 12's, pickles a member of an enumeration as getattr(class, name)."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise ValueError(f".metadata wants {name} of {kind}, which no checkpoint of ours does.")
+    return kind[name]
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -252,4 +260,6 @@ class _MetadataUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if name in METADATA_CLASSES.get(module, ()):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         raise ValueError(f".metadata names {module}.{name}, which no checkpoint of ours does.")

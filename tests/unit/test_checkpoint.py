@@ -4,12 +4,14 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata
 
 from bosch.manifest import DamagedArtifactError, seal_folder, verify_folder
 from tests.small_disk import small_disk
@@ -344,6 +346,32 @@ def test_a_table_of_contents_that_would_run_code_is_refused(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"names posix\.mkdir"):
         CheckpointReader(tmp_path).read_metadata()
     assert not (tmp_path / "exploded").exists()
+
+
+class OldPickler(pickle.Pickler):
+    """Members of enumerations as Python 3.11.2 writes them."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_a_table_of_contents_may_be_of_another_python(tmp_path: Path) -> None:
+    (path,) = saved(tmp_path, (3,)).folder.glob("step-*")
+    metadata = CheckpointReader(str(path)).read_metadata()
+    table = path / ".metadata"
+    with table.open("wb") as file:
+        OldPickler(file).dump(metadata)
+    assert b"getattr" in table.read_bytes()
+    again = CheckpointReader(str(path)).read_metadata()
+    assert again.state_dict_metadata == metadata.state_dict_metadata
+    table.write_bytes(pickle.dumps(Reaching()))
+    with pytest.raises(ValueError, match="wants __globals__"):
+        CheckpointReader(str(path)).read_metadata()
+
+
+class Reaching:
+    def __reduce__(self) -> Any:
+        return getattr, (Metadata, "__globals__")
 
 
 def test_state_that_no_json_can_hold_is_refused_when_it_is_saved(tmp_path: Path) -> None:
