@@ -192,6 +192,8 @@ def describe_study(study: Study) -> list[str]:
         "- both: the mean of NIAH and toy LongBench in per cent, ± its standard error over the "
         "calibration sets; log-probability: of the answers, mean over examples",
         "- S: share of the calibration questions right, on which the mask was chosen",
+        "- layer-forwards: those that were computed; masks that another search on the same set had "
+        "scored before came from the memo they share, as most of bosch_single's from bosch's",
         "",
     ]
     ends = {row["search"]: row for row in rows if row["kind"] == "end"}
