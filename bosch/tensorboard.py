@@ -32,7 +32,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from bosch import tensorboard_layout
 from bosch.mask import read_mask
-from bosch.plan import REFERENCE
+from bosch.plan import follow_reference
 from bosch.progress import say
 
 METRICS = "metrics.jsonl"
@@ -119,20 +119,12 @@ def read_evaluation_rows(run_path: Path) -> list[dict[str, Any]]:
     """The rows of every scores.json of a run. step None: the dense model."""
     rows: list[dict[str, Any]] = []
     for folder in sorted((run_path / "eval").glob("*")):
-        for path in sorted(_follow(folder).rglob("scores.json")):
+        for path in sorted(follow_reference(folder).rglob("scores.json")):
             try:
                 rows += json.loads(path.read_text())["rows"]
             except (ValueError, KeyError, TypeError):
                 say(f"{path} is damaged and left out of TensorBoard")
     return rows
-
-
-def _follow(folder: Path) -> Path:
-    """Where the files are of a stage that runs share."""
-    reference = folder / REFERENCE
-    if not reference.is_file():
-        return folder
-    return folder / str(json.loads(reference.read_text())["folder"])
 
 
 # ------------------------------------------------------------------------------------------- events
@@ -231,7 +223,7 @@ def _train_settings(run_path: Path) -> dict[str, Any]:
     """The settings of training in run.json that have one value each."""
     path = run_path / "run.json"
     config = json.loads(path.read_text()).get("config", {}) if path.is_file() else {}
-    kept = {name: config[name] for name in ("seed", "tokens") if name in config}
+    kept = {"seed": config.get("seed"), "tokens": config.get("data", {}).get("tokens")}
     if options := config.get("mask", {}).get("options"):
         kept["options"] = " ".join(options)
     train = config.get("train", {})

@@ -15,13 +15,13 @@ from eval.report_cells import MISSING, show_tokens
 from eval.report_tables import Table
 from eval.run_results import RunResults
 from eval.study import AFTER, BEFORE, OURS, Study, advantage
-from eval.study_tables import show_advantage, show_mean, validation_losses
+from eval.study_tables import show_advantage, show_mean
 
 MARK = "<!-- What follows is made by recipes/study.py; do not edit it. -->"
 TITLE = "# Learned masks beside searched ones"
 NOTE = (
-    "± is one standard error over seeds; intervals as in [study.md](study.md). Tokens: of the "
-    "mask, then of the training."
+    "± is one standard error over seeds; differences are over the seeds that both have, their "
+    "intervals as in [study.md](study.md). Tokens: of the mask, then of the training."
 )
 STATES = {BEFORE: "before training", AFTER: "after training"}
 
@@ -63,7 +63,7 @@ def score_table(study: Study, methods: Sequence[str], ratio: float, place: int) 
             cells.append(show_mean([float(found[seed].values[place]) for seed in seeds]))
             lead = advantage(study, method, ratio, measure, place)
             cells.append(MISSING if method == OURS else show_advantage(lead))
-        told = [list(validation_losses(run).values()) for run in runs]
+        told = [list(run.validation_losses.values()) for run in runs]
         losses = [losses[place] for losses in told] if all(told) else []
         rows.append([method, *cells, show_mean(losses, 3)])
     header = ["mask", "seeds", "tokens"]

@@ -65,18 +65,34 @@ def draw_longbench_categories(comparison: Comparison) -> "Figure | None":
 
 
 def draw_zero_shot(comparison: Comparison) -> "Figure | None":
-    """Tables 1 and 2 as a picture: scores before training over ratios, a line a method."""
-    ratios = {run.ratio for run in comparison.runs if run.ratio is not None}
-    if len(ratios) < 2 or not comparison.averages:
-        return None
+    """Tables 1 and 2 as a picture: scores before training, a row a method, a dot a ratio."""
     panels = [list(_over_ratios(comparison, measure)) for measure in comparison.averages]
-    styles = _choose_styles(panels)
-    figure, axes = _grid(len(panels))
-    for axis, measure, lines in zip(axes, comparison.averages, panels, strict=True):
-        _draw_lines(axis, lines, styles)
-        _draw_dense(axis, comparison, measure)
-        axis.set(title=f"{measure.title}, before training", xlabel="ratio", ylabel="score")
-        axis.set_xticks(sorted(ratios), [f"{ratio:g}" for ratio in sorted(ratios)])
+    if not panels or sum(len(line.x) for line in panels[0]) < 2:
+        return None
+    # The best below the dense model's line, by its mean in the first panel over its own ratios,
+    # the largest ratio first: that is where methods differ most.
+    order = sorted(panels[0], key=lambda line: (line.x[-1], line.y[-1]))
+    place = {line.label: row for row, line in enumerate(order)}
+    ratios = sorted({ratio for lines in panels for line in lines for ratio in line.x})
+    figure, axes = _grid(len(panels), height=1.0 + 0.2 * len(place))
+    for number, (axis, measure, lines) in enumerate(
+        zip(axes, comparison.averages, panels, strict=True)
+    ):
+        for ratio, color in zip(ratios, itertools.cycle(COLORS)):
+            dots = [
+                (line.y[at], place[line.label], line.error[at])
+                for line in lines
+                if line.label in place
+                for at in np.flatnonzero(line.x == ratio)
+            ]
+            if dots:
+                x, y, error = np.array(dots).T
+                label = f"ratio {ratio:g}"
+                axis.errorbar(x, y, xerr=error, fmt="o", color=color, ms=4, lw=1, label=label)
+        _draw_dense(axis, comparison, measure, across=True)
+        axis.set(title=f"{measure.title}, before training", xlabel="score")
+        names = [_as_it_is(label) for label in place] if number == 0 else []
+        axis.set_yticks(range(len(place)), names or [""] * len(place), fontsize=8)
     return _finish(figure, axes)
 
 
@@ -185,7 +201,7 @@ def _over_ratios(comparison: Comparison, measure: Measure) -> Iterator[Line]:
     points: dict[str, list[tuple[float, float, float]]] = {}
     for mean in kind_means(comparison, measure, at_end=False):
         run = by_name[mean.runs[0]]
-        if run.ratio is not None:
+        if run.ratio:
             label = run.method if _one_model(comparison) else f"{run.model} {run.method}"
             label += ("" if one_window else f" W{run.window}") + (run.apart and f", {run.apart}")
             error = math.nan if mean.stderr is None else mean.stderr
@@ -253,8 +269,11 @@ def _choose_styles(panels: Iterable[Sequence[Line]]) -> dict[str, tuple[str, str
     return dict(zip(labels, looks, strict=False))
 
 
-def _draw_dense(axis: "Axes", comparison: Comparison, measure: Measure) -> None:
+def _draw_dense(
+    axis: "Axes", comparison: Comparison, measure: Measure, across: bool = False
+) -> None:
     """A line for each dense model. Runs of one model were beside the same one."""
+    draw = axis.axvline if across else axis.axhline
     heights: dict[str, float] = {}
     for run in comparison.runs:
         found = comparison.dense.get((run.name, measure.suite, measure.name))
@@ -262,7 +281,7 @@ def _draw_dense(axis: "Axes", comparison: Comparison, measure: Measure) -> None:
             heights.setdefault(run.model, found.value)
     for model, height in heights.items():
         label = "dense model" if len(heights) == 1 else f"dense {_as_it_is(model)}"
-        axis.axhline(height, color="#444444", linewidth=1, linestyle=(0, (6, 2)), label=label)
+        draw(height, color="#444444", linewidth=1, linestyle=(0, (6, 2)), label=label)
 
 
 def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":

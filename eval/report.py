@@ -28,7 +28,7 @@ ORDER = (
 ).split()
 CAPTIONS = {
     "recovery": "Averages over tokens, those of the mask among them; bands: one standard error.",
-    "zero_shot": "Scores before training; bands: one standard error over seeds.",
+    "zero_shot": "Scores before training; bars: one standard error over seeds.",
     "niah_tasks": "NIAH tasks, each the mean over its lengths; bands: one standard error.",
     "longbench_categories": "LongBench categories; bands: one standard error.",
     "losses": "Losses.",

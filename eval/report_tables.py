@@ -93,9 +93,7 @@ def short_table(comparison: Comparison) -> Table:
 
 def course_table(comparison: Comparison, run: RunResults) -> Table:
     """One run's averages and losses, from the dense model over step 0 to the end."""
-    losses = {
-        row["step"]: row["validation_loss"] for row in run.training if "validation_loss" in row
-    }
+    losses = run.validation_losses
     averages = comparison.averages
     curves = {m: curve for m in averages if (curve := comparison.curve(run.name, m))}
     dense = [comparison.dense.get((run.name, m.suite, m.name)) for m in averages]
@@ -128,10 +126,10 @@ def recovery_table(comparison: Comparison) -> Table:
     note = (
         "Gap closed: of the points between step 0 and the dense model, the share that the last "
         "checkpoint has won back. Tokens: the first time that a line between checkpoints reaches "
-        "that share. Mean score: area under the curve over its width, up to the tokens that all "
-        f"runs reach. In brackets the middle {LEVEL:.0%} of replicates. Paired: examples drawn "
-        "anew, the same ones for all models. Errors: each point drawn from its standard error, "
-        "which is wider."
+        "that share, those that a mask learned from included. Mean score: area under the curve "
+        "over its width, on the stretch that all runs have. In brackets the middle "
+        f"{LEVEL:.0%} of replicates. Paired: examples drawn anew, the same ones for all models. "
+        "Errors: each point drawn from its standard error, which is wider."
     )
     return Table("How far and how fast", [*header, "intervals"], rows, note)
 

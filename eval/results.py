@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bosch.manifest import write_atomically
-from bosch.plan import REFERENCE
+from bosch.plan import follow_reference
 from eval.rows import write_rows
 from eval.settings import Label
 from eval.suites._interface import Result
@@ -45,20 +45,12 @@ def collect_results(folder: Path, run: str) -> list[dict[str, Any]]:
     to its results.jsonl. Rows of a shared evaluation get this run's name."""
     rows = []
     for evaluation in sorted(path for path in folder.iterdir() if path.is_dir()):
-        for path in sorted(follow(evaluation).glob(f"*/{SCORES}")):
+        for path in sorted(follow_reference(evaluation).glob(f"*/{SCORES}")):
             rows += json.loads(path.read_text("utf-8"))["rows"]
     rows.sort(key=lambda row: (-1 if row["step"] is None else row["step"], row["suite"]))
     named = [row | {"run": run} for row in rows]
     write_rows(folder / RESULTS, named)
     return named
-
-
-def follow(folder: Path) -> Path:
-    """Where the files of a shared evaluation are."""
-    reference = folder / REFERENCE
-    if not reference.is_file():
-        return folder
-    return folder / json.loads(reference.read_text())["folder"]
 
 
 def describe_evaluation(folder: Path) -> list[str]:

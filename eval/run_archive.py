@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bosch.manifest import MANIFEST, write_atomically
-from eval.results import SCORES, follow
+from bosch.plan import follow_reference
+from eval.results import SCORES
 from eval.rows import parse_rows
 from eval.run_results import PREDICTIONS
 
@@ -44,12 +45,12 @@ def _kept_files(run: Path) -> Iterator[tuple[str, str]]:
         if (run / name).is_file():
             yield name, (run / name).read_text("utf-8")
     for stage in STAGES:
-        manifest = follow(run / stage) / MANIFEST
+        manifest = follow_reference(run / stage) / MANIFEST
         if manifest.is_file():
             told = json.loads(manifest.read_text("utf-8"))
             yield f"{stage}/{MANIFEST}", json.dumps({"wall_seconds": told.get("wall_seconds")})
     for evaluation in sorted((run / "eval").glob("*/")):
-        for file in sorted(follow(evaluation).glob(f"*/{SCORES}")):
+        for file in sorted(follow_reference(evaluation).glob(f"*/{SCORES}")):
             place = f"eval/{evaluation.name}/{file.parent.name}"
             rows = json.loads(file.read_text("utf-8"))["rows"]
             yield f"{place}/{SCORES}", json.dumps({"rows": rows})

@@ -13,10 +13,10 @@ from typing import Any
 from bosch.config import fill_in
 from bosch.manifest import MANIFEST
 from bosch.mask import MaskFile, read_mask
-from bosch.plan import REFERENCE
+from bosch.plan import REFERENCE, follow_reference
 from eval.measures import Row, headline_metric
 from eval.resampling import Samples
-from eval.results import SCORES, follow
+from eval.results import SCORES
 
 PREDICTIONS = "predictions.jsonl"  # a row an example, as eval/runner.py writes them
 Place = tuple[int | None, str]  # step (None: the dense model) and suite
@@ -63,6 +63,12 @@ class RunResults:
     @property
     def seed(self) -> int | None:
         return self.config.get("seed")
+
+    @property
+    def validation_losses(self) -> dict[int, float]:
+        """By step."""
+        rows = [row for row in self.training if "validation_loss" in row]
+        return {row["step"]: row["validation_loss"] for row in rows}
 
     @property
     def kind(self) -> str:
@@ -223,7 +229,7 @@ def _completed(row: Row, tokens_at: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _follow(folder: Path, problems: list[str]) -> Path:
     try:
-        return follow(folder)
+        return follow_reference(folder)
     except (ValueError, KeyError, TypeError):
         problems.append(f"{folder / REFERENCE} is damaged: it names no folder")
         return folder

@@ -143,17 +143,14 @@ def findings(study: Study) -> Iterator[str]:
 def best_of_all(study: Study, measure: Measure) -> str:
     first, wins, losses, open_, total = [], [], [], 0, 0
     for ratio in study.ratios:
-        means = {
-            method: statistics.fmean(float(c.values[0]) for c in curves.values())
-            for method in study.methods
-            if (curves := study.curves(method, ratio, measure))
-        }
-        if OURS not in means:
+        rivals = [name for name in study.methods if study.curves(name, ratio, measure)]
+        if OURS not in rivals:
             continue
-        if max(means, key=lambda name: means[name]) == OURS:
+        rivals.remove(OURS)
+        told = {name: advantage(study, name, ratio, measure, BEFORE) for name in rivals}
+        if all(found.points >= 0 for found in told.values() if found):
             first.append(ratio)
-        for rival in means.keys() - {OURS}:
-            found = advantage(study, rival, ratio, measure, BEFORE)
+        for rival, found in told.items():
             total += 1
             if found is None or found.sign == 0:
                 open_ += 1
@@ -161,11 +158,12 @@ def best_of_all(study: Study, measure: Measure) -> str:
                 wins.append(rival)
             else:
                 losses.append(f"{rival} at {ratio:g}")
-    told = f"{len(first)} of {len(study.ratios)} ratios" if first else "no ratio"
+    where = f"{len(first)} of {len(study.ratios)} ratios" if first else "no ratio"
     line = (
         f"Paper: before training BOSCH is above every rival at every ratio. Here, on "
-        f"{measure.title}, it has the best mean at {told}; of {total} comparisons with other "
-        f"methods {len(wins)} are clearly for it, {len(losses)} clearly against it, {open_} open."
+        f"{measure.title}, no rival's mean is above its own at {where}; of {total} comparisons "
+        f"with other methods {len(wins)} are clearly for it, {len(losses)} clearly against it, "
+        f"{open_} open."
     )
     return line + (f" Against: {', '.join(sorted(losses))}." if losses else "")
 

@@ -24,13 +24,15 @@ def zero_shot_table(study: Study, measure: Measure) -> Table:
         found = [study.curves(method, ratio, measure) for ratio in study.ratios]
         values = [[float(c.values[0]) for c in curves.values()] for curves in found]
         order = statistics.fmean(values[-1]) if values[-1] else -1.0
-        rows.append((order, [method, *(show_mean(v) for v in values)]))
+        cells = [f"{show_mean(v)} ({len(v)})" if v else MISSING for v in values]
+        rows.append((order, [method, *cells]))
     rows.sort(key=lambda row: -row[0])
     dense = study.dense(measure)
     table = [["dense model", *[dense] * len(study.ratios)], *(row for _, row in rows)]
     number = "Table 1" if measure.suite == "niah" else "Table 2"
     header = ["method", *(f"ratio {ratio:g}" for ratio in study.ratios)]
-    return Table(f"{number}: {measure.title} before training", header, table)
+    note = "In brackets: seeds."
+    return Table(f"{number}: {measure.title} before training", header, table, note)
 
 
 def advantage_table(study: Study, measure: Measure) -> Table:
@@ -43,7 +45,8 @@ def advantage_table(study: Study, measure: Measure) -> Table:
         if any(one is not None for one in told):
             rows.append([rival, *map(show_advantage, told)])
     header = ["less", *(f"ratio {ratio:g}" for ratio in study.ratios)]
-    return Table(f"{measure.title}: points of {OURS} above each rival", header, rows)
+    title = f"{measure.title}: points of {OURS} above each rival"
+    return Table(title, header, rows, "Over the seeds that both have.")
 
 
 def recovery_table(study: Study) -> Table:
@@ -66,7 +69,7 @@ def course(study: Study, name: str, runs: Sequence[RunResults]) -> list[list[str
             curve = study.comparison.curve(run.name, measure)
             if curve is None or not curve.is_trained:
                 continue
-            losses = validation_losses(run)
+            losses = run.validation_losses
             for tokens, step, value in zip(curve.tokens, curve.steps, curve.values, strict=True):
                 cell = found.setdefault(float(tokens), {})
                 cell.setdefault(measure.title, []).append(float(value))
@@ -81,11 +84,6 @@ def course(study: Study, name: str, runs: Sequence[RunResults]) -> list[list[str
         ]
         for tokens, cell in sorted(found.items())
     ]
-
-
-def validation_losses(run: RunResults) -> dict[int, float]:
-    rows = [row for row in run.training if "validation_loss" in row]
-    return {row["step"]: row["validation_loss"] for row in rows}
 
 
 def windows_table(study: Study) -> Table:
@@ -182,7 +180,7 @@ def cost_table(study: Study) -> Table:
     rows = []
     for method in study.methods:
         runs = [run for (name, _), cell in study.cells.items() if name == method for run in cell]
-        seconds = [float(run.mask_cost["seconds"]) for run in runs if "seconds" in run.mask_cost]
+        seconds = [run.stage_seconds["mask"] for run in runs if "mask" in run.stage_seconds]
         counts = [run.mask_cost.get("evaluations") for run in runs]
         told = [float(count) for count in counts if isinstance(count, int | float)]
         learned = [run.learning_tokens for run in runs if run.learning_tokens]
@@ -196,7 +194,10 @@ def cost_table(study: Study) -> Table:
             ]
         )
     header = ["method", "time", "evaluations", "tokens to learn from", "runs"]
-    note = "Time as it passed, beside other work on the machine."
+    note = (
+        "Time as it passed, beside other work on the machine. Masks that another search on the "
+        "same calibration set has scored are not scored again: most of bosch_single's are bosch's."
+    )
     return Table("Cost of a mask", header, rows, note)
 
 

@@ -42,7 +42,6 @@ from bosch.progress import say
 from bosch.stage import Artifact
 from eval.results import RESULTS
 from eval.rows import read_rows
-from recipes.presets import find_model
 
 OUTLINED = "fuller than the mask"  # the kind of block that depth.png outlines
 
@@ -286,10 +285,11 @@ def score_masks(
     """
     from bosch.methods._interface import Context
     from bosch.search.evaluations import open_objective  # loads torch
-    from recipes.search_mask import download, load_calibration, load_model
+    from recipes.materialize_model import fetch_model
+    from recipes.search_mask import load_calibration, load_model
 
     name = options.model or records[0].model.id
-    model = find_model(name) or download(name)
+    model = fetch_model(name)
     info = read_model_info(model)
     for record in records:
         if not record.model.is_same_model(info):

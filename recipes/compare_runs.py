@@ -18,6 +18,8 @@ import tyro
 from bosch import progress
 from bosch.errors import exit_on_user_error
 from bosch.progress import say
+from bosch.run_folder import RunFolder
+from bosch.run_lock import FolderInUseError
 from bosch.stage import Artifact, Stage
 from eval.compare import Comparison, compare
 from eval.report import write_comparison, write_report
@@ -80,8 +82,13 @@ def rebuild_tensorboard(folders: Sequence[Path]) -> None:
     from bosch.tensorboard import rebuild_tensorboard
 
     for folder in folders:
-        rebuild_tensorboard(folder)
-        say(f"{folder / 'tb'} written anew")
+        try:
+            with RunFolder(folder, say=say):  # a run that trains is writing them
+                rebuild_tensorboard(folder)
+        except FolderInUseError as error:
+            say(f"{folder / 'tb'} left as it is: {error}")
+        else:
+            say(f"{folder / 'tb'} written anew")
 
 
 def warn(comparison: Comparison) -> None:

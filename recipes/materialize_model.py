@@ -25,7 +25,7 @@ from bosch.model_folder import read_model_info
 from bosch.progress import say
 from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Artifact, Stage
-from recipes.presets import find_model
+from recipes.presets import explain_hub, find_model
 
 VERSION = 1  # raised when the same model and mask give other files
 MASK_FILE = "mask.json"
@@ -115,15 +115,9 @@ def fetch_model(model: str) -> Path:
     if folder is not None:
         return folder
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
+    with explain_hub(model):
         return Path(snapshot_download(model, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*/*"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FileNotFoundError(
-            f"--model {model} is no folder here, and the hub did not give it: {reason}"
-        ) from error
 
 
 if __name__ == "__main__":

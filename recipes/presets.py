@@ -7,7 +7,8 @@ test set; candidates no more than the budget are enumerated; a static score of a
 over its query heads; training is AdamW under FSDP.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -201,10 +202,18 @@ def read_shape(model: str) -> ModelShape:
 
 def _fetch_config(model: str) -> Path:
     from huggingface_hub import hf_hub_download
+
+    with explain_hub(model):
+        return Path(hf_hub_download(model, "config.json")).parent
+
+
+@contextlib.contextmanager
+def explain_hub(model: str) -> Iterator[None]:
+    """Where a model is fetched: one sentence in place of the hub's errors."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(model, "config.json")).parent
+        yield
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FileNotFoundError(

@@ -16,7 +16,6 @@ from bosch import progress
 from bosch.command_line import Command, as_near, as_typed, parse_command
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.errors import exit_on_user_error
-from bosch.mask import describe_ratio
 from bosch.plan import plan_run, refuse_blocked, stages_to_redo
 from bosch.progress import say
 from bosch.ranks import rank_and_world
@@ -110,7 +109,7 @@ def introduce(command: Command) -> None:
     """Say what this run is, before work begins."""
     config = command.config
     say(f"run folder {command.run_path}")
-    say(describe_ratio(config.ratio, *presets.read_shape(config.model).groups))
+    say(search_mask.describe_budget(config))
     settings = describe_config(config, with_study=command.controls.dry_run)
     for line in [*command.chosen_by, *settings, *warn_of_window(config)]:
         say(line)

@@ -24,19 +24,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import FlagConversionOff
 
-from bosch import manifest, progress
+from bosch import progress
 from bosch.command_line import Command, Controls, find_setting_error
 from bosch.config import Config, MaskConfig, TokenCount
 from bosch.errors import exit_on_user_error
 from bosch.fingerprint import hash_file
+from bosch.mask import describe_ratio, num_windowed
 from bosch.model_folder import read_model_info
-from bosch.plan import REFERENCE, refuse_blocked
+from bosch.plan import follow_reference, refuse_blocked
 from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
 from bosch.progress import say
 from bosch.ranks import rank_and_world
 from bosch.run_folder import RunFolder
 from bosch.stage import Artifact, Stage
 from recipes import learn_gates, presets
+from recipes.materialize_model import fetch_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,10 +70,21 @@ def learns_from_tokens(method: str) -> bool:
 
 def learning_tokens(config: Config) -> int:
     """Of the token budget, what is set aside for learning the mask: training gets the rest."""
-    if not learns_from_tokens(config.method) or config.ratio in (0, 1):
+    if not learns_from_tokens(config.method):
         return 0
+    layers, groups = presets.read_shape(config.model).groups
+    if num_windowed(config.ratio, layers, groups) in (0, layers * groups):
+        return 0  # nothing to choose
     settings = default_settings(config.method, config.mask)
     return int(getattr(settings, "token_share", 0.0) * config.data.tokens)
+
+
+def describe_budget(config: Config, settings: Any = None) -> str:
+    """What the ratio comes to in the method's own unit."""
+    from bosch.methods import _choose
+
+    unit = _choose.unit_of(config.method, settings or default_settings(config.method, config.mask))
+    return describe_ratio(config.ratio, *presets.read_shape(config.model).groups, unit)
 
 
 def make_stage(
@@ -127,7 +140,7 @@ def run_method(
     from bosch.mask_picture import draw_mask, mask_title
     from bosch.methods import _choose, _interface
 
-    model_folder = presets.find_model(config.model) or download(config.model)
+    model_folder = fetch_model(config.model)
     context = _interface.Context(
         model_info=read_model_info(model_folder),
         load_model=partial(load_model, model_folder),
@@ -139,7 +152,6 @@ def run_method(
         folder=folder,
         learning=learn_gates.make_learning(config, model_folder, tokens) if tokens else None,
     )
-    say(_choose.describe_budget(config.method, context))
     began = time.monotonic()
     selection = _choose.make_mask(config.method, context)
     if rank_and_world()[0] != 0:
@@ -221,13 +233,6 @@ def load_calibration(calibration: Artifact | None) -> "Calibration":
     return read_calibration(calibration.folder)
 
 
-def download(model: str) -> Path:
-    """The hub's folder of a model, fetched where it is not on this machine yet."""
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
-
-
 def _by_content(value: Any) -> Any:
     """A file counts by what is in it, not by where it lies."""
     return {"xxh3": hash_file(value)} if isinstance(value, Path) and value.is_file() else value
@@ -268,7 +273,7 @@ def main(arguments: Sequence[str]) -> None:
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
         progress.log_to(run_path / "recover.log")
-        for line in [f"run folder {run_path}", *told]:
+        for line in [f"run folder {run_path}", describe_budget(config, settings), *told]:
             say(line)
         if rank == 0:
             fresh = "mask" if options.fresh else None
@@ -324,9 +329,7 @@ def find_calibration(given: Path | None, run_path: Path) -> Artifact | None:
     folder = given or run_path / "calibration"
     if given is None and not folder.is_dir():
         return None
-    if (folder / REFERENCE).is_file():
-        folder = (folder / manifest.read_sealed_json(folder / REFERENCE)["folder"]).resolve()
-    return Artifact.load(folder)
+    return Artifact.load(follow_reference(folder))
 
 
 if __name__ == "__main__":

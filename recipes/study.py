@@ -14,12 +14,13 @@ import contextlib
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
@@ -28,17 +29,16 @@ import tyro
 
 from bosch import progress
 from bosch.command_line import parse_command
-from bosch.config import at_least, fill_in
+from bosch.config import at_least
 from bosch.errors import exit_on_user_error
 from bosch.manifest import MANIFEST
 from bosch.mask import check_ratio
 from bosch.methods import _choose
-from bosch.model_folder import read_model_info
 from bosch.plugins import list_plugins
 from bosch.progress import describe_seconds, say
-from eval.run_archive import SUFFIX, pack_run
+from eval.run_archive import SUFFIX, pack_run, unpack_run
 from recipes import presets, search_mask, study_parts
-from recipes.sweep import RECOVER, find_reason
+from recipes.sweep import RECOVER, find_reason, is_made_so
 
 Part = Literal["recovery", "learned", "zero_shot", "windows", "long", "replacement", "page"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -226,6 +226,16 @@ def run_chain(chain: Chain, options: Options) -> tuple[Chain, str | None, float]
     return chain, reason, time.monotonic() - began
 
 
+def unpack_archived(chain: Chain, options: Options, out: Path) -> Path | None:
+    """The folder of an archived run, in `out`."""
+    if not is_archived(chain, options):
+        return None
+    folder = out / chain.name
+    shutil.rmtree(folder, ignore_errors=True)
+    unpack_run(options.archive / f"{chain.name}{SUFFIX}", folder)
+    return folder
+
+
 def is_archived(chain: Chain, options: Options) -> bool:
     """Whether a run with the same settings, or one that was trained as well, is there, and of the
     model as it is now."""
@@ -233,14 +243,10 @@ def is_archived(chain: Chain, options: Options) -> bool:
     if not path.is_file():
         return False
     files = json.loads(gzip.decompress(path.read_bytes()))
-    run = json.loads(files["run.json"])
-    model = json.loads(files["mask/mask.json"])["model"]
-    folder = presets.find_model(presets.TINY_MODEL)
-    assert folder is not None
-    same_model = model["weight_hash"] == read_model_info(folder).weight_hash
+    run, mask = json.loads(files["run.json"]), json.loads(files["mask/mask.json"])
     asked = parse_command(chain.arguments(options), tuple(presets.PRESETS), presets.choose)
-    same = fill_in(run["config"]) == json.loads(json.dumps(asdict(asked.config)))
-    return same_model and same and (ZERO_SHOT not in run["command"] or not chain.trained)
+    reaches = ZERO_SHOT not in run["command"] or not chain.trained
+    return reaches and is_made_so(run, mask, asked.config)
 
 
 if __name__ == "__main__":

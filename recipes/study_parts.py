@@ -10,7 +10,7 @@ from typing import Any
 
 from bosch.fingerprint import fingerprint
 from bosch.manifest import write_atomically
-from bosch.mask import read_mask
+from bosch.mask import MaskFile, read_mask
 from bosch.model_folder import read_model_info
 from bosch.progress import say
 from bosch.run_folder import RunFolder
@@ -86,7 +86,7 @@ def judge_long_texts(setting: Setting) -> None:
     rows = ArchivedRows(setting.archive / "long.jsonl")
     for length, factor in LONG:
         words = ["--suite", "niah", "--lengths", str(length), "--yarn", str(factor)]
-        words += ["--limit", str(LONG_SAMPLES)]
+        words += ["--essays", "toy", "--limit", str(LONG_SAMPLES)]
         for method in (DENSE, *setting.methods):
             mask = None if method == DENSE else setting.mask_of(method, setting.ratio)
             rows.judge(setting, {"method": method, "length_asked": length}, mask, words)
@@ -111,17 +111,17 @@ class ArchivedRows:
             return
         name = "-".join(map(str, named.values()))
         say(f"{self.path.stem}: {name}")
-        folder = setting.runs / self.path.stem
         hybrid = source
         if mask is not None:
-            hybrid = folder / f"{name}-model"
+            hybrid = setting.runs / "hybrids" / fingerprint([model, z])[:12]
             told = ["--model", str(source), "--mask", str(mask), "--out", str(hybrid)]
             materialize_model.main(told)
-        out = folder / "eval" / name
+        out = setting.runs / self.path.stem / key[:12]
         evaluate_model.main(["--model", str(hybrid), "--out", str(out), *words])
         found = [json.loads(file.read_text("utf-8")) for file in sorted(out.glob(f"*/{SCORES}"))]
         averages = [row for told in found for row in told["rows"] if row["task"] == "average"]
-        write_rows(self.path, [*known, *(row | named | {"key": key} for row in averages)])
+        others = [row for row in known if not named.items() <= row.items()]  # of an older mask
+        write_rows(self.path, [*others, *(row | named | {"key": key} for row in averages)])
 
 
 # -------------------------------------------------------------------------------- exchanged groups
@@ -162,7 +162,11 @@ def write_page(
     setting: Setting, page: Path, command: Sequence[str], chains_left: Sequence[str]
 ) -> None:
     """docs/study.md from all that the archive has, and what it has not; docs/consa.md beside it."""
-    folders = [setting.unpack(archive) for archive in sorted(setting.archive.glob(f"*{SUFFIX}"))]
+    found = [setting.unpack(archive) for archive in sorted(setting.archive.glob(f"*{SUFFIX}"))]
+    model = read_model_info(materialize_model.fetch_model(presets.TINY_MODEL))
+    folders = [run for run in found if model.is_same_model(mask_of_run(run).model)]
+    if len(folders) < len(found):
+        say(f"{len(found) - len(folders)} runs in {setting.archive} are of another model: left out")
     if not folders:
         raise FileNotFoundError(f"{setting.archive} has no run yet: run the study's chains first.")
     study = Study(
@@ -180,6 +184,10 @@ def write_page(
     beside = page.with_name("consa.md")
     write_learned_page(study, setting.learned, setting.learned_ratios, beside)
     say(f"wrote {page} and {beside}")
+
+
+def mask_of_run(run: Path) -> MaskFile:
+    return read_mask(run / "mask" / "mask.json")
 
 
 def parts_left(setting: Setting) -> list[str]:

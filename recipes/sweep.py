@@ -15,15 +15,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from bosch import progress
 from bosch.command_line import parse_command
+from bosch.config import Config, fill_in
 from bosch.errors import exit_on_user_error
 from bosch.manifest import MANIFEST
+from bosch.model_folder import read_model_info
 from bosch.progress import say
 from eval.run_results import is_run
 from recipes import compare_runs, presets, search_mask
@@ -58,6 +61,12 @@ class Chain:
 
     path: Path
     arguments: list[str]  # of recover.py
+    config: Config  # what they come to
+
+    @property
+    def is_complete(self) -> bool:
+        ends = ["report"] if "--zero-shot" in self.arguments else ["report", "train"]
+        return all((self.path / end / MANIFEST).is_file() for end in ends)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -98,7 +107,8 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared]
             command = parse_command(words, tuple(presets.PRESETS), presets.choose)
             search_mask.default_settings(method, command.config.mask)  # are all options its own?
-            chains.append(Chain(command.run_path, words + ["--zero-shot"] * options.zero_shot))
+            words += ["--zero-shot"] * options.zero_shot
+            chains.append(Chain(command.run_path, words, command.config))
     return chains
 
 
@@ -127,22 +137,36 @@ def run_chains(chains: Sequence[Chain], start: Sequence[str]) -> dict[Path, str]
             say(f"{place}: done before")
             continue
         say(place)
-        if (reason := run_chain([*start, *chain.arguments])) is not None:
+        reason = run_chain([*start, *chain.arguments])
+        if reason is None and not chain.is_complete:
+            reason = "stopped before its end"  # on request, and saved
+        if reason is not None:
             say(f"{place}: failed: {reason}")
             failures[chain.path] = reason
     return failures
 
 
 def is_done(chain: Chain) -> bool:
-    """Whether this very command has finished. Of anything else recover.py judges itself."""
-    told = chain.path / "run.json"
-    ends = ["report"] if "--zero-shot" in chain.arguments else ["report", "train"]
-    if not told.is_file() or not all((chain.path / end / MANIFEST).is_file() for end in ends):
+    """Whether this very command has finished, with these settings and the model as it is. Of
+    anything else recover.py judges itself."""
+    if not chain.is_complete:
         return False
     try:
-        return bool(json.loads(told.read_bytes())["command"] == chain.arguments)
-    except (ValueError, KeyError, TypeError):
+        run = json.loads((chain.path / "run.json").read_bytes())
+        mask = json.loads((chain.path / "mask" / "mask.json").read_bytes())
+        return run["command"] == chain.arguments and is_made_so(run, mask, chain.config)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def is_made_so(run: dict[str, Any], mask: dict[str, Any], config: Config) -> bool:
+    """Whether a run, by its run.json and mask.json, has these settings and is of the model as it is
+    now."""
+    folder = presets.find_model(config.model)
+    same_model = folder is None or (
+        mask["model"]["weight_hash"] == read_model_info(folder).weight_hash
+    )
+    return same_model and fill_in(run["config"]) == json.loads(json.dumps(asdict(config)))
 
 
 def run_chain(command: Sequence[str]) -> str | None:

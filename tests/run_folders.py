@@ -2,20 +2,21 @@
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bosch.command_line import parse_command
 from bosch.mask import GroupMask, MaskFile, write_mask
 from bosch.mask_picture import draw_mask
-from bosch.model_folder import ModelInfo
+from bosch.model_folder import ModelInfo, read_model_info
 from data.toy_world.tasks import DATASETS as TOY_DATASETS
 from eval.results import Label, make_rows, write_scores
 from eval.rows import write_rows
 from eval.suites import longbench, niah
 from eval.suites._interface import Example, Scored, Task
-from recipes.presets import tiny
+from recipes import presets
 
 MODEL = ModelInfo("tiny-qwen3", None, "0" * 32, 4, 4, 8, 16)
 STEP_TOKENS = 1_000
@@ -46,7 +47,7 @@ class FakeRun:
         """The whole folder; its path."""
         folder = runs / self.name
         folder.mkdir(parents=True)
-        config = replace(tiny(), method=self.method, ratio=self.ratio, seed=self.seed)
+        config = replace(presets.tiny(), method=self.method, ratio=self.ratio, seed=self.seed)
         content = {"config": asdict(config), "command": ["--method", self.method]}
         (folder / "run.json").write_text(json.dumps(content))
         self.write_mask(folder)
@@ -55,6 +56,23 @@ class FakeRun:
             write_metrics(folder, last, self.learning_tokens)
         for step in self.steps:
             self.write_evaluation(folder, step)
+        return folder
+
+    def write_as(self, command: Sequence[str], runs: Path) -> Path:
+        """As if recover.py had run this command, with the embedded model as it is."""
+        folder = self.write(runs)
+        config = parse_command(command, tuple(presets.PRESETS), presets.choose).config
+        content = {"config": asdict(config), "command": [*command]}
+        (folder / "run.json").write_text(json.dumps(content))
+        model = presets.find_model(presets.TINY_MODEL)
+        assert model is not None
+        info = read_model_info(model)
+        windowed = [(layer, 0) for layer in range(info.num_layers)]
+        mask = GroupMask.from_windowed(windowed, info.num_layers, info.num_groups, 64)
+        write_mask(folder / "mask" / "mask.json", MaskFile(mask, info, self.method))
+        for stage in ("mask", "report"):
+            (folder / stage).mkdir(exist_ok=True)
+            (folder / stage / "manifest.json").write_text('{"wall_seconds": [61.5]}')
         return folder
 
     def write_mask(self, folder: Path) -> None:

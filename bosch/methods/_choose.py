@@ -4,14 +4,13 @@ exact mask, writes mask.json, scores.json and time.json.
 
 import dataclasses
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
 
 from bosch.fingerprint import plain
 from bosch.manifest import provenance, write_atomically
-from bosch.mask import MaskFile, Unit, describe_ratio, write_mask
+from bosch.mask import MaskFile, Unit, write_mask
 from bosch.mask_formats import smallest
 from bosch.methods._examples import measured_seconds
 from bosch.methods._interface import Context, Scores, Selection
@@ -40,13 +39,6 @@ def make_mask(name: str, context: Context) -> Selection:
 
 def choose_most_local(scores: Scores, context: Context) -> Selection:
     """The most local groups, as many as the budget has. Among equal scores the seed draws."""
-    for layer, row in enumerate(scores.groups):
-        for group, value in enumerate(row):
-            if not math.isfinite(value):
-                raise ValueError(
-                    f"The score of layer {layer}, group {group} is {value}; the model's attention "
-                    "overflows in its number format, so load it in another one."
-                )
     sign = -1 if scores.larger_is == "local" else 1
     table = [[sign * value for value in row] for row in scores.groups]
     windowed, tie = smallest(table, context.budget, context.seed)
@@ -130,12 +122,6 @@ def unit_of(name: str, settings: Any = None) -> Unit:
     own: Unit = getattr(load_plugin(PACKAGE, name), "unit", "group")
     unit: Unit = getattr(settings, "unit", own)
     return unit
-
-
-def describe_budget(name: str, context: Context) -> str:
-    """What the ratio comes to in the method's own unit."""
-    unit = unit_of(name, context.settings)
-    return describe_ratio(context.ratio, context.num_layers, context.num_groups, unit)
 
 
 def check_choice(method: str, option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -21,6 +21,7 @@ A field of Settings that has the name of one of MaskConfig takes its value from 
 """
 # L layers, G groups a layer, H query heads a layer
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,6 +48,15 @@ class Scores:
     larger_is: Literal["local", "global"]  # local groups go on the window first
     heads: Table | None = None  # [layer][query head], where the groups' scores are means of them
     drawn: bool = False  # whether the seed had a part in them
+
+    def __post_init__(self) -> None:
+        for layer, row in enumerate(self.groups):
+            for group, value in enumerate(row):
+                if not math.isfinite(value):
+                    raise ValueError(
+                        f"The score of layer {layer}, group {group} is {value}; the model's "
+                        "attention overflows in its number format, so load it in another one."
+                    )
 
     @classmethod
     def of_heads(

@@ -57,7 +57,7 @@ def rank(context: Context) -> Scores:
     results = measure_each(context.folder, "fisher", len(haystacks), "examples", measure)
     local_LH, total_LH = add_up(results, "local"), add_up(results, "total")
     # A head that no loss depends on can lose everything outside the window: it is local.
-    score_LH = torch.where(total_LH > 0, local_LH / total_LH, 1.0)
+    score_LH = torch.where(total_LH == 0, 1.0, local_LH / total_LH)
     return Scores.of_heads(score_LH, context.num_groups, "local")
 
 

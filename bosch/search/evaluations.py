@@ -43,13 +43,13 @@ class Cost:
     computed: int = 0  # evaluations that ran the model
     texts: int = 0  # texts they ran it on
     layer_forwards: float = 0.0  # layers x texts, parts of a layer by their share (layers.py)
-    seconds: float = 0.0  # of evaluations, on the clock
+    evaluation_seconds: float = 0.0  # on the clock
 
     def add(self, line: Line) -> None:
         self.computed += not line["cached"]
         self.texts += len(line["losses"])
         self.layer_forwards += line["layer_forwards"]
-        self.seconds += line["seconds"]
+        self.evaluation_seconds += line["seconds"]
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def open_objective(
     """The objective of a method's context, with its journal in the stage's folder.
 
     facts: what decides the method's way beside model, calibration set, window, ratio and seed; a
-    journal of others is refused. The limits are none of them: a search may go on with higher ones.
+    journal of others is refused. The limits are none of them: they do not change its way.
     """
     check_objective(name)
     accelerations = accelerations or Accelerations()
@@ -102,6 +102,7 @@ class MaskObjective:
     ) -> None:
         self.name, self.num_examples = name, calibration.num_questions
         self.cost = Cost()
+        self.out_of_time = False
         self.journal = journal or Journal(None, {})
         self._scorer, self._memo = scorer, memo or Memo(None, {})
         self._max_evaluations, self._max_hours = max_evaluations, max_hours
@@ -130,6 +131,10 @@ class MaskObjective:
 
     def evaluations(self) -> int:
         return len(self._asked)
+
+    def seconds(self) -> float:
+        """Since the search began; of earlier attempts only their evaluations are known."""
+        return round(self._earlier_seconds + time.monotonic() - self._began, 3)
 
     def score_plainly(self, z: Rows) -> Value:
         """Once more, with no acceleration; neither counted nor in the journal."""
@@ -258,8 +263,9 @@ class MaskObjective:
         if most is not None and used >= most and z not in self._asked:
             raise SearchEnded(f"--max-evaluations {most} are used")
         if self._max_hours is not None:
-            hours = (self._earlier_seconds + time.monotonic() - self._began) / 3600
-            if agree(hours >= self._max_hours):  # one clock decides
+            # one clock decides
+            self.out_of_time = agree(self.seconds() >= self._max_hours * 3600)
+            if self.out_of_time:
                 raise SearchEnded(f"--max-hours {self._max_hours:g} are over")
 
 

@@ -53,8 +53,8 @@ class Journal:
         line = self._waiting[-1]
         if (line["stage"], rows_of(line["z"]), line["threshold"]) == (stage, z, threshold):
             return self._waiting.pop()
-        # Only a search that is not reproducible gets here: an optimizer that hung and was given up
-        # by the clock. What is known of masks still holds.
+        # An optimizer that hung was given up by the clock, or the memo is on or off since then.
+        # What is known of masks still holds.
         say(
             f"evaluation {line['number']} is another one than in the journal; the search takes its "
             "new way, with the scores that are known"

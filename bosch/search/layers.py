@@ -26,6 +26,10 @@ from bosch.hybrid.attention import NAME, check_window
 from bosch.hybrid.dispatch import attend
 from bosch.hybrid.models import family_of
 
+OVERFLOW = (
+    "The model's probabilities are not numbers: its hidden states overflow in its number format, "
+    "so load it in another one."
+)
 Rotary = tuple[Tensor, Tensor]  # cosines and sines of a text's positions, (1, T, D) each
 
 
@@ -117,6 +121,8 @@ class Layers:
         ).last_hidden_state
         self.window_tokens, self.work = window, 0.0
         tolerance = 64 * torch.finfo(own_BTC.dtype).eps * float(told_BTC.abs().max())
+        if not told_BTC.isfinite().all():
+            raise ValueError(OVERFLOW)
         difference = float((own_BTC - told_BTC).abs().max())
         if not difference <= tolerance:
             raise ValueError(

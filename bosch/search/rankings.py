@@ -24,7 +24,7 @@ FOLDER = "rankings"  # in the stage's: what a killed ranking goes on from
 class GuidedSettings(SearchSettings):
     """Of a search that starts from them."""
 
-    objective: str = "accuracy+probability"  # what a mask is judged by, as for bosch
+    objective: str = "accuracy+probability"  # what judges a mask; bosch's choices
     optimizer: str = "swap"  # a file of bosch/search/optimizers
     rankings: tuple[str, ...] = STARTS  # methods whose choice a search may start from
     start: Path | None = None  # a mask.json to start from as well

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from bosch.calibration_file import Calibration, Haystack
 from bosch.search.agreement import rank_and_size
 from bosch.search.kept import Kept, Prefixes, Shelf
-from bosch.search.layers import Layers
+from bosch.search.layers import OVERFLOW, Layers
 from bosch.search.objective import Rows
 
 GIB = 1 << 30
@@ -102,10 +102,7 @@ class Scorer:
         for part in text.parts:
             log_probability = math.fsum(own[part])
             if math.isnan(log_probability):
-                raise ValueError(
-                    "The model's probabilities are not numbers: its hidden states overflow in its "
-                    "number format, so load it in another one."
-                )
+                raise ValueError(OVERFLOW)
             answers.append(Answer(all(right[part]), log_probability))
         return answers
 

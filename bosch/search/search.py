@@ -225,7 +225,7 @@ class Search:
         )
         cost = self.objective.cost
         if cost.computed:
-            seconds = cost.seconds / cost.computed
+            seconds = cost.evaluation_seconds / cost.computed
             line += (
                 f"; at most {describe_seconds(total * seconds)}, at the {seconds:.2g} s that the "
                 "first evaluations took: most need fewer layers and texts"
@@ -242,6 +242,7 @@ class Search:
             yield
         except SearchEnded as ended:
             self.cut_short = str(ended)
+            self.reproducible &= not self.objective.out_of_time
 
     def finish(self) -> Selection:
         """The mask, scored once more with no acceleration, and the record. It is the last stage's,
@@ -252,14 +253,16 @@ class Search:
             self.z = self.best[1] if self.best else self._mended()
         assert sum(row.count(0) for row in self.z) == self.budget
         final = self.objective.score_plainly(self.z)
-        if self.settings.keep_best and self.best and self.best[0] > final.value:
-            say(
-                f"the last stage ended at {final.value:.4g}; an earlier mask that meets the budget "
-                f"has {self.best[0]:.4g} and is kept"
-            )
-            self.details["last_stage"] = _numbers(final)
-            self.z = self.best[1]
-            final = self.objective.score_plainly(self.z)
+        if self.settings.keep_best and self.best and self.best[1] != self.z:
+            # Scored alike: accelerations may round otherwise.
+            earlier = self.objective.score_plainly(self.best[1])
+            if earlier.value > final.value:
+                say(
+                    f"the last stage ended at {final.value:.4g}; an earlier mask that meets the "
+                    f"budget has {earlier.value:.4g} and is kept"
+                )
+                self.details["last_stage"] = _numbers(final)
+                self.z, final = self.best[1], earlier
         trace = {
             "objective": self.settings.objective,
             "dense": _numbers(self.anchors.dense),
@@ -280,7 +283,7 @@ class Search:
             score_trace=plain(trace),
             drawn=self.drawn,
             notes=(self._describe(final),),
-            cost=asdict(self.objective.cost),
+            cost=asdict(self.objective.cost) | {"seconds": self.objective.seconds()},
         )
 
     def _describe(self, final: Value) -> str:

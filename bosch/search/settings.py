@@ -11,6 +11,7 @@ from bosch.plugins import list_plugins, suggest
 from bosch.search.objective import check_objective
 from bosch.search.optimizers._nomad_process import check_installed
 from bosch.search.scorer import Accelerations
+from bosch.search.subproblems import MAX_VARIABLES
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class SearchSettings:
                 f"--optimizer {self.optimizer}: no such optimizer; "
                 f"{suggest(self.optimizer, optimizers)}"
             )
-        at_least(1, self, "", "kappa", "max_evaluations")
+        at_least(1, self, "", "kappa")
+        at_least(2, self, "", "max_evaluations")  # the dense model and the fully windowed one
         at_least(0, self, "", "alpha", "gamma", "max_hours")
 
 
@@ -64,7 +66,7 @@ class PartSettings(SearchSettings):
         at_least(1, self, "", "max_layers", "max_variables")
 
     def layers_at_once(self, num_groups: int) -> int:
-        most = max(1, 32 // num_groups) if self.max_layers is None else self.max_layers
+        most = max(1, MAX_VARIABLES // num_groups) if self.max_layers is None else self.max_layers
         return min(most, max(1, self.max_variables // num_groups))
 
 

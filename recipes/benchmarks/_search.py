@@ -147,6 +147,13 @@ def stderr(values: Iterable[float]) -> float | None:
     return stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
 
 
+def show_mean(values: Iterable[float], form: str = ".1f") -> str:
+    """With its standard error, where there is one."""
+    numbers = list(values)
+    error = stderr(numbers)
+    return f"{mean(numbers):{form}}" + ("" if error is None else f" ± {error:.1f}")
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """In Markdown: the first column on the left, the others on the right, None an empty cell."""
     lines = [f"| {' | '.join(header)} |", "|---" + "|---:" * (len(header) - 1) + "|"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from bosch.analysis.performance import pearson, rank
 from bosch.search.ratios import layer_drops
-from recipes.benchmarks._search import average, grouped, stderr, table
+from recipes.benchmarks._search import average, grouped, show_mean, table
 from recipes.benchmarks.search_study import Options
 
 Row = dict[str, Any]
@@ -56,7 +56,6 @@ def ask_kappa(masks: Sequence[Row]) -> list[str]:
     lines = []
     for (name, kappa), runs in sorted(grouped(masks, "search", "kappa")):
         if name in ("bosch", "bosch_plus"):
-            spread = stderr(row["mean"] for row in runs)
             lines.append(
                 (
                     name,
@@ -64,7 +63,7 @@ def ask_kappa(masks: Sequence[Row]) -> list[str]:
                     len(runs),
                     f"{average(runs, 'evaluations'):.0f}",
                     f"{mean(row['calibration']['accuracy'] for row in runs):.3f}",
-                    f"{average(runs, 'mean'):.1f}" + (f" ± {spread:.1f}" if spread else ""),
+                    show_mean(row["mean"] for row in runs),
                     f"{average(runs, 'log_probability'):.2f}",
                 )
             )

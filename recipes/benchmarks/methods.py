@@ -16,14 +16,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from bosch.config import Config
-from bosch.manifest import provenance, write_atomically
+from bosch.manifest import MANIFEST, provenance, write_atomically
 from bosch.mask import describe_ratio, read_mask
 from bosch.model_folder import read_model_info
 from bosch.plugins import describe_plugin, list_plugins
 from bosch.progress import say
 from bosch.run_folder import RunFolder
 from eval.results import collect_results
-from eval.run_archive import SUFFIX, unpack_run
 from eval.settings import Label
 from recipes import calibrate, evaluate_model, materialize_model, presets, search_mask, study
 from recipes.benchmarks._options import BenchmarkOptions
@@ -150,22 +149,23 @@ def chain_in_study(config: Config) -> study.Chain:
     return study.Chain(config.method, config.ratio, config.seed, trained=False)
 
 
-def is_archived(config: Config, options: Options) -> bool:
-    """Whether the study has packed a run of this model with these settings."""
+def packed_in_study(config: Config, options: Options) -> study.Options | None:
+    """The options of a study that may have a run with these settings."""
     if config.model != presets.TINY_MODEL or options.lengths:
-        return False
-    packed = study.Options(samples=options.samples, archive=options.archive)
-    return study.is_archived(chain_in_study(config), packed)
+        return None
+    return study.Options(samples=options.samples, archive=options.archive)
+
+
+def is_archived(config: Config, options: Options) -> bool:
+    packed = packed_in_study(config, options)
+    return packed is not None and study.is_archived(chain_in_study(config), packed)
 
 
 def unpack_archived(config: Config, options: Options) -> Path | None:
     """The folder of a run that the study has packed."""
-    if not is_archived(config, options):
+    if (packed := packed_in_study(config, options)) is None:
         return None
-    name = chain_in_study(config).name
-    folder = options.runs / "packed" / name
-    unpack_run(options.archive / f"{name}{SUFFIX}", folder)
-    return folder
+    return study.unpack_archived(chain_in_study(config), packed, options.runs / "packed")
 
 
 def chain_of(config: Config) -> Iterator[Any]:
@@ -204,7 +204,7 @@ def summarize(
         if row["task"] in ("single", "multikey"):
             told = [find(rows, row["task"], row["length"])["value"] for rows in scores]
             groups[f"{row['task']} {row['length']}"] = mean(told)
-    seconds = [json.loads((mask / "time.json").read_text())["seconds"] for mask in masks]
+    seconds = [sum(json.loads((mask / MANIFEST).read_text())["wall_seconds"]) for mask in masks]
     files = [read_mask(mask / "mask.json") for mask in masks]
     return {
         "name": name,

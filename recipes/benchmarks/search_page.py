@@ -13,7 +13,7 @@ from bosch.mask import num_windowed
 from bosch.progress import say
 from recipes.benchmarks import search, search_study, search_truth
 from recipes.benchmarks._options import BenchmarkOptions
-from recipes.benchmarks._search import average, grouped, read_rows, stderr, table
+from recipes.benchmarks._search import average, grouped, read_rows, show_mean, table
 from recipes.benchmarks._search_questions import ask_all
 from recipes.benchmarks.search_study import Study
 
@@ -62,10 +62,10 @@ def describe_speed(path: Path) -> list[str]:
     told += [
         f"{path}, `{COMMAND} search`: the tiny model, {first['questions']} questions in "
         f"{first['texts']} contexts of {first['length']} tokens, kappa {first['kappa']}, "
-        f"{first['device']}. Every pair of searches ended in the same mask. Seconds are CPU time; "
-        "static rankings to start from, which no acceleration touches, are not in them. `swap` is "
-        "`global_swap` from the best of them, `bare_swap` the same from the lowest layers on the "
-        "window.",
+        f"{first['device']}. Every pair of searches ended in the same mask. Seconds are CPU time "
+        "of the searching process; static rankings to start from, which no acceleration touches, "
+        "and NOMAD, which has a process of its own, are not in them. `swap` is `global_swap` from "
+        "the best of the rankings.",
         "",
     ]
     lines = []
@@ -193,7 +193,7 @@ def describe_study(study: Study) -> list[str]:
         "calibration sets; log-probability: of the answers, mean over examples",
         "- S: share of the calibration questions right, on which the mask was chosen",
         "- layer-forwards: those that were computed; masks that another search on the same set had "
-        "scored before came from the memo they share, as most of bosch_single's from bosch's",
+        "scored before came from the memo they share, as all of bosch_single's at 0.5 from bosch's",
         "",
     ]
     ends = {row["search"]: row for row in rows if row["kind"] == "end"}
@@ -203,6 +203,7 @@ def describe_study(study: Study) -> list[str]:
         budget = num_windowed(ratio, study.num_layers, study.num_groups)
         told += [f"At {ratio:g}, {budget} of {groups} groups on the window:", ""]
         told += compare(group, ends)
+        told += describe_kept(group)
         told += describe_difference(group)
     told += ["## What a reviewer would ask", "", *ask_all(rows, options)]
     told += ["## What was not run", ""]
@@ -234,7 +235,6 @@ def compare(masks: Sequence[Row], ends: dict[str, Row]) -> list[str]:
     lines: list[Sequence[object]] = []
     groups = [(name, runs) for (name,), runs in grouped(masks, "search")]
     for name, runs in sorted(groups, key=lambda item: -average(item[1], "mean")):
-        spread = stderr(row["mean"] for row in runs)
         judged = [row["calibration"]["accuracy"] for row in runs if row["calibration"]]
         lines.append(
             (
@@ -245,7 +245,7 @@ def compare(masks: Sequence[Row], ends: dict[str, Row]) -> list[str]:
                 f"{mean(judged):.2f}" if judged else None,
                 f"{average(runs, 'niah'):.1f}",
                 f"{average(runs, 'tasks'):.1f}",
-                f"{average(runs, 'mean'):.1f}" + (f" ± {spread:.1f}" if spread else ""),
+                show_mean(row["mean"] for row in runs),
                 f"{average(runs, 'log_probability'):.2f}",
             )
         )
@@ -258,6 +258,24 @@ def compare(masks: Sequence[Row], ends: dict[str, Row]) -> list[str]:
     return table((*header, "both", "log-probability"), lines)
 
 
+def describe_kept(masks: Sequence[Row]) -> list[str]:
+    """Of bosch: where its last stage did not find what it ends with."""
+    runs = [row for row in masks if row["search"] == "bosch"]
+    kept = [row for row in runs if row.get("last_stage")]
+    if not kept:
+        return []
+    scores = [row["last_stage"]["accuracy"] for row in kept]
+    single = {row["seed"]: row["z"] for row in masks if row["search"] == "bosch_single"}
+    same = sum(row["z"] == single.get(row["seed"]) for row in kept)
+    return [
+        f"On {len(kept)} of {len(runs)} sets stage 3 of bosch ended lower, at S "
+        f"{', '.join(f'{score:.2f}' for score in scores)}, than a mask that stage 1 had passed "
+        f"through, which it keeps (`--no-keep-best` ends with stage 3's, as the paper); {same} of "
+        "them are bosch_single's.",
+        "",
+    ]
+
+
 def describe_difference(masks: Sequence[Row]) -> list[str]:
     """bosch_plus against bosch, set by set."""
     by_seed = {(row["search"], row["seed"]): row["mean"] for row in masks}
@@ -268,10 +286,8 @@ def describe_difference(masks: Sequence[Row]) -> list[str]:
     ]
     if not differences:
         return []
-    spread = stderr(differences)
-    error = f" ± {spread:.1f}" if spread else ""
     return [
-        f"bosch_plus less bosch, set by set: {mean(differences):+.1f}{error} points "
+        f"bosch_plus less bosch, set by set: {show_mean(differences, '+.1f')} points "
         f"({', '.join(f'{value:+.1f}' for value in differences)}).",
         "",
     ]

@@ -1,4 +1,4 @@
-"""The searches on held-out tests, at equal evaluations, over calibration sets; and what a reviewer
+"""The searches on held-out tests, at equal kappa, over calibration sets; and what a reviewer
 would ask of the stages.
 
 Each search gets calibration sets of different seeds, and its masks are judged on the same examples
@@ -29,7 +29,6 @@ from bosch.search.evaluations import MaskObjective
 from bosch.search.journal import rows_of, texts_of
 from bosch.search.objective import Rows
 from bosch.search.scorer import CPU_MEMORY_GB, Scorer
-from eval.run_archive import SUFFIX, unpack_run
 from recipes import measure_tiny, presets, search_mask, study
 from recipes.benchmarks._options import BenchmarkOptions
 from recipes.benchmarks._search import (
@@ -53,7 +52,8 @@ SEARCHES = (
     "bosch_layer",
     "random_groups",
 )
-TRACED = ("dense", "stage1_scores", "whole_layer_log_probabilities", "ratios")  # of a search
+# Of a search.
+TRACED = ("dense", "stage1_scores", "whole_layer_log_probabilities", "ratios", "last_stage")
 JUDGED = ("mean", "niah", "tasks", "log_probability")  # on the tests
 SPENT = ("evaluations", "layer_forwards", "seconds")
 PARTS = ("masks", "layers", "groups", "kappas")
@@ -277,10 +277,9 @@ def find_archived(
     packed = study.Options(archive=options.archive)
     if options.model != presets.TINY_MODEL or asked != (preset.calibration, preset.mask):
         return None
-    if not study.is_archived(chain, packed):
+    folder = study.unpack_archived(chain, packed, options.runs / "packed")
+    if folder is None:
         return None
-    folder = options.runs / "packed" / chain.name
-    unpack_run(options.archive / f"{chain.name}{SUFFIX}", folder)
     mask = read_mask(folder / "mask" / "mask.json")
     cost = json.loads((folder / "mask" / "time.json").read_text("utf-8"))
     return mask.mask.z, mask.score_trace or {}, cost

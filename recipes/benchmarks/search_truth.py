@@ -141,7 +141,7 @@ class Truth:
                 scores = self.score(masks, ratio)
             tables[ratio] = dict(zip(masks, scores, strict=True))
         if any(f"{ratio:g}" not in kept for ratio in tables):
-            write_values(options.values, about, tables)
+            write_values(options.values, about, kept, tables)
             say(f"wrote {options.values}")
         return tables
 
@@ -225,10 +225,12 @@ def scores_of(value: Value) -> Scores:
     return Scores(value.accuracy, value.probability, value.log_probability)
 
 
-def write_values(path: Path, about: dict[str, Any], tables: dict[float, Table]) -> None:
-    """Float32 is enough: values are compared in steps of 1e-4."""
+def write_values(
+    path: Path, about: dict[str, Any], kept: dict[str, Any], tables: dict[float, Table]
+) -> None:
+    """Beside those of other ratios. Float32 is enough: values are compared in steps of 1e-4."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {
+    arrays: dict[str, Any] = kept | {
         f"{ratio:g}": np.array(list(table.values()), dtype=np.float32)
         for ratio, table in tables.items()
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bosch.run_folder import RunFolder
 from eval.compare import Comparison, compare, falls, kind_means, recoveries
 from eval.pictures import draw_recovery
 from eval.report import write_report
@@ -246,6 +247,17 @@ def test_names_cannot_break_the_pictures(tmp_path: Path) -> None:
     figure = draw_recovery(compare(runs[:1]))
     assert figure is not None
     assert len(figure.legends[0].get_texts()) == 2  # and the dense model
+
+
+def test_curves_of_a_run_that_is_going_on_are_left_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    going_on, ended = (FakeRun(name).write(tmp_path) for name in ("bosch", "fisher"))
+    with RunFolder(going_on):
+        compare_runs.main([str(going_on), str(ended), "--rebuild-tb"])
+    assert not (going_on / "tb").exists()
+    assert (ended / "tb").is_dir()
+    assert f"{going_on / 'tb'} left as it is: " in capsys.readouterr().out
 
 
 def test_parts_that_runs_lack_are_named(tmp_path: Path) -> None:

@@ -194,6 +194,13 @@ def test_nomad_repair_evaluates_nothing_off_the_quota() -> None:
     assert len(found.trials.table) == 30
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_nomad_repair_starts_no_run_without_evaluations_left(seed: int) -> None:
+    judge = Judge(entangled(4, seed))
+    found = optimize("nomad_repair", problem_of(judge, 4, 2, 5, seed=seed))
+    assert (found.trials.notes, found.trials.reproducible) == ([], True)
+
+
 def test_one_plus_one_evaluates_nothing_that_its_penalty_rules_out() -> None:
     judge = Judge(entangled(50))
     found = optimize("nomad", problem_of(judge, 50, 25, 60, starts=((0, 1) * 25,)))

@@ -28,7 +28,7 @@ from bosch.model_folder import read_model_info
 from bosch.plugins import list_plugins
 from bosch.run_folder import RunFolder
 from bosch.stage import Artifact, Stage
-from recipes import search_mask
+from recipes import presets, search_mask
 from recipes.search_mask import build, default_settings, list_methods, main
 from tests.attention_matrices import context_of, toy_calibration
 from tests.model_factory import tiny_model
@@ -424,3 +424,14 @@ def test_a_probe_too_short_to_repeat_anything_is_refused(tmp_path: Path) -> None
     )
     with pytest.raises(ValueError, match="repeats nothing"):
         razor.rank(context)
+
+
+def test_no_tokens_are_set_aside_where_there_is_nothing_to_choose() -> None:
+    config = replace(presets.tiny(), method="consa")
+    assert search_mask.learning_tokens(config) > 0
+    assert search_mask.learning_tokens(replace(config, ratio=0.99)) == 0  # all 64 groups
+
+
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="layer 0, group 1 is nan"):
+        Scores(((0.5, math.nan),), "local")

@@ -2,14 +2,12 @@
 
 import gzip
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from bosch.analysis.overlap import jaccard_distance
-from bosch.command_line import parse_command
-from bosch.mask import GroupMask, MaskFile, write_mask
 from bosch.model_folder import read_model_info
 from eval.compare import compare
 from eval.results import collect_results
@@ -96,16 +94,8 @@ def test_what_was_not_trained_is_not_told_as_trained(tmp_path: Path) -> None:
 
 def archive_run(chain: study.Chain, options: study.Options, tmp_path: Path) -> Path:
     """As if the chain had run, with the model as it is."""
-    run = FakeRun(chain.method, chain.ratio, chain.seed).write(tmp_path / "made")
-    command = chain.arguments(options)
-    config = parse_command(command, tuple(presets.PRESETS), presets.choose).config
-    (run / "run.json").write_text(json.dumps({"config": asdict(config), "command": command}))
-    model = presets.find_model(presets.TINY_MODEL)
-    assert model is not None
-    info = read_model_info(model)
-    windowed = [(layer, 0) for layer in range(info.num_layers)]
-    mask = GroupMask.from_windowed(windowed, info.num_layers, info.num_groups, 64)
-    write_mask(run / "mask" / "mask.json", MaskFile(mask, info, chain.method))
+    made = FakeRun(chain.method, chain.ratio, chain.seed)
+    run = made.write_as(chain.arguments(options), tmp_path / "made")
     path = options.archive / f"{chain.name}.json.gz"
     pack_run(run, path)
     return path

@@ -17,7 +17,7 @@ ROOT = Path(recipes.__path__[0]).parent
 # Leaves the run that recover.py would, notes its call, and fails for the method `fisher` while a
 # file called broken is there.
 CHAIN = """
-import json, sys
+import sys
 from pathlib import Path
 from tests.run_folders import FakeRun
 
@@ -30,11 +30,9 @@ if told["--method"] == "fisher" and Path("broken").exists():
     print("Traceback: accelerate says so too", file=sys.stderr)
     raise SystemExit(2)
 run = FakeRun(told["--method"], float(told["--ratio"]), int(told["--seed"]), (None, 0))
-folder = run.write(Path("runs"))
-content = json.loads((folder / "run.json").read_text())
-(folder / "run.json").write_text(json.dumps(content | {"command": words}))
-(folder / "report").mkdir()
-(folder / "report" / "manifest.json").write_text("{}")
+if Path("stopped").exists():
+    raise SystemExit(0)  # on request, which is no failure
+run.write_as(words, Path("runs"))
 """
 
 
@@ -83,6 +81,24 @@ def test_failed_runs_stop_no_others_and_are_tried_again(place: Path) -> None:
         "tiny-qwen3-bosch-r0.5",
         "tiny-qwen3-fisher-r0.5",
     }
+
+
+def test_a_chain_that_was_stopped_is_not_done(place: Path) -> None:
+    (place / "stopped").touch()
+    run = run_sweep(place, "--methods", "fisher", "--zero-shot")
+    assert run.returncode == 1
+    assert "runs/tiny-qwen3-fisher-r0.75: stopped before its end" in run.stdout
+
+
+def test_a_run_of_other_settings_is_not_done(place: Path) -> None:
+    words = ("--methods", "fisher", "--zero-shot")
+    run_sweep(place, *words)
+    told = place / "runs" / "tiny-qwen3-fisher-r0.75" / "run.json"
+    run = json.loads(told.read_text())
+    run["config"]["calibration"]["length"] //= 2  # as if the preset had changed since
+    told.write_text(json.dumps(run))
+    run_sweep(place, *words)
+    assert len(calls(place)) == 2
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,11 @@ def full_run(path: Path) -> None:
     _made(path / "mask")
     write_mask(path / "mask" / "mask.json", record)
     draw_mask(record, path / "mask" / "mask.png")
-    config = {"seed": 3, "tokens": 1000, "train": {"clip_norm": 1.0, "betas": [0.9, 0.95]}}
+    config: dict[str, Any] = {
+        "seed": 3,
+        "data": {"tokens": 1000},
+        "train": {"clip_norm": 1.0, "betas": [0.9, 0.95]},
+    }
     (path / "run.json").write_text(json.dumps({"config": config}))
     write_steps(path, 1, 2)
     write_scores(path, 0, 4.0)

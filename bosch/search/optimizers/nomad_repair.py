@@ -35,7 +35,7 @@ def search(trials: Trials) -> None:
     draw = random.Random(problem.seed)
     order = list(problem.most_local or range(problem.num_variables))
     start, in_vain = problem.first_mask(), 0
-    while in_vain < RUNS_IN_VAIN and len(trials.table) < problem.num_candidates:
+    while trials.left > 0 and in_vain < RUNS_IN_VAIN and len(trials.table) < problem.num_candidates:
         tried = len(trials.table)
 
         def loss_of(bits: Bits, order: list[int] = order) -> float:
