@@ -52,6 +52,8 @@ def main(arguments: Sequence[str]) -> None:
         for step in plan_run(command.run_path, stages, controls.fresh, controls.start):
             say(f"{step.stage.name}: {step.action} ({step.reason})")
         return
+    if not controls.zero_shot:
+        train_model.check_machine(config.train)
     with run:
         progress.log_to(command.run_path / "recover.log")
         introduce(command)

@@ -9,6 +9,7 @@ goes on after its last checkpoint; Ctrl-C, SIGTERM and a file STOP in the folder
 step, everything saved.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ import tyro
 
 from bosch import progress
 from bosch.config import Config, TokenCount, TrainConfig
-from bosch.errors import exit_on_user_error
+from bosch.errors import UserError, exit_on_user_error
+from bosch.plugins import suggest
 from bosch.progress import say
 from bosch.ranks import rank_and_world
 from bosch.run_folder import RunFolder, home_of
@@ -69,6 +71,25 @@ def main(arguments: Sequence[str]) -> None:
         run.complete(stage)
     exports = sorted(options.out.glob("step-*"))
     say(f"trained model in {exports[-1] if exports else options.out}")
+
+
+def check_machine(settings: TrainConfig) -> None:
+    """Refuse, before hours of search, kernels and attention that were named and cannot run here."""
+    from bosch.hybrid.dispatch import BACKENDS
+    from training.kernels import choose_kernels
+    from training.parallel import choose_device
+
+    choose_kernels(settings.kernels, choose_device(os.environ))
+    name = settings.attention
+    if name == "auto":
+        return
+    if name not in BACKENDS:
+        known = ("auto", *BACKENDS)
+        raise UserError(f"train.attention {name}: no such backend; {suggest(name, known)}")
+    if (reason := BACKENDS[name].unavailable()) is not None:
+        raise UserError(
+            f"train.attention {name} cannot run here: {reason}. Use auto, or name another."
+        )
 
 
 def build(

@@ -1,8 +1,8 @@
 """Liger's kernels, run by Triton's interpreter, beside torch: `TRITON_INTERPRET=1 python
 tests/liger_program.py`.
 
-Prints each family whose loss and gradients agree. The kernels change functions of a whole process,
-so this is no part of a test's own.
+Prints each family whose loss and gradients agree, and leaves other models alone. Triton chooses its
+interpreter for a whole process, so this is no part of a test's own.
 """
 
 import copy
@@ -62,7 +62,7 @@ def main() -> None:
         plain = deploy(plain, [[1, 0, 1, 0]], 4).train()
         ours = copy.deepcopy(plain)
         install_loss_head(plain, "torch")
-        told = loss_and_gradients(plain, ids, labels)  # before: rotary kernels are for all models
+        told = loss_and_gradients(plain, ids, labels)
         install_kernels(ours, kernels)
         install_loss_head(ours, kernels)
         for name, value in loss_and_gradients(ours, ids, labels).items():
@@ -71,6 +71,8 @@ def main() -> None:
             )
         for module in (ours.model.norm, ours.model.layers[0].mlp):
             assert module.forward.__func__.__module__.startswith("liger_kernel"), module
+        other: Any = tiny_model(family, num_hidden_layers=1)
+        assert "liger" not in type(other.model.norm).__module__
         print(family)
     print("equal")
 

@@ -22,6 +22,7 @@ class Along:
 
     def __init__(self, learner: Learner | None, optimizer: Optimizer, world: World) -> None:
         self._learner, self._world = learner, world
+        self.gradient_norm = 0.0
         self._groups: list[dict[str, Any]] = []
         self._peaks: list[float] = []
         if learner is not None:
@@ -63,10 +64,14 @@ class Along:
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= self._world.size
         self._learner.extra_loss().backward()
+        gradients = [p.grad for p in self._learner.module.parameters() if p.grad is not None]
+        self.gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
 
     def after_step(self, step: int) -> None:
         if self._learner is not None:
             self._learner.after_step(step)
 
     def figures(self) -> dict[str, float]:
-        return {} if self._learner is None else self._learner.figures()
+        if self._learner is None:
+            return {}
+        return {"gate_grad_norm": self.gradient_norm, **self._learner.figures()}

@@ -1,7 +1,7 @@
-"""Which kernels compute norms, MLPs, rotary embeddings and the loss: Liger's on GPUs, torch's
-elsewhere."""
+"""Which kernels compute norms, MLPs and the loss: Liger's on GPUs, torch's elsewhere."""
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -33,22 +33,27 @@ def _why_not_liger(device: torch.device) -> str | None:
 
 
 def install_kernels(model: Any, kernels: str) -> None:
-    """Liger's RMSNorm, SwiGLU and rotary embeddings in a model of one of our families.
+    """Liger's RMSNorm and SwiGLU in this one model of one of our families.
 
-    The rotary function is looked up in the family's transformers module, so that it changes for
-    every model of this process. The loss is not here: training/loss.py calls its kernel.
+    Liger also puts its classes in the place of transformers' own, for every model to come: those go
+    back, so that all evaluations of a run compute with the same kernels. Its rotary embeddings are
+    left out, which it can change for a whole process alone. The loss is not here: training/loss.py
+    calls its kernel.
     """
     if kernels != "liger":
         return
     from liger_kernel import transformers as liger
 
     family = model.config.model_type.removeprefix(PREFIX)
+    module = import_module(f"transformers.models.{family}.modeling_{family}")
+    own = dict(vars(module))
     apply = getattr(liger, f"apply_liger_kernel_to_{family}")
     apply(
-        rope=True,
+        rope=False,
         rms_norm=True,
         swiglu=True,
         cross_entropy=False,
         fused_linear_cross_entropy=False,
         model=model,
     )
+    vars(module).update(own)

@@ -127,7 +127,8 @@ def train(job: TrainJob) -> str | None:
                 if step == 1:
                     check_gradients(model, world)
                 sequences = run.loader.sequences(done)
-                skipped = run.guards.judge(step, loss_value, float(norm), sequences)
+                worst = float(norm) if math.isfinite(along.gradient_norm) else math.nan
+                skipped = run.guards.judge(step, loss_value, worst, sequences)
                 if skipped is None:
                     clip_gradient(parameters, norm, settings.clip_norm)
                     optimizer.step()
@@ -145,7 +146,7 @@ def train(job: TrainJob) -> str | None:
                         "grad_norm": float(norm),
                         "skipped_steps": run.guards.skipped,
                         **({"skipped": skipped} if skipped else {}),
-                        **meter.figures(batch),
+                        **meter.figures(batch, counted=job.learner is None),
                         **along.figures(),
                         **(run.validation_loss(step) if is_evaluated else {}),
                     }
@@ -157,6 +158,7 @@ def train(job: TrainJob) -> str | None:
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step, milestone=is_evaluated)
                 if is_evaluated and not (reason and step < plan.num_steps):
+                    run.checkpoints.finish()  # a kill during hours of evaluation shall not lose it
                     run.publish(step)
                 meter.saved()
                 if reason and step < plan.num_steps:

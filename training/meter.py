@@ -36,23 +36,25 @@ class Meter:
     def saved(self) -> None:
         self._lap("checkpoint")
 
-    def figures(self, batch: Batch) -> dict[str, float]:
+    def figures(self, batch: Batch, counted: bool = True) -> dict[str, float]:
         """Of this step; the time of a checkpoint is told with the step behind it.
 
-        The share of the peak (MFU) counts what a step needs: nothing that is computed twice.
+        The share of the peak (MFU) counts what a step needs: nothing that is computed twice. Not
+        counted: steps that gates take part in, whose work the formula does not know.
         """
         busy = self.seconds["data"] + self.seconds["compute"]
         tokens_per_second = self.plan.batch_tokens / busy
-        lengths = batch.cu_seqlens.diff().tolist()
-        flops = training_flops(self.config, self.num_weights, lengths) / busy
         figures = {f"{name}_seconds": seconds for name, seconds in self.seconds.items()}
         figures |= {
             "tokens_per_second": tokens_per_second,
             "tokens_per_second_per_device": tokens_per_second / self.world.size,
-            "tflops_per_device": flops / 1e12,
         }
-        if self.peak is not None:
-            figures["mfu"] = flops / self.peak
+        if counted:
+            lengths = batch.cu_seqlens.diff().tolist()
+            flops = training_flops(self.config, self.num_weights, lengths) / busy
+            figures["tflops_per_device"] = flops / 1e12
+            if self.peak is not None:
+                figures["mfu"] = flops / self.peak
         if self.world.device.type == "cuda":
             figures["memory_gb"] = torch.cuda.max_memory_allocated(self.world.device) / 1e9
         return figures

@@ -30,6 +30,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from bosch.backends._graphs import allow_graphs
+
 # A rank that hangs ends the job after this; one that dies is noticed at once. An evaluation at a
 # checkpoint, in which ranks do not meet, must fit into it.
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)
@@ -215,14 +217,6 @@ def is_true(value: str | None) -> bool:
 # ------------------------------------------------------------------------------------------- shards
 
 
-def allow_graphs(num_blocks: int) -> None:
-    """Each block is a graph of its own, with its row of the mask in it, others where gradients are
-    off or gates are learned. After 8 of one code Dynamo would run the rest uncompiled."""
-    limits: Any = torch._dynamo.config
-    for name in ("recompile_limit", "accumulated_recompile_limit"):
-        setattr(limits, name, max(getattr(limits, name), 8 * num_blocks))
-
-
 def shard_model(model: Any, world: World, switches: Switches) -> None:
     """Shard a causal language model over the ranks in place, a group for each block. One process
     that casts and offloads nothing keeps its parameters as they are: the groups would only copy.
@@ -233,7 +227,9 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
     """
     layers = model.model.layers
     if switches.compile:
-        allow_graphs(len(layers))
+        # Each block is a graph of its own, with its row of the mask in it, others where gradients
+        # are off or gates are learned.
+        allow_graphs(8 * len(layers))
     for index, block in enumerate(layers):
         if switches.activation_checkpointing:
             block = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.NO_REENTRANT)

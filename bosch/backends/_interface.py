@@ -144,6 +144,15 @@ def flat_tokens(x_BHTD: Tensor) -> Tensor:
     return x_BHTD.transpose(1, 2).flatten(0, 1)
 
 
+def no_flash_device() -> str | None:
+    """What every flash-attention kernel needs of the machine."""
+    if not torch.cuda.is_available():
+        return "it needs a CUDA device"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "it needs a GPU of compute capability 8.0 (Ampere) or newer"
+    return None
+
+
 def flash_refuses(call: AttentionCall) -> str | None:
     """What every flash-attention kernel has in common."""
     if call.q_BHTD.device.type != "cuda":

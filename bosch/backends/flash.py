@@ -16,13 +16,14 @@ from bosch.backends._interface import (
     cumulative_lengths,
     flash_refuses,
     flat_tokens,
+    no_flash_device,
     window_size,
 )
 
 
 def unavailable() -> str | None:
-    if not torch.cuda.is_available():
-        return "it needs a CUDA device"
+    if reason := no_flash_device():
+        return reason
     if find_spec("flash_attn") is None and find_spec("flash_attn_interface") is None:
         return "neither flash-attn nor flash-attn 3 is installed"
     try:

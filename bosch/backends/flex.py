@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from bosch.backends._interface import AttentionCall
+from bosch.backends._graphs import allow_graphs
+from bosch.backends._interface import AttentionCall, Documents
 
 
 def unavailable() -> str | None:
@@ -50,6 +51,7 @@ def attend(call: AttentionCall) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _compiled() -> Callable[..., Any]:
+    allow_graphs(1024)  # one for each number of heads, length and mask; uncompiled it is T x S
     return torch.compile(flex_attention, dynamic=False)
 
 
@@ -58,12 +60,23 @@ def _block_mask(call: AttentionCall) -> BlockMask:
     device = call.q_BHTD.device
     if call.documents is None:
         return _band_mask(num_queries, num_keys, call.window_tokens, device)
-    index_BT, see = call.documents.index_BT(), _sees(0, call.window_tokens)
+    return _documents_mask(call.documents, batch, num_queries, call.window_tokens)
 
-    def see_own_document(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return see(b, h, q, k) & (index_BT[b, q] == index_BT[b, k])
 
-    return create_block_mask(see_own_document, batch, None, num_queries, num_keys, device=device)
+@lru_cache(maxsize=4)  # each layer asks the same questions
+def _documents_mask(
+    documents: Documents, batch: int, num_tokens: int, window_tokens: int | None
+) -> BlockMask:
+    with torch.inference_mode(False):
+        index_BT, see = documents.index_BT(), _sees(0, window_tokens)
+
+        def see_own_document(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return see(b, h, q, k) & (index_BT[b, q] == index_BT[b, k])
+
+        device = documents.device
+        return create_block_mask(
+            see_own_document, batch, None, num_tokens, num_tokens, device=device
+        )
 
 
 @lru_cache(maxsize=64)
@@ -82,6 +95,7 @@ def _sees(
 
     def see(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         causal = k <= q + past
-        return causal if window_tokens is None else causal & (q + past - k < window_tokens)
+        # In this order nothing but bools is as large as all pairs while blocks are looked for.
+        return causal if window_tokens is None else causal & (k > q + (past - window_tokens))
 
     return see

@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from bosch.backends._interface import AttentionCall, repeat_groups
 
@@ -248,7 +248,8 @@ def _unfold_blocks(part_MHCD: Tensor) -> Tensor:
 def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
     grouped = call.is_grouped
-    if grouped and mask is not None and q.device.type != "cpu":
+    by_flash = isinstance(mask, CausalBias) and q.dtype in (torch.float16, torch.bfloat16)
+    if grouped and mask is not None and not by_flash and q.device.type != "cpu":
         # Grouped heads under a mask fall back to the slow math kernel everywhere but on the CPU.
         k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
     return F.scaled_dot_product_attention(

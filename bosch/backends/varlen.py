@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bosch.backends._interface import (
@@ -15,13 +14,14 @@ from bosch.backends._interface import (
     cumulative_lengths,
     flash_refuses,
     flat_tokens,
+    no_flash_device,
     window_size,
 )
 
 
 def unavailable() -> str | None:
-    if not torch.cuda.is_available():
-        return "it needs a CUDA device"
+    if reason := no_flash_device():
+        return reason
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

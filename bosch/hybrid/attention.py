@@ -13,9 +13,9 @@ DEPLOY: a materialized model carries `config.bosch`; its groups are ordered [ful
 each layer.
 
 Each layer makes one call over its full groups and one over its window groups (`dispatch` picks the
-backends). Further keyword arguments of a call: `bosch_backend` names a backend, `cu_seq_lens_q` and
-`max_length_q` tell where packed documents end if their position_ids do not; `bosch_no_output` is
-for a call that fills the cache and whose output nobody reads: zeros.
+backends). Further keyword arguments of a call: `bosch_backend` names a backend, `cu_seq_lens_q`
+tells where packed documents end if their position_ids do not; `bosch_no_output` is for a call that
+fills the cache and whose output nobody reads: zeros.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H

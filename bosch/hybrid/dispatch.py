@@ -28,8 +28,18 @@ _shown: set[tuple[str, str]] = set()
 
 def attend(call: AttentionCall, backend: str | None = None) -> Tensor:
     """The output of a call, (B, H, T, D). `backend` names the one to use; None asks in order."""
+    if call.documents is not None:
+        return _attend_documents(call, backend)
+    return _attend(call, backend)
+
+
+def _attend(call: AttentionCall, backend: str | None) -> Tensor:
     call = call.without_idle_window()
     return BACKENDS[choose(call, backend)].attend(call)
+
+
+# A compiled model would make a graph for each number of documents.
+_attend_documents = torch.compiler.disable(_attend)
 
 
 def choose(call: AttentionCall, backend: str | None = None) -> str:

@@ -248,5 +248,6 @@ def _device_with_room(folder: Path) -> str:
     if not torch.cuda.is_available():
         return "cpu"
     needed = sum((folder / name).stat().st_size for name in weight_files(folder))
+    torch.cuda.empty_cache()  # what a training in this process had
     free, _ = torch.cuda.mem_get_info()
     return "cuda" if free > 1.5 * needed else "cpu"

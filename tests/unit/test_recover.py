@@ -59,6 +59,8 @@ def test_ratio_that_no_count_meets_says_what_it_means(tmp_path: Path) -> None:
     run = recover("--ratio", "0.33", "--dry-run", folder=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "--ratio 0.33 means 22 of 64 groups, 0.34375\n" in run.stdout
+    run = recover("--method", "interleave", "--ratio", "0.3", "--dry-run", folder=tmp_path)
+    assert "--ratio 0.3 means 3 of 8 layers, 0.375\n" in run.stdout
 
 
 def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(tmp_path: Path) -> None:
@@ -103,3 +105,20 @@ def test_run_leaves_its_settings_and_its_log(tmp_path: Path) -> None:
     assert saved["command"] == ["--preset", "smoke", "--seed", "3"]
     log = (folder / "recover.log").read_text().splitlines()
     assert [line[20:] for line in log] == run.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--train.attention", "flash"], "train.attention flash cannot run here: it needs a CUDA"),
+        (["--train.attention", "flsh"], "train.attention flsh: no such backend; did you mean"),
+        (["--train.kernels", "liger"], "train.kernels liger cannot run here"),
+    ],
+)
+def test_what_this_machine_cannot_run_is_told_before_the_search(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    run = recover(*arguments, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"error: {sentence}")
+    assert list(tmp_path.iterdir()) == []

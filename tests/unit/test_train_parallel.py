@@ -10,9 +10,9 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import bosch  # noqa: F401  registers the attention
+from bosch.backends._graphs import allow_graphs
 from bosch.config import TrainConfig
 from training.parallel import (
-    allow_graphs,
     choose_switches,
     describe_environment,
     refuse_silent_traps,
@@ -119,9 +119,7 @@ def test_what_is_ignored_is_told() -> None:
     assert "mixed_precision bf16 is not used" in told[0]
 
 
-def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
-    """Each has other groups on the window, and so a graph of its own."""
-    num_layers = 10
+def compiled_model(num_layers: int) -> Any:
     config = Qwen3Config(
         hidden_size=32,
         num_hidden_layers=num_layers,
@@ -131,12 +129,37 @@ def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
         intermediate_size=32,
         vocab_size=64,
     )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="bosch")
-    allow_graphs(num_layers)
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="bosch")
     torch.compiler.reset()
     counters.clear()
     for block in model.model.layers:
         block.compile(backend="eager")
+    return model
+
+
+def test_documents_of_any_number_share_the_compiled_blocks() -> None:
+    model = compiled_model(2)
+    graphs = []
+    for num_documents in range(2, 13):
+        lengths = [3] * (num_documents - 1) + [40 - 3 * (num_documents - 1)]
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        with torch.no_grad():
+            model(
+                torch.arange(40)[None],
+                position_ids=positions,
+                use_cache=False,
+                bosch_mask=[[1, 0], [0, 1]],
+                bosch_window=16,
+            )
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[-1] == graphs[1]
+
+
+def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
+    """Each has other groups on the window, and so a graph of its own."""
+    num_layers = 10
+    model = compiled_model(num_layers)
+    allow_graphs(8 * num_layers)
     z = [[layer % 2, 1 - layer % 2] for layer in range(num_layers)]
     with torch.no_grad():
         model(torch.arange(40)[None], use_cache=False, bosch_mask=z, bosch_window=16)
