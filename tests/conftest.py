@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -34,6 +35,14 @@ def fixed_seeds() -> None:
         numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def quiet_end() -> Iterator[None]:
+    """Take back the handlers that a command set up in this process."""
+    yield
+    if progress := sys.modules.get("bosch.progress"):
+        progress.close()
 
 
 @pytest.fixture(scope="session")

@@ -7,30 +7,21 @@ number of operations is printed at the end.
 """
 
 import os
-import signal
 import sys
-from typing import Any
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes import recover
-
-COUNTED = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate")
+from tests.kill_points import watch_operations
 
 
 def main() -> None:
     folder, point, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-    seen = 0
-
-    def count(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event in COUNTED and str(args[0]).startswith((folder, "runs")):
-            seen += 1
-            if seen == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
+    seen = watch_operations(folder, "runs", at=point)
     os.chdir(folder)
     recover.main(arguments)
-    print(f"operations {seen}")
+    print(f"operations {seen[0]}")
 
 
 if __name__ == "__main__":

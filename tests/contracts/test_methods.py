@@ -201,21 +201,22 @@ def test_the_model_is_left_as_it_was(context: Context) -> None:
 
 
 def test_after_a_kill_the_files_are_the_same(context: Context) -> None:
-    """Killed behind every example, and in the middle of noting the next one."""
+    """Killed behind every example, and in the middle of noting the next one. (Searches have a
+    journal: test_search_methods.py; the others are done in a moment.)"""
     write(context)
     notes = context.folder / NOTES
-    lines = notes.read_bytes().splitlines(keepends=True) if notes.is_file() else []
+    if not notes.is_file():
+        pytest.skip("this method notes nothing on its way")
+    lines = notes.read_bytes().splitlines(keepends=True)
     killed = dataclasses.replace(context, folder=context.folder.with_name("killed"))
     for done in range(len(lines) + 1):
         shutil.rmtree(killed.folder, ignore_errors=True)
         killed.folder.mkdir()
         torn = lines[done][: len(lines[done]) // 2] if done < len(lines) else b""
-        if lines:
-            (killed.folder / NOTES).write_bytes(b"".join(lines[:done]) + torn)
+        (killed.folder / NOTES).write_bytes(b"".join(lines[:done]) + torn)
         write(killed)
         assert files_of(killed) == files_of(context)
-        if lines:
-            assert (killed.folder / NOTES).read_bytes().startswith(b"".join(lines[:done]))
+        assert (killed.folder / NOTES).read_bytes().startswith(b"".join(lines[:done]))
 
 
 def state_of(model: PreTrainedModel) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from bosch.plugins import describe_plugin, list_plugins, load_plugin
+from bosch.plugins import list_plugins, load_plugin
 from eval.suites._interface import Task
 
 SUITES = list_plugins("eval.suites")
@@ -14,16 +14,6 @@ SUITES = list_plugins("eval.suites")
 @pytest.fixture(params=SUITES)
 def suite(request: pytest.FixtureRequest) -> ModuleType:
     return load_plugin("eval.suites", request.param)
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_a_suite_is_described_by_its_first_sentence(name: str) -> None:
-    assert describe_plugin("eval.suites", name)
-
-
-def test_a_suite_has_the_names_of_the_interface(suite: ModuleType) -> None:
-    for name in ("list_tasks", "sources", "build_examples", "score", "summarize"):
-        assert callable(getattr(suite, name)), name
 
 
 def test_its_settings_are_frozen_and_have_defaults(suite: ModuleType) -> None:

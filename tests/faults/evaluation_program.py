@@ -10,12 +10,12 @@ its line, after it. So tests reach every kind of moment without a clock. Printed
 
 import json
 import multiprocessing
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,8 +24,8 @@ from bosch.assets import asset_folder
 from eval import runner
 from eval.settings import GenerationSettings, Label, SuiteRun
 from eval.suites import longbench, niah
+from tests.kill_points import POINT, watch_operations
 
-COUNTED = ("open", "os.rename", "os.remove", "os.truncate", "os.rmdir", "evaluation.append")
 SUITES = (
     SuiteRun("niah", niah.Settings(lengths=(256,)), 2),
     SuiteRun("longbench", longbench.Settings(datasets=("toy_labels", "toy_count")), 3),
@@ -43,24 +43,16 @@ class TwoSteps:
 
     def write(self, line: str) -> None:
         for part in (line[:20], line[20:]):
-            sys.audit("evaluation.append", str(self.folder))
+            sys.audit(POINT, str(self.folder))
             self.file.write(part)
             self.file.flush()
-        sys.audit("evaluation.append", str(self.folder))
+        sys.audit(POINT, str(self.folder))
 
 
 def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
-    append, seen = runner.append, 0
+    append = runner.append
     runner.append = lambda file, generation: append(TwoSteps(file, folder), generation)
-
-    def count(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event in COUNTED and str(arguments[0]).startswith(str(folder)):
-            seen += 1
-            if seen == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
+    seen = watch_operations(folder, at=kill_at)
     model = asset_folder("tiny-qwen3-2layer")
     evaluation = runner.Evaluation(
         load_model=lambda: AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
@@ -74,7 +66,7 @@ def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
         world=world,
     )
     runner.evaluate(evaluation, folder / "evaluation")
-    folder.with_suffix(".points").write_text(str(seen))
+    folder.with_suffix(".points").write_text(str(seen[0]))
 
 
 def run_job(folder: Path, kills: Sequence[float | None], num_points: int) -> list[int | None]:

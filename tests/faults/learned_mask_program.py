@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.faults.training_program import Attempt, enter, start_ranks, watch_operations
+from tests.faults.training_program import Attempt, enter, start_ranks
+from tests.kill_points import watch_operations
 
 PRELOADED = ["training.loop", "recipes.search_mask", "tests.faults.learned_mask_program"]
 
@@ -44,6 +45,6 @@ def main(run_path: Path, log: Path, environment: dict[str, Any], options: dict[s
     mask = search_mask.make_stage(config, method_settings, None, tokens)
     with RunFolder(run_path, rank, world, progress.say) as run:
         run.complete(tokens)
-        operations = watch_operations(run_path / "mask", options if rank == 0 else {})
+        operations = watch_operations(run_path / "mask", at=None if rank else options["at"])
         run.complete(mask)
     print(f"operations: {operations[0]}", flush=True)

@@ -16,33 +16,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import torch
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401  so that no child imports it
 
 import bosch.hybrid.materialize  # noqa: F401  likewise
 from recipes.materialize_model import main as materialize_model
-
-COUNTED = {"open", "os.rename", "os.remove", "os.mkdir"}
+from tests.kill_points import watch_operations
 
 
 def attempt(model: str, mask: str, out: Path, job: dict[str, Any]) -> None:
-    seen = 0
-
-    def count(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event in COUNTED and str(args[0]).startswith(str(out)):
-            seen += 1
-            if seen == job.get("kill_at"):
-                os.kill(os.getpid(), signal.SIGKILL)
-
     if "largest_file" in job:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python would make an OSError of it
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["largest_file"],) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.addaudithook(count)
+    seen = watch_operations(out, at=job.get("kill_at"))
     materialize_model(["--model", model, "--mask", mask, "--out", str(out)])
     if "count" in job:
-        print(f"operations {seen}", flush=True)
+        print(f"operations {seen[0]}", flush=True)
 
 
 def main() -> None:

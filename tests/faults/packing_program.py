@@ -7,17 +7,16 @@ a clock. Points are operations on files in the folder, and the moments before an
 appended."""
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from data.pack import PackConfig, Packer, pack_documents
 from data.sources import open_sources
 from data.tokenizer_files import TokenizerText
-
-COUNTED = ("open", "os.rename", "os.remove", "os.truncate", "packing.append")
+from tests.kill_points import POINT, watch_operations
 
 
 def main() -> None:
@@ -26,24 +25,15 @@ def main() -> None:
     append = Packer._write
 
     def append_in_two_steps(packer: Packer, number: int, array: Any) -> None:
-        sys.audit("packing.append", str(folder))
+        sys.audit(POINT, str(folder))
         append(packer, number, array)
         packer.files[
             number
         ].flush()  # what was written may reach the disk long before a shard is done
-        sys.audit("packing.append", str(folder))
+        sys.audit(POINT, str(folder))
 
     Packer._write = append_in_two_steps  # type: ignore[assignment, method-assign]
-    seen = 0
-
-    def count(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event in COUNTED and str(arguments[0]).startswith(str(folder)):
-            seen += 1
-            if seen == options.get("kill_at"):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
+    seen = watch_operations(folder, at=options.get("kill_at"))
     config = PackConfig(
         seq_len=64,
         tokens=64 * 400,
@@ -54,7 +44,7 @@ def main() -> None:
         workers=options["workers"],
     )
     pack_documents(open_sources(options["sources"], 0, config.tokens), tokenizer, config, folder)
-    print(f"points {seen}")
+    print(f"points {seen[0]}")
 
 
 if __name__ == "__main__":

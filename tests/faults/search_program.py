@@ -44,7 +44,7 @@ def wait(ranks: list[BaseProcess]) -> list[int | None]:
     """Their exit codes. When one has died the others are killed, as a launcher does."""
     multiprocessing.connection.wait([rank.sentinel for rank in ranks], 120)
     for rank in ranks:
-        rank.join(10 if ranks[0].exitcode == 0 else 0)
+        rank.join(0 if any(each.exitcode for each in ranks) else 10)
         rank.kill()
         rank.join()
     return [rank.exitcode for rank in ranks]

@@ -4,8 +4,7 @@ ends.
     python synthetic_chain.py RUN_FOLDER '{"kill_at": 17, "ratio": 0.5}'
 
 `kill_at` n: SIGKILL from inside just before the n-th operation on a file below the folder of all
-runs (an audit hook of Python counts them), so that tests reach every point between two operations
-without a clock.
+runs (kill_points.py).
 """
 
 import atexit
@@ -14,14 +13,14 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bosch.manifest import write_atomically
 from bosch.ranks import rank_and_world
 from bosch.run_folder import RunFolder
 from bosch.stage import Artifact, Stage
-
-COUNTED = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate", "synthetic.half_line")
+from tests.kill_points import POINT, watch_operations
 
 
 def write_words(folder: Path) -> None:
@@ -44,7 +43,7 @@ def write_journal(folder: Path, words: Artifact, ratio: float) -> None:
             line = json.dumps({"number": number, "ratio": ratio, "words": words.fingerprint}) + "\n"
             file.write(line[:7])
             file.flush()
-            sys.audit("synthetic.half_line", str(journal))
+            sys.audit(POINT, str(journal))
             file.write(line[7:])
             file.flush()
             os.fsync(file.fileno())
@@ -77,37 +76,11 @@ def stages(run: RunFolder, ratio: float = 0.75) -> list[Stage]:
     return [words, journal, shards, judged]
 
 
-def kill_at(point: int, root: Path) -> None:
-    seen = 0
-
-    def count(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event in COUNTED and str(args[0]).startswith(str(root)):
-            seen += 1
-            if seen == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
-
-
-def count_operations(root: Path) -> None:
-    """Print at exit how many points there are to be killed at."""
-    seen = 0
-
-    def count(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen
-        seen += event in COUNTED and str(args[0]).startswith(str(root))
-
-    sys.addaudithook(count)
-    atexit.register(lambda: print(f"operations {seen}"))
-
-
 def main() -> None:
     run_path, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-    if "kill_at" in options:
-        kill_at(options["kill_at"], run_path.parent)
+    seen = watch_operations(run_path.parent, at=options.get("kill_at"))
     if "count" in options:
-        count_operations(run_path.parent)
+        atexit.register(lambda: print(f"operations {seen[0]}"))
     rank, world = rank_and_world()
 
     def say(line: str) -> None:

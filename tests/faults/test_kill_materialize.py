@@ -16,7 +16,6 @@ import pytest
 from tests.hybrid_folders import files_of, mask_file, plain_folder
 
 PROGRAM = Path(__file__).with_name("materialize_attempts.py")
-MOMENTS = random.Random(5)  # picks the points at which processes are killed
 
 
 class Attempts:
@@ -55,8 +54,8 @@ class Attempts:
     def files(self, name: str) -> dict[str, bytes]:
         return files_of(self.folder / name / "hybrid")
 
-    def moment(self) -> int:
-        return MOMENTS.randint(1, self.num_operations)
+    def moment(self, seed: object) -> int:
+        return random.Random(str(seed)).randint(1, self.num_operations)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def test_killed_at_a_random_operation_it_resumes_to_the_same_bytes(
     number: int, attempts: Attempts
 ) -> None:
     name = f"random-{number}"
-    code, said = attempts.run(name, kill_at=attempts.moment())
+    code, said = attempts.run(name, kill_at=attempts.moment(number))
     assert code == -signal.SIGKILL, said
     code, said = attempts.run(name)
     assert code == 0, said
@@ -81,7 +80,7 @@ def test_killed_at_a_random_operation_it_resumes_to_the_same_bytes(
 
 
 def test_killed_again_and_again_it_still_ends_in_the_same_bytes(attempts: Attempts) -> None:
-    codes = [attempts.run("again", kill_at=attempts.moment())[0] for _ in range(4)]
+    codes = [attempts.run("again", kill_at=attempts.moment(f"again {n}"))[0] for n in range(4)]
     assert -signal.SIGKILL in codes
     code, said = attempts.run("again")
     assert code == 0, said

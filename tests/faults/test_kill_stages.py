@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hybrid_folders import files_of
+
 PROGRAM = Path(__file__).with_name("synthetic_chain.py")
-MOMENTS = random.Random(3)  # picks the points at which processes are killed
 
 
 def start(
@@ -41,29 +42,13 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, output
 
 
-def results(root: Path) -> dict[str, bytes]:
-    """Every result below a folder of runs, byte for byte; of a manifest all but the seconds it
-    tells."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root).as_posix()
-        if not path.is_file() or "/." in f"/{name}":
-            continue
-        found[name] = path.read_bytes()
-        if path.name == "manifest.json":
-            manifest = json.loads(found[name])
-            del manifest["wall_seconds"], manifest["checksum"]
-            found[name] = json.dumps(manifest).encode()
-    return found
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], int]:
     """Results of a chain that nobody kills, and the number of file operations in it."""
     root = tmp_path_factory.mktemp("undisturbed")
     code, output = finish(start(root / "run", count=True))
     assert code == 0, output
-    return results(root), int(output.split("operations")[1])
+    return files_of(root), int(output.split("operations")[1])
 
 
 @pytest.mark.parametrize(
@@ -79,18 +64,19 @@ def test_chain_killed_at_a_random_operation_resumes_to_the_same_bytes(
     assert code == -signal.SIGKILL, output
     code, output = finish(start(tmp_path / "run"))
     assert code == 0, output
-    assert results(tmp_path) == expected
+    assert files_of(tmp_path) == expected
 
 
 def test_chain_killed_again_and_again_still_ends_in_the_same_bytes(
     tmp_path: Path, undisturbed: tuple[dict[str, bytes], int]
 ) -> None:
     expected, num_operations = undisturbed
+    draw = random.Random(3)
     for _ in range(8):
-        finish(start(tmp_path / "run", kill_at=MOMENTS.randint(1, num_operations)))
+        finish(start(tmp_path / "run", kill_at=draw.randint(1, num_operations)))
     code, output = finish(start(tmp_path / "run"))
     assert code == 0, output
-    assert results(tmp_path) == expected
+    assert files_of(tmp_path) == expected
 
 
 @pytest.mark.parametrize("line", ["words: done", "line 0", "line 3", "shards: starts"])
@@ -99,23 +85,23 @@ def test_chain_killed_from_outside_resumes_to_the_same_bytes(
 ) -> None:
     process = start(tmp_path / "run")
     assert process.stdout
-    while not process.stdout.readline().startswith(line):
-        assert process.poll() is None
+    while not (told := process.stdout.readline()).startswith(line):
+        assert told
     process.kill()
     finish(process)
     code, output = finish(start(tmp_path / "run"))
     assert code == 0, output
-    assert results(tmp_path) == undisturbed[0]
+    assert files_of(tmp_path) == undisturbed[0]
 
 
 def test_complete_chain_is_reused_stage_by_stage(tmp_path: Path) -> None:
     finish(start(tmp_path / "run"))
-    before = results(tmp_path)
+    before = files_of(tmp_path)
     code, output = finish(start(tmp_path / "run"))
     assert code == 0
     assert output.count("complete, reused") == 4
     assert "starts" not in output
-    assert results(tmp_path) == before
+    assert files_of(tmp_path) == before
 
 
 def test_second_run_uses_the_shared_artifact_of_the_first(tmp_path: Path) -> None:

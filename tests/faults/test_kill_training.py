@@ -51,9 +51,8 @@ def test_killed_training_resumes_to_the_same_bytes(
     model_folder(tmp_path / "model")
     point = draw.randint(1, num_operations[victim])
     killed = launch(tmp_path / "train", world, at=point, victim=victim)
-    assert killed.wait_for_a_death() == victim, killed.output()
+    assert killed.wait_for_end(victim) == -signal.SIGKILL, killed.output()
     killed.kill()
-    assert killed.ranks[victim].exitcode == -signal.SIGKILL, killed.output()
     run(tmp_path / "train", world)
     assert results(tmp_path / "train") == expected
 
@@ -69,7 +68,7 @@ def test_training_killed_again_and_again_in_background_saves_ends_the_same(
         victim = draw.randrange(world)
         point = draw.randint(1, num_operations[victim])
         killed = launch(tmp_path / "train", world, at=point, victim=victim, **ASYNCHRONOUS)
-        killed.wait_for_a_death()  # by then it may be finished: fewer steps are left each time
+        killed.wait_for_end(victim)  # by then it may be finished: fewer steps are left each time
         killed.kill()
     run(tmp_path / "train", world, **ASYNCHRONOUS)
     assert results(tmp_path / "train") == expected
@@ -108,7 +107,7 @@ def test_a_signal_to_one_rank_ends_all_after_the_step_and_loses_nothing(
     expected, num_operations = undisturbed[world]
     model_folder(tmp_path / "model")
     point, victim = num_operations[-1] // 2, world - 1
-    output = run(tmp_path / "train", world, at=point, signal=name, victim=victim)
+    output = run(tmp_path / "train", world, at=point, sends=name, victim=victim)
     assert output.count(f"ended: {name}") == world
     done = results(tmp_path / "train")["curve"][-1][0]
     assert done < LAST_STEP
@@ -143,7 +142,7 @@ def test_the_end_of_the_launcher_ends_the_ranks_with_everything_saved(
     model_folder(tmp_path / "model")
     folder = tmp_path / "train"
     point = num_operations[0] // 3
-    code, output = launch_by_accelerate(folder, arguments, at=point, signal=name, to="parent")
+    code, output = launch_by_accelerate(folder, arguments, at=point, sends=name, to="parent")
     assert code != 0
     assert output.count("ended: SIGTERM") == world, output
     done = results(folder)["curve"][-1][0]

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bosch.fingerprint import hash_file
+from tests.kill_points import watch_operations
 
 LAST_STEP = 6
 PRELOADED = ["training.loop", "tests.plain_training", "tests.faults.training_program"]
-COUNTED = ("open", "os.rename", "os.mkdir", "os.remove", "shutil.rmtree")
 
 
 @dataclass
@@ -40,11 +39,10 @@ class Attempt:
         self.kill()
         return codes
 
-    def wait_for_a_death(self) -> int:
-        """The rank that ends first."""
-        ready = multiprocessing.connection.wait([rank.sentinel for rank in self.ranks], 120)
-        assert ready
-        return [rank.sentinel for rank in self.ranks].index(ready[0])
+    def wait_for_end(self, rank: int, seconds: float = 120) -> int | None:
+        """Its exit code, before anybody else kills it."""
+        self.ranks[rank].join(seconds)
+        return self.ranks[rank].exitcode
 
     def kill(self) -> None:
         """As a launcher does with the others when one has died."""
@@ -141,8 +139,8 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
 
 
 def main(folder: Path, log: Path, environment: dict[str, Any], options: dict[str, Any]) -> None:
-    """at: before its n-th operation on a file below the folder rank `victim` sends `signal`
-    (SIGKILL) to itself, or to its launcher (to: parent). settings: of TrainConfig."""
+    """at: before its n-th operation on a file below the folder rank `victim` sends a signal
+    (`sends`: SIGKILL) to itself, or to its launcher (to: parent). settings: of TrainConfig."""
     enter(log, environment)
     train(folder, environment["RANK"], options)
 
@@ -165,7 +163,8 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     progress.set_up(rank)
     is_victim = rank == options.get("victim", 0)
-    operations = watch_operations(folder, options if is_victim else {})
+    when = {name: options[name] for name in ("at", "sends", "to") if name in options}
+    operations = watch_operations(folder, **(when if is_victim else {}))
     settings = {
         "max_steps": LAST_STEP,
         "checkpoint_steps": 2,
@@ -181,22 +180,6 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
         evaluated_shares=(0.5, 1.0),
     )
     print(f"ended: {loop.train(job)}; operations: {operations[0]}", flush=True)
-
-
-def watch_operations(folder: Path, options: dict[str, Any]) -> list[int]:
-    """Their number so far. An audit hook of Python's sees every operation, so that tests reach each
-    point between two without a clock."""
-    seen = [0]
-
-    def count(event: str, args: tuple[Any, ...]) -> None:
-        if event in COUNTED and str(args[0]).startswith(str(folder)):
-            seen[0] += 1
-            if seen[0] == options.get("at"):
-                to = os.getppid() if options.get("to") == "parent" else os.getpid()
-                os.kill(to, signal.Signals[options.get("signal", "SIGKILL")])
-
-    sys.addaudithook(count)
-    return seen
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 import itertools
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bosch import progress
 from bosch.analysis.named_masks import find_chains, find_panels, passed_over, read_masks
 from bosch.analysis.overlap import jaccard_distance
 from bosch.calibration_file import write_calibration
@@ -22,13 +20,6 @@ from tests.masks import MODEL
 from tests.model_factory import tiny_model
 
 SHAPE = replace(MODEL, num_layers=4)
-
-
-@pytest.fixture(autouse=True)
-def quiet_end() -> Iterator[None]:
-    """Take back the handlers that a command set up in this process."""
-    yield
-    progress.close()
 
 
 def write(

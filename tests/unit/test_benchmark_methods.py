@@ -2,22 +2,14 @@
 it measured."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bosch import progress
 from bosch.plugins import list_plugins
 from recipes.benchmark import run_benchmark
 from recipes.benchmarks.methods import Options, choose_methods, describe_table, summarize
-
-
-@pytest.fixture(autouse=True)
-def quiet_end() -> Iterator[None]:
-    yield
-    progress.close()
 
 
 def test_methods_are_judged_beside_full_and_windowed_attention(

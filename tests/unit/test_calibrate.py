@@ -1,7 +1,6 @@
 """recipes/calibrate.py: the command, what it compares the set with, and the stage of recover.py."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +19,6 @@ from recipes.calibrate import build, check_against_tests, main
 from recipes.evaluate_model import judging_of
 from recipes.prepare_tokens import load_tokenizer
 from recipes.presets import smoke
-
-
-@pytest.fixture(autouse=True)
-def quiet_end() -> Iterator[None]:
-    """Take back the handlers that a command set up in this process."""
-    yield
-    progress.close()
 
 
 def command(*more: str, out: Path) -> list[str]:

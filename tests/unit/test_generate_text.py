@@ -1,6 +1,5 @@
 """recipes/generate_text.py: the text is the model's own, and what it tells of the cache is true."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bosch import progress
 from bosch.hybrid.materialize import materialize
 from recipes import generate_text
 from tests.hybrid_folders import plain_folder, record_for, run_recipe
@@ -23,12 +21,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     dense = plain_folder(root / "dense")
     materialize(dense, record_for(dense), root / "hybrid")
     return {"dense": dense, "hybrid": root / "hybrid"}
-
-
-@pytest.fixture(autouse=True)
-def quiet_afterwards() -> Iterator[None]:
-    yield
-    progress.close()
 
 
 def expected_text(folder: Path, seed: int | None = None) -> str:

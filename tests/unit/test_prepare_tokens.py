@@ -1,13 +1,11 @@
 """recipes/prepare_tokens.py: the command, the stage of recover.py, and tokens of another run."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bosch import progress
 from bosch.config import Config, DataConfig
 from bosch.manifest import DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run_folder import RunFolder
@@ -18,13 +16,6 @@ from recipes.presets import find_model, smoke
 
 LENGTH = smoke().data.sequence_length
 BUDGET = smoke().data.tokens
-
-
-@pytest.fixture(autouse=True)
-def quiet_end() -> Iterator[None]:
-    """Take back the handlers that a command set up in this process."""
-    yield
-    progress.close()
 
 
 @pytest.fixture(scope="module")

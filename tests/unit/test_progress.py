@@ -4,7 +4,6 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,6 @@ with progress.track("search", total=3, unit="masks") as bar:
         progress.say("within")
 progress.say("end")
 """
-
-
-@pytest.fixture(autouse=True)
-def _quiet_afterwards() -> Iterator[None]:
-    yield
-    progress.close()
 
 
 def test_piped_output_is_plain_lines_and_the_log_has_the_same_with_times(tmp_path: Path) -> None:

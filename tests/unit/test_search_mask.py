@@ -7,14 +7,12 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bosch import progress
 from bosch.calibration_file import read_calibration, write_calibration
 from bosch.config import Config, MaskConfig
 from bosch.errors import exit_on_user_error
@@ -48,13 +46,6 @@ def calibration_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibration")
     write_calibration(folder, toy_calibration(128, count=4))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def quiet_end() -> Iterator[None]:
-    """Take back the handlers that a command set up in this process."""
-    yield
-    progress.close()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import training.loop
-from bosch import progress
 from bosch.config import TrainConfig
 from data.loader import Loader
 from tests.model_factory import FAMILIES, random_tokens
@@ -38,7 +37,6 @@ from training.parallel import choose_switches, leave_world, start_world, whole
 def process_group_left() -> Iterator[None]:
     yield
     leave_world()
-    progress.close()
 
 
 def run(

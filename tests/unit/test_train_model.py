@@ -30,7 +30,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def as_a_new_process() -> Iterator[None]:
     yield
     leave_world()
-    progress.close()
 
 
 def train(tokens: Path, out: Path, *more: str, model: str = presets.SMOKE_MODEL) -> None:
