@@ -67,7 +67,8 @@ class FakeRun:
         model = presets.find_model(presets.TINY_MODEL)
         assert model is not None
         info = read_model_info(model)
-        windowed = [(layer, 0) for layer in range(info.num_layers)]
+        count = round(self.ratio * info.num_groups)
+        windowed = [(layer, group) for layer in range(info.num_layers) for group in range(count)]
         mask = GroupMask.from_windowed(windowed, info.num_layers, info.num_groups, 64)
         write_mask(folder / "mask" / "mask.json", MaskFile(mask, info, self.method))
         for stage in ("mask", "report"):

@@ -11,11 +11,12 @@ from bosch.analysis.overlap import jaccard_distance
 from bosch.model_folder import read_model_info
 from eval.compare import compare
 from eval.results import collect_results
+from eval.rows import read_rows
 from eval.run_archive import pack_run
 from eval.study import AFTER, BEFORE, Study, advantage
 from eval.study_page import write_study_page
 from eval.study_tables import show_advantage
-from recipes import presets, study
+from recipes import presets, study, study_parts
 from recipes.benchmarks import methods, search_study
 from tests.run_folders import FakeRun
 
@@ -158,7 +159,7 @@ def test_searches_are_judged_by_their_masks_in_the_archive(tmp_path: Path) -> No
     archive_run(study.Chain("bosch_multi", 0.75, 1, trained=False), packed, tmp_path)
     found = search_study.find_archived(options, "bosch_multi", 0.75, 30, seed=1)
     assert found is not None
-    assert [row.count(0) for row in found[0]] == [1] * 8
+    assert [row.count(0) for row in found[0]] == [6] * 8
     assert search_study.find_archived(options, "bosch_multi", 0.75, 30, seed=0) is None
     assert search_study.find_archived(options, "bosch_multi", 0.75, 100, seed=1) is None
     other = replace(options, length=512)
@@ -296,3 +297,29 @@ def test_a_chain_that_was_stopped_is_not_packed(
         _, reason, _ = study.run_chain(study.Chain("fisher", 0.75, 0, trained), options)
         assert reason == "stopped before its end"
     assert not options.archive.exists()
+
+
+@pytest.mark.slow
+def test_parts_that_are_no_chains_leave_their_rows_and_are_not_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(study_parts, "WINDOWS", (32,))
+    monkeypatch.setattr(study_parts, "LONG", ((4_096, 2.0),))
+    monkeypatch.setattr(study_parts, "LONG_SAMPLES", 1)
+    options = study.Options(archive=tmp_path / "archive", runs=tmp_path / "runs", samples=1)
+    for ratio in (0.5, 0.75):
+        archive_run(study.Chain("fisher", ratio, 0, trained=False), options, tmp_path)
+    parts = page_options(tmp_path, "windows", "long", "replacement")
+    words = [*parts, "--trained", "fisher", "--samples", "1"]
+    study.main(words)
+    windows = read_rows(options.archive / "windows.jsonl")
+    assert [(row["window"], row["suite"]) for row in windows] == [(32, "longbench"), (32, "niah")]
+    long = read_rows(options.archive / "long.jsonl")
+    assert [(row["method"], row["length_asked"]) for row in long] == [
+        ("dense", 4_096),
+        ("fisher", 4_096),
+    ]
+    assert (options.archive / "turnover.json").is_file()
+    capsys.readouterr()
+    study.main([*words[: words.index("replacement")], *words[words.index("replacement") + 1 :]])
+    assert "evaluate" not in capsys.readouterr().out

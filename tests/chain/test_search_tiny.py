@@ -1,0 +1,112 @@
+"""The searches on the embedded model, through the recipe: their masks are exact, and the same
+whatever happened on the way. Minutes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recipes
+from bosch.mask import num_windowed
+from tests.hybrid_folders import run_recipe
+
+pytestmark = pytest.mark.slow
+
+SEARCH = Path(recipes.__path__[0]) / "search_mask.py"
+NONE = [
+    f"--accelerations.no-{name}"
+    for name in ("prefixes", "group-outputs", "answer-rows", "memo", "early-end")
+]
+# recipes/search_mask.py, killed by itself behind the line of the journal with that number.
+KILLED = """
+import os, signal, sys
+from bosch.search.journal import Journal
+from recipes import search_mask
+
+append, last = Journal.append, int(sys.argv[1])
+
+def append_or_die(self, line):
+    append(self, line)
+    if line.get("number") == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Journal.append = append_or_die
+search_mask.main(sys.argv[2:])
+"""
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("questions") / "calibration"
+    words = ("--length", 512, "--examples", 8, "--questions-per-context", 4, "--out", folder)
+    done = run_recipe("calibrate.py", *words)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(params=["bosch", "bosch_plus"])
+def words(request: pytest.FixtureRequest, calibration: Path) -> list[str]:
+    method = ["--method", request.param, "--ratio", "0.75", "--seed", "3"]
+    return [*method, "--calibration", str(calibration), "--kappa", "6"]
+
+
+def search(folder: Path, words: list[str], *launcher: str) -> dict[str, Any]:
+    """The mask and its record, of a run in a folder of its own, which no memo reaches."""
+    command = [
+        *(launcher or [sys.executable]),
+        str(SEARCH),
+        *words,
+        "--run-dir",
+        str(folder / "run"),
+    ]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return read(folder)
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def read(folder: Path) -> dict[str, Any]:
+    content = json.loads((folder / "run" / "mask" / "mask.json").read_text())
+    return {name: content[name] for name in ("z", "score_trace")}
+
+
+def test_every_budget_is_met_and_one_seed_gives_one_mask(words: list[str], tmp_path: Path) -> None:
+    for ratio in (0.25, 0.5, 0.75, 0.875):
+        asked = [*words, "--ratio", str(ratio)]
+        first, second = (search(tmp_path / f"{ratio} {again}", asked) for again in range(2))
+        assert first == second
+        rows = first["z"]
+        assert sum(row.count("0") for row in rows) == num_windowed(ratio, len(rows), len(rows[0]))
+
+
+def test_accelerations_and_ranks_change_no_mask(words: list[str], tmp_path: Path) -> None:
+    plain = search(tmp_path / "plain", [*words, *NONE])
+    assert search(tmp_path / "fast", words) == plain
+    accelerate = str(Path(sys.executable).with_name("accelerate"))
+    two = (accelerate, "launch", "--num_processes", "2", "--main_process_port", "0")
+    assert search(tmp_path / "two", words, *two, "--cpu")["z"] == plain["z"]
+
+
+def test_killed_at_twenty_evaluations_it_ends_the_same(words: list[str], tmp_path: Path) -> None:
+    undisturbed = search(tmp_path / "undisturbed", words)
+    journal = tmp_path / "undisturbed" / "run" / "mask" / "journal.jsonl"
+    count = len(journal.read_text().splitlines()) - 1
+    command = [*words, "--run-dir", str(tmp_path / "killed" / "run")]
+    for last in sorted(random.Random(0).sample(range(1, count + 1), 20)):
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, str(last), *command],
+            cwd=SEARCH.parents[1],
+            env=environment(),
+            capture_output=True,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert search(tmp_path / "killed", words) == undisturbed
