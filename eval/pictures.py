@@ -69,8 +69,7 @@ def draw_zero_shot(comparison: Comparison) -> "Figure | None":
     panels = [list(_over_ratios(comparison, measure)) for measure in comparison.averages]
     if not panels or sum(len(line.x) for line in panels[0]) < 2:
         return None
-    # The best below the dense model's line, by its mean in the first panel over its own ratios,
-    # the largest ratio first: that is where methods differ most.
+    # The best on top, by the largest ratio: there methods differ most.
     order = sorted(panels[0], key=lambda line: (line.x[-1], line.y[-1]))
     place = {line.label: row for row, line in enumerate(order)}
     ratios = sorted({ratio for lines in panels for line in lines for ratio in line.x})
