@@ -101,7 +101,7 @@ def draw(study: Study, folder: Path) -> Iterator[str]:
     ]
     for name, told, runs, make in (
         ("recovery", "Figure 3", trained, draw_recovery),
-        ("zero_shot", "Tables 1 and 2 as curves", study.comparison.runs, draw_zero_shot),
+        ("zero_shot", "Tables 1 and 2 as a picture", study.comparison.runs, draw_zero_shot),
     ):
         shown = [run for run in runs if run.ratio]
         figure = make(replace(study.comparison, runs=shown)) if shown else None
@@ -158,12 +158,12 @@ def best_of_all(study: Study, measure: Measure) -> str:
                 wins.append(rival)
             else:
                 losses.append(f"{rival} at {ratio:g}")
-    where = f"{len(first)} of {len(study.ratios)} ratios" if first else "no ratio"
+    where = f"{len(first)} of {len(study.ratios)} ratios"
     line = (
         f"Paper: before training BOSCH is above every rival at every ratio. Here, on "
-        f"{measure.title}, no rival's mean is above its own at {where}; of {total} comparisons "
-        f"with other methods {len(wins)} are clearly for it, {len(losses)} clearly against it, "
-        f"{open_} open."
+        f"{measure.title}, over the seeds that both have, it is below no rival at {where}; of "
+        f"{total} comparisons with other methods {len(wins)} are clearly for it, {len(losses)} "
+        f"clearly against it, {open_} open."
     )
     return line + (f" Against: {', '.join(sorted(losses))}." if losses else "")
 
