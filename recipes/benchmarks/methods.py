@@ -277,8 +277,9 @@ def write_page(
         "- NIAH: mean of the groups single and multikey at each length, in per cent",
         "- ± sets: standard error over the calibration sets; ± examples: that of one mask's score "
         "over the test examples",
-        "- masks: how many of the masks differ; seconds: to choose one, learning from tokens "
-        "included where a method does, on "
+        "- masks: how many of the masks differ; seconds: of the stage that chooses one, learning "
+        "from tokens included where a method does; masks that another search on the same set has "
+        "scored are not scored again (most of bosch_single's are bosch's). On "
         f"{machine['device']}, {machine['cores']} cores, torch {versions.get('torch', '?')}",
         "",
         *describe_table(rows),
