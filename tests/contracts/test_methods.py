@@ -29,6 +29,8 @@ PACKAGE = "bosch.methods"
 METHODS = list_plugins(PACKAGE)
 LEARNED = [name for name in METHODS if _choose.learns_from_tokens(name)]
 TRAINING_FREE = [name for name in METHODS if name not in LEARNED]
+# Those that note each example: a killed one goes on from its notes.
+NOTING = [name for name in TRAINING_FREE if hasattr(load_plugin(PACKAGE, name), "measure_each")]
 RATIOS = [
     pytest.param(0.25, marks=pytest.mark.slow),
     0.5,
@@ -200,14 +202,12 @@ def test_the_model_is_left_as_it_was(context: Context) -> None:
     assert state_of(context.model) == before
 
 
+@pytest.mark.parametrize("context", NOTING, indirect=True)
 def test_after_a_kill_the_files_are_the_same(context: Context) -> None:
     """Killed behind every example, and in the middle of noting the next one. (Searches have a
     journal: test_search_methods.py; the others are done in a moment.)"""
     write(context)
-    notes = context.folder / NOTES
-    if not notes.is_file():
-        pytest.skip("this method notes nothing on its way")
-    lines = notes.read_bytes().splitlines(keepends=True)
+    lines = (context.folder / NOTES).read_bytes().splitlines(keepends=True)
     killed = dataclasses.replace(context, folder=context.folder.with_name("killed"))
     for done in range(len(lines) + 1):
         shutil.rmtree(killed.folder, ignore_errors=True)
