@@ -1,5 +1,6 @@
 """A rank that has died ends the others, even where nothing else would wake them."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,10 @@ def pair(folder: Path, ends: bool) -> list[Any]:
     return ranks
 
 
+def count_of(folder: Path, rank: int) -> int:
+    return int(json.loads((folder / f"rank-{rank}").read_text())["count"])
+
+
 def test_killed_rank_ends_the_one_that_waits(tmp_path: Path) -> None:
     waiting, killed = pair(tmp_path, ends=False)
     killed.kill()
@@ -48,6 +53,13 @@ def test_rank_that_is_done_ends_nobody(tmp_path: Path) -> None:
     done.kill()
     done.join()
     assert not Heartbeat(tmp_path, 0, 2)._is_dead(1)
+    last = count_of(tmp_path, 0) + 20  # beats, at each of which it looks at the other
+    for _ in range(1_200):
+        waiting.join(BEAT_SECONDS)
+        assert waiting.exitcode is None
+        if count_of(tmp_path, 0) >= last:
+            break
+    assert count_of(tmp_path, 0) >= last
     waiting.kill()
     waiting.join()
 

@@ -64,7 +64,7 @@ def test_what_is_published_loads_as_any_model_does(whole: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(whole / "model")
     ids = tokenizer("One of the special magic numbers", return_tensors="pt")
     made = model.generate(**ids, max_new_tokens=4, do_sample=False)
-    assert made.shape[1] > ids["input_ids"].shape[1]
+    assert 1 <= made.shape[1] - ids["input_ids"].shape[1] <= 4
     assert model.dtype == torch.bfloat16
 
 
