@@ -29,6 +29,7 @@ from bosch.hybrid import export
 from bosch.hybrid.models import PREFIX, family_of, head_size, hybrid_config, plain_config
 from bosch.hybrid.permute import inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
+from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.manifest import MANIFEST, STARTED, write_atomically
 from bosch.mask import MaskFile
 from bosch.model_folder import read_model_config
@@ -70,6 +71,7 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
     _start(source, out)
     rewrite_weights(source, out, config.bosch["permutation"], head_size(config))
     copy_companions(source, out)
+    keep_tokenizer(source, plain, out, config)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source, standalone)
     _publish(out, config)
@@ -86,6 +88,7 @@ def unmaterialize(source: Path, out: Path) -> None:
     _start(source, out)
     rewrite_weights(source, out, inverse(hybrid.bosch["permutation"]), head_size(hybrid))
     copy_companions(source, out)
+    keep_tokenizer(source, hybrid, out, config)
     _judge(out, source, compare_logits(out, config, source, hybrid))
     _publish(out, config)
 

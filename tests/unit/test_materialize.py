@@ -12,6 +12,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -28,7 +29,9 @@ from bosch.hybrid.models import family_of, head_size, hybrid_config, undeploy
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.run_folder import RunFolder
 from bosch.stage import Stage
+from data.tokenizer_files import describe_tokenizer
 from recipes import materialize_model
+from tests import odd_tokenizers
 from tests.hybrid_folders import (
     WINDOW,
     files_of,
@@ -87,6 +90,33 @@ def test_plain_family_refuses_the_folder_even_with_its_model_type_put_back(
     for model_class in (plain_class, AutoModelForCausalLM):
         with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
             model_class.from_pretrained(hybrid)
+
+
+@pytest.mark.parametrize(
+    ("family", "declared", "tokenizer"),
+    [
+        ("mistral", "LlamaTokenizer", odd_tokenizers.blank_first()),
+        ("llama", "LlamaTokenizer", odd_tokenizers.blank_first()),
+        ("qwen2", "LlamaTokenizerFast", odd_tokenizers.byte_level()),
+        ("qwen2", "PreTrainedTokenizerFast", odd_tokenizers.byte_level()),
+        ("qwen3", "Qwen2Tokenizer", odd_tokenizers.byte_level()),
+    ],
+)
+def test_hybrid_loads_the_tokenizer_that_its_model_loads_whatever_class_is_declared(
+    family: str, declared: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    dense = plain_folder(tmp_path / "dense", family)
+    odd_tokenizers.save(tokenizer, dense, declared)
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+    unmaterialize(tmp_path / "hybrid", tmp_path / "again")
+    own = describe_tokenizer(AutoTokenizer.from_pretrained(dense))
+    for made in ("hybrid", "again"):
+        loaded = AutoTokenizer.from_pretrained(tmp_path / made)
+        assert describe_tokenizer(loaded).hash == own.hash
+        assert (
+            loaded(" 1234 x")["input_ids"]
+            == AutoTokenizer.from_pretrained(dense)(" 1234 x").input_ids
+        )
 
 
 def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weights(

@@ -1,0 +1,73 @@
+"""Tokenizer folders as models on the hub have them, where the same files can give other ids."""
+
+import json
+from pathlib import Path
+
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+from data.toy_world.tokenizer import corpus
+
+BYTES = pre_tokenizers.ByteLevel.alphabet()
+
+
+def blank_first() -> Tokenizer:
+    """As Llama 2 and Mistral 7B have it: a blank is put before whatever is encoded."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    words = pre_tokenizers.Split("▁", "merged_with_next")
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.pre_tokenizer = words
+    blanks, ends = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([blanks, decoders.ByteFallback(), decoders.Fuse(), ends])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(corpus(40, 0), trainer)
+    tokenizer.pre_tokenizer = None
+    begin = ("<s>", tokenizer.token_to_id("<s>"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[begin]
+    )
+    return tokenizer
+
+
+def byte_level() -> Tokenizer:
+    """As Qwen and Llama 3 have it, but with a cut of its own between words."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=BYTES,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(10, 0), trainer)
+    return tokenizer
+
+
+def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def save(tokenizer: Tokenizer, folder: Path, declared: str) -> None:
+    """With the class that its folder on the hub declares."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    told = {
+        "tokenizer_class": declared,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
