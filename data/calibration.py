@@ -10,7 +10,7 @@ texts, and `calibration.json` what they were made of, with hashes.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -196,12 +196,31 @@ def encode(context: Context, tokenizer: Any) -> Haystack:
     spans = needle_spans(context.example, tokenizer)
     for number, (read, answer) in enumerate(context.pieces):
         # The tokens that a model puts before any text stand before the first piece only.
-        ids += tokenizer(read, add_special_tokens=number == 0)["input_ids"]
+        ids += encode_behind(ids, read, tokenizer) if number else tokenizer(read)["input_ids"]
         start = len(ids)
-        ids += tokenizer(answer, add_special_tokens=False)["input_ids"]
+        ids += encode_behind(ids, answer, tokenizer)
         needle = spans[context.questions[number].outputs[0]]
         questions.append(Question(range(start, len(ids)), needle, context.task))
     return Haystack(torch.tensor(ids), tuple(questions))
+
+
+def encode_behind(ids: Sequence[int], text: str, tokenizer: Any) -> list[int]:
+    """The tokens of a text that stands behind others. Some tokenizers put a blank before whatever
+    they are given, which would make two of them here; what is behind a line break has none."""
+    alone, line, behind = (
+        tokenizer(told, add_special_tokens=False)["input_ids"] for told in (text, "\n", f"\n{text}")
+    )
+    candidates = [alone]
+    if behind[: len(line)] == line:
+        candidates.append(behind[len(line) :])
+    last = list(ids[-8:])
+    for found in candidates:
+        if tokenizer.decode(last + found) == tokenizer.decode(last) + text:
+            return found
+    raise ValueError(
+        f"This tokenizer cannot write {text[:40]!r} behind a text: it reads back "
+        f"{tokenizer.decode(last + alone)!r}."
+    )
 
 
 def needle_spans(example: Example, tokenizer: Any) -> dict[str, range]:

@@ -24,6 +24,7 @@ from data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
 from data.toy_world.essays import ToyEssays
 from data.toy_world.tokenizer import train_tokenizer
 from data.toy_world.world import World
+from tests import odd_tokenizers
 
 SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2)
 
@@ -62,6 +63,19 @@ def test_answers_and_needles_are_where_the_set_says(
             assert str(needle).strip().endswith(f"is: {value}.")
             before = tokenizer.decode(haystack.ids_T[: question.answer.start])
             assert str(before).endswith(asked.answer_prefix)
+
+
+def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_blank() -> None:
+    tokenizer = odd_tokenizers.wrap(odd_tokenizers.blank_first())
+    settings = CalibrationSettings(2, 1200, 2, tasks=("niah_single_2",))
+    for context in build_contexts(settings, gather_material(settings), tokenizer):
+        haystack = encode(context, tokenizer)
+        assert haystack.ids_T.tolist() == tokenizer(context.text)["input_ids"]
+        for question, asked in zip(haystack.questions, context.questions, strict=True):
+            answer = haystack.ids_T[question.answer.start : question.answer.stop]
+            assert tokenizer.decode([*tokenizer("is")["input_ids"][1:], *answer]) == (
+                f"is {asked.outputs[0]}"
+            )
 
 
 def test_every_question_of_a_context_asks_for_another_key(contexts: list[Context]) -> None:
