@@ -3,11 +3,14 @@ is.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bosch.fingerprint import fingerprint, hash_file
+
+# Of config.json: what decides nothing that the model computes, and changes when it is saved again.
+NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,14 @@ def read_model_info(folder: Path) -> ModelInfo:
         num_query_heads=_count(config, "num_attention_heads", folder),
         head_dim=_count(config, "head_dim", folder),
     )
+
+
+def describe_model(folder: Path) -> dict[str, Any]:
+    """All that decides what the model in a folder computes, for a stage's settings: its weights and
+    its config, of which a window or the stretch of its positions can be edited."""
+    config = read_model_config(folder)
+    deciding = {name: value for name, value in config.items() if name not in NO_DECISION}
+    return {**asdict(read_model_info(folder)), "config": fingerprint(deciding)}
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

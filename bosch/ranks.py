@@ -24,6 +24,7 @@ from bosch.run_lock import (
     ProcessIdentity,
 )
 
+RANKS = ".ranks"
 JOIN_SECONDS = (
     600.0  # how long a rank waits for rank 0 to appear; rank 0 may itself wait for a stale lock
 )
@@ -114,7 +115,7 @@ class Ranks:
             time.sleep(POLL_SECONDS)
 
     def _join(self, launch: str, clear: bool = False) -> None:
-        self.folder = self.home / ".ranks" / launch
+        self.folder = self.home / RANKS / launch
         self.folder.mkdir(parents=True, exist_ok=True)
         for other in self.folder.parent.iterdir() if clear else ():
             if other != self.folder:

@@ -16,7 +16,7 @@ from bosch.errors import USER_ERRORS
 from bosch.manifest import STARTED
 from bosch.plan import REFERENCE, Step, examine, examine_folder, plan_run, refuse_blocked
 from bosch.progress import describe_seconds
-from bosch.ranks import Ranks
+from bosch.ranks import RANKS, Ranks
 from bosch.run_lock import BEAT_SECONDS, STALE_SECONDS, FolderInUseError, FolderLock, LockRecord
 from bosch.stage import Artifact, Stage, locate
 
@@ -223,8 +223,10 @@ class WallTime:
 
 
 def _forget_start(folder: Path) -> None:
-    """Refused before anything was made of these settings, they shall not bar the corrected ones."""
-    if [path.name for path in folder.glob("[!.]*")] == [STARTED]:
+    """Refused before anything was made of these settings, they shall not bar the corrected ones.
+    What is being made can lie in a hidden folder."""
+    files = [path for path in folder.rglob("[!.]*") if path.is_file() and RANKS not in path.parts]
+    if files == [folder / STARTED]:
         (folder / STARTED).unlink()
 
 

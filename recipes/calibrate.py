@@ -29,7 +29,7 @@ from data.needles import PAPER_TASKS
 from data.tokenizer_files import describe_tokenizer
 from eval.rows import read_rows
 from recipes.prepare_tokens import load_tokenizer, read_tokenizer
-from recipes.presets import find_model, read_shape
+from recipes.presets import find_model, fit_length, read_shape
 
 VERSION = 1  # raised when the same settings give other examples
 
@@ -40,7 +40,7 @@ class Options:
 
     model: str = "tiny-qwen3"  # whose tokenizer: a Hugging Face folder or hub id
     examples: int = 64  # an example is one question
-    length: TokenCount = 32_768  # of a context
+    length: TokenCount | None = None  # of a context; None: 32,768, or the model's positions
     questions_per_context: int = 1  # more make the same examples cheaper
     tasks: tuple[str, ...] = PAPER_TASKS  # in equal shares
     seed: int = 0  # of everything random
@@ -54,8 +54,9 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     options = tyro.cli(Options, args=arguments, prog="calibrate.py", description=__doc__)
     progress.set_up()
-    names = ("examples", "length", "questions_per_context", "tasks", "seed", "essays")
-    settings = CalibrationSettings(**{name: getattr(options, name) for name in names})
+    names = ("examples", "questions_per_context", "tasks", "seed", "essays")
+    length = fit_length("--length", options.length, options.model)
+    settings = CalibrationSettings(**{n: getattr(options, n) for n in names}, length=length)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, settings, options.against, options.punkt)
     with RunFolder(out.parent, say=say, home=home_of(out)) as run:

@@ -5,8 +5,8 @@
     python recipes/evaluate_model.py --model DIR --lengths 65536 --yarn 2 --essays FILE
     python recipes/evaluate_model.py --model HYBRID --window 256 --suite lm-eval:arc_easy,piqa
 
-Run the same command again and it goes on where it stopped. recover.py judges the dense model by
-`build`, step 0 and checkpoints by `build_step`.
+Run the same command again and it goes on where it stopped. Prompts are a base model's: no chat
+template is put around them.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +26,7 @@ from bosch.config import Config, TokenCount, at_least
 from bosch.errors import exit_on_user_error
 from bosch.fingerprint import fingerprint_files, hash_file, plain
 from bosch.mask import check_window
-from bosch.model_folder import read_model_config, read_model_info
+from bosch.model_folder import describe_model, read_model_config
 from bosch.plugins import list_plugins, suggest
 from bosch.progress import say
 from bosch.ranks import rank_and_world
@@ -53,17 +54,21 @@ class Options:
     out: Path = Path("evaluation")  # folder to write
     limit: int | None = None  # of each task, its first examples
     lengths: tuple[TokenCount, ...] = ()  # of NIAH; none: those of the paper that fit the model
-    niah_tasks: tuple[str, ...] = niah.Settings.tasks
+    niah_tasks: tuple[str, ...] = niah.Settings.tasks  # RULER's
     essays: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """NIAH's haystack, RULER's essays or toy; None: toy for a model under 4,096 positions"""
     punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
     longbench_data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
     """data.zip, a folder, a hub id, or toy; None: toy for a model under 4,096 positions"""
-    categories: Literal["paper", "official"] = "paper"  # whose table LongBench's averages follow
+    categories: Literal["paper", "official"] = "paper"
+    """of LongBench's averages: the paper's seven, for which --gsm8k-data is needed too, or its own
+    six"""
     gsm8k_data: str = gsm8k.HUB_ID  # a folder, a file of test rows, or a hub id
-    gsm8k_tasks: tuple[str, ...] = gsm8k.Settings.tasks
+    gsm8k_tasks: tuple[str, ...] = gsm8k.Settings.tasks  # prompts of the suite gsm8k
     window: TokenCount | None = None  # another window than the hybrid was made with
     yarn: float | None = None  # stretch the positions by this factor: 2 for 64k, 4 for 128k
+    yarn_from: Annotated[TokenCount | None, tyro.conf.arg(metavar="POSITIONS")] = None
+    """that the model was trained on, 32,768 for Qwen3; None: what its config.json says"""
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on a GPU, fp32 on the CPU
     batch: int | None = None  # sequences decoded at once; None: as many as change no result
     prefill_chunk: TokenCount = 8_192  # tokens of a prompt read at once
@@ -71,7 +76,7 @@ class Options:
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
-        at_least(1, self, "", "limit", "yarn", "batch", "prefill_chunk")
+        at_least(1, self, "", "limit", "yarn", "yarn_from", "batch", "prefill_chunk")
         if self.window is not None:
             check_window(self.window)
 
@@ -88,11 +93,16 @@ class Judging:
     yarn: float | None = None
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     generation: GenerationSettings = FAST
+    yarn_from: int | None = None
 
     def facts(self) -> dict[str, Any]:
         """All that decides scores. Texts are known by their content where they are here."""
         told: dict[str, Any] = plain(dataclasses.replace(self, generation=PLAIN))
         del told["generation"]
+        if self.yarn_from is None:
+            del told["yarn_from"]  # as runs that were begun earlier have it
+        if self.generation.batch is not None and self.precision != "fp32":
+            told["batch"] = self.generation.batch  # in half precision it decides near ties
         told["suites"] = {run.pop("name"): run for run in told["suites"]}
         contents = {name: self.content_of(name) for name in ("essays", "data", "gsm8k")}
         # Of essays an empty list too, as runs that were begun earlier have it.
@@ -170,14 +180,16 @@ def publish(run_path: Path) -> None:
 
 
 def check_data(judging: Judging) -> None:
-    """Refuse data that are not there before anything is written, and say which they are."""
+    """Refuse data and packages that are not there before anything is written, and say which data
+    they are."""
     for run in judging.suites:
-        if run.name == "niah" and run.settings.essays != TOY:
-            niah.check_essays_exist(run.settings.essays)
-        elif run.name == "longbench":
+        for task in run.suite.list_tasks(run.settings):
+            run.suite.sources(run.settings, task)  # reads them
+        if run.name == "longbench":
             say(longbench.describe_data(run.settings))
-        elif run.name == "gsm8k":
-            gsm8k.read_split(run.settings.data, "test")
+            longbench.check_packages(run.settings)
+    if judging.lm_eval_tasks and not find_spec("lm_eval"):
+        raise ValueError("lm-eval's tasks need its package: pip install 'bosch-hybrid[lm-eval]'")
 
 
 def judging_of(config: Config, positions: int) -> Judging:
@@ -188,12 +200,14 @@ def judging_of(config: Config, positions: int) -> Judging:
         punkt=Path(config.calibration.punkt) if config.calibration.punkt else None,
         tasks=asked.niah_tasks,
         lengths=asked.niah_lengths,
+        samples=max(niah.Settings.samples, asked.niah_samples),
     )
     tasks = longbench.Settings(
         data=TOY if asked.longbench == "toy" else asked.longbench_data,
         gsm8k=asked.gsm8k_data,
         categories=asked.longbench_categories,
         max_prompt_tokens=longest_prompt(positions),
+        toy_rows=max(longbench.Settings.toy_rows, asked.longbench_rows or 0),
     )
     return Judging(
         (
@@ -216,7 +230,7 @@ def choose_judging(options: Options) -> Judging:
         check_window_can_change(options)
     suites: list[SuiteRun] = []
     lm_eval_tasks: list[str] = []
-    positions = int(read_shape(options.model).positions * (options.yarn or 1))
+    positions = count_positions(read_shape(options.model).positions, options)
     for name in options.suite:
         if name.startswith(f"{LM_EVAL}:"):
             named = [task for task in name.removeprefix(f"{LM_EVAL}:").split(",") if task]
@@ -238,7 +252,13 @@ def choose_judging(options: Options) -> Judging:
         options.yarn,
         options.precision,
         generation,
+        options.yarn_from,
     )
+
+
+def count_positions(of_config: int, asked: Options | Judging) -> int:
+    """How many there are, stretched as asked for."""
+    return int((asked.yarn_from or of_config) * asked.yarn) if asked.yarn else of_config
 
 
 def check_window_can_change(options: Options) -> None:
@@ -257,7 +277,8 @@ def suite_settings(name: str, options: Options, positions: int) -> Any:
         lengths = niah.TOY_LENGTHS if essays == TOY else niah.PAPER_LENGTHS
         chosen = options.lengths or tuple(n for n in lengths if n <= positions)
         check_lengths(chosen, positions, options)
-        return niah.Settings(essays, options.punkt, options.niah_tasks, chosen)
+        samples = max(niah.Settings.samples, options.limit or 0)
+        return niah.Settings(essays, options.punkt, options.niah_tasks, chosen, samples)
     if name == "longbench":
         data = options.longbench_data or default or "zai-org/LongBench"
         return longbench.Settings(
@@ -265,6 +286,7 @@ def suite_settings(name: str, options: Options, positions: int) -> Any:
             options.gsm8k_data,
             categories=options.categories,
             max_prompt_tokens=longest_prompt(positions),
+            toy_rows=max(longbench.Settings.toy_rows, options.limit or 0),
         )
     if name == "gsm8k":
         return gsm8k.Settings(options.gsm8k_data, options.gsm8k_tasks)
@@ -302,7 +324,7 @@ def make_stage(
 ) -> Stage:
     """Judge a model. Without `examples_folder` the stage itself is shared, beside the examples."""
     folder = find_model(model)
-    told = read_model_info(folder) if folder else model  # no download before the run
+    told = describe_model(folder) if folder else model  # no download before the run
     settings = {"model": told, **judging.facts(), "step": label.step, "tokens": label.tokens}
 
     def run(out: Path) -> None:
@@ -320,14 +342,20 @@ def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_fold
     load = load_once(partial(load_model, folder, judging))
     config = read_model_config(folder)
     hybrid = config.get("bosch") or {}
+    tokenizer = load_tokenizer(folder)
+    if rank == 0 and tokenizer.chat_template:
+        say(
+            f"{folder.name} has a chat template, which is not used: scores of a chat model are "
+            "lower than published ones, where its prompts were put into it"
+        )
     evaluation = Evaluation(
         load_model=load,
-        tokenizer=load_tokenizer(folder),
+        tokenizer=tokenizer,
         suites=judging.suites,
         examples_folder=examples_folder,
         label=label,
         generation=judging.generation,
-        max_positions=int(config["max_position_embeddings"] * (judging.yarn or 1)),
+        max_positions=count_positions(config["max_position_embeddings"], judging),
         window_tokens=judging.window_tokens or hybrid.get("window"),
         rank=rank,
         world=world,
@@ -373,7 +401,7 @@ def load_model(folder: Path, judging: Judging) -> Any:
             raise ValueError(f"--window {judging.window_tokens}: {folder} is no hybrid.")
         config.bosch = {**config.bosch, "window": judging.window_tokens}
     if judging.yarn is not None:
-        stretch_positions(config, judging.yarn, folder)
+        stretch_positions(config, judging.yarn, folder, judging.yarn_from)
     on_gpu = torch.cuda.is_available()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu"
     in_bf16 = judging.precision == "bf16" or (judging.precision == "auto" and on_gpu)
@@ -386,7 +414,9 @@ def load_model(folder: Path, judging: Judging) -> Any:
     return model.to(device).eval()
 
 
-def stretch_positions(config: Any, factor: float, folder: Path) -> None:
+def stretch_positions(
+    config: Any, factor: float, folder: Path, trained_on: int | None = None
+) -> None:
     """YaRN, as the model's authors ask for it in config.json. `max_position_embeddings` stays."""
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
@@ -400,7 +430,7 @@ def stretch_positions(config: Any, factor: float, folder: Path) -> None:
         "rope_type": "yarn",
         "rope_theta": rope["rope_theta"],
         "factor": float(factor),
-        "original_max_position_embeddings": config.max_position_embeddings,
+        "original_max_position_embeddings": trained_on or config.max_position_embeddings,
     }
 
 

@@ -21,7 +21,7 @@ from bosch.config import Config
 from bosch.errors import exit_on_user_error
 from bosch.fingerprint import hash_file
 from bosch.mask import read_mask
-from bosch.model_folder import read_model_info
+from bosch.model_folder import describe_model, read_model_info
 from bosch.progress import say
 from bosch.run_folder import RunFolder, home_of
 from bosch.stage import Artifact, Stage
@@ -66,10 +66,10 @@ def main(arguments: Sequence[str]) -> None:
 def choose_stage(options: Options) -> Stage:
     """What the options ask for, refused here if it cannot be done."""
     source = fetch_model(options.model)
-    settings: dict[str, Any] = {"model": read_model_info(source), "standalone": options.standalone}
+    settings: dict[str, Any] = {"model": describe_model(source), "standalone": options.standalone}
     run: Callable[[Path], None]
     if options.mask is not None:
-        read_mask(options.mask, settings["model"])  # before anything is written
+        read_mask(options.mask, read_model_info(source))  # before anything is written
         settings["mask"] = hash_file(options.mask)
         run = partial(write_hybrid, source, options.mask, standalone=options.standalone)
     else:
@@ -81,7 +81,7 @@ def choose_stage(options: Options) -> Stage:
 def build(config: Config, mask: Stage) -> Stage:
     """The stage `model` of recover.py."""
     folder = find_model(config.model)
-    told = read_model_info(folder) if folder else config.model  # no download before the run
+    told = describe_model(folder) if folder else config.model  # no download before the run
 
     def run(out: Path, mask: Artifact) -> None:
         from bosch.methods._interface import WEIGHTS  # loads torch and transformers: seconds

@@ -34,7 +34,7 @@ from data.prolong import ProLongSource
 from data.sources import open_sources
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments
-from recipes.presets import find_model
+from recipes.presets import find_model, fit_length
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Options:
     model: str = "tiny-qwen3"  # whose tokenizer: a Hugging Face folder or hub id
     source: tuple[str, ...] = ("toy",)  # with @weight behind each if there are several
     tokens: TokenCount | None = None  # budget: 2.5B, 300M or a number; None: all there is
-    seq_len: TokenCount = 32_768  # tokens of a sequence
+    seq_len: TokenCount | None = None  # of a sequence; None: 32,768, or the model's positions
     held_out_sequences: int = 16  # for the validation loss, beside the budget
     min_document_tokens: int = 0  # shorter documents are dropped
     epochs: int = 1  # orders that are stored
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     options = tyro.cli(Options, args=arguments, prog="prepare_tokens.py", description=__doc__)
     progress.set_up()
     config = PackConfig(
-        seq_len=options.seq_len,
+        seq_len=fit_length("--seq-len", options.seq_len, options.model),
         tokens=options.tokens,
         held_out_sequences=options.held_out_sequences,
         min_document_tokens=options.min_document_tokens,

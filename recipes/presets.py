@@ -170,6 +170,30 @@ def check_method(name: str) -> None:
         raise ValueError(f"--method {name}: no such method; {suggest(name, known)}")
 
 
+def check_model(config: Config) -> None:
+    """Refuse, before hours are spent on it, a model that can become no hybrid, or texts that are
+    longer than it reads."""
+    fit_length("--calibration.length", config.calibration.length, config.model)
+    fit_length("--data.sequence-length", config.data.sequence_length, config.model)
+    fit_length("--eval.niah-lengths", max(config.eval.niah_lengths), config.model)
+    if config.model in PAPER_MODELS:
+        return
+    from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
+
+    folder = find_model(config.model) or _fetch_config(config.model)
+    refuse_unless_plain(folder, read_config(folder))
+
+
+def fit_length(option: str, asked: int | None, model: str) -> int:
+    """The length asked for, or the paper's, as far as the model reads."""
+    positions = read_shape(model).positions
+    if asked is None:
+        return min(DataConfig.sequence_length, positions)
+    if asked > positions:
+        raise ValueError(f"{option} {asked}: {model} has {positions:,} positions.")
+    return asked
+
+
 def find_model(model: str) -> Path | None:
     """The folder of a model that is on this machine; None for a hub id. A path that leads nowhere
     is refused."""

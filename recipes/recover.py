@@ -52,13 +52,18 @@ def main(arguments: Sequence[str]) -> None:
         for step in plan_run(command.run_path, stages, controls.fresh, controls.start):
             say(f"{step.stage.name}: {step.action} ({step.reason})")
         return
+    presets.check_model(config)
     if not controls.zero_shot:
         train_model.check_machine(config.train)
     with run:
         progress.log_to(command.run_path / "recover.log")
         introduce(command)
         if rank == 0:
-            refuse_blocked(run.plan(stages, controls.fresh, controls.start))
+            steps = run.plan(stages, controls.fresh, controls.start)
+            refuse_blocked(steps)
+            if any("eval/" in step.stage.name and step.action != "reuse" for step in steps):
+                positions = presets.read_shape(config.model).positions
+                evaluate_model.check_data(evaluate_model.judging_of(config, positions))
             run.set_aside(redo)
             run.save_config(config, arguments)
         for stage in stages:

@@ -30,7 +30,7 @@ from bosch.config import Config, MaskConfig, TokenCount
 from bosch.errors import exit_on_user_error
 from bosch.fingerprint import hash_file
 from bosch.mask import describe_ratio, num_windowed
-from bosch.model_folder import read_model_info
+from bosch.model_folder import describe_model, read_model_info
 from bosch.plan import follow_reference, refuse_blocked
 from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
 from bosch.progress import say
@@ -113,7 +113,7 @@ def make_stage(
     folder = presets.find_model(config.model)
     decides = {
         "method": config.method,
-        "model": config.model if folder is None else dataclasses.asdict(read_model_info(folder)),
+        "model": config.model if folder is None else describe_model(folder),
         "ratio": config.ratio,
         "window": config.window,
         "seed": config.seed,

@@ -26,7 +26,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
 from bosch.hybrid import export
-from bosch.hybrid.models import PREFIX, family_of, head_size, hybrid_config, plain_config
+from bosch.hybrid.models import (
+    PREFIX,
+    check_native_window,
+    family_of,
+    head_size,
+    hybrid_config,
+    plain_config,
+)
 from bosch.hybrid.permute import inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
@@ -62,7 +69,7 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
     standalone: with the code to load it where this package is not installed.
     """
     plain = read_config(source)
-    _refuse_unless_plain(source, plain)
+    refuse_unless_plain(source, plain)
     mask = record.mask
     config = hybrid_config(
         plain, mask.z, mask.window_tokens, **{export.MASK_KEY: export.describe_record(record)}
@@ -116,7 +123,8 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def _refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
+def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
+    """Refuse a model that can become no hybrid."""
     if config.model_type.startswith(PREFIX):
         raise ValueError(
             f"{folder} is a hybrid already; take the model it was made from, or undo it first "
@@ -127,6 +135,8 @@ def _refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
             f"{folder} is quantized, and the groups of packed weights cannot be reordered; "
             "materialize the unquantized model and quantize the result."
         )
+    family_of(config)
+    check_native_window(config)
 
 
 def _refuse_unless_hybrid(folder: Path, config: PretrainedConfig) -> None:

@@ -170,9 +170,8 @@ def check_native_window(config: PretrainedConfig) -> None:
         raise ValueError(
             f"this {config.model_type} has a sliding window of its own "
             f"(sliding_window={config.sliding_window}), which is "
-            "neither dropped nor mixed with ours. Load it with sliding_window=None and full "
-            "attention in every layer, if "
-            "that is the model you mean."
+            "neither dropped nor mixed with ours. If full attention in every layer is the model "
+            "you mean, say so in a copy of its config.json (sliding_window: null)."
         )
 
 

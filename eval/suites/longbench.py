@@ -20,6 +20,7 @@ from bosch.errors import exit_on_user_error
 from bosch.plugins import suggest
 from data.toy_world.tasks import DATASETS as TOY_DATASETS
 from data.toy_world.tasks import longbench_rows
+from eval.metrics.chinese import cut_words
 from eval.metrics.classification import classification
 from eval.metrics.code_similarity import code_sim
 from eval.metrics.counting import count, retrieval, retrieval_zh
@@ -170,6 +171,15 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 def describe_data(settings: Settings) -> str:
     """One line for the log: where the rows come from, and whether they are the published ones."""
     return "LongBench's toy world" if settings.data == TOY else describe_source(settings.data)
+
+
+def check_packages(settings: Settings) -> None:
+    """Refuse data sets that could not be scored here."""
+    if any(
+        task.name != MATH and find_dataset(task.name).metric.endswith("_zh")
+        for task in list_tasks(settings)
+    ):
+        cut_words("")
 
 
 def build_examples(

@@ -121,7 +121,7 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
         for metric in ("string_match_all", "string_match_part")
     ]
     groups, complete = [], True
-    for length in sorted({result.length for result in tasks}):
+    for length in sorted({task.length for task in list_tasks(settings)}):
         for name, members in GROUPS.items():
             parts = [
                 result

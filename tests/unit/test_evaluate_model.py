@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from bosch.assets import asset_folder
-from bosch.config import Config
+from bosch.config import Config, EvalConfig
 from bosch.fingerprint import hash_file
 from bosch.hybrid.materialize import materialize
 from bosch.manifest import DamagedArtifactError
@@ -118,7 +118,7 @@ def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
     with RunFolder(other, say=said.append) as folder:
         folder.complete(evaluate_model.build(config))
     assert ["eval/dense: complete, reused from" in line for line in said] == [True]
-    config = replace(config, eval=replace(config.eval, batch=2))  # decides no result
+    config = replace(config, eval=replace(config.eval, prefill_chunk=64))  # decides no result
     # Examples of NIAH are left out once more: whether one fits is found by building it.
     settings = replace(config.eval, niah_tasks=presets.smoke().eval.niah_tasks[:5])
     config = replace(config, eval=settings)
@@ -245,6 +245,7 @@ def test_the_command_shows_a_table_and_goes_on_where_it_stopped(
         (("--lengths", 256, "--window", 8), r"--window 8: .* is no hybrid"),
         (("--suite", "longbench", "--longbench-data", "none.zip"), r"none\.zip: no LongBench"),
         (("--suite", "gsm8k", "--gsm8k-data", "none"), r"none: no GSM8K there"),
+        (("--suite", "longbench", "--longbench-data", str(MODEL)), r"holds no narrativeqa"),
         (("--niah-tasks", "niah_single_9", "--lengths", 256), r"'niah_single_9' is not one of"),
     ],
 )
@@ -296,11 +297,42 @@ def test_a_prompt_of_longbench_is_cut_where_upstream_cuts_it() -> None:
     assert {n: evaluate_model.longest_prompt(n) for n in expected} == expected
 
 
-def test_speed_settings_decide_no_result() -> None:
-    judging = evaluate_model.Judging((SuiteRun("niah", niah.Settings(), 3),))
+def test_speed_settings_decide_no_result_but_the_batch_in_half_precision() -> None:
+    judging = evaluate_model.Judging((SuiteRun("niah", niah.Settings(), 3),), precision="fp32")
     fast = replace(judging, generation=replace(FAST, batch=2, draft_answers=False))
     assert judging.facts() == fast.facts()
-    assert judging.facts() != replace(judging, yarn=2.0).facts()
+    assert replace(judging, precision="bf16").facts() != replace(fast, precision="bf16").facts()
+    stretched = replace(judging, yarn=2.0)
+    assert judging.facts() != stretched.facts() != replace(stretched, yarn_from=1024).facts()
+
+
+def test_more_examples_than_there_usually_are_are_built() -> None:
+    config = Config(eval=EvalConfig(samples=600, longbench="toy"))
+    needles, tasks = evaluate_model.judging_of(config, 2048).suites
+    assert (needles.settings.samples, tasks.settings.toy_rows) == (600, 600)
+    few = evaluate_model.judging_of(Config(eval=EvalConfig(samples=3)), 2048).suites
+    assert (few[0].settings.samples, few[1].settings.toy_rows) == (500, 50)
+
+
+def test_predictions_of_one_model_are_never_taken_for_another_s(
+    hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--limit", 1, "--lengths", 256, "--niah-tasks", "niah_single_1", "niah_single_2")
+    asked = (*asked, "--out", tmp_path / "judged")
+    written = runner.append
+
+    def fail_behind_the_first(file: Any, generation: Any) -> None:
+        written(file, generation)
+        raise ValueError("a mistake of the user that shows late")
+
+    monkeypatch.setattr(runner, "append", fail_behind_the_first)
+    with pytest.raises(ValueError, match="shows late"):
+        command("--model", hybrid, *asked)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="other settings"):
+        command("--model", MODEL, *asked)
+    command("--model", hybrid, *asked)
+    assert len(read_lines(tmp_path / "judged" / "niah" / "predictions.jsonl")) == 2
 
 
 # ------------------------------------------------------------------------------------------ lm-eval

@@ -26,7 +26,7 @@ from bosch.mask import (
 )
 from bosch.mask_command import main, readable_bytes
 from bosch.mask_picture import draw_mask, mask_rows
-from bosch.model_folder import read_model_info
+from bosch.model_folder import ModelInfo, describe_model, read_model_info
 from tests.masks import MODEL, make_model, masks, record_of, small_record
 
 TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
@@ -376,6 +376,17 @@ def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
     assert (first.id, first.revision) == ("plain", None)
     (plain / "model.safetensors").write_bytes(b"two")
     assert not first.is_same_model(read_model_info(plain))
+
+
+def test_a_model_is_described_by_its_config_too(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    before, path = describe_model(folder), folder / "config.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"transformers_version": "9.9"}))
+    assert describe_model(folder) == before
+    path.write_text(json.dumps(told | {"sliding_window": 16}))
+    assert describe_model(folder) != before
+    assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
 
 
 def test_what_is_wrong_with_a_model_folder_is_said(tmp_path: Path) -> None:

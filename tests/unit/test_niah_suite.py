@@ -214,7 +214,7 @@ def test_the_average_of_the_papers_row_is_the_mean_of_its_eight_numbers() -> Non
             for name in niah.GROUPS[group]:
                 hits = round(value * 10)
                 scored += make_scored(Task(name, length), [1.0] * hits + [0.0] * (1000 - hits))
-    results = niah.summarize(niah.Settings(), scored)
+    results = niah.summarize(niah.Settings(lengths=niah.PAPER_LENGTHS), scored)
     groups = {(r.task, r.length): r.value for r in results if r.task in paper}
     assert groups == {
         (group, length): pytest.approx(value)
@@ -224,6 +224,13 @@ def test_the_average_of_the_papers_row_is_the_mean_of_its_eight_numbers() -> Non
     (total,) = [result for result in results if result.task == "average"]
     assert round(total.value, 1) == 92.7
     assert total.n == 24_000
+
+
+def test_a_length_of_which_nothing_could_be_built_leaves_no_average() -> None:
+    scored = [item for name in niah.Settings.tasks for item in make_scored(Task(name, 512), [1.0])]
+    for lengths, has_average in (((512,), True), ((64, 512), False)):
+        results = niah.summarize(niah.Settings(lengths=lengths), scored)
+        assert ("average" in {result.task for result in results}) == has_average
 
 
 def test_a_tasks_score_is_rounded_as_upstream() -> None:

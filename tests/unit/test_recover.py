@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import recipes
+from bosch.assets import asset_folder
 
 RECOVER = Path(recipes.__path__[0]) / "recover.py"
 
@@ -36,6 +38,11 @@ def recover(*arguments: str, folder: Path, **environment: str) -> subprocess.Com
         (["--preset"], "--preset: expected one argument"),
         (["--ratoi", "0.5"], "--ratoi: no such option; did you mean --ratio?"),
         (["0.5"], "'0.5' belongs to no option"),
+        (
+            ["--eval.niah-lengths", "4096"],
+            "--eval.niah-lengths 4096: tiny-qwen3 has 2,048 positions",
+        ),
+        (["--calibration.length", "4096"], "--calibration.length 4096: tiny-qwen3 has"),
         (["--fresh", "maks"], "--fresh maks: no such stage; did you mean 'mask'?"),
     ],
 )
@@ -122,3 +129,24 @@ def test_what_this_machine_cannot_run_is_told_before_the_search(
     assert run.returncode == 2
     assert run.stderr.startswith(f"error: {sentence}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "phi3"}, "model_type 'phi3' is no family"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "model is quantized"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}, "sliding window of its"),
+    ],
+)
+def test_a_model_that_becomes_no_hybrid_is_refused_before_anything_is_made(
+    changes: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(asset_folder("tiny-qwen3-2layer"), model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changes))
+    run = recover("--preset", "smoke", "--model", str(model), folder=tmp_path)
+    assert run.returncode == 2
+    assert sentence in run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
