@@ -50,6 +50,12 @@ class Recovery:
     end_beside_baseline: Estimate | None = None  # points more than the baseline at the end
     mean_beside_baseline: Estimate | None = None
 
+    @property
+    def has_clear_gap(self) -> bool:
+        """Whether there is surely something to win back: where there is not, the share of it is not
+        defined for some of the examples drawn anew, and of any size for others."""
+        return self.curve.replicates is None or self.gap_share.low is not None
+
 
 @dataclass(frozen=True)
 class Fall:
@@ -176,11 +182,10 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
                 estimate(curve, recovery.mean_score(curve.tokens, *between)),
             )
             if base is not None and name != comparison.baseline:
-                row = replace(
-                    row,
-                    end_beside_baseline=estimate_difference(curve, base, recovery.final_value),
-                    mean_beside_baseline=_mean_difference(curve, base, between),
-                )
+                row = replace(row, mean_beside_baseline=_mean_difference(curve, base, between))
+                if end_alike(curve, base):
+                    points = estimate_difference(curve, base, recovery.final_value)
+                    row = replace(row, end_beside_baseline=points)
             rows.append(row)
     return rows
 
@@ -216,18 +221,28 @@ def falls(comparison: Comparison) -> list[Fall]:
 
 
 def kind_means(comparison: Comparison, measure: Measure, at_end: bool) -> list[KindMean]:
-    """Scores of runs that differ in the seed only, at step 0 or at the end of training."""
-    groups: dict[str, list[tuple[str, float]]] = {}
+    """Scores of runs that differ in the seed only, at step 0 or at the end of training. The end is
+    where the furthest of them is; others are left out."""
+    groups: dict[str, dict[str, Curve]] = {}
     for run in comparison.runs:
         curve = comparison.curve(run.name, measure)
         if curve is None or not curve.starts_at_zero or (at_end and not curve.is_trained):
             continue
-        value = float(curve.values[-1 if at_end else 0])
-        groups.setdefault(run.kind, []).append((run.name, value))
-    return [
-        KindMean(kind, [name for name, _ in members], [value for _, value in members])
-        for kind, members in groups.items()
-    ]
+        groups.setdefault(run.kind, {})[run.name] = curve
+    means = []
+    for kind, curves in groups.items():
+        furthest = max(curves.values(), key=lambda curve: float(curve.tokens[-1]))
+        kept = {n: c for n, c in curves.items() if not at_end or end_alike(c, furthest)}
+        values = [float(curve.values[-1 if at_end else 0]) for curve in kept.values()]
+        means.append(KindMean(kind, list(kept), values))
+    return means
+
+
+def end_alike(first: Curve, second: Curve) -> bool:
+    """Whether two trainings have come as far. A learned mask's share of the tokens ends with a
+    step, so that the sums may differ by some tokens."""
+    ends = (float(first.tokens[-1]), float(second.tokens[-1]))
+    return math.isclose(*ends, rel_tol=0.01)
 
 
 def jaccard_table(runs: Sequence[RunResults]) -> list[list[float | None]]:

@@ -14,8 +14,8 @@ from eval.report import markdown
 from eval.report_cells import MISSING, show_tokens
 from eval.report_tables import Table
 from eval.run_results import RunResults
-from eval.study import AFTER, BEFORE, OURS, Study, advantage
-from eval.study_tables import show_advantage, show_mean
+from eval.study import AFTER, BEFORE, OURS, Study, advantage, losses_above
+from eval.study_tables import LOSSES, show_advantage, show_mean
 
 MARK = "<!-- What follows is made by recipes/study.py; do not edit it. -->"
 TITLE = "# Learned masks beside searched ones"
@@ -55,7 +55,7 @@ def score_table(study: Study, methods: Sequence[str], ratio: float, place: int) 
         )
         runs = [run for run in study.cells.get((method, ratio), []) if (run.seed or 0) in seeds]
         if not runs:
-            rows.append([method, "not run", *[""] * (2 + 2 * len(averages))])
+            rows.append([method, "not run", *[""] * (3 + 2 * len(averages))])
             continue
         was_run = True
         cells = [", ".join(map(str, seeds)), show_spent(runs[0], place)]
@@ -63,14 +63,23 @@ def score_table(study: Study, methods: Sequence[str], ratio: float, place: int) 
             cells.append(show_mean([float(found[seed].values[place]) for seed in seeds]))
             lead = advantage(study, method, ratio, measure, place)
             cells.append(MISSING if method == OURS else show_advantage(lead))
-        told = [list(run.validation_losses.values()) for run in runs]
-        losses = [losses[place] for losses in told] if all(told) else []
-        rows.append([method, *cells, show_mean(losses, 3)])
+        ours = study.cells.get((OURS, ratio), [])
+        losses = [loss for run in runs if (loss := loss_at(run, place)) is not None]
+        above = losses_above(runs, ours, lambda run: loss_at(run, place))
+        cells += [show_mean(losses, 3), MISSING if method == OURS else show_mean(above, 3, "+")]
+        rows.append([method, *cells])
     header = ["mask", "seeds", "tokens"]
     for measure in averages:
         header += [measure.title, f"{OURS} has more"]
     title = f"Ratio {ratio:g}, {STATES[place]}"
-    return Table(title, [*header, "validation loss"], rows if was_run else [], NOTE)
+    header += ["validation loss", f"above {OURS}'s"]
+    return Table(title, header, rows if was_run else [], f"{NOTE} {LOSSES}")
+
+
+def loss_at(run: RunResults, place: int) -> float | None:
+    """Known of runs that were trained, also before."""
+    losses = [*run.validation_losses.values()]
+    return losses[place] if losses else None
 
 
 def show_spent(run: RunResults, place: int) -> str:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from eval.compare import (
     Comparison,
     KindMean,
+    Recovery,
     beside_baseline,
+    end_alike,
     falls,
     jaccard_table,
     kind_means,
@@ -74,7 +76,7 @@ def overview(comparison: Comparison) -> Table:
 
 def short_table(comparison: Comparison) -> Table:
     """The terminal's: scores, and the share of the gap that was closed."""
-    shares = {(row.run, row.measure.suite): row.gap_share for row in recoveries(comparison)}
+    shares = {(row.run, row.measure.suite): show_gap_share(row) for row in recoveries(comparison)}
     rows = []
     for run in comparison.runs:
         cells = [
@@ -82,8 +84,8 @@ def short_table(comparison: Comparison) -> Table:
             MISSING if run.trained_tokens is None else show_tokens(run.trained_tokens),
         ]
         for measure in comparison.averages:
-            share = shares.get((run.name, measure.suite))
-            cells += [_path(comparison, run, measure), show_estimate(share, show_share)]
+            share = shares.get((run.name, measure.suite), MISSING)
+            cells += [_path(comparison, run, measure), share]
         rows.append(cells)
     header = ["run", "trained"]
     for measure in comparison.averages:
@@ -114,7 +116,7 @@ def recovery_table(comparison: Comparison) -> Table:
         [
             row.run,
             SUITES[row.measure.suite],
-            show_estimate(row.gap_share, show_share),
+            show_gap_share(row),
             show_estimate(row.tokens_to_half, show_tokens),
             show_estimate(row.tokens_to_90, show_tokens),
             show_estimate(row.mean_score, show_points),
@@ -235,6 +237,7 @@ def warnings(comparison: Comparison) -> list[str]:
             lacking.setdefault(part, []).append(run.name)
     lines += [f"{', '.join(names)}: {part}" for part, names in lacking.items()]
     lines += unlike_examples(comparison)
+    lines += unlike_ends(comparison)
     if comparison.baseline and len(comparison.runs) > 1 and not beside_baseline(comparison):
         lines.append(f"{comparison.baseline}: without its step 0 no run is measured against it")
     for fall in falls(comparison):
@@ -282,6 +285,26 @@ def unlike_examples(comparison: Comparison) -> list[str]:
             told = "; ".join(f"{name} in {', '.join(runs)}" for name, runs in found.items())
             lines.append(f"{measure.title}: not the same examples everywhere: {told}")
     return lines
+
+
+def unlike_ends(comparison: Comparison) -> list[str]:
+    """Trainings of which some have come further than others."""
+    ends: dict[float, dict[str, Curve]] = {}
+    for row in recoveries(comparison):
+        for end, members in ends.items():
+            if end_alike(row.curve, next(iter(members.values()))):
+                ends[end][row.run] = row.curve
+                break
+        else:
+            ends[float(row.curve.tokens[-1])] = {row.run: row.curve}
+    if len(ends) < 2:
+        return []
+    told = "; ".join(f"{show_tokens(end)} in {', '.join(names)}" for end, names in ends.items())
+    return [f"not the same tokens at the end: {told}"]
+
+
+def show_gap_share(row: Recovery) -> str:
+    return show_estimate(row.gap_share, show_share) if row.has_clear_gap else "no clear gap"
 
 
 def kv_saved(run: RunResults) -> str:

@@ -140,7 +140,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunResults]:
 def tell_apart(runs: Sequence[RunResults]) -> list[RunResults]:
     """Runs of one kind shall differ in the seed alone: others are told apart by the settings in
     which they differ, and what has settings and seed of a run before it by its name."""
-    settings = [_flatten(run.config) for run in runs]
+    settings = [_flatten(run.config) | _weights(run) for run in runs]
     kinds: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         kinds.setdefault(run.kind, []).append(place)
@@ -156,6 +156,14 @@ def tell_apart(runs: Sequence[RunResults]) -> list[RunResults]:
             seen.append((run.seed, own))
             told[place] = replace(run, apart=", ".join(apart))
     return told
+
+
+def _weights(run: RunResults) -> dict[str, Any]:
+    """Which model it began with, where the mask is not for weights of its own."""
+    if run.mask is None or "weights=learned" in run.method.split():
+        return {}
+    mark = run.mask.model.weight_hash or run.mask.model.revision
+    return {"weights": mark[:12]} if mark else {}
 
 
 def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The runs of a study by method, ratio and seed, and what BOSCH has over a rival in them."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,18 @@ class Advantage:
         if self.low is None or self.high is None or self.num_seeds < 2:
             return 0
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+
+def losses_above(
+    runs: Sequence[RunResults],
+    others: Sequence[RunResults],
+    pick: Callable[[RunResults], float | None],
+) -> list[float]:
+    """Validation losses less the others', of the seeds that both have: each seed has a held-out
+    text of its own, by which losses differ more than by masks."""
+    theirs = {run.seed: pick(run) for run in others}
+    pairs = ((pick(run), theirs.get(run.seed)) for run in runs)
+    return [own - other for own, other in pairs if own is not None and other is not None]
 
 
 def advantage(

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 from bosch.analysis.overlap import Agreement, compare
 from eval.measures import SUITES, Measure
@@ -10,10 +11,14 @@ from eval.report_cells import MISSING, show_seconds, show_share, show_tokens
 from eval.report_tables import Table
 from eval.rows import Row
 from eval.run_results import RunResults
-from eval.study import BEFORE, OURS, Advantage, Study, advantage
+from eval.study import BEFORE, OURS, Advantage, Study, advantage, losses_above
 
 # Figure 2's, beside BOSCH: rankings of groups that are made once.
 STATIC = ("dcam", "apl", "proxy", "qada", "razor", "fisher")
+LOSSES = (
+    f"Each seed has a held-out text of its own: losses are compared in the column above {OURS}'s, "
+    "over the seeds that both have."
+)
 ONE_MASK = "Masks of seed 0; ± is one standard error over examples."
 
 
@@ -51,39 +56,51 @@ def advantage_table(study: Study, measure: Measure) -> Table:
 
 def recovery_table(study: Study) -> Table:
     """Averages and validation loss at the checkpoints, means over seeds."""
-    rows = []
-    for method in study.trained:
-        runs = study.cells.get((method, study.trained_ratio), [])
-        rows += course(study, method, runs)
-    control = [run for run in study.comparison.runs if run.ratio == 0]
-    rows += course(study, "dense, trained", control)
-    header = ["method", "tokens", "validation loss", *(m.title for m in study.comparison.averages)]
+    trained = {m: study.cells.get((m, study.trained_ratio), []) for m in study.trained}
+    trained["dense, trained"] = [run for run in study.comparison.runs if run.ratio == 0]
+    rows = [
+        row for name, runs in trained.items() for row in course(study, name, runs, trained[OURS])
+    ]
+    averages = [measure.title for measure in study.comparison.averages]
+    header = ["method", "tokens", "seeds", "validation loss", f"above {OURS}'s", *averages]
     title = f"Figure 3, tables 15, 16: recovery at ratio {study.trained_ratio:g}"
-    return Table(title, header, rows)
+    return Table(title, header, rows, LOSSES)
 
 
-def course(study: Study, name: str, runs: Sequence[RunResults]) -> list[list[str]]:
-    found: dict[float, dict[str, list[float]]] = {}
+def course(
+    study: Study, name: str, runs: Sequence[RunResults], ours: Sequence[RunResults]
+) -> list[list[str]]:
+    """A row a checkpoint."""
+    found: dict[tuple[float, int], dict[Measure, dict[int, float]]] = {}
     for run in runs:
         for measure in study.comparison.averages:
             curve = study.comparison.curve(run.name, measure)
             if curve is None or not curve.is_trained:
                 continue
-            losses = run.validation_losses
             for tokens, step, value in zip(curve.tokens, curve.steps, curve.values, strict=True):
-                cell = found.setdefault(float(tokens), {})
-                cell.setdefault(measure.title, []).append(float(value))
-                if step in losses and measure.suite == "niah":
-                    cell.setdefault("loss", []).append(losses[step])
-    return [
-        [
-            name,
-            show_tokens(tokens),
-            show_mean(cell.get("loss", []), digits=3),
-            *(show_mean(cell.get(m.title, [])) for m in study.comparison.averages),
-        ]
-        for tokens, cell in sorted(found.items())
-    ]
+                cell = found.setdefault((float(tokens), step), {})
+                cell.setdefault(measure, {})[run.seed or 0] = float(value)
+    rows = []
+    for (tokens, step), cell in sorted(found.items()):
+        seeds = sorted({seed for values in cell.values() for seed in values})
+        told = [run for run in runs if (run.seed or 0) in seeds and step in run.validation_losses]
+        losses = [run.validation_losses[step] for run in told]
+        above = losses_above(told, ours, partial(loss_at, step=step))
+        rows.append(
+            [
+                name,
+                show_tokens(tokens),
+                ", ".join(map(str, seeds)),
+                show_mean(losses, 3),
+                MISSING if runs == ours else show_mean(above, 3, "+"),
+                *(show_mean([*cell.get(m, {}).values()]) for m in study.comparison.averages),
+            ]
+        )
+    return rows
+
+
+def loss_at(run: RunResults, step: int) -> float | None:
+    return run.validation_losses.get(step)
 
 
 def windows_table(study: Study) -> Table:
@@ -204,10 +221,10 @@ def cost_table(study: Study) -> Table:
 # ------------------------------------------------------------------------------------------- cells
 
 
-def show_mean(values: Sequence[float], digits: int = 1) -> str:
+def show_mean(values: Sequence[float], digits: int = 1, sign: str = "") -> str:
     if not values:
         return MISSING
-    text = f"{statistics.fmean(values):.{digits}f}"
+    text = f"{statistics.fmean(values):{sign}.{digits}f}"
     if len(values) == 1:
         return text
     error = statistics.stdev(values) / math.sqrt(len(values))

@@ -24,9 +24,7 @@ def summarize(comparison: Comparison) -> Iterator[str | Text]:
     yield from align(course_table(comparison, run))
     for found in recoveries(comparison):
         suite, share = SUITES[found.measure.suite], found.gap_share
-        has_intervals = found.curve.replicates is not None
-        if has_intervals and share.value is not None and share.low is None:
-            # Not defined for some of the examples drawn anew, and of any size for others.
+        if share.value is not None and not found.has_clear_gap:
             yield f"{suite}: step 0 is not surely below the dense model: no gap to close"
         else:
             yield f"{suite}: gap to the dense model closed {show_estimate(share, show_share)}"

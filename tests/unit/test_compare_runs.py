@@ -169,6 +169,35 @@ def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path
     assert mean.stderr == pytest.approx(math.sqrt(deviations / 3))
 
 
+def test_runs_that_have_not_come_as_far_are_told_and_not_averaged_at_the_end(
+    tmp_path: Path,
+) -> None:
+    whole = [FakeRun(seed=seed).write(tmp_path) for seed in (0, 1)]
+    half = FakeRun(seed=2, steps=(None, 0, 100)).write(tmp_path)
+    other = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
+    comparison = compare([*whole, half, other], whole[0].name)
+    niah = comparison.averages[0]
+    ends = [len(mean.runs) for mean in kind_means(comparison, niah, at_end=True)]
+    assert ends == [2, 1]
+    assert len(kind_means(comparison, niah, at_end=False)[0].runs) == 3
+    beside = {row.run: row.end_beside_baseline for row in recoveries(comparison)}
+    assert beside[whole[1].name] is not None
+    assert beside[half.name] is beside[other.name] is None
+    names = f"100k in {half.name}, {other.name}"
+    assert any(names in line for line in warnings(comparison))
+
+
+def test_runs_of_other_weights_are_no_seeds_of_one_kind(tmp_path: Path) -> None:
+    runs = [FakeRun(seed=seed).write(tmp_path) for seed in (0, 1)]
+    path = runs[1] / "mask" / "mask.json"
+    told = json.loads(path.read_text())
+    told["model"]["weight_hash"] = "another"
+    path.write_text(json.dumps(told))
+    comparison = compare(runs)
+    found = kind_means(comparison, comparison.averages[0], at_end=True)
+    assert [mean.kind.split("weights ")[1] for mean in found][1] == "another"
+
+
 def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) -> None:
     seeds = [FakeRun(seed=seed).write(tmp_path / "runs") for seed in (0, 1)]
     faster = FakeRun().write(tmp_path / "faster")

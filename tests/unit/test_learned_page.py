@@ -1,5 +1,6 @@
 """docs/consa.md: learned and searched masks of a study side by side."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from eval.compare import compare, recoveries
 from eval.learned_page import MARK, write_learned_page
 from eval.study import Study
+from eval.study_tables import recovery_table
 from tests.run_folders import FakeRun
 
 METHODS = ("consa", "l1_gates", "bosch", "fisher")
@@ -46,6 +48,26 @@ def test_it_has_what_was_run_and_says_what_was_not(small_study: Study, tmp_path:
     assert "| bosch | 0 | " in depth
     nesting = next(part for part in parts if part.startswith("Nesting"))
     assert "| bosch | 0 | 0.5 to 0.75 | " in nesting
+
+
+def test_losses_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    """Each seed has a held-out text of its own."""
+    folders = []
+    for method, seed, above in (("bosch", 0, 0.0), ("bosch", 1, 1.0), ("fisher", 1, 1.25)):
+        run = FakeRun(method, seed=seed, steps=(None, 0, 200)).write(tmp_path / "runs")
+        metrics = run / "train" / "metrics.jsonl"
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        for row in rows:
+            if "validation_loss" in row:
+                row["validation_loss"] += above
+        metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        folders.append(run)
+    study = Study(compare(folders), METHODS, 0.75)
+    write_learned_page(study, METHODS, RATIOS, tmp_path / "consa.md")
+    pages = [(tmp_path / "consa.md").read_text(), "\n".join(map(str, recovery_table(study).rows))]
+    assert "| +0.250 |" in pages[0]
+    assert "'200k', '1', " in pages[1]
+    assert "'+0.250'" in pages[1]
 
 
 def test_what_was_written_above_the_tables_stays(small_study: Study, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from eval.compare import compare
+from eval.report_tables import short_table
 from eval.summary import summarize
 from tests.run_folders import FakeRun
 
@@ -31,3 +32,4 @@ def test_no_share_is_told_of_a_gap_that_may_not_be_there(tmp_path: Path) -> None
     lines = [str(line) for line in summarize(compare([run]))]
     assert not any("[" in line for line in lines if "gap" in line)
     assert any("no gap to close" in line or line.endswith("–") for line in lines if "gap" in line)
+    assert "no clear gap" in str(short_table(compare([run])).rows)
