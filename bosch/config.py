@@ -211,8 +211,8 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """What the paper varies from run to run. One run reads none of it: sweeps, analyses and
-    benchmarks do."""
+    """What the paper varies from run to run: a record of its values. sweep.py, study.py and the
+    benchmarks have options of their own."""
 
     ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)  # of tables and sweeps
     windows: tuple[int, ...] = (256, 512, 1_024, 2_048, 4_096)  # the mask stays the run's

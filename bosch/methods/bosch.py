@@ -1,8 +1,9 @@
-"""BOSCH as the paper has it: three stages of black-box search by NOMAD on the share of calibration
-examples answered right.
+"""BOSCH, the paper's three stages: black-box search by NOMAD on the share of calibration examples
+answered right; ends with the best mask it scored.
 
-What stands in the text is computed, with the errors of its algorithms corrected: the sign of the
-drop in stage 2, and a budget that is met exactly.
+What stands in the paper's text is computed, with the errors of its algorithms corrected: the sign
+of the drop in stage 2, and a budget that is met exactly. The paper ends with stage 3's mask
+(`keep_best` off).
 """
 
 from dataclasses import dataclass

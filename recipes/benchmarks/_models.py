@@ -32,6 +32,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "tie_word_embeddings": True,
     },
+    "Qwen3-4B": {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    },
     "Qwen3-8B": {
         "hidden_size": 4096,
         "intermediate_size": 12288,

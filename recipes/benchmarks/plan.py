@@ -4,7 +4,8 @@
 
 Per GPU, in bytes, for N weights shared by G GPUs and micro-batches of T tokens:
 
-    16 N / G                              fp32 parameters, gradients and both moments of AdamW
+    16 N / G                              fp32 parameters, gradients and both moments of AdamW; with
+                                          --cpu-offload they are in host memory
     2 H T                                 a layer, its input (activation checkpointing is on)
     (20 H + 14 I + 20 (Q + 2 K)) T        the one block that is computed at the moment
     8 N of a block                        gathered in bf16, the next one too, and its gradient
@@ -34,13 +35,13 @@ from recipes.benchmarks._timing import show_table
 from training.flops import PEAK_FLOPS, count_active_weights, training_flops
 
 SHOWS_TABLE = True
-FOUR_SIZES = ("Qwen3-1.7B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
+SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 MARGIN_GB = 6.0  # of the 3 to 8 that CUDA, NCCL and fragmentation take
 
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
-    model: tuple[str, ...] = FOUR_SIZES
+    model: tuple[str, ...] = SIZES
     """Known shapes, or folders."""
     gpus: int = 8
     gpu: str = "A800"
@@ -54,6 +55,8 @@ class Options(BenchmarkOptions):
     seq_len: int = 32_768
     batch_sequences: int = 64
     micro_batch_sequences: int = 1
+    cpu_offload: bool = False
+    """Parameters and optimizer in host memory; the time does not count what that costs."""
     tokens: float = 2.5e9
     """Of the whole training."""
 
@@ -150,7 +153,7 @@ def peak_bytes(config: PretrainedConfig, weights: "Weights", options: Options) -
     )
     heads = head * (config.num_attention_heads + 2 * config.num_key_value_heads)
     return (
-        16 * weights.all / options.gpus
+        (0 if options.cpu_offload else 16 * weights.all / options.gpus)
         + 2 * hidden * tokens * config.num_hidden_layers
         + (20 * hidden + 14 * intermediate + 20 * heads) * tokens
         + 8 * weights.block
