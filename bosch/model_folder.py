@@ -58,13 +58,16 @@ class ModelInfo:
         return shapes[0] == shapes[1]
 
     def is_same_model(self, other: "ModelInfo") -> bool:
-        """By weights where both have a hash; else by id, and revision where both have one."""
+        """By weights where both have a hash; else by id, and revision where both have one. Of a
+        model of the hub a folder elsewhere, a copy of it, has the last part of the id."""
         if not self.has_shape_of(other):
             return False
         if self.weight_hash and other.weight_hash:
             return self.weight_hash == other.weight_hash
         revisions = {self.revision, other.revision} - {None}
-        return self.id == other.id and len(revisions) <= 1
+        is_copy = "/" not in self.id or "/" not in other.id
+        names = [m.id.rsplit("/", 1)[-1] if is_copy else m.id for m in (self, other)]
+        return names[0] == names[1] and len(revisions) <= 1
 
 
 def read_model_info(folder: Path) -> ModelInfo:

@@ -27,6 +27,7 @@ STALE_SECONDS = 60.0  # an owner on another machine whose beat stands still for 
 POLL_SECONDS = 0.2
 
 LOCK = ".lock"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class FolderInUseError(UserError):
@@ -46,15 +47,14 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity":
-        boot_id = _read("/proc/sys/kernel/random/boot_id")
+        boot_id = _read(BOOT_ID)
         return cls(platform.node(), boot_id, _pid_namespace(), pid, _process_state(pid)[1])
 
     def alive(self) -> bool | None:
-        """Whether the process still runs; None where this machine cannot tell."""
-        if self.host != platform.node():
+        """Whether the process still runs; None where this machine cannot tell. Another boot of this
+        host may be another machine of its name, so that the beat has to tell."""
+        if (self.host, self.boot_id) != (platform.node(), _read(BOOT_ID)):
             return None
-        if self.boot_id != _read("/proc/sys/kernel/random/boot_id"):
-            return False
         if self.pid_namespace != _pid_namespace():
             return None
         state, started = _process_state(self.pid)

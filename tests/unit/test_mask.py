@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -369,8 +370,14 @@ def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
     assert (info.id, info.revision, info.weight_hash) == ("org/small", "0123456789abcdef", None)
     assert info == MODEL
 
+    copy = make_model(tmp_path / "small")  # of the same model, by hf download --local-dir
+    (copy / "model.safetensors").write_bytes(b"one")
+    assert info.is_same_model(read_model_info(copy))
+    assert not info.is_same_model(replace(info, id="another/small"))
+
     plain = make_model(tmp_path / "plain")
     assert read_model_info(plain).weight_hash is None
+    assert not info.is_same_model(read_model_info(plain))
     (plain / "model.safetensors").write_bytes(b"one")
     first = read_model_info(plain)
     assert (first.id, first.revision) == ("plain", None)

@@ -385,7 +385,7 @@ def test_pid_of_a_dead_owner_that_was_given_away_again_does_not_revive_it(tmp_pa
     earlier = replace(record, owner=replace(record.owner, started="1"))
     assert earlier.owner.alive() is False
     rebooted = replace(record, owner=replace(record.owner, boot_id="another boot"))
-    assert rebooted.owner.alive() is False
+    assert rebooted.owner.alive() is None  # or another machine of this name: the beat tells
     assert record.owner.alive() is True
     (tmp_path / "run").mkdir()
     earlier.write(tmp_path / "run")
