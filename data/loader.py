@@ -236,8 +236,10 @@ class Loader:
             raise ValueError(
                 f"There is no batch for step {step}: the {epochs} stored epoch(s) of "
                 f"{self.tokens.path} hold {self.num_steps:,} "
-                f"batches of {self.batch_sequences} sequences. Train for fewer steps, or prepare "
-                "more tokens or --epochs."
+                f"batches of {self.batch_sequences} sequences. Train on fewer tokens "
+                "(--data.tokens of recover.py, --budget of train_model.py), or pack more of them, "
+                "or more epochs (prepare_tokens.py --tokens, --epochs), and use that folder "
+                "(--data.tokens-from, --tokens)."
             )
         begin = step * self.batch_sequences
         return self._order[begin : begin + self.batch_sequences]

@@ -399,9 +399,10 @@ def check_quota(source: Source, counts: Counts, held_out: int, train: int | None
         raise ValueError(
             f"{source.name} has {there:,} tokens in {counts.documents:,} documents, but "
             f"{held_out + (train or 0):,} were asked of it "
-            f"({held_out:,} of them held out). Ask for fewer with --tokens (and --epochs to train "
-            "on them more than once), "
-            "lower its weight, or hold out less with --held-out-sequences."
+            f"({held_out:,} of them held out). Ask for fewer (--tokens; --data.tokens of "
+            "recover.py), lower its weight, or hold out less (--held-out-sequences, "
+            "--data.held-out-sequences). To train on them more than once, pack them with "
+            "prepare_tokens.py --epochs N and give recover.py that folder (--data.tokens-from)."
         )
     if counts.tokens_kept == 0 and train is None:
         raise ValueError(

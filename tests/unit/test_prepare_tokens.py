@@ -10,7 +10,7 @@ from bosch.config import Config, DataConfig
 from bosch.manifest import DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run_folder import RunFolder
 from bosch.stage import Artifact, Stage
-from data.loader import open_tokens
+from data.loader import Loader, open_tokens
 from recipes.prepare_tokens import build, build_or_reuse, main, read_tokenizer
 from recipes.presets import find_model, smoke
 
@@ -182,6 +182,29 @@ def test_tokens_of_another_run_are_used_where_they_lie(packed: Path) -> None:
 
 def test_fewer_tokens_than_there_are_may_be_asked(packed: Path) -> None:
     build_or_reuse(reusing(packed / "tokens", tokens=LENGTH * 3))
+
+
+def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_says(
+    tmp_path: Path,
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(
+        "".join(json.dumps({"text": f"line {n} of mine. " * 20}) + "\n" for n in range(30))
+    )
+    config = smoke()
+    config = replace(config, data=replace(config.data, source=(str(corpus),)))
+    with (
+        pytest.raises(ValueError, match=r"prepare_tokens\.py --epochs N .*--data\.tokens-from"),
+        RunFolder(tmp_path / "run", say=lambda line: None) as run,
+    ):
+        run.complete(build(config))
+    out = tmp_path / "mine"
+    budget = ["--seq-len", str(LENGTH), "--tokens", str(BUDGET // 4), "--epochs", "4"]
+    main(command("--source", str(corpus), *budget, out=out))
+    assert isinstance(build_or_reuse(reusing(out)), Artifact)
+    tokens = open_tokens(out, read_tokenizer(config.model).hash)
+    with pytest.raises(ValueError, match=r"--data\.tokens .*prepare_tokens\.py .*--epochs"):
+        Loader(tokens, 2).batch(BUDGET // LENGTH // 2)
 
 
 @pytest.mark.parametrize(
