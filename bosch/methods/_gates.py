@@ -40,8 +40,8 @@ class GateSettings:
     steps: int = 1_000  # fewer where the tokens hold fewer
     # Of the token budget, at most. ConSA's first stage takes 1B tokens, 40 % of BOSCH's budget.
     token_share: float = 0.4
-    # Of a sequence, at most those of a packed one. None: ConSA's 8,192, and shorter where the
-    # tokens hold too few steps: it is by their number that gates settle.
+    # Of a sequence, at most those of a packed one. None: ConSA's 8,192; shorter where the tokens
+    # hold too few steps, for it is by their number that gates settle; never below four windows.
     sequence_tokens: int | None = None
     batch_sequences: int | None = None  # a step; None: as many as give the steps that many tokens
     weights_learning_rate: float | None = None  # peak; None: that of the recovery training
@@ -126,11 +126,11 @@ def choose_sequence(
             )
         return asked
     length = packed_tokens
-    while length % 2 == 0 and (
-        length > MOST_SEQUENCE_TOKENS
-        # Of a text that is no longer than a few windows, full attention sees little more.
-        or (budget // length < settings.steps and length // 2 >= LEAST_WINDOWS * window_tokens)
-    ):
+    # Of a text that is no longer than a few windows, full attention sees little more.
+    shortest = LEAST_WINDOWS * window_tokens
+    while length % 2 == 0 and length // 2 >= shortest:
+        if length <= MOST_SEQUENCE_TOKENS and budget // length >= settings.steps:
+            break
         length //= 2
     return length
 

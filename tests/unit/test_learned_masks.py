@@ -198,6 +198,13 @@ def test_length_comes_from_the_tokens() -> None:
     assert Length(10, 2, 256).num_tokens == 5_120
 
 
+@pytest.mark.parametrize(("window", "length"), [(2_048, 8_192), (4_096, 16_384), (32_768, 32_768)])
+def test_sequences_are_not_cut_below_four_windows(window: int, length: int) -> None:
+    for budget in (2_500_000_000, 2_500_000):  # too few tokens for 1,000 steps, too
+        found = plan_length(consa.Settings(), budget, 32_768, window)
+        assert found.sequence_tokens == length
+
+
 def test_a_length_that_is_asked_for_is_taken() -> None:
     settings = consa.Settings(sequence_tokens=512, batch_sequences=3)
     assert plan_length(settings, 786_432, 1_024, 64, world=3) == Length(204, 3, 512)
