@@ -206,7 +206,17 @@ def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
 
 def load_method(name: str) -> ModuleType:
     presets.check_method(name)
-    return load_plugin(METHODS, name)
+    method = load_plugin(METHODS, name)
+    if not dataclasses.is_dataclass(getattr(method, "Settings", None)):
+        missing = "dataclass Settings (it may be empty)"
+    elif not hasattr(method, "rank") and not hasattr(method, "select"):
+        missing = "rank(context) and no select(context)"
+    else:
+        return method
+    raise ValueError(
+        f"--method {name}: {method.__file__} has no {missing}. bosch/methods/_interface.py shows "
+        "how a method is written."
+    )
 
 
 def load_model(folder: Path) -> "PreTrainedModel":

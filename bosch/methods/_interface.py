@@ -1,8 +1,29 @@
 """What a method is asked and what it answers.
 
+To write one, put `bosch/methods/mine.py` beside the others; `--method mine` runs it everywhere, and
+tests/contracts/test_methods.py asks it what it asks every method. A whole one:
+
+    "Upper layers stay full: an example of a method."  # what --list shows
+
+    from dataclasses import dataclass
+
+    from bosch.methods._interface import Context, Scores
+
+    reads_calibration = False
+
+    @dataclass(frozen=True)
+    class Settings:
+        step: float = 1.0  # from a layer to the one above it
+
+    def rank(context: Context) -> Scores:
+        layers = [i * context.settings.step for i in range(context.num_layers)]
+        table = tuple((score,) * context.num_groups for score in layers)
+        return Scores(table, larger_is="global")
+
 A method is a file of this folder with
 
-    Settings                        a frozen dataclass of what it leaves to the user, with defaults
+    Settings                        a frozen dataclass of what it leaves to the user, with defaults;
+                                    it may be empty
     rank(context) -> Scores         for a ranking: a score for each group, or
     select(context) -> Selection    for any other producer of a mask: one that meets the ratio
 

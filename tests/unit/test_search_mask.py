@@ -2,24 +2,28 @@
 scores to a mask.
 """
 
+import inspect
 import json
 import math
 import signal
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import bosch.methods
 from bosch.calibration_file import read_calibration, write_calibration
 from bosch.config import Config, MaskConfig
 from bosch.errors import exit_on_user_error
 from bosch.manifest import verify_folder
 from bosch.mask import MaskFile, read_mask, write_mask
 from bosch.mask_formats import export_mask
-from bosch.methods import from_file, random_groups, razor
+from bosch.methods import _interface, from_file, random_groups, razor
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._interface import Context, Scores
 from bosch.model_folder import read_model_info
@@ -272,6 +276,55 @@ def test_a_file_counts_by_what_is_in_it(model_folder: Path, tmp_path: Path) -> N
 def test_settings_take_the_value_of_the_field_of_that_name() -> None:
     assert default_settings("razor", MaskConfig(razor_recent_share=0.1)).razor_recent_share == 0.1
     assert default_settings("proxy", MaskConfig(gamma=0.7)).mass_share == 0.95  # another gamma
+
+
+# --- a method of one's own ---
+
+
+@pytest.fixture
+def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose files count as methods, too."""
+    folder = tmp_path / "methods"
+    folder.mkdir()
+    before = set(sys.modules)
+    folders = [*bosch.methods.__path__, str(folder)]
+    monkeypatch.setattr(bosch.methods, "__path__", folders)
+    monkeypatch.setattr(bosch.methods.__spec__, "submodule_search_locations", folders)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.startswith("bosch.methods."):
+            del sys.modules[name]
+
+
+def test_the_method_that_the_interface_shows_makes_a_mask(
+    own_methods: Path, command: list[str], tmp_path: Path
+) -> None:
+    told = inspect.getdoc(_interface) or ""
+    example = told.partition("A whole one:\n")[2].partition("A method is a file")[0]
+    (own_methods / "mine.py").write_text(textwrap.dedent(example))
+    main([*command, "--method", "mine", "--ratio", "0.5"])
+    record = read_mask(tmp_path / "run" / "mask" / "mask.json")
+    assert record.mask.row_texts() == ["0000", "1111"]
+    assert record.settings["step"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        ("def rank(context): ...", "no dataclass Settings"),
+        ("class Settings: ...\ndef rank(context): ...", "no dataclass Settings"),
+        (
+            "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Settings: ...",
+            r"no rank\(context\) and no select\(context\)",
+        ),
+    ],
+)
+def test_a_file_that_is_no_whole_method_says_what_it_lacks(
+    own_methods: Path, command: list[str], content: str, missing: str
+) -> None:
+    (own_methods / "mine.py").write_text(content)
+    with pytest.raises(ValueError, match=rf"mine\.py has {missing}.*_interface\.py shows"):
+        main([*command, "--method", "mine"])
 
 
 # --- from scores to a mask ---
