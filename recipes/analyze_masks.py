@@ -221,7 +221,7 @@ def relate_to_performance(
     drawn = {}
     for measure, known in scores.items():
         groups = {}
-        for (_, ratio), together in comparable(m for m in masks if m.path in known).items():
+        for (model, ratio), together in comparable(m for m in masks if m.path in known).items():
             if len(together) < 2:
                 continue
             distances = [
@@ -229,8 +229,7 @@ def relate_to_performance(
                 for one in together
             ]
             told = np.array([known[mask.path] for mask in together])
-            name = f"{together[0].record.model.id}, ratio {ratio:g}"
-            groups[name] = performance.Comparable(np.array(distances), told)
+            groups[f"{model}, ratio {ratio:g}"] = performance.Comparable(np.array(distances), told)
         if not groups:
             say(f"{measure}: no two masks of one model and ratio have a score")
             continue
@@ -331,20 +330,25 @@ def read_scores(
     """measure -> file of a mask -> score, from the averages at step 0 among the rows of results:
     those of the masks' own runs, and those named.
 
-    A row names its mask by `mask`, the file, or by `run`, the folder of its run.
+    Rows in a run's own folder are its mask's. Others name theirs by `mask`, the file, or by `run`,
+    the folder of its run.
     """
-    places: dict[str, Path] = {}
-    found = []
+    named: dict[str, list[Path]] = {}
+    files: list[tuple[Path, Path | None]] = []
     for mask in masks:
         run = mask.path.resolve().parents[1]
-        places |= dict.fromkeys([str(mask.path.resolve()), str(run), run.name], mask.path)
-        found.append(run / "eval" / RESULTS)
-    results = [*(file for file in found if file.is_file()), *results]
+        for name in (str(mask.path.resolve()), str(run), run.name):
+            named.setdefault(name, []).append(mask.path)
+        own = run / "eval" / RESULTS
+        # Beside the stage's folder may lie one that was set aside: no evaluation was of its mask.
+        if own.is_file() and mask.path.resolve().parent.name == "mask":
+            files.append((own, mask.path))
+    files += [(file, None) for file in results]
     scores: dict[str, dict[Path, float]] = {}
-    for file in results:
+    for file, owner in files:
         for number, row in enumerate(read_rows(file), start=1):
             try:
-                named = str(row["mask"] if "mask" in row else row["run"])
+                name = str(row["mask"] if "mask" in row else row["run"])
                 measure, value = f"{row['suite']} {row['metric']}", float(row["value"])
                 counts = row["task"] == "average" and row.get("step", 0) == 0
             except KeyError as error:
@@ -352,10 +356,17 @@ def read_scores(
                     f"{file}, row {number} has no field {error}; a row of results has run or mask, "
                     "suite, task, metric and value."
                 ) from error
-            path = places.get(named) or places.get(str(Path(named).resolve()))
-            if counts and path:
-                scores.setdefault(measure, {})[path] = value
-    if results and not scores:
+            if not counts:
+                continue
+            meant = [owner] if owner else named.get(name) or named.get(str(Path(name).resolve()))
+            if meant and len(meant) > 1:
+                raise ValueError(
+                    f"{file}, row {number}: {name!r} may be {' or '.join(map(str, meant))}; write "
+                    "the whole path of the run's folder, or of the mask's file, in the row."
+                )
+            if meant:
+                scores.setdefault(measure, {})[meant[0]] = value
+    if files and not scores:
         say("no row of results is an average at step 0 of one of these masks")
     return scores
 

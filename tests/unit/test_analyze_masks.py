@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from bosch.analysis.overlap import jaccard_distance
 from bosch.calibration_file import write_calibration
 from bosch.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
 from bosch.model_folder import ModelInfo, read_model_info
-from recipes.analyze_masks import main
+from eval.rows import write_rows
+from recipes.analyze_masks import main, read_scores
 from tests.attention_matrices import toy_calibration
 from tests.masks import MODEL
 from tests.model_factory import tiny_model
@@ -39,6 +41,12 @@ def write(
     (run / "mask").mkdir(parents=True)
     write_mask(run / "mask" / "mask.json", MaskFile(mask, model, method, ratio, seed=seed))
     return run
+
+
+def result(run: str, step: int | None, task: str, value: float) -> dict[str, Any]:
+    """A row of a run's results."""
+    told = {"run": run, "step": step, "task": task, "value": value}
+    return told | {"suite": "niah", "metric": "m"}
 
 
 def read(out: Path, name: str) -> Any:
@@ -116,20 +124,8 @@ def test_every_analysis_leaves_numbers_and_a_picture(tmp_path: Path) -> None:
         for ratio in (0.25, 0.5)
     ]
     for number, run in enumerate(runs):
-        rows = [
-            {
-                "run": run.name,
-                "step": step,
-                "suite": "niah",
-                "task": task,
-                "metric": "m",
-                "value": v,
-            }
-            for step, task, v in [(None, "average", 99), (0, "average", number), (0, "single", 50)]
-        ]
-        (run / "eval").mkdir()
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (run / "eval" / "results.jsonl").write_text(text)
+        told = [(None, "average", 99), (0, "average", number), (0, "single", 50)]
+        write_rows(run / "eval" / "results.jsonl", [result(run.name, *row) for row in told])
     out = tmp_path / "analysis"
     main([*map(str, runs), "--out", str(out)])
     names = ("distances", "depth", "turnover", "nesting", "performance")
@@ -154,6 +150,43 @@ def test_every_analysis_leaves_numbers_and_a_picture(tmp_path: Path) -> None:
     (measure,) = read(out, "performance.json")["measures"]
     assert (measure["measure"], measure["all"]["num_pairs"]) == ("niah m", 12)
     assert measure["all"]["num_masks"] == 8  # step 0 of each, not the dense model's
+
+
+def test_runs_of_one_name_keep_their_own_scores(tmp_path: Path) -> None:
+    runs = [write(tmp_path / folder, "bosch", 0.5, draw=n) for n, folder in enumerate(("a", "b"))]
+    assert runs[0].name == runs[1].name
+    masks = read_masks(runs)
+    first, second = (mask.path for mask in masks)
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, [result(str(runs[1]), 0, "average", 7)])
+    write_rows(runs[0] / "eval" / "results.jsonl", [result(runs[0].name, 0, "average", 90)])
+    assert read_scores((), masks) == {"niah m": {first: 90}}
+    assert read_scores([rows], masks) == {"niah m": {first: 90, second: 7}}
+    write_rows(runs[1] / "eval" / "results.jsonl", [result(runs[1].name, 0, "average", 10)])
+    assert read_scores((), masks) == {"niah m": {first: 90, second: 10}}
+    write_rows(rows, [result(runs[1].name, 0, "average", 7)])
+    with pytest.raises(ValueError, match=r"rows\.jsonl, row 1: .*a/.* or .*b/.* whole path"):
+        read_scores([rows], masks)
+
+
+def test_masks_that_were_set_aside_have_no_scores(tmp_path: Path) -> None:
+    run = write(tmp_path, "bosch", 0.5)
+    shutil.copytree(run / "mask", run / "mask.old")
+    write_rows(run / "eval" / "results.jsonl", [result(run.name, 0, "average", 90)])
+    masks = read_masks([run, run / "mask.old"])
+    assert read_scores((), masks) == {"niah m": {masks[0].path: 90}}
+
+
+def test_weights_of_one_name_are_compared_apart(tmp_path: Path) -> None:
+    models = [replace(SHAPE, revision=None, weight_hash=letter * 32) for letter in "ab"]
+    for model in models:
+        for draw in range(3):
+            folder = tmp_path / str(model.weight_hash)
+            run = write(folder, "bosch", 0.5, seed=draw, model=model, draw=draw)
+            write_rows(run / "eval" / "results.jsonl", [result(run.name, 0, "average", draw)])
+    main([*map(str, sorted(tmp_path.glob("*/*"))), "--out", str(tmp_path / "out")])
+    (measure,) = read(tmp_path / "out", "performance.json")["measures"]
+    assert (measure["all"]["num_masks"], len(measure["each"])) == (6, 2)
 
 
 def test_same_masks_give_the_same_bytes(tmp_path: Path) -> None:
