@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bosch.fingerprint import fingerprint_files
 from bosch.plugins import suggest
-from data.sources import Document, take_field, write_address
+from data.sources import Block, Document, take_field, write_address
 
 # By name: which library asks the hub, and so whose errors they are, has changed more than once.
 NETWORK_ERRORS = (
@@ -65,12 +67,15 @@ class HubSource:
             rows = rows.select(range(start, len(rows)))
         else:
             return
+        empty: Block = "" if self.tokenizer is None else np.empty(0, np.uint32)
         for number, row in enumerate(rows, start=start + 1):
-            yield (
-                take_field(
-                    row, self.field, f"{self.name}, {self.split} row {number}", self.tokenizer
-                ),
-            )
+            # Nobody can repair a row on the hub, so one without text counts as an empty document.
+            # Without the field in the first row its name is likely wrong.
+            if row.get(self.field) is None and (number > 1 or self.field in row):
+                yield (empty,)
+                continue
+            where = f"{self.name}, {self.split} row {number}"
+            yield (take_field(row, self.field, where, self.tokenizer),)
 
     def _load(self) -> Any:
         import datasets

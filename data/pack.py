@@ -118,7 +118,7 @@ class Counts:
     dropped_in_tail: int = 0  # what fills no whole sequence
     documents_too_short: int = 0
     dropped_too_short: int = 0
-    documents_empty: int = 0
+    documents_empty: int = 0  # without text, rows of a hub data set without the field among them
 
 
 @dataclass
@@ -170,6 +170,8 @@ def pack_documents(
             while progress.source < len(sources):
                 packer.pack_source(sources[progress.source].source, *quotas[progress.source], bar)
         finish(folder, tokenizer, config, progress, facts)
+    for source, counts in zip(sources, progress.counts, strict=True):
+        report(source.source.name, counts)
 
 
 def split_quotas(
@@ -396,8 +398,9 @@ def check_quota(source: Source, counts: Counts, held_out: int, train: int | None
     """A source that ended too early is an error, not a shorter corpus."""
     if counts.tokens_held_out < held_out or (train is not None and counts.tokens_kept < train):
         there = counts.tokens_held_out + counts.tokens_kept
+        empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
         raise ValueError(
-            f"{source.name} has {there:,} tokens in {counts.documents:,} documents, but "
+            f"{source.name} has {there:,} tokens in {counts.documents:,} documents{empty}, but "
             f"{held_out + (train or 0):,} were asked of it "
             f"({held_out:,} of them held out). Ask for fewer (--tokens; --data.tokens of "
             "recover.py), lower its weight, or hold out less (--held-out-sequences, "
@@ -408,6 +411,15 @@ def check_quota(source: Source, counts: Counts, held_out: int, train: int | None
         raise ValueError(
             f"{source.name} leaves no training token: its {counts.tokens_read:,} tokens were all "
             "dropped or held out."
+        )
+
+
+def report(name: str, counts: Counts) -> None:
+    """What a user would not expect of a source, at the end."""
+    if counts.documents_empty:
+        say(
+            f"{name}: {counts.documents_empty:,} of {counts.documents:,} documents are empty and "
+            "were left out"
         )
 
 

@@ -216,4 +216,7 @@ def take_field(row: dict[str, Any], field: str, where: str, tokenizer: str | Non
                 f"{where}: {field!r} holds what is no token id ({error}); ids are whole numbers "
                 "from 0 on."
             ) from error
-    raise ValueError(f"{where}: {field!r} is a {type(value).__name__}; a text is needed.")
+    found = "null" if value is None else f"a {type(value).__name__}"
+    raise ValueError(
+        f"{where}: {field!r} is {found}; a text is needed. Repair the row, or leave it out."
+    )

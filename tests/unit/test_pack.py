@@ -17,6 +17,7 @@ from bosch.manifest import DamagedArtifactError, read_sealed_json
 from data import encode
 from data.encode import Encoder, Position, read_chunks
 from data.files import FileSource
+from data.hub import HubSource
 from data.mds import MdsSource
 from data.pack import (
     HELD_OUT,
@@ -311,6 +312,30 @@ def test_source_that_is_too_small_is_an_error_and_not_a_smaller_corpus(
             tmp_path,
         )
     assert not (tmp_path / "tokens.json").exists()
+
+
+def test_documents_without_text_are_counted_and_told(
+    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    lines: list[str] = []
+    monkeypatch.setattr("data.pack.say", lines.append)
+    rows = [{"text": None if n % 4 == 1 else write_document(0, n)} for n in range(40)]
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = []
+    for name, texts in (("hub", None), ("plain", [row["text"] for row in rows if row["text"]])):
+        out = tmp_path / name
+        out.mkdir()
+        source = HubSource(str(path.parent)) if texts is None else write_texts(out / "in", texts)
+        pack_documents(one(source), tokenizer, PackConfig(seq_len=64), out)
+        found.append((out / "tokens.bin").read_bytes())
+    assert found[0] == found[1]
+    (counts,) = read_sealed_json(tmp_path / "hub" / "tokens.json")["sources"]
+    assert (counts["documents"], counts["documents_empty"]) == (40, 10)
+    told = f"hf:{path.parent}: 10 of 40 documents are empty and were left out"
+    assert [line for line in lines if "empty" in line] == [told]
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"fine at first \xe9t\xe9"])

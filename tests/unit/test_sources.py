@@ -101,6 +101,7 @@ def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
         ("torn.jsonl", b'{"text": "a"}\n{"text": "b', "line 2 is not JSON"),
         ("list.jsonl", b"[1, 2]\n", "line 1 is a list"),
         ("number.jsonl", b'{"text": 3}\n', "'text' is a int; a text is needed"),
+        ("null.jsonl", b'{"text": null}\n', "line 1: 'text' is null; .* Repair the row"),
         ("other.jsonl", b'{"txt": "a"}\n', "no field 'text': did you mean 'txt'"),
         ("ids.jsonl", b'{"text": [1, 2, 3]}\n', "Whose they are cannot be seen"),
         ("torn.txt.gz", gzip.compress(b"a" * 9999, mtime=0)[:-20], "torn.txt.gz is damaged"),
@@ -169,6 +170,29 @@ def test_hugging_face_dataset_is_read_from_any_row_on(
         texts_of(HubSource(str(folder), field="contents", streaming=streaming))
     with pytest.raises(ValueError, match="no split 'training': did you mean 'train'"):
         texts_of(HubSource(str(folder), split="training", streaming=streaming))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("tokenizer", "full"), [(None, "Some text."), ("some/tokenizer", [1, 2])], ids=["text", "ids"]
+)
+def test_rows_of_a_hub_dataset_without_text_are_empty_documents(
+    tokenizer: str | None,
+    full: str | list[int],
+    streaming: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    rows = [{"text": full}, {"text": None}, {"id": 1}, {"text": full}]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = HubSource(str(folder), streaming=streaming, tokenizer=tokenizer)
+    for start in range(4):
+        found = [next(iter(document)) for document in source.read(start)]
+        assert [len(block) for block in found] == [len(full), 0, 0, len(full)][start:]
+        assert {type(block) for block in found} == {str if tokenizer is None else np.ndarray}
 
 
 def test_hub_without_network_says_what_to_fetch_and_where_to_put_it() -> None:
