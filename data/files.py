@@ -31,6 +31,7 @@ class FileSource:
     def __init__(self, path: Path, field: str = "text", tokenizer: str | None = None):
         self.path, self.field, self.tokenizer = path, field, tokenizer
         self.name = str(path)
+        self._first_documents: dict[Path, int] = {}  # of each file, once reading came to it
 
     @functools.cached_property
     def files(self) -> list[Path]:
@@ -44,29 +45,42 @@ class FileSource:
         return found
 
     def facts(self) -> dict[str, Any]:
-        root = self.path if self.path.is_dir() else self.path.parent
+        root = root_of(self.path)
         files = {file.relative_to(root).as_posix(): hash_file(file) for file in self.files}
         return {"source": "files", "field": self.field, "tokenizer": self.tokenizer, "files": files}
 
     def read(self, start: int) -> Iterator[Document]:
+        document = 0
         for file in self.files:
+            self._first_documents[file] = document
             kind = kind_of(file)
             if kind in TEXT:
-                if start == 0:
+                if document >= start:
                     yield read_text_blocks(file)
-                start = max(0, start - 1)
+                document += 1
                 continue
-            rows = read_table(file, start) if kind in TABLE else read_lines(file, start)
+            skip = max(0, start - document)
             number = 0
-            for number, row in rows:
+            for number, row in read_table(file, skip) if kind in TABLE else read_lines(file, skip):
+                document += 1
                 if row is not None:
                     where = f"{file}, {'row' if kind in TABLE else 'line'} {number}"
                     yield (take_field(row, self.field, where, self.tokenizer),)
-                    start = 0
-                else:
-                    start -= 1
             if number == 0:
                 raise ValueError(f"{file} holds no documents; remove it, or fill it.")
+
+    def files_of(self, documents: int) -> list[str]:
+        """The files that hold the first so many documents, which have been read."""
+        root = root_of(self.path)
+        return [
+            file.relative_to(root).as_posix()
+            for file, first in self._first_documents.items()
+            if first < documents
+        ]
+
+
+def root_of(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
 
 
 def list_files(path: Path) -> list[Path]:

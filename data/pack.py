@@ -41,6 +41,7 @@ from data.encode import (
     read_chunks,
     share_reproduced,
 )
+from data.files import FileSource
 from data.sources import Source, WeightedSource
 from data.tokenizer_files import TokenizerText, read_source_tokenizer
 
@@ -119,6 +120,10 @@ class Counts:
     documents_too_short: int = 0
     dropped_too_short: int = 0
     documents_empty: int = 0  # without text, rows of a hub data set without the field among them
+    documents_used: int = 0  # up to the one in which the budget was met; 0 without a budget
+    files: int = 0  # of a source of files
+    files_used: int = 0  # in the order of their paths, up to the one in which the budget was met,
+    last_file: str = ""  # which is this one
 
 
 @dataclass
@@ -296,6 +301,11 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
                 if number % self.config.shard_chunks == 0:
                     self._commit()
         check_quota(source, counts, held_out, train)
+        if isinstance(source, FileSource):
+            used = counts.documents if train is None else counts.documents_used
+            reached = source.files_of(max(1, used))
+            counts.files, counts.files_used = len(source.files), len(reached)
+            counts.last_file = reached[-1]
         self.progress.source += 1
         self.progress.position, self.progress.gap_left = Position(), 0
         self._end_document(HELD_OUT)
@@ -307,7 +317,8 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
     ) -> None:
         """Where each token of a chunk goes: the held-out slice, the gap behind it, the training
         tokens, nowhere."""
-        ids, ends = self._drop_short(chunk, counts)
+        ids, lengths = self._drop_short(chunk, counts)
+        ends = np.cumsum(lengths)[chunk.ends & (lengths > 0)]
         begin = 0
         while begin < len(ids):
             if (left := held_out - counts.tokens_held_out) > 0:
@@ -334,11 +345,15 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
                 counts.tokens_kept += end - begin
                 if train is not None and counts.tokens_kept == train:
                     counts.dropped_at_budget = len(ids) - end
+                    last = int(np.searchsorted(np.cumsum(lengths), end))
+                    before = self.progress.position
+                    counts.documents_used = before.document + (before.piece > 0)
+                    counts.documents_used += int(chunk.begins[: last + 1].sum())
                     return
             begin = end
 
     def _drop_short(self, chunk: Encoded, counts: Counts) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The chunk's tokens and the ends of documents among them, without documents that are too
+        """The chunk's tokens and how many of them each piece has, without documents that are too
         short. One that came in several pieces is never too short."""
         whole = chunk.begins & chunk.ends
         empty = whole & (chunk.lengths == 0)
@@ -352,7 +367,7 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
         if short.any():
             ids = ids[np.repeat(~short, lengths)]
             lengths = np.where(short, 0, lengths)
-        return ids, np.cumsum(lengths)[chunk.ends & (lengths > 0)]
+        return ids, lengths
 
     def _append(self, name: str, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
         number = GROWING.index(name)
@@ -420,6 +435,12 @@ def report(name: str, counts: Counts) -> None:
         say(
             f"{name}: {counts.documents_empty:,} of {counts.documents:,} documents are empty and "
             "were left out"
+        )
+    if counts.files_used < counts.files:
+        say(
+            f"{name}: {counts.files_used:,} of {counts.files:,} files read, the budget is met in "
+            f"{counts.last_file}; nothing of those behind it is trained on. For text of all of "
+            "them name files or folders as sources with weights (a.jsonl@0.5 b/@0.5)"
         )
 
 

@@ -338,6 +338,69 @@ def test_documents_without_text_are_counted_and_told(
     assert [line for line in lines if "empty" in line] == [told]
 
 
+@pytest.mark.parametrize(
+    ("chunk_chars", "interrupted"), [(10**6, False), (700, False), (700, True)]
+)
+def test_files_beyond_the_budget_are_told(
+    chunk_chars: int,
+    interrupted: bool,
+    tmp_path: Path,
+    tokenizer: TokenizerText,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [[write_document(number, n) for n in range(9)] for number in range(3)]
+    folder = tmp_path / "in"
+    write_texts(folder, texts[0]).path.rename(folder / "a.jsonl")
+    (folder / "b.txt").write_text("".join(texts[1]))
+    write_texts(folder, texts[2]).path.rename(folder / "c.jsonl")
+    encoder = Encoder(tokenizer, None)
+    (chunk,) = read_chunks(FileSource(folder), Position(), 10**9)
+    sizes = encoder.encode(chunk).lengths.tolist()
+    bounds = [sum(sizes[:9]), sum(sizes[:10])]  # where a.jsonl and b.txt end
+    lines: list[str] = []
+    monkeypatch.setattr("data.pack.say", lines.append)
+    for tokens, number, last in (
+        (bounds[0] - 1, 1, "a.jsonl"),
+        (bounds[0], 1, "a.jsonl"),
+        (bounds[0] + 1, 2, "b.txt"),
+        (bounds[1], 2, "b.txt"),
+        (bounds[1] + 1, 3, "c.jsonl"),
+        (None, 3, "c.jsonl"),
+    ):
+        config = PackConfig(
+            seq_len=tokens or 64,
+            tokens=tokens,
+            held_out_sequences=0,
+            chunk_chars=chunk_chars,
+            shard_chunks=1,
+        )
+        out = tmp_path / str(tokens)
+        out.mkdir()
+        if interrupted:
+            with monkeypatch.context() as patch:
+                interrupt_after(4, patch)
+                with pytest.raises(InterruptedPackingError):
+                    pack_documents(one(FileSource(folder)), tokenizer, config, out)
+        lines.clear()
+        pack_documents(one(FileSource(folder)), tokenizer, config, out)
+        (counts,) = read_sealed_json(out / "tokens.json")["sources"]
+        found = (counts["files"], counts["files_used"], counts["last_file"])
+        assert found == (3, number, last)
+        told = [line for line in lines if "files read" in line]
+        assert len(told) == (number < 3)
+        wanted = f"{folder}: {number} of 3 files read, the budget is met in {last}; "
+        assert all(line.startswith(wanted) and "with weights" in line for line in told)
+
+
+def test_a_share_of_no_token_needs_no_file(tmp_path: Path, tokenizer: TokenizerText) -> None:
+    source = write_texts(tmp_path / "in", [write_document(0, n) for n in range(9)])
+    mix = [WeightedSource(ToyDocuments(0), 1.0), WeightedSource(source, 1e-9)]
+    out = tmp_path / "out"
+    out.mkdir()
+    pack_documents(mix, tokenizer, PackConfig(seq_len=64, tokens=64), out)
+    assert read_sealed_json(out / "tokens.json")["sources"][1]["tokens_kept"] == 0
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"fine at first \xe9t\xe9"])
 def test_bad_text_leaves_nothing_that_counts_as_done(
     content: bytes, tmp_path: Path, tokenizer: TokenizerText
