@@ -1,6 +1,9 @@
 """Text from a Hugging Face dataset, by id (or a local folder that `datasets.load_dataset` can
 read), streaming or cached."""
 
+import contextlib
+import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,12 @@ NETWORK_ERRORS = (
     *("ConnectionError", "TransportError", "ConnectTimeout", "ReadTimeout"),
     *("OfflineModeIsEnabled", "LocalEntryNotFoundError"),
 )
+COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class HubSource:
-    """Rows of one split. Rows before the start are skipped by the library, not read here."""
+    """Rows of one split, at one commit. Rows before the start are skipped by the library, not read
+    here."""
 
     endless = False
 
@@ -39,6 +44,7 @@ class HubSource:
             )
         self.dataset, self.config, self.split, self.field = dataset, config, split, field
         self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
+        self._pinned: str | None = None
         told = {"config": config, "tokenizer": tokenizer}
         told |= {"split": split if split != "train" else None}
         told |= {"field": field if field != "text" else None}
@@ -48,7 +54,7 @@ class HubSource:
 
     def facts(self) -> dict[str, Any]:
         """Streaming or cached, the rows are the same, so that is left out."""
-        content = fingerprint_files(Path(self.dataset)) if self.is_local else self._commit()
+        content = fingerprint_files(Path(self.dataset)) if self.is_local else self.commit
         return {
             "source": "hf",
             "dataset": Path(self.dataset).name if self.is_local else self.dataset,
@@ -77,18 +83,41 @@ class HubSource:
             where = f"{self.name}, {self.split} row {number}"
             yield (take_field(row, self.field, where, self.tokenizer),)
 
-    def _load(self) -> Any:
+    @property
+    def commit(self) -> str | None:
+        """The dataset's commit that is read; a folder has none. Without the hub it is that of the
+        library's cache."""
+        return None if self.is_local else str(self._builder.hash)
+
+    def pin(self, commit: str) -> None:
+        """Read this commit, whatever the dataset is by now."""
+        self._pinned = commit
+        vars(self).pop("_builder", None)
+
+    @functools.cached_property
+    def _builder(self) -> Any:
         import datasets
 
-        options = {"name": self.config, "revision": self.revision}
-        try:
-            splits = datasets.load_dataset(self.dataset, streaming=self.streaming, **options)
-        except (
-            Exception
-        ) as error:  # the library's errors for an unreachable hub have no common class
-            if self.is_local or not is_out_of_reach(error):
-                raise ValueError(f"{self.name} cannot be loaded: {first_line(error)}") from error
-            raise FileNotFoundError(self._how_to_fetch(error)) from error
+        wanted = self._pinned or self.revision
+        with self._naming_errors():
+            builder = datasets.load_dataset_builder(self.dataset, name=self.config, revision=wanted)
+        # Without the hub the library takes the newest commit in its cache, whatever was asked.
+        if not self.is_local and COMMIT.fullmatch(wanted or "") and builder.hash != wanted:
+            raise FileNotFoundError(
+                f"{self.name}: commit {wanted} is needed, the cache of this machine holds "
+                f"{builder.hash}, and the hub cannot be reached. Run this where it can, or bring "
+                "that commit into the cache."
+            )
+        return builder
+
+    def _load(self) -> Any:
+        builder = self._builder
+        with self._naming_errors():
+            if self.streaming:
+                splits = builder.as_streaming_dataset()
+            else:
+                builder.download_and_prepare()
+                splits = builder.as_dataset()
         if self.split not in splits:
             raise ValueError(
                 f"{self.name} has no split {self.split!r}: {suggest(self.split, list(splits))}"
@@ -101,16 +130,14 @@ class HubSource:
             )
         return rows
 
-    def _commit(self) -> str | None:
-        """The dataset's commit: that of the hub if it can be asked, else what the user pinned."""
-        from huggingface_hub import HfApi
-
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
         try:
-            return HfApi().dataset_info(self.dataset, revision=self.revision).sha
-        except Exception as error:  # as above
-            if not is_out_of_reach(error):
-                raise ValueError(f"{self.name} is not on the hub: {first_line(error)}") from error
-            return self.revision
+            yield
+        except Exception as error:  # those of an unreachable hub have no common class
+            if self.is_local or not is_out_of_reach(error):
+                raise ValueError(f"{self.name} cannot be loaded: {first_line(error)}") from error
+            raise FileNotFoundError(self._how_to_fetch(error)) from error
 
     @property
     def is_local(self) -> bool:

@@ -42,6 +42,7 @@ from data.encode import (
     share_reproduced,
 )
 from data.files import FileSource
+from data.hub import HubSource
 from data.sources import Source, WeightedSource
 from data.tokenizer_files import TokenizerText, read_source_tokenizer
 
@@ -141,6 +142,7 @@ class Progress:
         default_factory=list
     )  # sizes and checksums after each shard
     counts: list[Counts] = field(default_factory=list)
+    commits: dict[str, str] = field(default_factory=dict)  # that sources on the hub are read at
 
     @classmethod
     def load(cls, path: Path) -> "Progress":
@@ -156,17 +158,20 @@ def pack_documents(
     """Write the folder's files. Called again after a kill it goes on; on a finished folder it does
     nothing."""
     quotas = split_quotas(sources, config)
-    facts = describe(sources, tokenizer, config)
     path = folder / PROGRESS
-    if (folder / SUMMARY).exists() and not path.exists():
-        check_same(fingerprint(facts), read_sealed_json(folder / SUMMARY)["fingerprint"], folder)
+    begun = next((file for file in (path, folder / SUMMARY) if file.exists()), None)
+    commits = pin_commits(sources, read_sealed_json(begun).get("commits", {}) if begun else {})
+    facts = describe(sources, tokenizer, config)
+    if begun and begun != path:
+        check_same(fingerprint(facts), read_sealed_json(begun)["fingerprint"], folder)
         return clean_up(folder)
-    if path.exists():
+    if begun:
         progress = Progress.load(path)
         check_same(fingerprint(facts), progress.facts, folder)
         verify_shards(folder, progress)
     else:
         progress = Progress(fingerprint(facts), counts=[Counts() for _ in sources])
+    progress.commits = commits
     with Packer(folder, tokenizer, config, progress) as packer:
         done = sum(counts.tokens_kept for counts in progress.counts)
         with track(
@@ -221,6 +226,18 @@ def describe(
         "tokenizer": tokenizer.hash,
         "sources": [{"weight": source.weight} | source.source.facts() for source in sources],
     }
+
+
+def pin_commits(sources: Sequence[WeightedSource], noted: dict[str, str]) -> dict[str, str]:
+    """The commits of sources on the hub by name: those with which the tokens were begun, whatever
+    the hub has by now, or whether it can be reached."""
+    commits = {}
+    for source in (weighted.source for weighted in sources):
+        if isinstance(source, HubSource) and not source.is_local:
+            if source.name in noted:
+                source.pin(noted[source.name])
+            commits[source.name] = str(source.commit)
+    return commits
 
 
 def check_same(wanted: str, found: str, folder: Path) -> None:
@@ -500,6 +517,7 @@ def finish(
         "num_held_out_sequences": progress.sizes[1] // itemsize // config.seq_len,
         "epochs": config.epochs,
         "sources": describe_counts(facts["sources"], progress.counts, tail),
+        "commits": progress.commits,
         "facts": facts,
     }
     write_sealed_json(folder / SUMMARY, summary)

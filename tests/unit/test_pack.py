@@ -1,12 +1,15 @@
 """Packing is exact: every token once and in order, or counted as dropped; the same bytes whoever
 does the work."""
 
+import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -485,6 +488,79 @@ def test_interrupted_packing_goes_on_to_the_same_bytes(
     assert not (out / "tokens.json").exists()
     pack_documents(one(ToyDocuments(0)), tokenizer, config, out)
     assert files_of(out) == files_of(expected)
+
+
+class Hub:
+    """Commits of a dataset on a hub that can be reached, or of the library's cache where it
+    cannot."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder, self.monkeypatch = folder, monkeypatch
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+        self.main = ""
+        self.offline = datasets.load_dataset_builder
+        for name in ("datasets.load_dataset_builder", "datasets.load.load_dataset_builder"):
+            monkeypatch.setattr(name, self.load)
+
+    def commit(self, letter: str) -> None:
+        """Other texts, on the main branch."""
+        self.main = letter * 40
+        path = self.folder / self.main / "corpus" / "train.jsonl"
+        texts = [write_document(ord(letter), n) for n in range(200)]
+        write_texts(path.parent, texts).path.rename(path)
+
+    def load(
+        self, dataset: str, name: str | None = None, revision: str | None = None, **_: Any
+    ) -> Any:
+        commit = revision or self.main
+        builder = self.offline(str(self.folder / commit / "corpus"))
+        builder.hash = commit
+        return builder
+
+    def cut_off(self, cached: str) -> None:
+        """Leave the one commit in the cache, as `load_dataset` puts it there."""
+        builder = self.offline(str(self.folder / (cached * 40) / "corpus"))
+        builder.download_and_prepare()
+        place = self.folder / "cache" / "some___corpus"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.move(builder.cache_dir, place / "default" / "0.0.0" / (cached * 40))
+        for name in ("datasets.load_dataset_builder", "datasets.load.load_dataset_builder"):
+            self.monkeypatch.setattr(name, self.offline)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_hub_dataset_is_read_at_one_commit_to_the_end(
+    streaming: bool, tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PackConfig(seq_len=64, held_out_sequences=2, chunk_chars=2000, shard_chunks=2)
+    hub = Hub(tmp_path / "hub", monkeypatch)
+
+    def pack(name: str, chunks: int | None = None) -> dict[str, bytes]:
+        out = tmp_path / name
+        out.mkdir(exist_ok=True)
+        source = HubSource("some/corpus", streaming=streaming)
+        with monkeypatch.context() as patch:
+            if chunks is not None:
+                interrupt_after(chunks, patch)
+            with pytest.raises(InterruptedPackingError) if chunks else contextlib.nullcontext():
+                pack_documents(one(source), tokenizer, config, out)
+        return files_of(out)
+
+    hub.commit("a")
+    expected = pack("whole")
+    for name in ("moved on", "cached", "other in the cache"):
+        pack(name, chunks=9)
+    hub.commit("b")
+    assert pack("new")["tokens.bin"] != expected["tokens.bin"]
+    assert pack("moved on") == expected
+    assert pack("whole") == expected
+    hub.cut_off(cached="b")
+    with pytest.raises(FileNotFoundError, match=r"commit a{40} is needed, .* holds b{40}"):
+        pack("other in the cache")
+    hub.cut_off(cached="a")
+    assert pack("cached") == expected
+    assert pack("other in the cache") == expected
+    assert pack("whole") == expected
 
 
 def test_damage_done_while_packing_was_interrupted_is_named(
