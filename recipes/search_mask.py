@@ -150,6 +150,7 @@ def run_method(
         seed=config.seed,
         settings=settings,
         folder=folder,
+        load_tokenizer=partial(load_tokenizer, model_folder),
         learning=learn_gates.make_learning(config, model_folder, tokens) if tokens else None,
     )
     began = time.monotonic()
@@ -234,6 +235,15 @@ def load_model(folder: Path) -> "PreTrainedModel":
     )
     loaded: PreTrainedModel = model.to("cuda" if on_gpu else "cpu").eval()
     return loaded
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """None where the folder has none."""
+    from transformers import AutoConfig
+
+    from bosch.hybrid import tokenizer
+
+    return tokenizer.load(folder, AutoConfig.from_pretrained(folder))
 
 
 def load_calibration(calibration: Artifact | None) -> "Calibration":

@@ -179,6 +179,7 @@ class Context:
     seed: int
     settings: Any  # the method's Settings
     folder: Path  # the stage's: notes that a killed method goes on from may stand here
+    load_tokenizer: Callable[[], Any] = lambda: None  # the model's; None where it has none
     learning: Learning | None = None  # for methods that learn from tokens; None: none were given
     chunk_elements: int = 1 << 24  # scores q.k held at once: memory and speed, not results
 

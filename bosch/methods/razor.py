@@ -2,7 +2,8 @@
 
 Equations 20 to 22 of the paper; a small score is local. The probe is a block of K random tokens,
 four times over. Echo: attention to the token's previous occurrence. Induction: to the token that
-followed it there. No calibration text is read but for the length of one.
+followed it there. Of the calibration texts only the length is used, and the tokens they have where
+the model is without a tokenizer.
 """
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
@@ -88,13 +89,24 @@ def rank(context: Context) -> Scores:
 
 def probe_tokens(context: Context, block_tokens: int, index: int) -> Tensor:
     """A block of random tokens, none of them special, four times over."""
-    config = context.model.config
-    special = torch.tensor(sorted(_special_tokens(config)), dtype=torch.long)
-    ordinary = torch.arange(config.vocab_size)
-    ordinary = ordinary[~torch.isin(ordinary, special)]
+    ordinary = ordinary_tokens(context)
     generator = torch.Generator().manual_seed(context.seed * 1_000_003 + index)
     drawn = torch.randint(len(ordinary), (block_tokens,), generator=generator)
     return ordinary[drawn].repeat(REPEATS)
+
+
+def ordinary_tokens(context: Context) -> Tensor:
+    """Ids that text has, rising: the tokenizer's without those that were added to it, else those of
+    the calibration texts. A vocabulary has more, of which a model has learned little or nothing:
+    control tokens, those kept in reserve, and rows that fill it up.
+    """
+    config, tokenizer = context.model.config, context.load_tokenizer()
+    if tokenizer is None:
+        known = set(torch.cat([text.ids_T for text in context.calibration.haystacks]).tolist())
+    else:
+        known = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
+    known = {token for token in known if token < config.vocab_size}
+    return torch.tensor(sorted(known - _special_tokens(config)), dtype=torch.long)
 
 
 def z_scores(values_LH: Tensor, over: tuple[int, ...]) -> Tensor:

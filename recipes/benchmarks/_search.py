@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -94,6 +95,7 @@ def search(
         seed=seed,
         settings=dataclasses.replace(chosen, **settings),
         folder=folder,
+        load_tokenizer=partial(search_mask.load_tokenizer, setup.folder),
     )
     for name in getattr(context.settings, "rankings", ()):
         kept = setup.rankings / name

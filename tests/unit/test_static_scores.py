@@ -3,18 +3,21 @@
 
 import copy
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from bosch.assets import asset_folder
 from bosch.calibration_file import Calibration, Haystack
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
 from bosch.methods._interface import Scores
+from recipes.search_mask import load_tokenizer
 from tests.attention_matrices import (
     context_of,
     lag_histogram,
@@ -259,6 +262,31 @@ def test_razor(
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
     assert scores.larger_is == "global"
     assert scores.drawn  # the probe is random
+
+
+def test_the_probe_of_razor_holds_only_tokens_that_text_has(tmp_path: Path) -> None:
+    words = {f"w{number}": number for number in range(40)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="w0", bos_token="w3")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w7", "<reserved>"]})
+    model = tiny_model("qwen3", num_hidden_layers=1, bos_token_id=3, eos_token_id=9)
+    assert model.config.vocab_size > len(tokenizer) == 41
+    calibration = toy_calibration(64, count=1, vocab=20)
+    context = context_of(razor, model, calibration, tmp_path)
+    known = set(razor.probe_tokens(context, 2_000, 0).tolist())
+    assert known == set(calibration.haystacks[0].ids_T.tolist()) - {3, 9}
+    context = replace(context, load_tokenizer=lambda: tokenizer)
+    known = set(razor.probe_tokens(context, 2_000, 0).tolist())
+    assert known == set(range(40)) - {0, 3, 7, 9}
+
+
+def test_the_probe_of_razor_on_the_embedded_model_holds_all_but_its_two_special_tokens(
+    tmp_path: Path,
+) -> None:
+    context = context_of(razor, make_model("tiny"), toy_calibration(64, count=1), tmp_path)
+    tokenizer = load_tokenizer(asset_folder("tiny-qwen3"))
+    found = razor.ordinary_tokens(replace(context, load_tokenizer=lambda: tokenizer))
+    assert found.tolist() == list(range(2, 2_048))
 
 
 @pytest.mark.parametrize(
