@@ -219,9 +219,7 @@ class Generator:
 
     def _keep(self, num_logits: int) -> dict[str, int]:
         """Without it a model computes the logits of the whole prompt; some know no other way."""
-        is_hybrid = getattr(self.model.config, "bosch", None) is not None
-        knows = is_hybrid or self.model._supports_logits_to_keep()
-        return {"logits_to_keep": num_logits} if knows else {}
+        return {"logits_to_keep": num_logits} if self.model._supports_logits_to_keep() else {}
 
     def _forward(self, cache: Cache, tokens: Sequence[int], num_logits: int) -> Tensor:
         """The logits of the last tokens, once the cache has read them all."""

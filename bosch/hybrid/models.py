@@ -16,7 +16,9 @@ it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -68,6 +70,12 @@ class HybridCausalLM:
     config: Any
     training: bool
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if HybridCausalLM in cls.__bases__:  # not for a class made from a family's, as by FSDP
+            family: Any = super()
+            cls.forward = _signed_as(family.forward, cls.forward)  # type: ignore[method-assign]
+
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         if config.bosch is None:
             raise ValueError(
@@ -77,7 +85,7 @@ class HybridCausalLM:
 
     def forward(
         self,
-        *args: Any,
+        *,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -89,7 +97,7 @@ class HybridCausalLM:
             self._use_cache(past_key_values)
         elif use_cache:
             past_key_values = hybridize_cache(DynamicCache(config=self.config), self.config)
-        return family.forward(*args, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+        return family.forward(past_key_values=past_key_values, use_cache=use_cache, **kwargs)
 
     def _use_cache(self, cache: Cache) -> None:
         is_hybrid = bool(cache.layers) and isinstance(cache.layers[0], HybridLayer)
@@ -126,6 +134,21 @@ class HybridCausalLM:
                 f"Leave it out ({NAME!r}); bosch_backend names the kernel."
             )
         return NAME
+
+
+def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -> Any:
+    """`forward` with the signature of `plain_forward`: transformers reads there which arguments a
+    model takes, and hands over no others.
+    """
+    parameters = inspect.signature(plain_forward).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # without self
+
+    @functools.wraps(plain_forward)
+    def signed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        named = dict(zip(names, args, strict=False))
+        return forward(self, *args[len(names) :], **named, **kwargs)
+
+    return signed
 
 
 # ----------------------------------------------------------------------------------------- families

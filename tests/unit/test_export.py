@@ -1,5 +1,6 @@
 """What a hybrid's folder carries for others: model card, picture, mask, and code of its own."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from transformers.dynamic_module_utils import (
 
 from bosch.hybrid.export import describe_bytes, kv_rows, mask_record, mask_rows
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
-from bosch.hybrid.models import deploy
+from bosch.hybrid.models import deploy, undeploy
 from bosch.hybrid.remote_code import ENTRY, remote_code
 from bosch.plugins import list_plugins
 from recipes import materialize_model
@@ -104,6 +105,7 @@ def test_code_of_a_checkpoint_and_the_package_live_in_one_process(
     assert type(theirs) is not type(ours)
     assert generated(theirs) == generated(ours)
     assert generated(ours) == generated(theirs)
+    assert inspect.signature(theirs.forward) == inspect.signature(undeploy(ours).forward)
 
 
 def remote_config(folder: Path) -> Any:

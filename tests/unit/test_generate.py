@@ -1,12 +1,21 @@
 """Every lossless way of generating gives the tokens of recomputation without a cache."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor
-from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    PreTrainedModel,
+    StaticCache,
+    Trainer,
+    TrainingArguments,
+)
 
 from bosch.hybrid.cache import HybridLayer, kv_entries
 from bosch.hybrid.models import deploy
@@ -201,6 +210,62 @@ def test_a_returned_cache_holds_what_it_must() -> None:
     assert kv_entries(out.past_key_values) == [
         sum(row) * length + (4 - sum(row)) * (WINDOW - 1) for row in MIXED
     ]
+
+
+# ------------------------------------------- what transformers works out from forward's signature
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_returned_cache_is_continued_without_an_attention_mask(family: str) -> None:
+    model, ids = hybrid(family), random_tokens(1, 30)
+    first = generate(model, ids, return_dict_in_generate=True)
+    text = first.sequences
+    assert torch.equal(
+        generate(model, text, attention_mask=None, past_key_values=first.past_key_values),
+        recomputed(model, text),
+    )
+
+
+def test_padding_is_told_from_the_padding_tokens() -> None:
+    model, ids = hybrid(), random_tokens(2, 40)
+    ids[0, :11] = model.generation_config.pad_token_id
+    assert torch.equal(
+        generate(model, ids, attention_mask=None), recomputed(model, ids, (ids != 0).long())
+    )
+
+
+def test_logits_of_a_prompt_are_those_of_its_last_token() -> None:
+    model = hybrid()
+    rows: list[int] = []
+    model.lm_head.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape[1]))
+    generate(model, random_tokens(1, 40))
+    assert rows == [1] * NEW_TOKENS
+
+
+@torch.no_grad()
+def test_arguments_may_come_by_position() -> None:
+    model, ids = hybrid(), random_tokens(1, 40)
+    cache = DynamicCache(config=model.config)
+    out = model(ids, None, None, cache)
+    assert out.past_key_values is cache
+    assert isinstance(cache.layers[0], HybridLayer)
+    assert torch.equal(out.logits, model(ids, use_cache=False).logits)
+    with pytest.raises(TypeError, match="multiple values"):
+        model(ids, input_ids=ids)
+    with pytest.raises(TypeError, match="positional"):
+        model(ids, *[None] * 30)
+
+
+def test_the_trainer_finds_its_columns(tmp_path: Path) -> None:
+    rows = [{"input_ids": row, "labels": row} for row in random_tokens(4, 20).tolist()]
+    settings = TrainingArguments(
+        str(tmp_path), max_steps=1, report_to=[], use_cpu=True, save_strategy="no"
+    )
+    trainer = Trainer(hybrid(), settings, train_dataset=Dataset.from_list(rows))
+    assert trainer.train().global_step == 1
+
+
+# -------------------------------------------------------------------------------------- compiled
 
 
 def compiled(backend: Any, **kwargs: Any) -> CompileConfig:
