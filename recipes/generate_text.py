@@ -124,6 +124,7 @@ def generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=options.max_tokens,
+        use_cache=True,  # also where the config says false, as in a folder saved in training
         streamer=streamer,
         return_dict_in_generate=True,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,

@@ -60,6 +60,18 @@ def test_text_and_cache_are_the_model_s(
     assert ("with full attention everywhere" in said) == (kind == "hybrid")
 
 
+def test_a_config_without_a_cache_changes_nothing(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(folders["hybrid"])
+    model.config.use_cache = model.generation_config.use_cache = False
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folders["hybrid"]).save_pretrained(tmp_path)
+    said = run(capsys, tmp_path)
+    assert said.startswith(expected_text(folders["hybrid"]))
+    assert "KV cache: " in said
+
+
 def test_seed_decides_what_is_drawn(
     folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
