@@ -272,6 +272,7 @@ def _deploy_calls(
     """The calls of a layer of a hybrid, whose groups are in the order [full..., window...]."""
     config, num_queries = module.config, query_BHTD.shape[2]
     num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
+    _refuse_part_of_groups(module, key, num_groups)
     num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
     if common["mask_BNTS"] is not None and common["mask_BNTS"].shape[1] != 1:
         raise ValueError("a mask for single heads: the heads of this hybrid are in another order.")
@@ -293,6 +294,18 @@ def _deploy_calls(
         in_ring = key.positions_L is not None
         calls.append(_at_positions(call, key) if in_ring else _at_the_end(call))
     return calls
+
+
+def _refuse_part_of_groups(module: Any, key: Any, num_groups: int) -> None:
+    """Of tensor parallelism a rank holds some groups, and `num_full` counts among all."""
+    parts = (key.full_BGSD, key.window_BGLD) if isinstance(key, Split) else (key,)
+    num_given = sum(part.shape[1] for part in parts if part is not None)
+    if num_given != num_groups:
+        raise ValueError(
+            f"layer {module.layer_idx} of this hybrid has {num_groups} KV heads, but this process "
+            f"holds {num_given} of them. Tensor parallelism cuts full and window groups apart in "
+            "other places than the model: load it without tp_plan."
+        )
 
 
 def _at_the_end(call: AttentionCall) -> AttentionCall:

@@ -11,7 +11,8 @@ Loaded as the plain family, such a folder would be a dense model that answers fl
 Its config.json names layer types that plain families refuse, whether they are asked for by class or
 by an edited model_type (bosch/hybrid/models.py). What cannot be prevented: a caller who passes a
 plain config object, or a tool that never reads layer_types. The tensors' names are the plain
-family's on purpose, for LoRA, quantizers and tensor parallelism.
+family's on purpose, for LoRA and quantizers. (Tensor parallelism is refused: a rank would hold some
+groups of a layer, and which of them are full is counted among all.)
 """
 
 import copy

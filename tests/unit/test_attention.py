@@ -347,3 +347,22 @@ def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCapture
             pytest.raises(ValueError, match="would compute every group"),
         ):
             model.set_attn_implementation(other)
+
+
+@pytest.mark.parametrize("z", [MIXED, [[1] * 4] * 3, [[0] * 4] * 3, [[1, 1, 1, 0]] * 3])
+@pytest.mark.parametrize("cache", ["none", "dynamic", "static"])
+def test_a_rank_that_holds_some_of_the_groups_is_refused(z: Any, cache: str) -> None:
+    """What tensor parallelism over two ranks leaves of a model."""
+    model = deploy(tiny_model("qwen3"), z, WINDOW)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            linear = getattr(layer.self_attn, name)
+            half = linear.weight.chunk(2, dim=1 if name == "o_proj" else 0)[0]
+            linear.weight = torch.nn.Parameter(half)
+    past = {
+        "none": {"use_cache": False},
+        "dynamic": {"use_cache": True},
+        "static": {"past_key_values": StaticCache(model.config, max_cache_len=30)},
+    }
+    with pytest.raises(ValueError, match="holds 2 of them"):
+        logits(model, random_tokens(1, 20), **past[cache])
