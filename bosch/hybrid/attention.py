@@ -60,6 +60,10 @@ NOT_CAUSAL = (
     "attn_implementation='bosch' computes causal attention only; this call, or its config, says "
     "is_causal=False."
 )
+STATIC_FOR_BASE = (
+    "a static cache was given to the base model of a hybrid alone, where its empty slots count "
+    "as text. Call the whole model (logits_to_keep=1 leaves out the rest), or use a DynamicCache."
+)
 
 
 def register() -> None:
@@ -151,11 +155,12 @@ def bosch_mask_function(
         others.get("config"), "is_causal", True
     ):
         raise ValueError(NOT_CAUSAL)
-    # A static cache has empty slots behind the keys. Our own models know how many; for others the
-    # mask must tell.
+    # A static cache has empty slots behind the keys. Our own models know how many; for others, and
+    # for the base model of one of ours alone, the mask must tell. Where several tokens begin a
+    # cache, their position ids do.
     is_hybrid = getattr(others.get("config"), "bosch", None) is not None
     is_exact = isinstance(q_offset, int) and (
-        is_hybrid or kv_offset + kv_length == q_offset + q_length
+        (is_hybrid and q_length > 1) or kv_offset + kv_length == q_offset + q_length
     )
     is_plain = not others.get("use_vmap") and others.get("local_size") is None
     if is_exact and is_plain and not torch.compiler.is_compiling():
@@ -251,16 +256,16 @@ def _refuse_empty_slots(call: AttentionCall) -> None:
     """A stock static cache ends in empty slots: where the queries stand, and so their windows,
     cannot be known.
     """
-    mask = call.mask_BNTS
-    if (
-        mask is not None
-        and call.k_BGSD.shape[2] > call.q_BHTD.shape[2]
-        and not bool(mask[:, :, -1, -1].any())
-    ):
+    if _has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
         raise ValueError(
             "bosch_mask with a static cache: use a DynamicCache (or none) in search mode, or "
             "materialize the model first."
         )
+
+
+def _has_empty_slots(q_BHTD: Tensor, k_BGSD: Tensor, mask_BNTS: Tensor | None) -> bool:
+    has_past = k_BGSD.shape[2] > q_BHTD.shape[2]
+    return has_past and mask_BNTS is not None and not bool(mask_BNTS[:, :, -1, -1].any())
 
 
 # ------------------------------------------------------------------------------------------- deploy
@@ -277,6 +282,8 @@ def _deploy_calls(
     if common["mask_BNTS"] is not None and common["mask_BNTS"].shape[1] != 1:
         raise ValueError("a mask for single heads: the heads of this hybrid are in another order.")
     if not isinstance(key, Split):  # no cache, or a plain dynamic one, which holds every position
+        if _has_empty_slots(query_BHTD, key, common["mask_BNTS"]):
+            raise ValueError(STATIC_FOR_BASE)
         num_past = key.shape[2] - num_queries
         key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
 

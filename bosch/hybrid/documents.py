@@ -38,8 +38,8 @@ def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Document
     if num_past:
         raise ValueError(
             f"the cache holds {num_past} tokens, but the position ids of the new ones do not "
-            "follow them: packed documents "
-            "are read in one piece, without continuing a cache."
+            "follow them: packed documents are read in one piece, without continuing a cache. "
+            "(If the base model of a hybrid alone was given a static cache, empty slots count.)"
         )
     num_tokens = position_ids.shape[-1]
     rows = [

@@ -154,6 +154,21 @@ def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
         read(model, ids[:, :1], static)
 
 
+@pytest.mark.parametrize("first", [1, 10, 30])
+@torch.no_grad()
+def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) -> None:
+    model, ids = hybrid(8), random_tokens(1, 30)
+    cache = StaticCache(model.config, max_cache_len=40)
+    with pytest.raises(ValueError, match="base model of a hybrid alone"):
+        model.model(ids[:, :first], past_key_values=cache)
+    # Nothing tells its slots from text any more: refused as long as one is empty.
+    with pytest.raises(ValueError, match="base model of a hybrid alone"):
+        model.model(ids[:, :1], past_key_values=cache)
+    exact = StaticCache(model.config, max_cache_len=30)  # no slot stays empty
+    both = (model.model(ids, past_key_values=x).last_hidden_state for x in (exact, None))
+    assert torch.equal(*both)
+
+
 def test_gradients_flow_through_a_cache() -> None:
     model, ids = hybrid(8).double(), random_tokens(1, 30)
     expected = torch.autograd.grad(
