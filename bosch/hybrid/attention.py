@@ -31,7 +31,13 @@ from transformers.masking_utils import sdpa_mask
 from bosch.backends._interface import AttentionCall, Documents
 from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
-from bosch.hybrid.documents import find_documents, given_documents, hide_other_documents
+from bosch.hybrid.documents import (
+    MASK_TYPE,
+    as_type,
+    find_documents,
+    given_documents,
+    hide_other_documents,
+)
 from bosch.hybrid.groups import original_order, pick
 from bosch.hybrid.mixed import check_gates, mixed_attention
 
@@ -94,7 +100,7 @@ def bosch_attention(
     _refuse_unknown(others)
     if bosch_no_output:
         return torch.zeros_like(query_BHTD.transpose(1, 2)), None
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
+    if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):
         raise ValueError(
             f"attn_implementation='bosch' was given a mask of {attention_mask.dtype}; it takes "
             "boolean ones (True: visible)."
@@ -112,7 +118,10 @@ def bosch_attention(
         "documents": documents,
         "dropout": dropout,
     }
-    if isinstance(key, Split) or getattr(module.config, "bosch", None) is not None:
+    is_hybrid = isinstance(key, Split) or getattr(module.config, "bosch", None) is not None
+    if is_hybrid or bosch_window is not None:
+        _refuse_looking_ahead(attention_mask, num_past)
+    if is_hybrid:
         if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
             raise ValueError(
                 "bosch_mask, bosch_window and bosch_gates are for stock models; the groups of this "
@@ -120,6 +129,7 @@ def bosch_attention(
             )
         calls = _deploy_calls(module, query_BHTD, key, value, common)
     else:
+        assert isinstance(key, Tensor)
         assert isinstance(value, Tensor)
         call = AttentionCall(query_BHTD, key, value, **common)
         if bosch_gates is not None:
@@ -172,7 +182,7 @@ def bosch_mask_function(
             attention_mask is None or bool(attention_mask[:, : q_offset + q_length].all())
         ):
             return None
-    return sdpa_mask(
+    mask_BNTS = sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
@@ -182,6 +192,7 @@ def bosch_mask_function(
         allow_is_causal_skip=False,
         **others,
     )
+    return None if mask_BNTS is None else as_type(mask_BNTS, MASK_TYPE)
 
 
 # ------------------------------------------------------------------------------------------- search
@@ -351,21 +362,37 @@ def _keep_documents_apart(
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor | None, Documents | None]:
-    """The mask, with packed documents hidden from each other, or the documents where there is none.
+    """The mask as bool, with packed documents hidden from each other, or the documents where there
+    is none. A mask of the caller's own is followed as it is.
 
     transformers sees them only without a cache, and with `use_cache` left at its default a stock
     model has one.
     """
     batch, _, num_queries, _ = query_BHTD.shape
+    is_ours = mask_BNTS is not None and mask_BNTS.dtype == MASK_TYPE
+    visible_BNTS = None if mask_BNTS is None else as_type(mask_BNTS, torch.bool)
     if num_queries == 1 or isinstance(num_past, Tensor):
-        return mask_BNTS, None
+        return visible_BNTS, None
     if cu_seqlens is not None:
-        return mask_BNTS, given_documents(cu_seqlens, batch, num_queries, num_past)
+        return visible_BNTS, given_documents(cu_seqlens, batch, num_queries, num_past)
     if position_ids is None or position_ids.shape[-1] != num_queries:
-        return mask_BNTS, None
+        return visible_BNTS, None
     if mask_BNTS is None:
         return None, find_documents(position_ids, batch, num_past, module.layer_idx)
-    return mask_BNTS if num_past else hide_other_documents(mask_BNTS, position_ids), None
+    if num_past or not is_ours:
+        return visible_BNTS, None
+    return hide_other_documents(mask_BNTS, position_ids), None
+
+
+def _refuse_looking_ahead(mask_BNTS: Tensor | None, num_past: int | Tensor) -> None:
+    """A mask of the caller's own replaces the causal rule, but windows look back only."""
+    if mask_BNTS is None or mask_BNTS.dtype == MASK_TYPE or torch.compiler.is_compiling():
+        return
+    if isinstance(num_past, int) and bool(mask_BNTS.triu(num_past + 1).any()):
+        raise ValueError(
+            "this attention_mask shows a query a key behind its own, which the groups on the "
+            "window cannot honor: give a mask that is causal, or the dense model."
+        )
 
 
 def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from bosch.backends._interface import Documents
 
+# Masks of our mask function have this type, by which they are told from a caller's own, which are
+# bool: also in a compiled model, and in a copy on another device.
+MASK_TYPE = torch.int8
 _MEMO = "_bosch_documents"  # attribute of a position_ids tensor: every layer asks the same question
 
 
@@ -65,24 +68,34 @@ def given_documents(cu_seqlens: Tensor, batch: int, num_tokens: int, num_past: i
     return Documents((ends,), cu_seqlens.device)
 
 
-def hide_other_documents(mask_BNTS: Tensor, position_ids: Tensor) -> Tensor:
-    """The mask of a padded batch, with packed documents hidden from each other.
+def hide_other_documents(made_BNTS: Tensor, position_ids: Tensor) -> Tensor:
+    """A mask of ours, of a padded batch, with packed documents hidden from each other: bool.
 
     Only tokens that are no padding count, and only positions that do not rise: padding in between,
     or positions that skip it, begin no document.
     """
+    mask_BNTS = as_type(made_BNTS, torch.bool)
     if torch.compiler.is_compiling():
         index_BT = _document_index(mask_BNTS, position_ids)
         return mask_BNTS & (index_BT[:, None, :, None] == index_BT[:, None, None, :])
-    memo = getattr(mask_BNTS, _MEMO, None)
+    memo = getattr(made_BNTS, _MEMO, None)
     if memo is None or memo[0] is not position_ids:
         index_BT = _document_index(mask_BNTS, position_ids)
         apart = None
         if bool((index_BT != index_BT[:, :1]).any()):
             apart = mask_BNTS & (index_BT[:, None, :, None] == index_BT[:, None, None, :])
         memo = (position_ids, apart)
-        setattr(mask_BNTS, _MEMO, memo)
+        setattr(made_BNTS, _MEMO, memo)
     return mask_BNTS if memo[1] is None else memo[1]
+
+
+def as_type(mask_BNTS: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of ours as bool, or back. A view costs nothing, but inductor (torch 2.13) compiles it
+    into C++ that is none.
+    """
+    if torch.compiler.is_compiling():
+        return mask_BNTS.to(dtype)
+    return mask_BNTS.view(dtype)
 
 
 def _document_index(mask_BNTS: Tensor, position_ids: Tensor) -> Tensor:

@@ -212,6 +212,44 @@ def test_padding_in_the_middle_begins_no_document(model: PreTrainedModel) -> Non
     torch.testing.assert_close(with_gap[:, 20:], without[:, 10:], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("hybrid", ["dense", "search", "deploy"])
+def test_a_mask_of_the_callers_own_is_followed_whatever_the_positions(
+    hybrid: str, use_cache: bool
+) -> None:
+    """Two answers to one beginning, side by side: positions start again, and nothing is packed."""
+    model, z = tiny_model("qwen3"), None if hybrid == "dense" else MIXED
+    if hybrid == "deploy":
+        model, z = deploy(model, MIXED, WINDOW), None
+    ids = random_tokens(1, 20)
+    positions = torch.tensor([[*range(15), *range(10, 15)]])
+    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
+    mask[..., 15:, 10:15] = False
+    both = logits(model, ids, z, attention_mask=mask, position_ids=positions, use_cache=use_cache)
+    first = logits(model, ids[:, :15], z, use_cache=False)
+    torch.testing.assert_close(both[:, :15], first, rtol=1e-4, atol=1e-4)
+    if hybrid == "dense":  # elsewhere the window counts the tokens of the other answer too
+        second = logits(model, torch.cat([ids[:, :10], ids[:, 15:]], dim=1), use_cache=False)
+        torch.testing.assert_close(both[:, 15:], second[:, 10:], rtol=1e-4, atol=1e-4)
+    seen = ids.clone()
+    seen[:, 5] += 1  # every token of the second answer sees it
+    changed = logits(
+        model, seen, z, attention_mask=mask, position_ids=positions, use_cache=use_cache
+    )
+    assert not torch.equal(changed[:, 15:], both[:, 15:])
+
+
+@pytest.mark.parametrize("hybrid", ["search", "deploy"])
+def test_a_mask_that_looks_ahead_is_refused_where_there_are_windows(hybrid: str) -> None:
+    model, z = tiny_model("qwen3"), MIXED
+    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool)
+    logits(model, random_tokens(1, 20), attention_mask=mask)  # full attention follows it
+    if hybrid == "deploy":
+        model, z = deploy(model, MIXED, WINDOW), None
+    with pytest.raises(ValueError, match="a key behind its own"):
+        logits(model, random_tokens(1, 20), z, attention_mask=mask)
+
+
 def test_packed_documents_do_not_continue_a_cache(model: PreTrainedModel) -> None:
     cache = DynamicCache(config=model.config)
     ids = random_tokens(1, 40)
