@@ -1,6 +1,7 @@
 """The attention function and the mask function registered with transformers under the name `bosch`.
 
-SEARCH: any stock model loaded with `attn_implementation="bosch"` and called as
+SEARCH: a stock model of a family in bosch/families, loaded with `attn_implementation="bosch"` and
+called as
 
     model(ids, use_cache=False, bosch_mask=z, bosch_window=W)
 
@@ -40,8 +41,10 @@ from bosch.hybrid.documents import (
 )
 from bosch.hybrid.groups import original_order, pick
 from bosch.hybrid.mixed import check_gates, mixed_attention
+from bosch.plugins import list_plugins
 
 NAME = "bosch"
+FAMILIES = list_plugins("bosch.families")
 
 # What transformers passes along that changes no attention output. Anything else that is set is
 # refused: an ignored `s_aux`, `softcap` or misspelled `bosch_mask` would give wrong numbers in
@@ -97,6 +100,7 @@ def bosch_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention of one layer: (B, T, H, D), and no weights."""
+    _refuse_unknown_family(module.config)
     _refuse_unknown(others)
     if bosch_no_output:
         return torch.zeros_like(query_BHTD.transpose(1, 2)), None
@@ -404,6 +408,16 @@ def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:
     here = torch.arange(num_tokens - 1, device=device)
     zero = torch.zeros((), dtype=torch.long, device=device)
     return not bool(torch.as_tensor(mask_function(zero, zero, here, here + 1)).any())
+
+
+def _refuse_unknown_family(config: Any) -> None:
+    """StableLM, for one, drops bosch_mask on the way here, and OPT the positions of documents."""
+    if getattr(config, "bosch", None) is None and config.model_type not in FAMILIES:
+        raise ValueError(
+            f"attn_implementation='bosch' does not know model_type {config.model_type!r}: it may "
+            "drop a mask or packed documents before the attention sees them; it knows "
+            f"{', '.join(FAMILIES)}. A family is a file in bosch/families."
+        )
 
 
 def _refuse_unknown(others: dict[str, Any]) -> None:

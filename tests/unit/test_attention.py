@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedModel,
+    StaticCache,
+)
 
 from bosch.hybrid.models import deploy
 from tests.model_factory import MIXED, random_tokens, same_mask, tiny_model
@@ -344,6 +350,16 @@ def test_what_cannot_be_honored_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         logits(model, random_tokens(1, 20), **arguments)
+
+
+@pytest.mark.parametrize("model_type", ["stablelm", "opt"])
+def test_a_model_of_no_known_family_is_refused(model_type: str) -> None:
+    """These two would drop the mask, or the positions of packed documents, in silence."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 96}
+    config = AutoConfig.for_model(model_type, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="bosch")
+    with pytest.raises(ValueError, match=f"does not know model_type '{model_type}'.*qwen3"):
+        logits(model, random_tokens(1, 20), [[0] * 4], use_cache=False)
 
 
 def test_attention_that_is_not_causal_is_refused() -> None:
