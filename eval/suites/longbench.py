@@ -170,7 +170,7 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 
 def describe_data(settings: Settings) -> str:
     """One line for the log: where the rows come from, and whether they are the published ones."""
-    return "LongBench from the toy world" if settings.data == TOY else describe_source(settings.data)
+    return "LongBench of the toy world" if settings.data == TOY else describe_source(settings.data)
 
 
 def check_packages(settings: Settings) -> None:
