@@ -201,10 +201,10 @@ def how_far(study: Study, ratio: float) -> str:
     if not means:
         return f"{line}: no static method was run."
     near, far = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    chance = found[near][0].expected_distance
+    others = f", {far} the farthest, at {means[far]:.2f}" if far != near else ", the only one run"
     return (
-        f"{line}: {near} is the nearest, at a Jaccard distance of {means[near]:.2f}, {far} the "
-        f"farthest, at {means[far]:.2f}; random masks are at {chance:.2f}."
+        f"{line}: {near} is the nearest, at a Jaccard distance of {means[near]:.2f}{others}; "
+        f"random masks are at {found[near][0].expected_distance:.2f}."
     )
 
 
