@@ -191,14 +191,25 @@ def mask_of_run(run: Path) -> MaskFile:
 
 
 def parts_left(setting: Setting) -> list[str]:
-    """Those of this file of which the archive has nothing."""
-    told = {
-        "windows.jsonl": "Figure 4: other windows",
-        "long.jsonl": "Table 6: texts longer than the model was trained on",
+    """Those of this file of which the archive lacks something."""
+    scores = {
+        "windows": ("Figure 4: other windows", "window", len(setting.methods) * len(WINDOWS)),
+        "long": (
+            "Table 6: texts longer than the model was trained on",
+            "length_asked",
+            (1 + len(setting.methods)) * len(LONG),
+        ),
+    }
+    left = []
+    for name, (title, across, wanted) in scores.items():
+        found = {(row["method"], row[across]) for row in setting.rows(f"{name}.jsonl")}
+        if len(found) < wanted:
+            left.append(f"{title}: {wanted - len(found)} of {wanted} evaluations")
+    numbers = {
         "turnover.json": "Table 3: turnover between ratios",
         "replacement.json": "Table 5: groups exchanged between ratios",
     }
-    return [title for name, title in told.items() if not (setting.archive / name).is_file()]
+    return left + [title for name, title in numbers.items() if not setting.numbers(name)]
 
 
 PARTS: dict[str, Callable[[Setting], None]] = {

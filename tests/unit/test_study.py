@@ -11,7 +11,7 @@ from bosch.analysis.overlap import jaccard_distance
 from bosch.model_folder import read_model_info
 from eval.compare import compare
 from eval.results import collect_results
-from eval.rows import read_rows
+from eval.rows import read_rows, write_rows
 from eval.run_archive import pack_run
 from eval.study import AFTER, BEFORE, Study, advantage
 from eval.study_page import write_study_page
@@ -174,6 +174,16 @@ def test_what_is_left_of_the_plan_is_told_by_ratio(tmp_path: Path) -> None:
     assert "Ratio 0.75, recovery: 29 of 30 runs" in left
     assert "Ratio 0, recovery: 3 of 3 runs" in left
     assert any(line.startswith("Ratio 0.25, before training: ") for line in left)
+
+
+def test_a_part_that_has_only_begun_is_told_as_left(tmp_path: Path) -> None:
+    setting = study_parts.Setting(tmp_path, tmp_path, 20, ("bosch",), 0.75, (), ())
+    rows = [{"method": "bosch", "window": window} for window in study_parts.WINDOWS]
+    write_rows(tmp_path / "windows.jsonl", rows[1:])
+    told = study_parts.parts_left(setting)
+    assert told[0] == f"Figure 4: other windows: 1 of {len(rows)} evaluations"
+    write_rows(tmp_path / "windows.jsonl", rows)
+    assert study_parts.parts_left(setting) == told[1:]
 
 
 def test_the_plan_has_every_method_ratio_and_seed_once(tmp_path: Path) -> None:
