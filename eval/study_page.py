@@ -121,10 +121,10 @@ def findings(study: Study) -> Iterator[str]:
         own = [row for row in study.turnover if row["method"].split()[0] == OURS]
         shares = [row["normalized"] for row in own if row["normalized"] is not None]
         if shares:
+            ends = dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares)))
             yield (
                 "Paper: masks of one ratio are not contained in those of the next, turnover is 26 "
-                f"to 44 % of the most possible. Here {OURS}'s is {min(shares):.0%} to "
-                f"{max(shares):.0%} of it."
+                f"to 44 % of the most possible. Here {OURS}'s is {' to '.join(ends)} of it."
             )
     yield from (how_far(study, ratio) for ratio in FIGURE_2 if (OURS, ratio) in study.cells)
     yield from beside_others(
@@ -217,7 +217,7 @@ def beside_others(rows: Sequence[Row], across: str, unit: str, claim: str) -> It
                 places.setdefault(row[across], {})[row["method"]] = row["value"]
         told = []
         for place, scores in sorted(places.items()):
-            if OURS in scores:
+            if OURS in scores and len(scores) > 1:
                 best = max(scores, key=scores.__getitem__)
                 what = f"{unit} {place}" if unit == "W" else f"{place:,} {unit}"
                 leads = scores[OURS] == scores[best]

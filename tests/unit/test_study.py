@@ -279,7 +279,7 @@ def test_the_page_has_a_sentence_on_each_part_that_was_run(
     text = (tmp_path / "study.md").read_text()
     assert "bosch has 50.0 at W 16 after fisher's 60.0." in text
     assert "bosch has 50.0 at 4,096 tokens, the best." in text
-    assert "Here bosch's is 30% to 30% of it." in text  # the paper's 26 to 44 % are normalized
+    assert "Here bosch's is 30% of it." in text  # the paper's 26 to 44 % are normalized
     assert "0.5 → 0.75 0.900, 0.700, 0.400." in text
     assert text.count("± is one standard error over examples.") == 2
     # Both masks have 12 of 16 groups; 8 to 12 are shared.
