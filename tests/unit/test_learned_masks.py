@@ -1,5 +1,6 @@
 """`consa` and `l1_gates`, from the gates to mask.json, on a toy whose best mask is known."""
 
+import itertools
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,8 +61,7 @@ def best_cost(toy: ConvexToy, ratio: float, granularity: str) -> float:
 
 def check_convex_toy(folder: Path, ratio: float, granularity: str, seed: int) -> None:
     """The expected share is within .02 of the ratio before the mask is made exact, and what goes on
-    the window costs at most 1.15 times the best choice. With a gate a layer it costs up to 1.20
-    times: there are 28 of them, and a wrong one of seven weighs more than one of 56."""
+    the window costs at most 1.15 times the best choice."""
     toy = ConvexToy.draw(28, 8, seed)
     selection = select(consa, toy, folder, ratio, granularity=granularity)
     num_units = 28 if granularity == "layer" else 224
@@ -70,8 +70,7 @@ def check_convex_toy(folder: Path, ratio: float, granularity: str, seed: int) ->
     assert selection.details["closed_at_budget"] == ratio * num_units
     assert selection.mask.num_windowed == ratio * 224
     cost = toy.cost_of(torch.tensor(selection.mask.z))
-    most = 1.25 if granularity == "layer" else 1.15
-    assert cost <= most * best_cost(toy, ratio, granularity)
+    assert cost <= 1.15 * best_cost(toy, ratio, granularity)
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
@@ -81,10 +80,23 @@ def test_on_a_convex_toy_the_ratio_is_met_by_the_cheapest_groups(
     check_convex_toy(tmp_path, ratio, "head-all-layers", seed=0)
 
 
+# Seven of 28 layers, of which a wrong one weighs more than a group of 56.
+TOO_DEAR = {
+    (0.25, "layer", 2): "costs 1.198 times the best",
+    (0.25, "layer", 3): "costs 1.151 times",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 4))
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize(
+    ("ratio", "granularity", "seed"),
+    [
+        pytest.param(*case, marks=[pytest.mark.xfail(strict=True, reason=TOO_DEAR[case])])
+        if case in TOO_DEAR
+        else case
+        for case in itertools.product((0.25, 0.5, 0.75), GRANULARITIES, range(1, 4))
+    ],
+)
 def test_so_it_is_for_other_costs_and_granularities(
     ratio: float, granularity: str, seed: int, tmp_path: Path
 ) -> None:
