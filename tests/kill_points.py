@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ OPERATIONS = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate", "shut
 
 
 def watch_operations(
-    *places: Path | str, at: int | None = None, sends: str = "SIGKILL", to: str = "itself"
+    *places: Path | str,
+    at: int | None = None,
+    sends: str = "SIGKILL",
+    to: str = "itself",
+    operations: Sequence[str] = OPERATIONS,
 ) -> list[int]:
     """The number of operations so far, below any of the places. Before the one numbered `at` the
     process sends a signal to itself, or to its parent."""
@@ -25,7 +30,7 @@ def watch_operations(
     begins = tuple(map(str, places))
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in OPERATIONS or not str(arguments[0]).startswith(begins):
+        if event not in operations or not str(arguments[0]).startswith(begins):
             return
         if threading.current_thread().name == "heartbeat":
             return

@@ -5,7 +5,9 @@
 Each job names a folder and has a process a rank, with the moment of its SIGKILL: a share of all
 points there are, null: not at all. The first job counts them. A point is an operation on a file in
 the folder, or one of three moments in a prediction that is appended: before it, in the middle of
-its line, after it. So tests reach every kind of moment without a clock. Printed are the exit codes.
+its line, after it. So tests reach every kind of moment without a clock. Where there are several
+ranks, only the moments in predictions are points: the operations of ranks that wait for each other
+depend on the time. Printed are the exit codes.
 """
 
 import json
@@ -24,12 +26,13 @@ from bosch.assets import asset_folder
 from eval import runner
 from eval.settings import GenerationSettings, Label, SuiteRun
 from eval.suites import longbench, niah
-from tests.kill_points import POINT, watch_operations
+from tests.kill_points import OPERATIONS, POINT, watch_operations
 
 SUITES = (
     SuiteRun("niah", niah.Settings(lengths=(256,)), 2),
     SuiteRun("longbench", longbench.Settings(datasets=("toy_labels", "toy_count")), 3),
 )
+COUNTED = {1: OPERATIONS, 2: (POINT,)}  # by the number of ranks
 
 
 class TwoSteps:
@@ -52,7 +55,10 @@ class TwoSteps:
 def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
     append = runner.append
     runner.append = lambda file, generation: append(TwoSteps(file, folder), generation)
-    seen = watch_operations(folder, at=kill_at)
+    seen = [
+        watch_operations(folder, at=kill_at if ranks == world else None, operations=operations)
+        for ranks, operations in COUNTED.items()
+    ]
     model = asset_folder("tiny-qwen3-2layer")
     evaluation = runner.Evaluation(
         load_model=lambda: AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
@@ -66,15 +72,17 @@ def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
         world=world,
     )
     runner.evaluate(evaluation, folder / "evaluation")
-    folder.with_suffix(".points").write_text(str(seen[0]))
+    folder.with_suffix(".points").write_text(json.dumps([number for [number] in seen]))
 
 
-def run_job(folder: Path, kills: Sequence[float | None], num_points: int) -> list[int | None]:
+def run_job(
+    folder: Path, kills: Sequence[float | None], num_points: Sequence[int]
+) -> list[int | None]:
     """The exit codes of a job's processes, which run side by side."""
     context = multiprocessing.get_context("fork")
     processes = []
     for rank, share in enumerate(kills):
-        kill_at = None if share is None else max(1, round(share * num_points))
+        kill_at = None if share is None else max(1, round(share * num_points[len(kills) - 1]))
         arguments = (folder, kill_at, rank, len(kills))
         processes.append(context.Process(target=evaluate, args=arguments))
         processes[-1].start()
@@ -84,11 +92,12 @@ def run_job(folder: Path, kills: Sequence[float | None], num_points: int) -> lis
 
 
 def main() -> None:
-    root, codes, num_points = Path.cwd(), [], 0
+    root, codes = Path.cwd(), []
+    num_points: list[int] = []
     for name, kills in json.loads(sys.argv[1]):
         codes.append(run_job(root / name, kills, num_points))
         if not num_points:
-            num_points = int((root / f"{name}.points").read_text())
+            num_points = json.loads((root / f"{name}.points").read_text())
     print(json.dumps(codes))
 
 
