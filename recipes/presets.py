@@ -49,8 +49,8 @@ class PaperModel:
     shape: ModelShape
     billion_parameters: float
     query_heads: int
-    # Sequences of 32k at once on an 80 GB GPU. The paper's 8 for 1.7B fits one node of 8 GPUs: on
-    # its 16 GPUs they would be 128 sequences a step, not 64. For 8B and 14B it says "between".
+    # Sequences of 32k at once on a GPU. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16
+    # they would be 128 sequences a step, not 64. Of 8B and 14B it says no number.
     micro_batch_sequences: int
 
 
@@ -127,12 +127,11 @@ def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:
 
 def scaled_paper(model: str) -> Config:
     """The paper's settings for any model and machine: lengths no longer than the model's positions,
-    the window in proportion, the same number of tokens in a batch, and whatever attention backend
-    and kernels there are."""
+    the window in proportion, the same number of tokens in a batch, and whatever attention backend,
+    kernels and memory there are."""
     config = Config(model=model)
     if model in PAPER_MODELS:
-        exact = paper(model)
-        return replace(exact, train=replace(exact.train, attention="auto", kernels="auto"))
+        return replace(paper(model), train=config.train)
     longest = min(config.data.sequence_length, read_shape(model).positions)
     times_shorter = config.data.sequence_length / longest
     lengths = tuple(round(n / times_shorter) for n in config.eval.niah_lengths)
@@ -170,18 +169,21 @@ def check_method(name: str) -> None:
         raise ValueError(f"--method {name}: no such method; {suggest(name, known)}")
 
 
-def check_model(config: Config) -> None:
-    """Refuse, before hours are spent on it, a model that can become no hybrid, or texts that are
-    longer than it reads."""
-    fit_length("--calibration.length", config.calibration.length, config.model)
-    fit_length("--data.sequence-length", config.data.sequence_length, config.model)
-    fit_length("--eval.niah-lengths", max(config.eval.niah_lengths), config.model)
-    if config.model in PAPER_MODELS:
+def check_model(model: str) -> None:
+    """Refuse, before hours are spent on it, a model that can become no hybrid."""
+    if model in PAPER_MODELS:
         return
     from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
 
-    folder = find_model(config.model) or _fetch_config(config.model)
+    folder = find_model(model) or _fetch_config(model)
     refuse_unless_plain(folder, read_config(folder))
+
+
+def check_lengths(config: Config) -> None:
+    """Refuse texts that are longer than the model reads."""
+    fit_length("--calibration.length", config.calibration.length, config.model)
+    fit_length("--data.sequence-length", config.data.sequence_length, config.model)
+    fit_length("--eval.niah-lengths", max(config.eval.niah_lengths), config.model)
 
 
 def fit_length(option: str, asked: int | None, model: str) -> int:

@@ -52,9 +52,10 @@ def main(arguments: Sequence[str]) -> None:
         for step in plan_run(command.run_path, stages, controls.fresh, controls.start):
             say(f"{step.stage.name}: {step.action} ({step.reason})")
         return
-    presets.check_model(config)
+    presets.check_lengths(config)
+    presets.check_model(config.model)
     if not controls.zero_shot:
-        train_model.check_machine(config.train)
+        train_model.check_machine(config, world)
     with run:
         progress.log_to(command.run_path / "recover.log")
         introduce(command)

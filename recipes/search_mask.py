@@ -286,6 +286,7 @@ def main(arguments: Sequence[str]) -> None:
     options, settings, config, told = parse(arguments)
     rank, world = rank_and_world()
     progress.set_up(rank)
+    presets.check_model(config.model)
     run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
     calibration = find_calibration(options.calibration, run_path)
     config, tokens = learn_gates.find_tokens(config, options.tokens)

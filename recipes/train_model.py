@@ -73,14 +73,18 @@ def main(arguments: Sequence[str]) -> None:
     say(f"trained model in {exports[-1] if exports else options.out}")
 
 
-def check_machine(settings: TrainConfig) -> None:
-    """Refuse, before hours of search, kernels and attention that were named and cannot run here."""
+def check_machine(config: Config, world_size: int) -> None:
+    """Refuse, before hours of search, a batch that these ranks cannot share, and kernels and
+    attention that were named and cannot run here."""
     from bosch.hybrid.dispatch import BACKENDS
     from training.kernels import choose_kernels
     from training.parallel import choose_device
+    from training.schedule import choose_micro_batch
 
-    choose_kernels(settings.kernels, choose_device(os.environ))
-    name = settings.attention
+    device = choose_device(os.environ)
+    choose_micro_batch(config.train, config.data.sequence_length, world_size, device.type)
+    choose_kernels(config.train.kernels, device)
+    name = config.train.attention
     if name == "auto":
         return
     if name not in BACKENDS:

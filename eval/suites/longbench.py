@@ -169,8 +169,12 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 
 
 def describe_data(settings: Settings) -> str:
-    """One line for the log: where the rows come from, and whether they are the published ones."""
-    return "LongBench of the toy world" if settings.data == TOY else describe_source(settings.data)
+    """One line for the log: where the rows come from, whether they are the published ones, and
+    how long a prompt may be."""
+    if settings.data == TOY:
+        return "LongBench of the toy world"
+    most = f"{settings.max_prompt_tokens:,} tokens"
+    return f"{describe_source(settings.data)}; a prompt of more than {most} loses its middle"
 
 
 def check_packages(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from eval.suites import longbench
 from eval.suites._interface import Example, Result, Scored, Stop, Task
-from eval.suites._longbench_source import describe_source, read_dataset
+from eval.suites._longbench_source import read_dataset
 from eval.suites.longbench import Settings, cut_middle, datasets, score_prediction
 
 
@@ -152,8 +152,9 @@ def test_the_hash_is_of_the_data_sets_bytes(tmp_path: Path) -> None:
         "rows_sha256": loaded.sha256,
         "max_prompt_tokens": "31500",
     }
-    line = describe_source(str(tmp_path))
+    line = longbench.describe_data(Settings(data=str(tmp_path), max_prompt_tokens=1_500))
     assert "not the published file" in line
+    assert line.endswith("; a prompt of more than 1,500 tokens loses its middle")
     assert hashlib.sha256((tmp_path / "data.zip").read_bytes()).hexdigest() in line
 
 

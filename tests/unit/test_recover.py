@@ -131,6 +131,15 @@ def test_what_this_machine_cannot_run_is_told_before_the_search(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_batch_that_ranks_cannot_share_is_told_before_the_search(tmp_path: Path) -> None:
+    run = recover("--preset", "smoke", folder=tmp_path, RANK="0", WORLD_SIZE="3")
+    assert run.returncode == 2
+    assert run.stderr.startswith(
+        "error: a batch of 2 sequences cannot be shared out evenly among 3"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -136,6 +136,14 @@ def test_mistakes_are_told_in_a_sentence(
         main([*command, *arguments])
 
 
+def test_a_model_that_can_become_no_hybrid_is_refused(tmp_path: Path) -> None:
+    tiny_model("mistral", attention="sdpa", sliding_window=8).save_pretrained(tmp_path / "model")
+    command = ["--model", str(tmp_path / "model"), "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(ValueError, match="has a sliding window of its own"):
+        main([*command, "--method", "interleave"])
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
