@@ -41,19 +41,21 @@ def draw_mask(record: MaskFile, path: Path) -> None:
     ratio_axis.barh(
         [layer + 0.5 for layer in layers], mask.layer_ratios, height=0.8, color="#6baed6"
     )
-    ratio_axis.axvline(mask.ratio, color="#444444", linewidth=1, linestyle="--")
-    ratio_axis.set(xlim=(0, 1), xticks=[0, 1], xlabel="windowed")
+    of_all = ratio_axis.axvline(mask.ratio, color="#444444", linewidth=1, linestyle="--")
+    ratio_axis.set(xlim=(0, 1), xticks=[0, 1], xlabel="share windowed")
     ratio_axis.tick_params(left=False, labelleft=False)
     for axis in (groups_axis, ratio_axis):
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
 
     figure.suptitle(f"{record.model.id}\n{mask_title(record)}", fontsize=10)
+    of_all.set_label("share of all groups")
     keys = [
         Patch(color=FULL_COLOR, label="full"),
         Patch(color=WINDOW_COLOR, label=f"window {mask.window_tokens}"),
+        of_all,
     ]
-    figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, format="png", metadata={"Software": None})
 
 

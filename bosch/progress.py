@@ -93,7 +93,7 @@ class Bar:
 
     def advance(self, count: int = 1, **figures: float | str) -> None:
         """`count` more are done; `figures` (loss=2.31) stand beside the bar from now on."""
-        self.done += count
+        self._count(count)
         self.figures |= figures
         if self._draw:
             self._draw(self.done, self.describe_pace())
@@ -103,8 +103,13 @@ class Bar:
 
     def skip(self, count: int = 1) -> None:
         """`count` more were done by an earlier attempt: they say nothing about the speed."""
-        self.done += count
+        self._count(count)
         self._done_at_start += count
+
+    def _count(self, count: int) -> None:
+        self.done += count
+        if self.total:  # a plan grows with what goes beyond it
+            self.total = max(self.total, self.done)
 
     def tell(self) -> None:
         """Say now where the work stands."""
@@ -153,7 +158,7 @@ def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
         task = display.add_task(title, total=total, completed=done, pace="")
 
         def draw(now_done: int, pace: str) -> None:
-            display.update(task, completed=now_done, pace=pace)
+            display.update(task, completed=now_done, total=bar.total, pace=pace)
 
         bar = Bar(title, total, unit, done, draw)
         yield bar

@@ -117,6 +117,15 @@ def test_speed_and_time_left_count_only_this_attempt() -> None:
     assert bar.describe_pace() == "0.5 steps/s, 16.0 s left"
 
 
+def test_a_plan_grows_with_what_goes_beyond_it(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.set_up()
+    bar = Bar("search", total=4, unit="masks", clock=lambda: 0.0)
+    for _ in range(5):
+        bar.advance()
+    bar.tell()
+    assert capsys.readouterr().out == "search: 5 of 5 masks (100 %)\n"
+
+
 def test_work_done_before_shows_without_speed() -> None:
     bar = Bar("train", total=100, unit="steps", done=100, clock=lambda: 0.0)
     assert bar.describe_pace() == ""
