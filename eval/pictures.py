@@ -69,11 +69,17 @@ def draw_zero_shot(comparison: Comparison) -> "Figure | None":
     panels = [list(_over_ratios(comparison, measure)) for measure in comparison.averages]
     if not panels or sum(len(line.x) for line in panels[0]) < 2:
         return None
-    # The best on top, by the largest ratio: there methods differ most.
-    order = sorted(panels[0], key=lambda line: (line.x[-1], line.y[-1]))
+    # The best on top, by the largest ratio that all have: there methods differ most.
+    common = set.intersection(*(set(line.x) for line in panels[0]))
+
+    def rank(line: Line) -> tuple[float, float]:
+        at = list(line.x).index(max(common)) if common else -1
+        return float(line.x[at]), float(line.y[at])
+
+    order = sorted(panels[0], key=rank)
     place = {line.label: row for row, line in enumerate(order)}
     ratios = sorted({ratio for lines in panels for line in lines for ratio in line.x})
-    figure, axes = _grid(len(panels), height=1.0 + 0.2 * len(place))
+    figure, axes = grid(len(panels), height=1.0 + 0.2 * len(place))
     for number, (axis, measure, lines) in enumerate(
         zip(axes, comparison.averages, panels, strict=True)
     ):
@@ -89,10 +95,10 @@ def draw_zero_shot(comparison: Comparison) -> "Figure | None":
                 label = f"ratio {ratio:g}"
                 axis.errorbar(x, y, xerr=error, fmt="o", color=color, ms=4, lw=1, label=label)
         _draw_dense(axis, comparison, measure, across=True)
-        axis.set(title=f"{measure.title}, before training", xlabel="score")
+        axis.set(title=f"{measure.title}, before training", xlabel="score, %")
         names = [_as_it_is(label) for label in place] if number == 0 else []
         axis.set_yticks(range(len(place)), names or [""] * len(place), fontsize=8)
-    return _finish(figure, axes)
+    return finish(figure, axes)
 
 
 def draw_losses(comparison: Comparison) -> "Figure | None":
@@ -104,12 +110,12 @@ def draw_losses(comparison: Comparison) -> "Figure | None":
     if not panels:
         return None
     styles = _choose_styles(lines for _, lines in panels)
-    figure, axes = _grid(len(panels))
+    figure, axes = grid(len(panels))
     for axis, (title, lines) in zip(axes, panels, strict=True):
         _draw_lines(axis, lines, styles, marker="" if title == "training loss" else "o")
         axis.set(title=title, ylabel="nats a token")
         _count_tokens(axis)
-    return _finish(figure, axes)
+    return finish(figure, axes)
 
 
 def draw_masks(comparison: Comparison) -> "Figure | None":
@@ -122,7 +128,7 @@ def draw_masks(comparison: Comparison) -> "Figure | None":
         return None
     masks = [run.mask.mask for run in runs if run.mask is not None]
     height = max(1.6, 0.14 * max(mask.num_layers for mask in masks))
-    figure, axes = _grid(len(runs), columns=min(6, len(runs)), width=2.2, height=height + 0.7)
+    figure, axes = grid(len(runs), columns=min(6, len(runs)), width=2.2, height=height + 0.7)
     colors = ListedColormap([WINDOW_COLOR, FULL_COLOR])
     for axis, run, mask in zip(axes, runs, masks, strict=True):
         axis.pcolormesh(mask.z, cmap=colors, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
@@ -161,13 +167,13 @@ def _draw_measures(comparison: Comparison, measures: Sequence[Measure]) -> "Figu
     if not panels:
         return None
     styles = _choose_styles(lines for _, lines in panels)
-    figure, axes = _grid(len(panels))
+    figure, axes = grid(len(panels))
     for axis, (measure, lines) in zip(axes, panels, strict=True):
         _draw_lines(axis, lines, styles)
         _draw_dense(axis, comparison, measure)
-        axis.set(title=measure.title, ylabel="score")
+        axis.set(title=measure.title, ylabel="score, %")
         _count_tokens(axis)
-    return _finish(figure, axes)
+    return finish(figure, axes)
 
 
 def _over_tokens(comparison: Comparison, measure: Measure) -> Iterator[Line]:
@@ -179,6 +185,8 @@ def _over_tokens(comparison: Comparison, measure: Measure) -> Iterator[Line]:
         curve = curves[run.name]
         if curve is not None and (curve.is_trained or not any_trained):
             kinds.setdefault(run.kind, []).append(run)
+    shown = [run for runs in kinds.values() for run in runs]
+    only_methods = len({(run.model, run.ratio, run.window, run.apart) for run in shown}) == 1
     for kind, runs in kinds.items():
         found = [curve for run in runs if (curve := curves[run.name])]
         if len(found) == 1:
@@ -190,7 +198,8 @@ def _over_tokens(comparison: Comparison, measure: Measure) -> Iterator[Line]:
         )
         if common:
             error = heights.std(axis=0, ddof=1) / math.sqrt(len(found))
-            label = f"{kind} (mean of {len(found)} seeds)"
+            name = runs[0].method if only_methods else kind
+            label = f"{name} (mean of {len(found)} seeds)"
             yield Line(label, np.array(common), heights.mean(axis=0), error)
 
 
@@ -225,7 +234,7 @@ def _losses(runs: Sequence[RunResults], name: str) -> Iterator[Line]:
 # ------------------------------------------------------------------------------------- drawing
 
 
-def _grid(
+def grid(
     num_panels: int, columns: int = COLUMNS, width: float = 4.2, height: float = 3.1
 ) -> "tuple[Figure, list[Axes]]":
     # A Figure of its own: pyplot would keep state and pick a display.
@@ -283,7 +292,7 @@ def _draw_dense(
         draw(height, color="#444444", linewidth=1, linestyle=(0, (6, 2)), label=label)
 
 
-def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
+def finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
     labels: dict[str, Any] = {}
     for axis in axes:
         axis.grid(alpha=0.25)
@@ -303,7 +312,7 @@ def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
 
 
 def _count_tokens(axis: "Axes") -> None:
-    axis.set_xlabel("tokens, of mask and training")
+    axis.set_xlabel("tokens that mask and weights learned from")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 

@@ -23,8 +23,8 @@ TEMPLATE = Path(__file__).parent / "data" / "report.html.jinja"
 # The page from top to bottom: tables by their names, pictures by their files.
 ORDER = (
     "runs recovery.png zero_shot.png recovery baseline seeds_before seeds_after niah_tasks.png "
-    "longbench_categories.png falls niah_scores longbench_scores losses.png masks.png distances "
-    "cost"
+    "longbench_categories.png falls niah_scores niah_lengths longbench_scores losses.png masks.png "
+    "distances cost"
 ).split()
 CAPTIONS = {
     "recovery": "Averages over tokens, those of the mask among them; bands: one standard error.",

@@ -1,7 +1,7 @@
 """How numbers are written in the cells of a report's tables."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from eval.recovery import NEVER, Estimate
@@ -44,6 +44,13 @@ def show_estimate(found: Estimate | None, write: Callable[[float], str]) -> str:
 
 def show_score(value: float, stderr: float) -> str:
     return f"{value:.1f}" if math.isnan(stderr) else f"{value:.1f} ± {stderr:.1f}"
+
+
+def show_row(row: Mapping[str, Any] | None) -> str:
+    """A row of results; None: there is none."""
+    if row is None:
+        return MISSING
+    return show_score(row["value"], math.nan if row["stderr"] is None else row["stderr"])
 
 
 def show_count(value: Any) -> str:

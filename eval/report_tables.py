@@ -15,7 +15,7 @@ from eval.compare import (
     kind_means,
     recoveries,
 )
-from eval.measures import SUITES, Measure, Score
+from eval.measures import SUITES, Measure, Row, Score
 from eval.recovery import LEVEL, NO_INTERVALS, Curve
 from eval.report_cells import (
     MISSING,
@@ -23,6 +23,7 @@ from eval.report_cells import (
     show_count,
     show_estimate,
     show_points,
+    show_row,
     show_score,
     show_seconds,
     show_share,
@@ -30,6 +31,7 @@ from eval.report_cells import (
 )
 from eval.resampling import FROM_ERRORS, PAIRED
 from eval.run_results import RunResults
+from eval.suites import niah
 
 BYTES_PER_VALUE = 2  # of the KV cache: bf16
 SOURCES = {PAIRED: "paired", FROM_ERRORS: "errors", NO_INTERVALS: MISSING}
@@ -53,6 +55,7 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
         "seeds_after": seed_table(comparison, at_end=True),
         "falls": falls_table(comparison),
         **{f"{suite}_scores": score_table(comparison, suite) for suite in SUITES},
+        "niah_lengths": lengths_table(comparison),
         "cost": cost_table(comparison),
         "distances": distances(comparison),
     }
@@ -182,6 +185,25 @@ def score_table(comparison: Comparison, suite: str) -> Table:
     return Table(f"{SUITES[suite]} scores", header, rows, note)
 
 
+def lengths_table(comparison: Comparison) -> Table:
+    """NIAH by group of tasks and length, as the paper's tables 7, 9, 11, 13 and 15 have it."""
+    places: dict[tuple[str, int | None], dict[tuple[str, int], Row]] = {}
+    for run in comparison.runs:
+        of_groups = [row for row in run.rows if row["suite"] == "niah" and row["length"]]
+        for row in sorted(of_groups, key=lambda row: -1 if row["step"] is None else row["step"]):
+            if row["task"] in niah.GROUPS:
+                cells = places.setdefault((run.name, row["step"]), {})
+                cells[row["task"], row["length"]] = row
+    known = {cell for cells in places.values() for cell in cells}
+    columns = sorted(known, key=lambda cell: (list(niah.GROUPS).index(cell[0]), cell[1]))
+    rows = [
+        [run, "dense" if step is None else str(step), *(show_row(cells.get(c)) for c in columns)]
+        for (run, step), cells in places.items()
+    ]
+    header = ["run", "step", *(f"{group} {length:,}" for group, length in columns)]
+    return Table("NIAH by length", header, rows, "± standard error over examples.")
+
+
 def falls_table(comparison: Comparison) -> Table:
     rows = [
         [
@@ -304,6 +326,8 @@ def unlike_ends(comparison: Comparison) -> list[str]:
 
 
 def show_gap_share(row: Recovery) -> str:
+    if math.isnan(row.curve.dense):
+        return MISSING
     return show_estimate(row.gap_share, show_share) if row.has_clear_gap else "no clear gap"
 
 

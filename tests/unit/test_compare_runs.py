@@ -13,6 +13,7 @@ from bosch.run_folder import RunFolder
 from eval.compare import Comparison, compare, falls, kind_means, recoveries
 from eval.pictures import draw_recovery
 from eval.report import write_report
+from eval.report_cells import MISSING
 from eval.report_tables import make_tables, warnings
 from eval.resampling import FROM_ERRORS, PAIRED
 from eval.rows import read_rows
@@ -43,6 +44,21 @@ def averages(comparison: Comparison, run: str) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------- numbers
+
+
+def test_niah_is_told_by_group_and_length_as_in_the_papers_tables(tmp_path: Path) -> None:
+    runs = [FakeRun("fisher", steps=(None, 0, 200)), FakeRun("bosch", steps=(0,))]
+    folders = [run.write(tmp_path) for run in runs]
+    table = make_tables(compare(folders))["niah_lengths"]
+    assert [*table.header] == [
+        *("run", "step", "single 512", "single 1,024", "multikey 512", "multikey 1,024")
+    ]
+    wanted = [("fisher", "dense"), ("fisher", "0"), ("fisher", "200"), ("bosch", "0")]
+    names = {run.method: run.name for run in runs}
+    assert [(row[0], row[1]) for row in table.rows] == [(names[m], step) for m, step in wanted]
+    rows = json.loads((folders[0] / "eval/step-000200/niah/scores.json").read_text())["rows"]
+    (told,) = [r for r in rows if (r["task"], r["length"]) == ("multikey", 512)]
+    assert table.rows[2][4] == f"{told['value']:.1f} ± {told['stderr']:.1f}"
 
 
 def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
@@ -306,6 +322,8 @@ def test_parts_that_runs_lack_are_named(tmp_path: Path) -> None:
     assert f"{zero_shot.name}: evaluated before training only" in told
     assert f"{unfinished.name}: not evaluated yet" in told
     assert f"{no_dense.name}: the dense model was not evaluated" in told
+    shares = {row[0]: row[2] for row in make_tables(comparison)["recovery"].rows}
+    assert shares[no_dense.name] == MISSING  # not "no clear gap": nobody knows
     assert "empty, tiny-qwen3-dcam-r0.75: no mask yet" in told
     assert "step-000200/niah/scores.json is damaged" in told
     assert "field schema_version" in told or "mask.json, field" in told
