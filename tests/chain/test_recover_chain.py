@@ -12,17 +12,17 @@ import pytest
 
 import recipes
 from bosch.mask import read_mask
+from tests.chain.recover_program import STAGES
 
 RECOVER = Path(recipes.__path__[0]) / "recover.py"
 PROGRAM = Path(__file__).with_name("recover_program.py")
 LAUNCH = [str(Path(sys.executable).with_name("accelerate")), "launch"]
 TWO = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
-CHAIN = ("--preset", "smoke", "--method", "fisher")
-RUN = Path("runs") / "tiny-qwen3-2layer-fisher-r0.75"
+CHAIN = ("--preset", "smoke", "--method", "bosch")
+RUN = Path("runs") / "tiny-qwen3-2layer-bosch-r0.75"
 # What a killed run must end in, byte for byte; seconds are told in other files.
 RESULTS = (
     "mask/mask.json",
-    "mask/scores.json",
     "model/model.safetensors",
     "train/step-*/model.safetensors",
     "eval/**/predictions.jsonl",
@@ -56,15 +56,17 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A folder with a run that nobody kills, and the number of its operations on files."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
+    """A folder with a run that nobody kills, and the operations on each stage's files."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run = run_chain(folder)
     assert run.returncode == 0, run.stderr
-    return folder, int(run.stdout.rsplit("operations", 1)[1])
+    return folder, json.loads(run.stdout.rsplit("operations", 1)[1])
 
 
-def test_chain_leaves_everything_a_user_came_for(undisturbed: tuple[Path, int]) -> None:
+def test_chain_leaves_everything_a_user_came_for(
+    undisturbed: tuple[Path, dict[str, list[int]]],
+) -> None:
     folder, _ = undisturbed
     found = results(folder)
     assert {"mask/mask.json", "train/step-000008/model.safetensors"} <= set(found)
@@ -76,7 +78,9 @@ def test_chain_leaves_everything_a_user_came_for(undisturbed: tuple[Path, int]) 
     assert (folder / RUN / "report" / "report.html").stat().st_size > 10_000
 
 
-def test_chain_started_again_reuses_everything(undisturbed: tuple[Path, int]) -> None:
+def test_chain_started_again_reuses_everything(
+    undisturbed: tuple[Path, dict[str, list[int]]],
+) -> None:
     folder, _ = undisturbed
     again = start(folder, *LAUNCH, str(RECOVER), *CHAIN)
     assert again.returncode == 0, again.stderr
@@ -89,10 +93,13 @@ def test_chain_started_again_reuses_everything(undisturbed: tuple[Path, int]) ->
     [*range(2), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 32))],
 )
 def test_chain_killed_anywhere_ends_in_the_same_results(
-    attempt: int, tmp_path: Path, undisturbed: tuple[Path, int]
+    attempt: int, tmp_path: Path, undisturbed: tuple[Path, dict[str, list[int]]]
 ) -> None:
-    folder, num_operations = undisturbed
-    killed = run_chain(tmp_path, random.Random(attempt).randint(1, num_operations))
+    """At random points of each stage in turn."""
+    folder, operations = undisturbed
+    assert set(operations) == set(STAGES)
+    stage = STAGES[attempt % len(STAGES)]
+    killed = run_chain(tmp_path, random.Random(attempt).choice(operations[stage]))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = run_chain(tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -100,18 +107,18 @@ def test_chain_killed_anywhere_ends_in_the_same_results(
 
 
 def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
-    """By a search, so that ranks meet for the search and then for training."""
-    chain = (str(RECOVER), "--preset", "smoke", "--method", "bosch")
+    """Over a search, ten steps of training and a report."""
+    chain = (str(RECOVER), *CHAIN, "--data.tokens", str(10 * 2 * 256))
     for folder, command in ((tmp_path / "one", LAUNCH), (tmp_path / "two", [*LAUNCH, *TWO])):
         folder.mkdir()
         run = start(folder, *command, *chain)
         assert run.returncode == 0, run.stderr
         assert run.stdout.count("run folder runs/") == 1  # rank 0 alone speaks
-    one, two = (
-        tmp_path / name / "runs" / "tiny-qwen3-2layer-bosch-r0.75" for name in ("one", "two")
-    )
+    one, two = (tmp_path / name / RUN for name in ("one", "two"))
     assert read_mask(one / "mask/mask.json").mask == read_mask(two / "mask/mask.json").mask
+    assert len(losses(two)) == 10
     assert losses(two) == pytest.approx(losses(one), rel=1e-6)
+    assert (two / "report" / "manifest.json").is_file()
 
 
 def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> None:
