@@ -9,13 +9,12 @@ from pathlib import Path
 
 from bosch.analysis.depth import longest_blocks, nesting
 from bosch.manifest import write_atomically
-from bosch.mask import GroupMask
 from eval.report import markdown
 from eval.report_cells import MISSING, show_tokens
 from eval.report_tables import Table
 from eval.run_results import RunResults
 from eval.study import AFTER, BEFORE, OURS, Study, advantage, losses_above
-from eval.study_tables import LOSSES, show_advantage, show_mean
+from eval.study_tables import LOSSES, masks_by_seed, show_advantage, show_mean
 
 MARK = "<!-- What follows is made by recipes/study.py; do not edit it. -->"
 TITLE = "# Learned masks beside searched ones"
@@ -91,26 +90,28 @@ def depth_table(study: Study, methods: Sequence[str], ratio: float) -> Table:
     """One mask of each method, that of the first seed there is."""
     rows = []
     for method in methods:
-        for seed, mask in list(masks_of(study, method, ratio).items())[:1]:
+        for seed, mask in sorted(masks_by_seed(study, method, ratio).items())[:1]:
             (block,) = [b for b in longest_blocks(mask) if b.kind == "fuller than the mask"]
             full = " ".join(str(sum(layer)) for layer in mask.z)
-            layers = [f"{block.num_layers} layers", f"{block.expected:.1f}"]
+            layers = [str(block.num_layers), f"{block.expected:.1f}"]
             rows.append([method, str(seed), full, *layers])
     header = ["mask", "seed", "full groups by layer, first to last"]
-    header += ["longest block fuller than the mask", "in random masks"]
-    return Table(f"Depth at ratio {ratio:g}", header, rows)
+    header += ["layers in a row fuller than the mask", "in random masks"]
+    note = "Fuller: with more full groups than the mean layer has."
+    return Table(f"Depth at ratio {ratio:g}", header, rows, note)
 
 
 def nesting_table(study: Study, methods: Sequence[str]) -> Table:
     """Masks of one seed by rising ratio: whether what is on the window stays there."""
     rows = list(nesting_rows(study, methods))
     header = ["mask", "seed", "ratios", "windowed groups that stay so", "in random masks", "nested"]
-    return Table("Nesting", header, rows)
+    note = "Masks of random_groups with one seed are made so that they are nested."
+    return Table("Nesting", header, rows, note)
 
 
 def nesting_rows(study: Study, methods: Sequence[str]) -> Iterator[list[str]]:
     for method in methods:
-        masks = {ratio: masks_of(study, method, ratio) for ratio in study.ratios}
+        masks = {ratio: masks_by_seed(study, method, ratio) for ratio in study.ratios}
         for seed in sorted({seed for found in masks.values() for seed in found}):
             chain = {ratio: found[seed] for ratio, found in masks.items() if seed in found}
             if len(chain) < 2:
@@ -123,10 +124,3 @@ def nesting_rows(study: Study, methods: Sequence[str]) -> Iterator[list[str]]:
             ratios = " to ".join(f"{ratio:g}" for ratio in chain)
             nested = "yes" if told.is_nested else "no"
             yield [method, str(seed), ratios, kept, chance, nested]
-
-
-def masks_of(study: Study, method: str, ratio: float) -> dict[int, GroupMask]:
-    """By seed."""
-    runs = study.cells.get((method, ratio), [])
-    found = {run.seed or 0: run.mask.mask for run in runs if run.mask}
-    return dict(sorted(found.items()))

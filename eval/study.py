@@ -1,8 +1,8 @@
 """The runs of a study by method, ratio and seed, and what BOSCH has over a rival in them."""
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from eval.rows import Row
 from eval.run_results import RunResults
 
 OURS = "bosch"
+AS_PUBLISHED = "bosch keep_best=False"  # with the mask of stage 3, whatever earlier ones scored
 BEFORE, AFTER = 0, -1  # training: places in a curve
 
 
@@ -24,9 +25,9 @@ class Study:
     trained_ratio: float
     windows: Sequence[Row] = ()
     long: Sequence[Row] = ()
-    turnover: Sequence[Row] = ()
-    replacement: Sequence[Row] = ()
+    exchanged: Sequence[Row] = ()
     command: str = ""
+    commits: Mapping[str, int] = field(default_factory=dict)  # runs by the code that made them
     left: Sequence[str] = ()  # parts of the plan that have not been run
 
     @property
@@ -45,13 +46,17 @@ class Study:
     def ratios(self) -> list[float]:
         return sorted({ratio for _, ratio in self.cells})
 
-    def dense(self, measure: Measure) -> str:
-        """The dense model's score, which all runs share."""
+    def dense_score(self, measure: Measure) -> float | None:
+        """The dense model's, which all runs share."""
         for run in self.comparison.runs:
             score = self.comparison.dense.get((run.name, measure.suite, measure.name))
             if score is not None:
-                return f"{score.value:.1f}"
-        return MISSING
+                return score.value
+        return None
+
+    def dense(self, measure: Measure) -> str:
+        score = self.dense_score(measure)
+        return MISSING if score is None else f"{score:.1f}"
 
     def curves(self, method: str, ratio: float, measure: Measure) -> dict[int, Curve]:
         """By seed."""

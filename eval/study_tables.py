@@ -1,17 +1,21 @@
 """The tables of docs/study.md."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
 
-from bosch.analysis.overlap import Agreement, compare
+from bosch.analysis.overlap import Agreement, Turnover, compare, turnover
+from bosch.analysis.replacement import CHOSEN
+from bosch.mask import GroupMask
 from eval.measures import SUITES, Measure
-from eval.report_cells import MISSING, show_seconds, show_share, show_tokens
+from eval.report_cells import MISSING, show_row, show_seconds, show_tokens
 from eval.report_tables import Table
 from eval.rows import Row
 from eval.run_results import RunResults
 from eval.study import BEFORE, OURS, Advantage, Study, advantage, losses_above
+from eval.suites import niah
 
 # Figure 2's, beside BOSCH: rankings of groups that are made once.
 STATIC = ("dcam", "apl", "proxy", "qada", "razor", "fisher")
@@ -19,24 +23,32 @@ LOSSES = (
     f"Each seed has a held-out text of its own: losses are compared in the column above {OURS}'s, "
     "over the seeds that both have."
 )
-ONE_MASK = "Masks of seed 0; ± is one standard error over examples."
+OVER_SEEDS = (
+    "± is one standard error over seeds, in brackets their number; where all seeds gave one mask, "
+    "over examples."
+)
+DENSE_TRAINED = "dense, trained"
 
 
 def zero_shot_table(study: Study, measure: Measure) -> Table:
-    """Methods by ratios before training, the best at the largest ratio first."""
+    """Methods by ratios before training, the best at the ratio of the training first."""
     rows = []
     for method in study.methods:
-        found = [study.curves(method, ratio, measure) for ratio in study.ratios]
-        values = [[float(c.values[0]) for c in curves.values()] for curves in found]
-        order = statistics.fmean(values[-1]) if values[-1] else -1.0
-        cells = [f"{show_mean(v)} ({len(v)})" if v else MISSING for v in values]
-        rows.append((order, [method, *cells]))
+        found = {ratio: study.curves(method, ratio, measure).values() for ratio in study.ratios}
+        values = {ratio: [float(c.values[BEFORE]) for c in found[ratio]] for ratio in found}
+        at = values.get(study.trained_ratio)
+        cells = [f"{show_mean(v)} ({len(v)})" if v else MISSING for v in values.values()]
+        rows.append((statistics.fmean(at) if at else -1.0, [method, *cells]))
     rows.sort(key=lambda row: -row[0])
     dense = study.dense(measure)
     table = [["dense model", *[dense] * len(study.ratios)], *(row for _, row in rows)]
     number = "Table 1" if measure.suite == "niah" else "Table 2"
     header = ["method", *(f"ratio {ratio:g}" for ratio in study.ratios)]
-    note = "In brackets: seeds."
+    note = (
+        f"In brackets: seeds. By the scores at {study.trained_ratio:g}. ± 0.0: the seeds gave one "
+        "mask, or nothing is left; what the choice of test examples leaves open is in the next "
+        "table."
+    )
     return Table(f"{number}: {measure.title} before training", header, table, note)
 
 
@@ -49,22 +61,55 @@ def advantage_table(study: Study, measure: Measure) -> Table:
         told = [advantage(study, rival, ratio, measure, BEFORE) for ratio in study.ratios]
         if any(one is not None for one in told):
             rows.append([rival, *map(show_advantage, told)])
-    header = ["less", *(f"ratio {ratio:g}" for ratio in study.ratios)]
+    header = [f"{OURS} less", *(f"ratio {ratio:g}" for ratio in study.ratios)]
     title = f"{measure.title}: points of {OURS} above each rival"
     return Table(title, header, rows, "Over the seeds that both have.")
 
 
 def recovery_table(study: Study) -> Table:
     """Averages and validation loss at the checkpoints, means over seeds."""
-    trained = {m: study.cells.get((m, study.trained_ratio), []) for m in study.trained}
-    trained["dense, trained"] = [run for run in study.comparison.runs if run.ratio == 0]
+    trained = trained_runs(study)
     rows = [
-        row for name, runs in trained.items() for row in course(study, name, runs, trained[OURS])
+        row
+        for name, runs in trained.items()
+        for row in course(study, name, runs, trained.get(OURS, []))
     ]
     averages = [measure.title for measure in study.comparison.averages]
     header = ["method", "tokens", "seeds", "validation loss", f"above {OURS}'s", *averages]
-    title = f"Figure 3, tables 15, 16: recovery at ratio {study.trained_ratio:g}"
+    title = f"Figure 3: recovery at ratio {study.trained_ratio:g}"
     return Table(title, header, rows, LOSSES)
+
+
+def detail_table(study: Study, suite: str) -> Table:
+    """The checkpoints of the recovery in detail: NIAH by group and length, or the categories of
+    LongBench; means over seeds."""
+    number = {"niah": "Table 15", "longbench": "Table 16"}[suite]
+    parts = {m.name for m in study.comparison.measures if m.suite == suite and m.kind == "part"}
+    shown = set(niah.GROUPS) if suite == "niah" else parts
+    found: dict[tuple[str, int, float], dict[tuple[str, int], list[float]]] = {}
+    for name, runs in trained_runs(study).items():
+        for row in (row for run in runs if run.training for row in run.rows):
+            if row["suite"] == suite and row["task"] in shown and row["step"] is not None:
+                if suite == "niah" and not row["length"]:
+                    continue
+                cells = found.setdefault((name, row["step"], row["tokens"]), {})
+                cells.setdefault((row["task"], row["length"]), []).append(row["value"])
+    columns = list(dict.fromkeys(column for cells in found.values() for column in cells))
+    if suite == "niah":
+        columns.sort(key=lambda column: (list(niah.GROUPS).index(column[0]), column[1]))
+    rows = [
+        [name, show_tokens(tokens), *(show_mean(cells.get(column, [])) for column in columns)]
+        for (name, _, tokens), cells in found.items()
+    ]
+    names = [f"{task} {length:,}" if length else task for task, length in columns]
+    title = f"{number}: {SUITES[suite]} at the checkpoints"
+    return Table(title, ["method", "tokens", *names], rows)
+
+
+def trained_runs(study: Study) -> dict[str, list[RunResults]]:
+    """Of the recovery, the dense model that was trained as well the last."""
+    found = {m: study.cells.get((m, study.trained_ratio), []) for m in study.trained}
+    return found | {DENSE_TRAINED: [run for run in study.comparison.runs if run.ratio == 0]}
 
 
 def course(
@@ -106,15 +151,24 @@ def loss_at(run: RunResults, step: int) -> float | None:
 def windows_table(study: Study) -> Table:
     windows = sorted({row["window"] for row in study.windows})
     rows = _grid(study.windows, "window", windows)
+    for measure in study.comparison.averages:
+        dense = [study.dense(measure)] * len(windows)
+        rows.append(["dense model", SUITES[measure.suite], *dense])
+    rows.sort(key=lambda row: row[1] != SUITES["niah"])
     title = f"Figure 4: other windows at ratio {study.trained_ratio:g}, masks as they were chosen"
-    return Table(title, ["method", "", *(f"W {window}" for window in windows)], rows, ONE_MASK)
+    header = ["method", "", *(f"W {window}" for window in windows)]
+    return Table(title, header, rows if windows else [], OVER_SEEDS)
 
 
 def long_table(study: Study) -> Table:
     lengths = sorted({row["length_asked"] for row in study.long})
     rows = _grid(study.long, "length_asked", lengths)
-    note = f"The model was trained on 2,048 positions; they are stretched by YaRN. {ONE_MASK}"
-    title = "Table 6: texts longer than the model was trained on"
+    count = max((row["n"] for row in study.long), default=0)
+    note = (
+        f"The model has 2,048 positions; they are stretched by YaRN. {count} examples a model and "
+        f"length. {OVER_SEEDS}"
+    )
+    title = "Table 6: texts longer than the model reads"
     return Table(title, ["method", "", *(f"{n:,} tokens" for n in lengths)], rows, note)
 
 
@@ -122,51 +176,86 @@ def _grid(rows: Sequence[Row], across: str, values: Sequence[int]) -> list[list[
     table = []
     kinds = dict.fromkeys((row["method"], row["suite"]) for row in rows)
     for method, suite in sorted(kinds, key=lambda kind: kind[1] != "niah"):
-        told = {r[across]: r for r in rows if (r["method"], r["suite"]) == (method, suite)}
-        cells = [_row_cell(told.get(value)) for value in values]
+        told = [row for row in rows if (row["method"], row["suite"]) == (method, suite)]
+        cells = [show_rows([row for row in told if row[across] == value]) for value in values]
         table.append([method, SUITES.get(suite, suite), *cells])
     return table
 
 
-def _row_cell(row: Row | None) -> str:
-    if row is None:
-        return MISSING
-    return f"{row['value']:.1f}" + ("" if row["stderr"] is None else f" ± {row['stderr']:.1f}")
+def show_rows(rows: Sequence[Row]) -> str:
+    """The mean over the seeds of rows; of one model under all of them with its own error."""
+    if len({row["key"] for row in rows}) > 1:
+        return f"{show_mean([row['value'] for row in rows])} ({len(rows)})"
+    return show_row(rows[0] if rows else None)
 
 
 def turnover_table(study: Study) -> Table:
-    rows = [
-        [
-            row["method"],
-            f"{row['smaller_ratio']:g} to {row['larger_ratio']:g}",
-            show_share(row["raw"]),
-            show_share(row["chance"]),
-            MISSING if row["normalized"] is None else show_share(row["normalized"]),
-        ]
-        for row in study.turnover
-    ]
-    header = ["method", "ratios", "T", "T of random masks", "T as a share of the most possible"]
+    rows = []
+    for method in study.trained:
+        for (smaller, larger), found in turnovers(study, method).items():
+            shares = [
+                [share for one in found if (share := getattr(one, name)) is not None]
+                for name in ("raw", "chance", "normalized", "normalized_chance")
+            ]
+            cells = [show_mean([100 * share for share in values]) for values in shares]
+            rows.append([method, f"{smaller:g} to {larger:g}", str(len(found)), *cells])
+    header = ["method", "ratios", "seeds", "T, %", "of random masks"]
+    header += ["T as a share of the most possible, %", "of random masks"]
     title = "Table 3: windowed groups that a larger ratio leaves full again"
-    return Table(title, header, rows, "Masks of seed 0.")
+    return Table(title, header, rows, "T: their share of the smaller ratio's windowed groups.")
 
 
-def replacement_table(study: Study) -> Table:
-    rows = [
-        [
-            row["step"],
-            row["origin"],
-            str(row["num_replaced"]),
-            *(show_mean(row["scores"].get(name, []), 3) for name in ("accuracy", "probability")),
-        ]
-        for row in study.replacement
-    ]
-    header = ["ratios", "groups taken from", "replaced", "S", "answer probability"]
+def turnovers(study: Study, method: str) -> dict[tuple[float, float], list[Turnover]]:
+    """Between neighboring ratios of a method, seed by seed."""
+    found: dict[tuple[float, float], list[Turnover]] = {}
+    for smaller, larger in itertools.pairwise(study.ratios):
+        first, second = (masks_by_seed(study, method, ratio) for ratio in (smaller, larger))
+        seeds = [seed for seed in first if seed in second]
+        if seeds:
+            found[smaller, larger] = [turnover(first[seed], second[seed]) for seed in seeds]
+    return found
+
+
+def exchange_table(study: Study) -> Table:
+    """Table 5: masks of the larger ratio as chosen and with groups exchanged, by seeds."""
+    rows = []
+    for (smaller, larger), of_pair in exchange_pairs(study).items():
+        step = f"{smaller:g} to {larger:g}"
+        for origin, values in of_pair.items():
+            cells = [show_mean(values.get(m.suite, [])) for m in study.comparison.averages]
+            seeds = max(map(len, values.values()), default=0)
+            rows.append([step, origin, str(seeds), *cells])
+    header = ["ratios", "groups taken from", "seeds"]
+    header += [measure.title for measure in study.comparison.averages]
     note = (
-        "The larger ratio's mask of seed 0 as chosen; with groups that the smaller ratio's mask "
-        "has on the window and it has not; with as many random ones. ± is one standard error over "
-        "draws of what they replace. On calibration examples; the paper has NIAH and LongBench."
+        f"{OURS}'s masks of the larger ratio as chosen; with the groups that the smaller ratio's "
+        "mask has on the window and they have not, in place of as many drawn ones; with as many "
+        "random groups in place of the same. One draw a seed."
     )
     return Table("Table 5: groups exchanged between ratios", header, rows, note)
+
+
+def exchange_pairs(
+    study: Study,
+) -> dict[tuple[float, float], dict[str, dict[str, list[float]]]]:
+    """By ratios, where groups are from, and suite: the scores, over seeds."""
+    found: dict[tuple[float, float], dict[str, dict[str, list[float]]]] = {}
+    for smaller, larger in dict.fromkeys((r["smaller"], r["larger"]) for r in study.exchanged):
+        rows = [r for r in study.exchanged if (r["smaller"], r["larger"]) == (smaller, larger)]
+        seeds = {row["seed"] for row in rows}
+        chosen = {
+            measure.suite: [
+                float(curve.values[BEFORE])
+                for seed, curve in study.curves(OURS, larger, measure).items()
+                if seed in seeds
+            ]
+            for measure in study.comparison.averages
+        }
+        found[smaller, larger] = {CHOSEN: chosen}
+        for row in rows:
+            values = found[smaller, larger].setdefault(row["origin"], {})
+            values.setdefault(row["suite"], []).append(row["value"])
+    return dict(sorted(found.items()))
 
 
 def distances_table(study: Study, ratio: float) -> Table:
@@ -185,37 +274,41 @@ def distances_table(study: Study, ratio: float) -> Table:
 
 def agreements(study: Study, method: str, other: str, ratio: float) -> list[Agreement]:
     """Of the masks of two methods, seed by seed."""
-    first, second = (
-        {run.seed: run.mask.mask for run in study.cells.get((name, ratio), []) if run.mask}
-        for name in (method, other)
-    )
+    first, second = (masks_by_seed(study, name, ratio) for name in (method, other))
     return [compare(first[seed], second[seed]) for seed in first if seed in second]
 
 
+def masks_by_seed(study: Study, method: str, ratio: float) -> dict[int, GroupMask]:
+    runs = study.cells.get((method, ratio), [])
+    return {run.seed or 0: run.mask.mask for run in runs if run.mask}
+
+
 def cost_table(study: Study) -> Table:
-    """What a mask costs to choose: means over ratios and seeds."""
+    """What a mask costs to choose, at the ratio of the training."""
     rows = []
     for method in study.methods:
-        runs = [run for (name, _), cell in study.cells.items() if name == method for run in cell]
+        runs = study.cells.get((method, study.trained_ratio), [])
         seconds = [run.stage_seconds["mask"] for run in runs if "mask" in run.stage_seconds]
         counts = [run.mask_cost.get("evaluations") for run in runs]
         told = [float(count) for count in counts if isinstance(count, int | float)]
         learned = [run.learning_tokens for run in runs if run.learning_tokens]
-        rows.append(
-            [
-                method,
-                show_seconds(statistics.fmean(seconds)) if seconds else MISSING,
-                f"{statistics.fmean(told):,.0f}" if told else MISSING,
-                show_tokens(statistics.fmean(learned)) if learned else MISSING,
-                str(len(runs)),
-            ]
-        )
+        if runs:
+            rows.append(
+                [
+                    method,
+                    show_seconds(statistics.fmean(seconds)) if seconds else MISSING,
+                    f"{statistics.fmean(told):,.0f}" if told else MISSING,
+                    show_tokens(statistics.fmean(learned)) if learned else MISSING,
+                    str(len(runs)),
+                ]
+            )
     header = ["method", "time", "evaluations", "tokens to learn from", "runs"]
     note = (
-        "Time as it passed, beside other work on the machine. Masks that another search on the "
-        "same calibration set has scored are not scored again: most of bosch_single's are bosch's."
+        "Means over seeds. Time as it passed, beside other work on the machine. Masks that another "
+        "search on the same calibration set has scored are not scored again: most of "
+        "bosch_single's are bosch's."
     )
-    return Table("Cost of a mask", header, rows, note)
+    return Table(f"Cost of a mask at ratio {study.trained_ratio:g}", header, rows, note)
 
 
 # ------------------------------------------------------------------------------------------- cells

@@ -37,6 +37,7 @@ from bosch.methods import _choose
 from bosch.plugins import list_plugins
 from bosch.progress import describe_seconds, say
 from eval.run_archive import SUFFIX, pack_run, unpack_run
+from eval.study import AS_PUBLISHED
 from recipes import presets, search_mask, study_parts
 from recipes.sweep import RECOVER, find_reason, is_made_so
 
@@ -60,7 +61,7 @@ class Options:
     """Run the study, or go on with it."""
 
     only: tuple[Part, ...] = PARTS  # parts to run
-    ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)  # of the zero-shot tables
+    ratios: tuple[float, ...] = study_parts.RATIOS  # of the zero-shot tables
     seeds: int = 3  # calibration sets, each with another seed
     samples: int = 20  # test examples of each task and length
     methods: tuple[str, ...] = ()  # of the zero-shot tables; none: all that need no file
@@ -117,6 +118,7 @@ def main(arguments: Sequence[str]) -> None:
         options.trained_ratio,
         options.learned,
         options.learned_ratios,
+        options.seeds,
     )
     for part, run in study_parts.PARTS.items():
         if part in options.only:
@@ -171,9 +173,9 @@ def describe_left(options: Options) -> list[str]:
 
 
 def zero_shot_methods() -> list[str]:
-    """All that need no file of the user."""
+    """All that need no file of the user, and BOSCH with the mask that the paper takes."""
     config = presets.tiny()
-    found = []
+    found = [AS_PUBLISHED]
     for name in list_plugins(search_mask.METHODS):
         with contextlib.suppress(ValueError, FileNotFoundError):
             _choose.check_settings(name, search_mask.default_settings(name, config.mask))
