@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bosch.analysis.overlap import (
     Group,
     distribution_of_common,
+    mean_and_deviation,
     turnover,
     windowed_groups,
 )
@@ -131,8 +132,7 @@ def _core_by_chance(masks: Sequence[GroupMask]) -> tuple[float, float]:
         masks[0].num_total // size, [mask.num_full // size for mask in masks]
     )
     numbers = np.arange(len(chances)) * size
-    expected = float(chances @ numbers)
-    return expected, float(np.sqrt(chances @ (numbers - expected) ** 2))
+    return mean_and_deviation(chances, numbers)
 
 
 def share_of_masks(masks: Iterable[GroupMask]) -> NDArray[np.float64]:
