@@ -115,6 +115,8 @@ def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> 
 
 
 def examine_folder(folder: Path, stage: Stage, verified: set[Path] | None) -> Step:
+    # Listed first: what another run is beginning has its start file by the time that is looked for.
+    has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
     try:
         if (folder / MANIFEST).is_file():
             if verified is None or folder not in verified:
@@ -122,7 +124,7 @@ def examine_folder(folder: Path, stage: Stage, verified: set[Path] | None) -> St
             found = manifest.read_sealed_json(folder / STARTED)
         elif (folder / STARTED).is_file():
             found = manifest.read_sealed_json(folder / STARTED)
-        elif folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        elif has_files:
             return Step(
                 stage,
                 "blocked",

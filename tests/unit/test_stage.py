@@ -1,6 +1,7 @@
 """Stages in one process: reuse, conflicts, damage, plans. Kills are in tests/faults."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,12 +9,19 @@ from pathlib import Path
 import pytest
 
 from bosch.fingerprint import fingerprint, speed_only
-from bosch.manifest import DamagedArtifactError, seal_folder, verify_folder, write_atomically
+from bosch.manifest import (
+    STARTED,
+    DamagedArtifactError,
+    seal_folder,
+    verify_folder,
+    write_atomically,
+    write_sealed_json,
+)
 from bosch.plan import StageBlockedError, plan_run, refuse_blocked, stages_to_redo
 from bosch.ranks import RankGoneError, Ranks
 from bosch.run_folder import RunFolder, home_of
 from bosch.run_lock import FolderInUseError, FolderLock, LivenessWatch, LockRecord
-from bosch.stage import Artifact, Stage
+from bosch.stage import Artifact, Stage, locate
 
 
 @dataclass(frozen=True)
@@ -195,9 +203,30 @@ def test_new_version_of_a_stage_is_a_difference(tmp_path: Path) -> None:
     assert "version of the stage: 1 -> 2" in step.reason
 
 
+def test_a_folder_that_another_run_begins_while_it_is_looked_at_is_none_of_a_stranger(
+    tmp_path: Path,
+) -> None:
+    stage = chain()[0]
+    folder = locate(tmp_path / "run", stage)
+    folder.mkdir(parents=True)
+
+    def begin(event: str, arguments: tuple[object, ...]) -> None:
+        """As the other run, just before the files are listed."""
+        is_listed = event in ("os.listdir", "os.scandir") and str(arguments[0]) == str(folder)
+        if is_listed and not (folder / STARTED).exists():
+            write_sealed_json(folder / STARTED, stage.facts | {"fingerprint": stage.fingerprint})
+
+    sys.addaudithook(begin)
+    [step] = plan_run(tmp_path / "run", [stage])
+    assert (folder / STARTED).exists()
+    assert step.action == "resume"
+
+
 def test_flipped_byte_in_any_file_is_named(tmp_path: Path) -> None:
     complete(tmp_path / "run", chain())
-    files = [p for p in tmp_path.rglob("*") if p.is_file() and "/." not in str(p)]
+    files = [
+        p for p in tmp_path.rglob("*") if p.is_file() and "/." not in f"/{p.relative_to(tmp_path)}"
+    ]
     assert len(files) == 4 * 4 + 1  # four files a stage, and the reference to the shared one
     for path in files:
         original = path.read_bytes()
