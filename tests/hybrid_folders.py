@@ -68,7 +68,8 @@ def mask_file(path: Path, folder: Path, **changes: Any) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Every result in a folder, byte for byte; of a manifest all but the seconds it tells."""
+    """Every result in a folder, byte for byte; of a manifest all but the seconds it tells
+    and the commit, which ends in -dirty once a file of the checkout is changed."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -77,7 +78,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
         found[name] = path.read_bytes()
         if path.name == "manifest.json":
             manifest = json.loads(found[name])
-            del manifest["wall_seconds"], manifest["checksum"]
+            del manifest["wall_seconds"], manifest["checksum"], manifest["commit"]
             found[name] = json.dumps(manifest).encode()
     return found
 

@@ -9,6 +9,7 @@ numbers of the operations on each stage's files are printed at the end.
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def main() -> None:
     places: dict[str, list[int]] = {}
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in OPERATIONS and (stage := stage_of(str(arguments[0]))):
+        is_beat = threading.current_thread().name == "heartbeat"
+        if event in OPERATIONS and not is_beat and (stage := stage_of(str(arguments[0]))):
             places.setdefault(stage, []).append(seen[0])
 
     sys.addaudithook(note)

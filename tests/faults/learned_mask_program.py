@@ -1,7 +1,4 @@
-"""Tokens and a learned mask as the recipe makes them, in processes that tests kill.
-
-Processes are forked from one that has imported everything, as in training_program.py.
-"""
+"""Tokens and a learned mask as the recipe makes them, in processes that tests kill."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +7,15 @@ from typing import Any
 from tests.faults.training_program import Attempt, enter, start_ranks
 from tests.kill_points import watch_operations
 
-PRELOADED = ["training.loop", "recipes.search_mask", "tests.faults.learned_mask_program"]
-
 
 def launch(run: Path, world: int = 1, at: int | None = None, **settings: Any) -> Attempt:
     """Start all ranks. at: SIGKILL of rank 0 before its n-th operation on a file of the stage
     `mask`. settings: of the method."""
     run.parent.mkdir(parents=True, exist_ok=True)
-    return start_ranks(main, PRELOADED, run, world, {"at": at, "settings": settings})
+    return start_ranks(main, run, world, {"at": at, "settings": settings})
 
 
-def main(run_path: Path, log: Path, environment: dict[str, Any], options: dict[str, Any]) -> None:
+def main(run_path: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     enter(log, environment)
 
     import torch

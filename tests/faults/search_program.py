@@ -1,15 +1,9 @@
-"""A search as a process that tests kill: stage one and swaps on a tiny model, with a journal.
-
-Processes are forked from one that has imported everything (`multiprocessing`'s fork server), so
-that a search takes a second and not ten.
-"""
+"""A search as a process that tests kill: stage one and swaps on a tiny model, with a journal."""
 
 import json
-import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import socket
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,34 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 from bosch.search.journal import FILE
+from tests.fork_server import PATIENCE, launch_environment, start
 
-PRELOADED = ["bosch.search.evaluations", "tests.search_cases", "tests.faults.search_program"]
 COSTS = ("seconds", "layer_forwards")  # what a kill may change in a journal
 RESULT = "result.json"
 
 
 def launch(folder: Path, world: int = 1, **options: Any) -> list[BaseProcess]:
     """Start all ranks of a search. Options: see `main`."""
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(world):
-        names = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-        environment = {name: str(value) for name, value in names.items()}
-        ranks.append(context.Process(target=main, args=(folder, environment, options), daemon=True))
-        ranks[-1].start()
-    return ranks
+    return [start(main, folder, told, options) for told in launch_environment(world)]
 
 
 def wait(ranks: list[BaseProcess]) -> list[int | None]:
     """Their exit codes. When one has died the others are killed, as a launcher does."""
-    multiprocessing.connection.wait([rank.sentinel for rank in ranks], 120)
+    multiprocessing.connection.wait([rank.sentinel for rank in ranks], PATIENCE)
     for rank in ranks:
-        rank.join(0 if any(each.exitcode for each in ranks) else 10)
+        rank.join(0 if any(each.exitcode for each in ranks) else PATIENCE)
         rank.kill()
         rank.join()
     return [rank.exitcode for rank in ranks]

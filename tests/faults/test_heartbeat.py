@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from tests.fork_server import PATIENCE
 from training.heartbeat import PEER_DIED, Heartbeat
 
 BEAT_SECONDS = 0.05
@@ -22,7 +23,7 @@ def wait_for_ever(folder: Path, rank: int, ends: bool, ready: Any) -> None:
 
 
 def pair(folder: Path, ends: bool) -> list[Any]:
-    context: Any = multiprocessing.get_context("forkserver")
+    context: Any = multiprocessing.get_context("spawn")
     ready = [context.Event() for _ in range(2)]
     ranks = [
         context.Process(
@@ -32,7 +33,7 @@ def pair(folder: Path, ends: bool) -> list[Any]:
     ]
     for rank, event in zip(ranks, ready, strict=True):
         rank.start()
-        assert event.wait(60)
+        assert event.wait(PATIENCE)
     return ranks
 
 
@@ -44,7 +45,7 @@ def test_killed_rank_ends_the_one_that_waits(tmp_path: Path) -> None:
     waiting, killed = pair(tmp_path, ends=False)
     killed.kill()
     killed.join()
-    waiting.join(60)
+    waiting.join(PATIENCE)
     assert waiting.exitcode == PEER_DIED
 
 

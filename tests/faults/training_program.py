@@ -1,14 +1,7 @@
-"""Training as processes that tests kill: the real loop on a tiny model, a rank a process.
-
-Processes are forked from one that has imported everything (`multiprocessing`'s fork server), so
-that a run takes a second and not ten.
-"""
+"""Training as processes that tests kill: the real loop on a tiny model, a rank a process."""
 
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bosch.fingerprint import hash_file
+from tests.fork_server import PATIENCE, launch_environment
+from tests.fork_server import start as start_process
 from tests.kill_points import watch_operations
 
 LAST_STEP = 6
-PRELOADED = ["training.loop", "tests.plain_training", "tests.faults.training_program"]
 
 
 @dataclass
@@ -31,7 +25,7 @@ class Attempt:
     ranks: list[BaseProcess]
     logs: list[Path]
 
-    def wait(self, seconds: float = 120) -> list[int | None]:
+    def wait(self, seconds: float = PATIENCE) -> list[int | None]:
         """Exit codes; -9 of a rank that was killed. Who still runs then is killed."""
         for rank in self.ranks:
             rank.join(seconds)
@@ -39,7 +33,7 @@ class Attempt:
         self.kill()
         return codes
 
-    def wait_for_end(self, rank: int, seconds: float = 120) -> int | None:
+    def wait_for_end(self, rank: int, seconds: float = PATIENCE) -> int | None:
         """Its exit code, before anybody else kills it."""
         self.ranks[rank].join(seconds)
         return self.ranks[rank].exitcode
@@ -57,12 +51,11 @@ class Attempt:
 def launch(folder: Path, world: int = 1, **options: Any) -> Attempt:
     """Start all ranks of a run. Options: see `main`."""
     folder.mkdir(parents=True, exist_ok=True)
-    return start_ranks(main, PRELOADED, folder, world, options)
+    return start_ranks(main, folder, world, options)
 
 
 def start_ranks(
-    program: Callable[[Path, Path, dict[str, Any], dict[str, Any]], None],
-    preloaded: list[str],
+    program: Callable[[Path, Path, dict[str, str], dict[str, Any]], None],
     folder: Path,
     world: int,
     options: dict[str, Any],
@@ -70,26 +63,12 @@ def start_ranks(
     """A process a rank, each with a log beside the folder and what a launcher puts into its
     environment.
     """
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(preloaded)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     number = len(list(folder.parent.glob(f"{folder.name}-log-*")))
     ranks, logs = [], []
-    for rank in range(world):
+    for rank, environment in enumerate(launch_environment(world)):
         logs.append(folder.with_name(f"{folder.name}-log-{number + rank}"))
         logs[-1].touch()
-        environment = {
-            "RANK": rank,
-            "WORLD_SIZE": world,
-            "LOCAL_RANK": rank,
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": port,
-        }
-        arguments = (folder, logs[-1], environment, options)
-        ranks.append(context.Process(target=program, args=arguments, daemon=True))
-        ranks[-1].start()
+        ranks.append(start_process(program, folder, logs[-1], environment, options))
     return Attempt(ranks, logs)
 
 
@@ -138,19 +117,19 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
 # ------------------------------------------------------------------------------------- in a process
 
 
-def main(folder: Path, log: Path, environment: dict[str, Any], options: dict[str, Any]) -> None:
+def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """at: before its n-th operation on a file below the folder rank `victim` sends a signal
     (`sends`: SIGKILL) to itself, or to its launcher (to: parent). settings: of TrainConfig."""
     enter(log, environment)
-    train(folder, environment["RANK"], options)
+    train(folder, int(environment["RANK"]), options)
 
 
-def enter(log: Path, environment: dict[str, Any]) -> None:
+def enter(log: Path, environment: dict[str, str]) -> None:
     """What a started rank does first."""
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.environ.update({name: str(value) for name, value in environment.items()})
+    os.environ.update(environment)
 
 
 def train(folder: Path, rank: int, options: dict[str, Any]) -> None:

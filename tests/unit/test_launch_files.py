@@ -30,14 +30,16 @@ def start(arguments: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
         [accelerate, "launch", *arguments, str(program)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     )
 
 
 def started(arguments: list[str], tmp_path: Path) -> list[str]:
     """A line of each process."""
-    output, _ = start(arguments, tmp_path).communicate()
+    process = start(arguments, tmp_path)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
     return sorted(output.splitlines())
 
 

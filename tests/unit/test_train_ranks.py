@@ -41,7 +41,12 @@ def start(command: list[str], *arguments: object) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=300)
+    with process:
+        try:
+            output, _ = process.communicate(timeout=1_800)  # ends what hangs
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     assert process.returncode == 0, output
     return output
 

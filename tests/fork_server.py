@@ -1,0 +1,51 @@
+"""Processes forked from one that has imported everything (`multiprocessing`'s fork server), so that
+a rank starts in a second and not in ten.
+
+A process has one fork server, and what the first to use it asks for is what all get: so the list is
+here, for all programs.
+"""
+
+import atexit
+import multiprocessing
+import socket
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+PRELOADED = [
+    "recipes.search_mask",
+    "training.loop",
+    "tests.plain_training",
+    "tests.search_cases",
+    "tests.faults.learned_mask_program",
+    "tests.faults.search_program",
+]
+PATIENCE = 600.0  # seconds until something that hangs is given up
+
+_held: list[socket.socket] = []
+
+
+def start(program: Callable[..., None], *arguments: object) -> BaseProcess:
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process: BaseProcess = context.Process(target=program, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def launch_environment(world: int) -> list[dict[str, str]]:
+    """What a launcher tells each rank. The port stays bound here, so that nobody else is given it
+    before rank 0 listens on it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("localhost", 0))
+    _held.append(holder)
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "localhost"}
+    shared["MASTER_PORT"] = str(holder.getsockname()[1])
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
+@atexit.register
+def _let_go() -> None:
+    for holder in _held:
+        holder.close()
