@@ -10,11 +10,13 @@ from eval.compare import Comparison
 from eval.measures import Measure
 from eval.recovery import Curve, Numbers, interval
 from eval.report_cells import MISSING
+from eval.resampling import resample_examples
 from eval.rows import Row
 from eval.run_results import RunResults
 
 OURS = "bosch"
 AS_PUBLISHED = "bosch keep_best=False"  # with the mask of stage 3, whatever earlier ones scored
+DENSE = "dense"  # the model itself, among rows of methods
 BEFORE, AFTER = 0, -1  # training: places in a curve
 
 
@@ -23,8 +25,8 @@ class Study:
     comparison: Comparison
     trained: Sequence[str]  # methods of the recovery
     trained_ratio: float
-    windows: Sequence[Row] = ()
-    long: Sequence[Row] = ()
+    windows: Sequence[Row] = ()  # of evaluations that belong to no run, as are the next two:
+    long: Sequence[Row] = ()  # averages, each with the examples behind it (`cells`)
     exchanged: Sequence[Row] = ()
     command: str = ""
     commits: Mapping[str, int] = field(default_factory=dict)  # runs by the code that made them
@@ -68,6 +70,42 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A score, and what it might have been on other examples."""
+
+    value: float
+    replicates: Numbers | None  # None: nothing is known of them
+
+
+Points = Mapping[int, Point]  # by seed
+
+
+def points_of_curves(curves: Mapping[int, Curve], place: int) -> Points:
+    return {
+        seed: Point(
+            float(curve.values[place]),
+            None if curve.replicates is None else curve.replicates.values[:, place],
+        )
+        for seed, curve in curves.items()
+    }
+
+
+def points_of_rows(rows: Sequence[Row], **wanted: object) -> Points:
+    """Of the rows that have these values."""
+    own = [row for row in rows if wanted.items() <= row.items()]
+    return {row["seed"]: Point(row["value"], resample_row(row)) for row in own}
+
+
+def resample_row(row: Row) -> Numbers | None:
+    """With the examples drawn as for the curves of runs, so that differences are paired."""
+    cells = {(task, length): (weight, scores) for task, length, weight, scores in row["cells"]}
+    samples = {cell: dict(enumerate(scores)) for cell, (_, scores) in cells.items()}
+    weights = {cell: weight for cell, (weight, _) in cells.items()}
+    drawn = resample_examples([samples], None, weights, row["suite"])
+    return None if drawn is None else drawn.values[:, 0]
+
+
+@dataclass(frozen=True)
 class Advantage:
     points: float
     low: float | None
@@ -82,6 +120,60 @@ class Advantage:
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
 
+def advantage(
+    study: Study, rival: str, ratio: float, measure: Measure, place: int
+) -> Advantage | None:
+    """Points of ours above the rival's, before or after training."""
+    ours, theirs = (
+        {
+            seed: curve
+            for seed, curve in study.curves(method, ratio, measure).items()
+            if place == BEFORE or curve.is_trained
+        }
+        for method in (OURS, rival)
+    )
+    return difference(points_of_curves(ours, place), points_of_curves(theirs, place))
+
+
+def difference(ours: Points, theirs: Points) -> Advantage | None:
+    """Over the seeds that both have."""
+    pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    if not pairs:
+        return None
+    points = statistics.fmean(own.value - other.value for own, other in pairs)
+    replicates = draw_seeds(pairs)
+    ends = interval(replicates) if replicates is not None else (None, None)
+    return Advantage(points, *ends, len(pairs))
+
+
+def leads(rows: Sequence[Row], across: str) -> dict[tuple[str, str, float], Advantage]:
+    """Points of ours above each rival, by suite, rival and value of `across`."""
+    found: dict[tuple[str, str, float], Advantage] = {}
+    for row in rows:
+        place = {"suite": row["suite"], across: row[across]}
+        key = (row["suite"], row["method"], row[across])
+        if row["method"] not in (OURS, DENSE) and key not in found:
+            ours, theirs = (
+                points_of_rows(rows, method=method, **place) for method in (OURS, row["method"])
+            )
+            if lead := difference(ours, theirs):
+                found[key] = lead
+    return found
+
+
+def draw_seeds(pairs: Sequence[tuple[Point, Point]]) -> Numbers | None:
+    """Mean differences with seeds and examples drawn anew: examples are already in the points'
+    replicates."""
+    drawn = []
+    for own, other in pairs:
+        if own.replicates is None or other.replicates is None:
+            return None
+        drawn.append(own.replicates - other.replicates)
+    table = np.array(drawn)
+    seeds = np.random.default_rng(0).integers(0, len(pairs), table.shape[::-1])
+    return table.T[np.arange(table.shape[1])[:, None], seeds].mean(axis=1)
+
+
 def losses_above(
     runs: Sequence[RunResults],
     others: Sequence[RunResults],
@@ -92,32 +184,3 @@ def losses_above(
     theirs = {run.seed: pick(run) for run in others}
     pairs = ((pick(run), theirs.get(run.seed)) for run in runs)
     return [own - other for own, other in pairs if own is not None and other is not None]
-
-
-def advantage(
-    study: Study, rival: str, ratio: float, measure: Measure, place: int
-) -> Advantage | None:
-    """Points of ours above the rival's, before or after training, over the seeds of both."""
-    ours = study.curves(OURS, ratio, measure)
-    theirs = study.curves(rival, ratio, measure)
-    both = ((ours[s], theirs[s]) for s in sorted(ours.keys() & theirs.keys()))
-    pairs = [pair for pair in both if place == BEFORE or all(one.is_trained for one in pair)]
-    if not pairs:
-        return None
-    points = statistics.fmean(float(a.values[place] - b.values[place]) for a, b in pairs)
-    replicates = draw_seeds(pairs, place)
-    ends = interval(replicates) if replicates is not None else (None, None)
-    return Advantage(points, *ends, len(pairs))
-
-
-def draw_seeds(pairs: Sequence[tuple[Curve, Curve]], place: int) -> Numbers | None:
-    """Mean differences with seeds and examples drawn anew: examples are already in the curves'
-    replicates."""
-    drawn = []
-    for ours, theirs in pairs:
-        if ours.replicates is None or theirs.replicates is None:
-            return None
-        drawn.append(ours.replicates.values[:, place] - theirs.replicates.values[:, place])
-    table = np.array(drawn)
-    seeds = np.random.default_rng(0).integers(0, len(pairs), table.shape[::-1])
-    return table.T[np.arange(table.shape[1])[:, None], seeds].mean(axis=1)

@@ -11,13 +11,25 @@ from bosch.analysis.overlap import Turnover
 from bosch.analysis.replacement import CHOSEN, ORIGINS
 from eval.measures import SUITES, Measure
 from eval.rows import Row
-from eval.study import AFTER, AS_PUBLISHED, BEFORE, OURS, Advantage, Study, advantage
+from eval.study import (
+    AFTER,
+    AS_PUBLISHED,
+    BEFORE,
+    DENSE,
+    OURS,
+    Advantage,
+    Study,
+    advantage,
+    difference,
+    leads,
+)
 from eval.study_tables import (
     STATIC,
     agreements,
     exchange_pairs,
     show_advantage,
     show_mean,
+    show_points,
     trained_runs,
     turnovers,
 )
@@ -87,21 +99,21 @@ def findings(study: Study, distance_ratios: Sequence[float]) -> Iterator[str]:
 
 def above_rivals(study: Study, measure: Measure) -> Iterator[str]:
     """Against the paper's rivals, then against the other methods of this project."""
-    leads = {
-        (name, ratio): found
+    found = {
+        (name, ratio): lead
         for ratio in study.ratios
         for name in study.methods
         if name not in (OURS, AS_PUBLISHED)
         and not is_same(study, name, ratio)
-        and (found := advantage(study, name, ratio, measure, BEFORE))
+        and (lead := advantage(study, name, ratio, measure, BEFORE))
     }
-    theirs = {place: found for place, found in leads.items() if place[0] in RIVALS}
-    others = {place: found for place, found in leads.items() if place[0] not in RIVALS}
+    theirs = {place: lead for place, lead in found.items() if place[0] in RIVALS}
+    others = {place: lead for place, lead in found.items() if place[0] not in RIVALS}
     ratios = list(dict.fromkeys(ratio for _, ratio in theirs))
     first = [
         ratio
         for ratio in ratios
-        if all(found.points >= 0 for (_, at), found in theirs.items() if at == ratio)
+        if all(lead.points >= 0 for (_, at), lead in theirs.items() if at == ratio)
     ]
     if theirs:
         yield (
@@ -120,15 +132,16 @@ def is_same(study: Study, rival: str, ratio: float) -> bool:
     return bool(found) and all(one.distance == 0 for one in found)
 
 
-def describe_signs(leads: Mapping[tuple[str, float], Advantage]) -> str:
-    """How many comparisons are clearly for ours, against it, or open; and which are against."""
-    signs = [lead.sign for lead in leads.values()]
-    against = [f"{name} at {ratio:g}" for (name, ratio), lead in leads.items() if lead.sign < 0]
+def describe_signs(told: Mapping[tuple[str, float], Advantage], unit: str = "{:g}") -> str:
+    """How many comparisons are clearly for ours, against it, or open; and which are against, by
+    rival and ratio (or another place of that unit)."""
+    signs = [lead.sign for lead in told.values()]
+    against = [f"{name} at {unit.format(at)}" for (name, at), lead in told.items() if lead.sign < 0]
     line = (
-        f"of {len(leads)} comparisons {signs.count(1)} are clearly for it, {len(against)} clearly "
+        f"of {len(told)} comparisons {signs.count(1)} are clearly for it, {len(against)} clearly "
         f"against it, {signs.count(0)} open"
     )
-    if any(lead.num_seeds < 2 for lead in leads.values()):
+    if any(lead.num_seeds < 2 for lead in told.values()):
         line += " (those over one seed among them)"
     return line + (f". Against: {', '.join(against)}." if against else ".")
 
@@ -325,15 +338,15 @@ def exchanges(study: Study) -> Iterator[str]:
     measure = study.comparison.averages[0]
     told = []
     for (smaller, larger), of_pair in exchange_pairs(study).items():
-        chosen, back, drawn = (of_pair.get(o, {}).get(measure.suite) for o in (CHOSEN, *ORIGINS))
-        if chosen and back and drawn:
-            scores = ", ".join(map(show_mean, (chosen, back, drawn)))
-            told.append(f"from {smaller:g} to {larger:g} {scores}")
+        chosen, *others = (of_pair[origin][measure.suite] for origin in (CHOSEN, *ORIGINS))
+        if chosen and all(others):
+            above = " and ".join(show_advantage(difference(chosen, points)) for points in others)
+            told.append(f"from {smaller:g} to {larger:g} {show_points(chosen)}, {above}")
     if told:
         yield (
             "Paper: masks lose 4 to 22 points of NIAH where groups that a smaller ratio had on the "
-            f"window are put there again. Here, on {measure.title}, as chosen, with those, with as "
-            f"many random ones: {'; '.join(told)}."
+            f"window are put there again. Here, on {measure.title}, masks as chosen, what they are "
+            f"above those, and above as many random groups: {'; '.join(told)}."
         )
 
 
@@ -342,17 +355,26 @@ def exchanges(study: Study) -> Iterator[str]:
 
 def beside_others(rows: Sequence[Row], across: str, unit: str, claim: str) -> Iterator[str]:
     """Ours beside the best of the paper's rivals, then beside the best of the other methods."""
+    found = leads(rows, across)
     for suite in dict.fromkeys(row["suite"] for row in rows):
         scores: dict[int, dict[str, list[float]]] = {}
         for row in rows:
-            if row["suite"] == suite and row["method"] != "dense":
+            if row["suite"] == suite and row["method"] != DENSE:
                 of_place = scores.setdefault(row[across], {})
                 of_place.setdefault(row["method"], []).append(row["value"])
-        ahead = describe_best(scores, unit, of_paper=True)
-        others = describe_best(scores, unit, of_paper=False)
-        if ahead:
-            line = f"{claim}. Here, on {SUITES[suite]} average: {ahead}."
-            yield line + (f" Beside methods that the paper has not: {others}." if others else "")
+        told = []
+        for of_paper in (True, False):
+            signs = {
+                (rival, place): lead
+                for (of_suite, rival, place), lead in found.items()
+                if of_suite == suite and (rival in TRAINED_RIVALS) == of_paper
+            }
+            best = describe_best(scores, unit, of_paper)
+            told.append(f"{best}; {describe_signs(signs, unit)}" if best else "")
+        theirs, others = told
+        if theirs:
+            line = f"{claim}. Here, on {SUITES[suite]} average: {theirs}"
+            yield line + (f" Beside methods that the paper has not: {others}" if others else "")
 
 
 def describe_best(scores: dict[int, dict[str, list[float]]], unit: str, of_paper: bool) -> str:

@@ -7,14 +7,26 @@ from collections.abc import Sequence
 from functools import partial
 
 from bosch.analysis.overlap import Agreement, Turnover, compare, turnover
-from bosch.analysis.replacement import CHOSEN
+from bosch.analysis.replacement import CHOSEN, ORIGINS
 from bosch.mask import GroupMask
 from eval.measures import SUITES, Measure
 from eval.report_cells import MISSING, show_row, show_seconds, show_tokens
 from eval.report_tables import Table
 from eval.rows import Row
 from eval.run_results import RunResults
-from eval.study import BEFORE, OURS, Advantage, Study, advantage, losses_above
+from eval.study import (
+    BEFORE,
+    OURS,
+    Advantage,
+    Points,
+    Study,
+    advantage,
+    difference,
+    leads,
+    losses_above,
+    points_of_curves,
+    points_of_rows,
+)
 from eval.suites import niah
 
 # Figure 2's, beside BOSCH: rankings of groups that are made once.
@@ -172,6 +184,20 @@ def long_table(study: Study) -> Table:
     return Table(title, ["method", "", *(f"{n:,} tokens" for n in lengths)], rows, note)
 
 
+def leads_table(rows: Sequence[Row], across: str, unit: str, title: str) -> Table:
+    """Points of BOSCH above each rival in rows of evaluations that belong to no run."""
+    found = leads(rows, across)
+    places = sorted({place for *_, place in found})
+    cells = [
+        [rival, SUITES[suite], *(show_advantage(found.get((suite, rival, n))) for n in places)]
+        for suite in SUITES
+        for rival in dict.fromkeys(row["method"] for row in rows)
+        if any((suite, rival, place) in found for place in places)
+    ]
+    header = [f"{OURS} less", "", *(unit.format(place) for place in places)]
+    return Table(f"{title}: points of {OURS} above each rival", header, cells)
+
+
 def _grid(rows: Sequence[Row], across: str, values: Sequence[int]) -> list[list[str]]:
     table = []
     kinds = dict.fromkeys((row["method"], row["suite"]) for row in rows)
@@ -219,14 +245,16 @@ def turnovers(study: Study, method: str) -> dict[tuple[float, float], list[Turno
 def exchange_table(study: Study) -> Table:
     """Table 5: masks of the larger ratio as chosen and with groups exchanged, by seeds."""
     rows = []
+    averages = study.comparison.averages
     for (smaller, larger), of_pair in exchange_pairs(study).items():
-        step = f"{smaller:g} to {larger:g}"
-        for origin, values in of_pair.items():
-            cells = [show_mean(values.get(m.suite, [])) for m in study.comparison.averages]
-            seeds = max(map(len, values.values()), default=0)
-            rows.append([step, origin, str(seeds), *cells])
+        for origin, found in of_pair.items():
+            cells = [f"{smaller:g} to {larger:g}", origin, str(max(map(len, found.values())))]
+            for points, chosen in ((found[m.suite], of_pair[CHOSEN][m.suite]) for m in averages):
+                less = MISSING if origin == CHOSEN else show_advantage(difference(chosen, points))
+                cells += [show_points(points), less]
+            rows.append(cells)
     header = ["ratios", "groups taken from", "seeds"]
-    header += [measure.title for measure in study.comparison.averages]
+    header += [title for m in averages for title in (m.title, "as chosen less this")]
     note = (
         f"{OURS}'s masks of the larger ratio as chosen; with the groups that the smaller ratio's "
         "mask has on the window and they have not, in place of as many drawn ones; with as many "
@@ -235,27 +263,22 @@ def exchange_table(study: Study) -> Table:
     return Table("Table 5: groups exchanged between ratios", header, rows, note)
 
 
-def exchange_pairs(
-    study: Study,
-) -> dict[tuple[float, float], dict[str, dict[str, list[float]]]]:
-    """By ratios, where groups are from, and suite: the scores, over seeds."""
-    found: dict[tuple[float, float], dict[str, dict[str, list[float]]]] = {}
-    for smaller, larger in dict.fromkeys((r["smaller"], r["larger"]) for r in study.exchanged):
-        rows = [r for r in study.exchanged if (r["smaller"], r["larger"]) == (smaller, larger)]
+def exchange_pairs(study: Study) -> dict[tuple[float, float], dict[str, dict[str, Points]]]:
+    """By ratios, where groups are from, and suite."""
+    found: dict[tuple[float, float], dict[str, dict[str, Points]]] = {}
+    for smaller, larger in sorted({(r["smaller"], r["larger"]) for r in study.exchanged}):
+        step = {"smaller": smaller, "larger": larger}
+        rows = [row for row in study.exchanged if step.items() <= row.items()]
         seeds = {row["seed"] for row in rows}
-        chosen = {
-            measure.suite: [
-                float(curve.values[BEFORE])
-                for seed, curve in study.curves(OURS, larger, measure).items()
-                if seed in seeds
-            ]
-            for measure in study.comparison.averages
-        }
-        found[smaller, larger] = {CHOSEN: chosen}
-        for row in rows:
-            values = found[smaller, larger].setdefault(row["origin"], {})
-            values.setdefault(row["suite"], []).append(row["value"])
-    return dict(sorted(found.items()))
+        of_pair = found[smaller, larger] = {origin: {} for origin in (CHOSEN, *ORIGINS)}
+        for measure in study.comparison.averages:
+            curves = study.curves(OURS, larger, measure)
+            chosen = {seed: curve for seed, curve in curves.items() if seed in seeds}
+            of_pair[CHOSEN][measure.suite] = points_of_curves(chosen, BEFORE)
+            for origin in ORIGINS:
+                told = points_of_rows(rows, origin=origin, suite=measure.suite)
+                of_pair[origin][measure.suite] = told
+    return found
 
 
 def distances_table(study: Study, ratio: float) -> Table:
@@ -322,6 +345,10 @@ def show_mean(values: Sequence[float], digits: int = 1, sign: str = "") -> str:
         return text
     error = statistics.stdev(values) / math.sqrt(len(values))
     return f"{text} ± {error:.{digits}f}"
+
+
+def show_points(points: Points) -> str:
+    return show_mean([point.value for point in points.values()])
 
 
 def show_advantage(found: Advantage | None) -> str:

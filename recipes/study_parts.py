@@ -17,18 +17,18 @@ from bosch.model_folder import read_model_info
 from bosch.progress import say
 from eval.compare import compare
 from eval.learned_page import write_learned_page
-from eval.measures import SUITES
+from eval.measures import AVERAGE, SUITES, find_measures
 from eval.results import SCORES
 from eval.rows import read_rows, write_rows
 from eval.run_archive import SUFFIX, unpack_run
-from eval.study import OURS, Study
+from eval.run_results import read_samples
+from eval.study import DENSE, OURS, Study
 from eval.study_page import write_study_page
 from recipes import evaluate_model, materialize_model, presets
 
 WINDOWS = (16, 32, 64, 128, 256)  # figure 4; masks were chosen for 64
 LONG = ((4_096, 2.0), (8_192, 4.0))  # table 6: tokens, factor of YaRN
 LONG_SAMPLES = 5  # of a task: these texts take seconds each
-DENSE = "dense"
 RATIOS = (0.25, 0.5, 0.75, 0.875)
 
 
@@ -122,7 +122,7 @@ def exchanged_masks(setting: Setting) -> Iterator[tuple[dict[str, Any], MaskFile
 
 @dataclass(frozen=True)
 class ArchivedRows:
-    """A file of averages: a row a model, suite and setting."""
+    """A file of averages: a row a model, suite and setting, with the scores of its examples."""
 
     path: Path
 
@@ -146,7 +146,8 @@ class ArchivedRows:
     def _evaluate(
         self, setting: Setting, source: Path, mask: Path | None, words: Sequence[str], key: str
     ) -> list[dict[str, Any]]:
-        """The averages over the suites."""
+        """The averages over the suites, each with its cells: task, length, weight in the average,
+        and the scores of its examples in order."""
         hybrid = source
         if mask is not None:
             hybrid = setting.runs / "hybrids" / fingerprint(read_mask(mask).mask.z)[:12]
@@ -154,8 +155,17 @@ class ArchivedRows:
             materialize_model.main(told)
         out = setting.runs / self.path.stem / key[:12]
         evaluate_model.main(["--model", str(hybrid), "--out", str(out), *words])
-        found = [json.loads(file.read_text("utf-8")) for file in sorted(out.glob(f"*/{SCORES}"))]
-        return [row for told in found for row in told["rows"] if row["task"] == "average"]
+        found = []
+        for file in sorted(out.glob(f"*/{SCORES}")):
+            rows = json.loads(file.read_text("utf-8"))["rows"]
+            measure, *_ = find_measures(rows)
+            samples = read_samples(file.parent, measure.suite, [])
+            cells = [
+                [*cell, weight, [round(score, 2) for _, score in sorted(samples[cell].items())]]
+                for cell, weight in measure.weights.items()
+            ]
+            found += [row | {"cells": cells} for row in rows if row["task"] == AVERAGE]
+        return found
 
 
 # ---------------------------------------------------------------------------------------- the page

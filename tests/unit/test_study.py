@@ -4,6 +4,8 @@ import gzip
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from bosch.analysis.overlap import jaccard_distance
 from bosch.mask import read_mask, write_mask
 from bosch.model_folder import read_model_info
 from eval.compare import compare
+from eval.measures import ROUNDING
 from eval.results import collect_results
 from eval.rows import read_rows, write_rows
 from eval.run_archive import pack_run
@@ -61,11 +64,16 @@ def test_an_advantage_is_clear_where_the_skill_differs(small_study: Study) -> No
     assert advantage(small_study, "razor", 0.75, niah, BEFORE) is None
 
 
+def judged(value: float, **named: object) -> dict[str, Any]:
+    """A row of an evaluation that belongs to no run: one task, with four examples."""
+    cells = [["single_1", 512, 1.0, [value - 20, value - 10, value + 10, value + 20]]]
+    return {"suite": "niah", "value": value, "stderr": 1.0, "n": 4, "cells": cells} | named
+
+
 def test_the_page_has_the_tables_and_says_who_is_first(small_study: Study, tmp_path: Path) -> None:
     page = tmp_path / "docs" / "study.md"
     rows = [
-        {"method": "bosch", "window": window, "suite": "niah", "value": 50.0 + window, "stderr": 1}
-        | {"seed": seed, "key": "one"}
+        judged(50.0 + window, method="bosch", window=window, seed=seed, key="one")
         for window in (16, 32)
         for seed in (0, 1)
     ]
@@ -310,20 +318,17 @@ def test_the_page_has_a_sentence_on_each_part_that_was_run(
     small_study: Study, tmp_path: Path
 ) -> None:
     windows = [
-        {"method": name, "window": window, "suite": "niah", "value": value + seed, "stderr": 2.0}
-        | {"seed": seed, "key": f"{name}{window}{seed}"}
+        judged(value + seed, method=name, window=window, seed=seed, key=f"{name}{window}{seed}")
         for window in (16, 64)  # 64 is the window that masks were chosen for
         for name, value in (("bosch", 50.0), ("fisher", 60.0), ("bosch_plus", 70.0))
         for seed in (0, 2)
     ]
     long = [
-        {"method": name, "length_asked": 4096, "suite": "niah", "value": value, "stderr": 2.0}
-        | {"seed": 0, "key": name, "n": 30}
+        judged(value, method=name, length_asked=4096, seed=0, key=name)
         for name, value in (("dense", 90.0), ("bosch", 50.0), ("fisher", 40.0))
     ]
     exchanged = [
-        {"smaller": 0.5, "larger": 0.75, "origin": origin, "seed": 0, "replaced": 2}
-        | {"suite": suite, "value": value, "stderr": 2.0}
+        judged(value, smaller=0.5, larger=0.75, origin=origin, seed=0, suite=suite)
         for suite in ("niah", "longbench")
         for origin, value in (("smaller", 41.0), ("random", 42.0))
     ]
@@ -332,10 +337,17 @@ def test_the_page_has_a_sentence_on_each_part_that_was_run(
     text = (tmp_path / "study.md").read_text()
     (line,) = [line for line in text.splitlines() if "under other windows" in line]
     assert line.endswith(
-        "on NIAH average: bosch 51.0 ± 1.0, fisher 61.0 ± 1.0 at W 16. Beside methods that the "
-        "paper has not: bosch 51.0 ± 1.0, bosch_plus 71.0 ± 1.0 at W 16."
+        "on NIAH average: bosch 51.0 ± 1.0, fisher 61.0 ± 1.0 at W 16; of 1 comparisons 0 are "
+        "clearly for it, 1 clearly against it, 0 open. Against: fisher at W 16. Beside methods "
+        "that the paper has not: bosch 51.0 ± 1.0, bosch_plus 71.0 ± 1.0 at W 16; of 1 "
+        "comparisons 0 are clearly for it, 1 clearly against it, 0 open. Against: bosch_plus at "
+        "W 16."
     )
-    assert "on NIAH average: bosch 50.0, fisher 40.0 at 4,096 tokens.\n" in text
+    # The same examples on both sides: each is answered better by the same points.
+    lead = "-10.0 [-10.0, -10.0]"
+    assert f"| fisher | NIAH | {lead} | {lead} |" in text
+    assert "on NIAH average: bosch 50.0, fisher 40.0 at 4,096 tokens; of 1 comparisons 0" in text
+    assert "| fisher | NIAH | +10.0 [+10.0, +10.0] (1 seed) |" in text
     # FakeRun's masks are nested. Worked by hand: of 8 of 16 groups at random 2 are among the 4 full
     # ones of the larger mask, which is half of the 4 that could be.
     assert "from 0.5 to 0.75 0% (paper 29 to 31 %), at random 50%." in text
@@ -343,8 +355,9 @@ def test_the_page_has_a_sentence_on_each_part_that_was_run(
     assert "| bosch | NIAH | 51.0 ± 1.0 (2) | 51.0 ± 1.0 (2) |" in text
     niah = small_study.comparison.averages[0]
     chosen = small_study.curves("bosch", 0.75, niah)[0].values[0]  # of the seed that exchanged
-    assert f"from 0.5 to 0.75 {chosen:.1f}, 41.0, 42.0." in text
-    assert f"| 0.5 to 0.75 | as chosen | 1 | {chosen:.1f} |" in text
+    assert f"from 0.5 to 0.75 {chosen:.1f}, {chosen - 41:+.1f} [" in text
+    assert f"| 0.5 to 0.75 | as chosen | 1 | {chosen:.1f} | – |" in text
+    assert f"| 0.5 to 0.75 | smaller | 1 | 41.0 | {chosen - 41:+.1f} [" in text
     # Both masks have 12 of 16 groups; 8 to 12 are shared.
     (line,) = [line for line in text.splitlines() if "are far from those" in line]
     masks = {
@@ -419,6 +432,10 @@ def test_parts_that_are_no_chains_leave_their_rows_and_are_not_made_twice(
         ("dense", 4_096),
         ("fisher", 4_096),
     ]
+    for row in (*windows, *long):  # its examples give its value
+        mean = sum(weight * fmean(scores) for _, _, weight, scores in row["cells"])
+        assert mean == pytest.approx(row["value"], abs=ROUNDING)
+        assert sum(len(scores) for *_, scores in row["cells"]) == row["n"]
     capsys.readouterr()
     study.main(words)
     assert "evaluate" not in capsys.readouterr().out
