@@ -28,6 +28,7 @@ from bosch.search.objective import (
     SearchEnded,
     Value,
     find_anchors,
+    rounded,
     weighted,
 )
 from bosch.search.optimizers._interface import Bits, Found, Problem, mend, optimize
@@ -339,4 +340,6 @@ def _deciding(settings: SearchSettings) -> dict[str, Any]:
 
 
 def _numbers(value: Value) -> dict[str, float | None]:
-    return {name: getattr(value, name) for name in ("accuracy", "probability", "log_probability")}
+    """To the digits that values are compared by: the others are the kernels'."""
+    told = {name: getattr(value, name) for name in ("accuracy", "probability", "log_probability")}
+    return {name: None if part is None else rounded(part) for name, part in told.items()}
