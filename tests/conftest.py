@@ -16,6 +16,10 @@ def pytest_configure() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["MPLBACKEND"] = "agg"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it warns when a process with threads forks
+    # What a terminal or a CI may set: pipes are no terminals, and as wide as anywhere.
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        os.environ.pop(name, None)
+    os.environ["COLUMNS"] = "100"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -168,7 +168,8 @@ def test_packed_documents_are_the_documents_alone(model: PreTrainedModel) -> Non
         cu_seq_lens_q=torch.tensor([0, 13, 14, 44, 60]),
         max_length_q=30,
     )
-    assert torch.equal(named, packed[:1])
+    unnamed = logits(model, ids[:1], MIXED, position_ids=packed_positions(*lengths))
+    assert torch.equal(named, unnamed)
 
 
 def test_rows_may_be_packed_differently(model: PreTrainedModel) -> None:
@@ -176,8 +177,8 @@ def test_rows_may_be_packed_differently(model: PreTrainedModel) -> None:
     positions = torch.cat([packed_positions(25, 15), packed_positions(40)])
     both = logits(model, ids, MIXED, position_ids=positions)
     alone = logits(model, ids[:1], MIXED, position_ids=packed_positions(25, 15))
-    assert torch.equal(both[:1], alone)
-    assert torch.equal(both[1:], logits(model, ids[1:], MIXED))
+    whole = logits(model, ids[1:], MIXED)
+    torch.testing.assert_close(both, torch.cat([alone, whole]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("inference", [False, True])

@@ -247,7 +247,7 @@ def test_batch_operations_move_both_parts() -> None:
 @pytest.mark.parametrize("window_tokens", [1, 2, 16])
 def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> None:
     """All windowed: with a window of one token such a cache holds nothing, but has its rows."""
-    model = hybrid(window_tokens, same_mask(0, tiny_model("qwen3")))
+    model = hybrid(window_tokens, same_mask(0, tiny_model("qwen3"))).double()
     ids, following = random_tokens(3, 20), random_tokens(1, 2, seed=1)
     for kept, change in (
         ([2], lambda cache: cache.batch_select_indices(torch.tensor([2]))),

@@ -138,7 +138,8 @@ def test_how_a_step_is_computed_changes_no_gate(
         for number, settings in enumerate(({}, changes))
     )
     for got, wanted in zip(other.parameters(), one.parameters(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+        # In norm, as above; gates moved by .1 to 1.
+        assert torch.linalg.norm(got - wanted) <= 1e-4 * torch.linalg.norm(wanted)
 
 
 def test_in_bf16_gates_learn_in_fp32(dense: Path, tmp_path: Path) -> None:
