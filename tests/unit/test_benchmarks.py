@@ -138,7 +138,7 @@ def test_latency_takes_the_weights_of_a_folder(
 @pytest.mark.skipif(sys.platform != "linux", reason="memory of a CPU process is limited on Linux")
 def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(tmp_path: Path) -> None:
     # 4096 tokens of the mini model have a cache of 67 MB; the limit is a process's own, hence one.
-    arguments = "--lengths 16 4096 8192 --ratios 0 --windows 8 --chunk 4096 --memory-gb 0.05"
+    arguments = "--lengths 16 4096 8192 --ratios 0 --windows 8 --chunk 4096 --memory-gb 0.03"
     path = tmp_path / "latency.json"
     result = run_command(*TINY_LATENCY, *arguments.split(), "--device", "cpu", "--out", str(path))
     assert result.returncode == 0, result.stderr

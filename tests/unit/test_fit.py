@@ -79,7 +79,8 @@ def test_gates_move_as_in_a_plain_loop(kind: str, dense: Path, tmp_path: Path) -
     """Batches, noise, penalty, rates and ascent, and the weights that move with the gates."""
     make = {"constrained": constrained, "scalar": lambda: ScalarGates(3, 4, 4, weight=0.05)}[kind]
     rates = (0.3, 0.2) if kind == "constrained" else (0.05,)
-    gates = learn(dense, tmp_path / "mask", make(), rates)
+    # The batch at once, as below: AdamW moves what has almost no gradient by how sums are rounded.
+    gates = learn(dense, tmp_path / "mask", make(), rates, micro_batch_sequences=4)
 
     expected = make()
     learner = learner_of(expected, *rates)
@@ -121,9 +122,7 @@ def test_gates_move_as_in_a_plain_loop(kind: str, dense: Path, tmp_path: Path) -
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
     trained = weights_in(tmp_path / "mask" / "weights")
     for name, parameter in model.named_parameters():
-        # In norm: AdamW moves a weight whose gradient is nearly 0 as its last digits say.
-        difference = torch.linalg.norm(trained[name] - parameter)
-        assert difference <= 1e-4 * torch.linalg.norm(parameter), name
+        torch.testing.assert_close(trained[name], parameter, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +137,7 @@ def test_how_a_step_is_computed_changes_no_gate(
         for number, settings in enumerate(({}, changes))
     )
     for got, wanted in zip(other.parameters(), one.parameters(), strict=True):
-        # In norm, as above; gates moved by .1 to 1.
-        assert torch.linalg.norm(got - wanted) <= 1e-4 * torch.linalg.norm(wanted)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
 
 
 def test_in_bf16_gates_learn_in_fp32(dense: Path, tmp_path: Path) -> None:
