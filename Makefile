@@ -13,7 +13,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test slow faults gpu study clean
+.PHONY: help recover test slow faults gpu clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -43,10 +43,6 @@ gpu: ## tests that need a GPU, then benchmarks/<device>-<date>.json (BENCHMARKS=
 	@status=0; $(PYTEST) -m gpu $(ARGS) || status=$$?; \
 	.venv/bin/python recipes/benchmark.py gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
 	exit $$status
-
-study: ## docs/study.md, the paper in miniature (hours; again to go on)
-	@$(SETUP) dev eval
-	.venv/bin/python recipes/study.py $(ARGS)
 
 clean: ## remove .venv and caches; run folders stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

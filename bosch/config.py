@@ -87,7 +87,6 @@ class MaskConfig:
     alpha: float = 100.0  # penalty for missing the quota, in the loss that NOMAD sees
     gamma: float = 0.2  # headroom of the normalized score above the dense model's
     ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # what stage 2 may give a layer
-    drop_percentiles: tuple[float, float] = (2.5, 97.5)  # stage 2 clips drops in score to these
     max_variables: int = 49  # of a subproblem of stage 3; NOMAD's quadratic model takes no more
     max_layers: int | None = None  # of a subproblem of stage 3; None: max(1, 32 // groups)
     razor_recent_share: float = 0.25  # of an example's length: Razor's recent tokens K
@@ -101,11 +100,6 @@ class MaskConfig:
             check_ratio(ratio)
         if list(self.ratio_buckets) != sorted(set(self.ratio_buckets)):
             raise ValueError(f"mask.ratio_buckets must rise, they are {self.ratio_buckets}.")
-        low, high = self.drop_percentiles
-        if not 0 <= low < high <= 100:
-            raise ValueError(
-                f"mask.drop_percentiles must rise from 0 to 100, they are {low} and {high}."
-            )
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,6 @@ class TrainConfig:
     batch_sequences: int = 64  # a step, over all GPUs
     micro_batch_sequences: int | None = speed_only(None)  # at once on a GPU; None: what fits
     peak_learning_rate: float = 1e-5  # reached after the warm-up
-    schedule: Literal["cosine"] = "cosine"  # from the peak down to the floor
     warmup_share: float = 0.1  # of all steps
     floor_share: float = 0.0  # of the peak, at the end
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
@@ -210,37 +203,6 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
-class StudyConfig:
-    """What the paper varies from run to run: a record of its values. sweep.py, study.py and the
-    benchmarks have options of their own."""
-
-    ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)  # of tables and sweeps
-    windows: tuple[int, ...] = (256, 512, 1_024, 2_048, 4_096)  # the mask stays the run's
-    windows_ratio: float = 0.75  # at which windows are varied
-    recovery_methods: tuple[str, ...] = ("interleave", "bosch_layer", "fisher", "bosch")  # trained
-    random_runs: int = 3  # of random_layers, averaged
-    replacement_seeds: int = 3  # of the replacement test, averaged
-    long_lengths: tuple[int, ...] = (65_536, 131_072)  # of NIAH under YaRN
-    long_yarn_factors: tuple[float, ...] = (2.0, 4.0)  # one for each long length
-    latency_model: str = "Qwen/Qwen3-8B-Base"  # of figures 5 and 6
-    latency_lengths: tuple[int, ...] = (65_536, 262_144, 524_288, 1_048_576)  # tokens
-    latency_batch: int = 1  # sequences
-    latency_prefill_chunk: int = 8_192  # tokens
-    latency_memory_percentile: int = 90  # of peak memory
-
-    def __post_init__(self) -> None:
-        for ratio in (*self.ratios, self.windows_ratio):
-            check_ratio(ratio)
-        for window in self.windows:
-            check_window(window)
-        if len(self.long_lengths) != len(self.long_yarn_factors):
-            raise ValueError(
-                f"study.long_yarn_factors has {len(self.long_yarn_factors)} numbers for "
-                f"{len(self.long_lengths)} study.long_lengths; give each length its factor."
-            )
-
-
-@dataclass(frozen=True)
 class Config:
     """Everything that decides what a run does."""
 
@@ -254,7 +216,6 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    study: StudyConfig = field(default_factory=StudyConfig)
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
@@ -272,12 +233,12 @@ def fill_in(stored: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def describe_config(config: Config, with_study: bool = True) -> list[str]:
-    """Every setting, a line a section. One run reads none of the section `study`."""
+def describe_config(config: Config) -> list[str]:
+    """Every setting, a line a section."""
     dials = [dial.name for dial in fields(config) if not _is_section(dial)]
     lines = [", ".join(f"{name} {_show(getattr(config, name))}" for name in dials)]
     for section in fields(config):
-        if not _is_section(section) or (section.name == "study" and not with_study):
+        if not _is_section(section):
             continue
         values = vars(getattr(config, section.name)).items()
         shown = ", ".join(f"{name} {_show(value)}" for name, value in values)

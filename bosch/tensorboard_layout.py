@@ -93,7 +93,6 @@ def _score_table(averages: Sequence[Mapping[str, Any]]) -> str:
 
 def _settings_list(config: Mapping[str, Any]) -> str:
     sections = {name: value for name, value in config.items() if isinstance(value, dict)}
-    sections.pop("study", None)  # one run reads none of it
     rest = {name: value for name, value in config.items() if not isinstance(value, dict)}
     return "\n".join(
         f"- **{section}**: " + ", ".join(f"{name} {value}" for name, value in values.items())

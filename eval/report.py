@@ -132,7 +132,6 @@ def _settings(config: Any) -> list[tuple[str, str]]:
     """Section by section, `field value` one after the other; what belongs to none comes first."""
     plain = {name: value for name, value in config.items() if not isinstance(value, dict)}
     sections = {name: value for name, value in config.items() if isinstance(value, dict)}
-    sections.pop("study", None)  # one run reads none of it
     named = {"run": plain, **sections} if plain else sections
     return [
         (section, ", ".join(f"{name} {value}" for name, value in values.items()))

@@ -171,7 +171,7 @@ def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{key}": inner for key, inner in value.items() if name != "study"}
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
         elif name not in ("model", "seed"):
             flat[name] = value
     return flat

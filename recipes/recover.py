@@ -118,7 +118,7 @@ def introduce(command: Command) -> None:
     config = command.config
     say(f"run folder {command.run_path}")
     say(search_mask.describe_budget(config))
-    settings = describe_config(config, with_study=command.controls.dry_run)
+    settings = describe_config(config)
     for line in [*command.chosen_by, *settings, *warn_of_window(config)]:
         say(line)
     if spent := search_mask.learning_tokens(config):

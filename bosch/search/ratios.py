@@ -2,8 +2,8 @@
 
 Algorithm 2 of the paper in whole numbers, so that the budget is met exactly and the loop ends. Its
 line 6 is read with the other sign: as printed, the layer that hurts most would count as the
-easiest. Of the weights only their order is used, and the percentiles that clip them change that
-order only by making ties, which the drops themselves break: so the drops are what is sorted.
+easiest. The paper clips and scales the drops to weights, of which only the order is used: the drops
+themselves are sorted here.
 """
 
 import math
@@ -66,19 +66,6 @@ def layer_drops(scores: Sequence[float]) -> list[Fraction]:
     """
     exact = [_as_fraction(score) for score in scores]
     return [before - after for after, before in pairwise(exact)]
-
-
-def layer_weights(
-    stage1_scores: Sequence[float],
-    dense_score: float,
-    percentiles: tuple[float, float] = (2.5, 97.5),
-) -> tuple[float, ...]:
-    """The paper's weights w, 0 the easiest layer and 1 the hardest, for the record."""
-    drops = [float(drop) / dense_score for drop in layer_drops([*stage1_scores, dense_score])]
-    low, high = (_percentile(drops, percent) for percent in percentiles)
-    if low == high:
-        return (0.0,) * len(drops)
-    return tuple((min(max(drop, low), high) - low) / (high - low) for drop in drops)
 
 
 def _as_fraction(score: float) -> Fraction:
@@ -170,12 +157,3 @@ def _check_scores(
             f"tie_scores has {len(tie_scores)} values for {len(stage1_scores)} layers; it needs "
             "one more than layers, the dense model's last."
         )
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    """With linear interpolation, as numpy has it."""
-    ranked = sorted(values)
-    place = percent / 100 * (len(ranked) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ranked) - 1)
-    return ranked[low] + (place - low) * (ranked[high] - ranked[low])

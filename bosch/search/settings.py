@@ -75,8 +75,6 @@ class StageSettings(PartSettings):
     """Of the paper's three stages."""
 
     ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # what stage 2 may give a layer
-    # Stage 2 clips drops in score to these. Only their order decides, which this does not change.
-    drop_percentiles: tuple[float, float] = (2.5, 97.5)
     # How stage 1 finds what a layer costs. stage1: as in the paper, localized from the top down to
     # the ratio, what is found kept. whole_layer: each layer wholly on the window, all others full,
     # judged by the answers' log-probability; an evaluation a layer.
@@ -88,8 +86,3 @@ class StageSettings(PartSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(0, self, "", "polish")
-        low, high = self.drop_percentiles
-        if not 0 <= low < high <= 100:
-            raise ValueError(
-                f"drop_percentiles must rise from 0 to 100, they are {low} and {high}."
-            )

@@ -14,7 +14,7 @@ from statistics import fmean
 from bosch.methods._interface import Table
 from bosch.progress import say
 from bosch.search.optimizers._interface import WITH_PENALTY, Found, mend
-from bosch.search.ratios import allocate_ratios, layer_weights
+from bosch.search.ratios import allocate_ratios
 from bosch.search.search import Search, Variable, plan_solving
 from bosch.search.settings import StageSettings
 from bosch.search.subproblems import cut, plan_subproblems
@@ -164,8 +164,7 @@ def assign_ratios(search: Search, settings: StageSettings, found: Importance) ->
         settings.ratio_buckets,
         found.tie_scores,
     )
-    weights = layer_weights(scores, dense, settings.drop_percentiles)
-    search.details |= {"layer_weights": [round(w, 6) for w in weights], "ratios": list(ratios)}
+    search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
     return ratios
 

@@ -16,7 +16,6 @@ from bosch.config import (
     DataConfig,
     EvalConfig,
     MaskConfig,
-    StudyConfig,
     TrainConfig,
     describe_changes,
     describe_config,
@@ -73,7 +72,6 @@ def test_other_token_counts_are_refused(text: str) -> None:
         ),
         (lambda: MaskConfig(kappa=0), "mask.kappa is 0"),
         (lambda: MaskConfig(ratio_buckets=(0.5, 0.25)), "mask.ratio_buckets must rise"),
-        (lambda: MaskConfig(drop_percentiles=(97.5, 2.5)), "mask.drop_percentiles must rise"),
         (lambda: DataConfig(tokens=100), "data.tokens is 100, less than one sequence"),
         (lambda: TrainConfig(peak_learning_rate=0), "train.peak_learning_rate is 0"),
         (lambda: TrainConfig(clip_norm=float("inf")), "train.clip_norm is inf"),
@@ -84,7 +82,6 @@ def test_other_token_counts_are_refused(text: str) -> None:
         (lambda: EvalConfig(niah_lengths=(512, 256)), "eval.niah_lengths must rise"),
         (lambda: EvalConfig(niah_lengths=()), "eval.niah_lengths must rise"),
         (lambda: EvalConfig(checkpoints=(0.0, 2.5)), "eval.checkpoints must be shares"),
-        (lambda: StudyConfig(long_lengths=(65_536,)), "give each length its factor"),
     ],
 )
 def test_impossible_settings_are_refused_in_a_sentence(
@@ -187,10 +184,8 @@ def test_every_setting_is_described_and_has_a_comment_in_the_help() -> None:
         "data",
         "train",
         "eval",
-        "study",
     ]
     assert "checkpoints 0 0.26 0.52 0.78 1," in lines[5]
-    assert len(describe_config(Config(), with_study=False)) == 6
 
 
 def test_changes_are_described_by_the_names_of_the_command_line() -> None:

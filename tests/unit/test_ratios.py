@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bosch.mask import num_windowed
 from bosch.search import allocate_ratios, plan_subproblems
-from bosch.search.ratios import hardest_first, layer_weights
+from bosch.search.ratios import hardest_first
 
 FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -30,7 +30,6 @@ def test_the_layer_that_destroys_the_model_is_kept() -> None:
     # By hand, L = 3, H = 4: the drops are .02, .35, .05. The paper's line 6 as printed: 0, 1, .5.
     scores = (0.58, 0.60, 0.95)
     assert allocate_ratios(scores, 1.0, 0.5, 4, (0, 0.5, 1)) == (1, 0, 0.5)
-    assert layer_weights(scores, 1.0, (0, 100)) == pytest.approx((0, 1, 0.0909), abs=1e-4)
 
 
 def test_layers_are_raised_in_order_until_the_budget_is_met() -> None:

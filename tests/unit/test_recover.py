@@ -75,7 +75,7 @@ def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(tmp_path: 
     run = recover(*arguments, folder=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "--ratio 0.75 means 144 of 192 groups\n" in run.stdout
-    for setting in ("tokens 2500000000", "batch_sequences 64", "alpha 100", "random_runs 3"):
+    for setting in ("tokens 2500000000", "batch_sequences 64", "alpha 100"):
         assert setting in run.stdout
     assert list(tmp_path.iterdir()) == []
 
