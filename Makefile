@@ -4,9 +4,9 @@ PYTHON ?= python3
 RATIO ?= 0.75
 ARGS ?=
 WORKERS ?= 2
-# Names of recipes/benchmarks that `make gpu` measures once its tests pass.
+# Names of benchmarks (python -m benchmarks) that `make gpu` measures once its tests pass.
 BENCHMARKS ?=
-CHECKED := bosch data training eval recipes launch
+CHECKED := bosch data training eval recipes benchmarks launch
 
 SETUP := $(PYTHON) launch/setup_environment.py
 # Test processes run side by side, so each one keeps to a single thread.
@@ -38,10 +38,10 @@ faults: ## kill counts: stages killed at many points
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m faults $(ARGS)
 
-gpu: ## tests that need a GPU, then benchmarks/<device>-<date>.json (BENCHMARKS="a b": only these)
+gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BENCHMARKS="a b": only these)
 	@$(SETUP) dev eval
 	@status=0; $(PYTEST) -m gpu $(ARGS) || status=$$?; \
-	.venv/bin/python recipes/benchmark.py gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
+	.venv/bin/python -m benchmarks gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
 	exit $$status
 
 clean: ## remove .venv and caches; run folders stay

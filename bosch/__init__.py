@@ -5,6 +5,6 @@
 nor transformers.
 """
 
-from bosch.registration import register_with_transformers
+from bosch.hybrid.registration import register_with_transformers
 
 register_with_transformers()

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from bosch.fingerprint import speed_only
-from bosch.mask import check_ratio, check_window
+from bosch.masks.mask import check_ratio, check_window
 from bosch.plugins import suggest
+from bosch.run.fingerprint import speed_only
 
 NIAH_TASKS = (
     "niah_single_1",

@@ -5,7 +5,7 @@ essays, or the toy world's calibration split. With q questions in a context, q n
 haystack and are asked for one after the other: one prefill scores them all, and each counts as one
 example. `check_disjoint` proves that the set shares nothing with the test examples.
 
-The file that the search reads is bosch/calibration_file.py's; `examples.jsonl` beside it holds the
+The file that the search reads is bosch/calibration.py's; `examples.jsonl` beside it holds the
 texts, and `calibration.json` what they were made of, with hashes.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from bosch.calibration_file import FILE, Calibration, Haystack, Question, write_calibration
-from bosch.fingerprint import hash_file
-from bosch.manifest import write_atomically, write_sealed_json
+from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.plugins import suggest
-from bosch.progress import say
+from bosch.run.fingerprint import hash_file
+from bosch.run.manifest import write_atomically, write_sealed_json
+from bosch.run.progress import say
 from data.needles import (
     NEEDLE_PATTERN,
     PAPER_TASKS,

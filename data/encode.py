@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from data.sources import Block, Source
+from data.sources.open import Block, Source
 from data.tokenizer_files import TokenizerText
 
 # Encoding takes about a hundred times a text's memory while it lasts, so that no more than this is

@@ -24,14 +24,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bosch.fingerprint import CHUNK_BYTES, fingerprint, speed_only
-from bosch.manifest import (
+from bosch.run.fingerprint import CHUNK_BYTES, fingerprint, speed_only
+from bosch.run.manifest import (
     DamagedArtifactError,
     read_sealed_json,
     write_atomically,
     write_sealed_json,
 )
-from bosch.progress import Bar, say, track
+from bosch.run.progress import Bar, say, track
 from data.encode import (
     CHUNK_CHARS,
     Encoded,
@@ -41,9 +41,9 @@ from data.encode import (
     read_chunks,
     share_reproduced,
 )
-from data.files import FileSource
-from data.hub import HubSource
-from data.sources import Source, WeightedSource
+from data.sources.files import FileSource
+from data.sources.hub import HubSource
+from data.sources.open import Source, WeightedSource
 from data.tokenizer_files import TokenizerText, read_source_tokenizer
 
 VERSION = 1  # raised when the same settings give other bytes

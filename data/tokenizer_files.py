@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from bosch.fingerprint import fingerprint
+from bosch.run.fingerprint import fingerprint
 
 DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 

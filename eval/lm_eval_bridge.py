@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bosch.errors import UserError
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 from eval.results import SCORES, make_rows, write_scores
 from eval.rows import write_rows
 from eval.settings import Label

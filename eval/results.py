@@ -17,8 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bosch.manifest import write_atomically
-from bosch.plan import follow_reference
+from bosch.run.manifest import write_atomically
+from bosch.run.plan import follow_reference
 from eval.rows import write_rows
 from eval.settings import Label
 from eval.suites._interface import Result

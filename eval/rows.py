@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bosch.manifest import write_atomically
+from bosch.run.manifest import write_atomically
 
 Row = dict[str, Any]
 SURROGATES = re.compile("[\ud800-\udfff]")

@@ -18,11 +18,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from bosch.fingerprint import plain
-from bosch.progress import say, track
-from bosch.run_folder import RunFolder
+from bosch.run.fingerprint import plain
+from bosch.run.folder import RunFolder
+from bosch.run.progress import say, track
 from data.tokenizer_files import describe_tokenizer
-from eval.example_files import load_examples
+from eval.examples import load_examples
 from eval.generate import Generation, Generator, Key
 from eval.results import make_rows, write_scores
 from eval.rows import read_rows, write_line, write_rows

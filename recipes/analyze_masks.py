@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 import tyro
 
-from bosch import progress
-from bosch.analysis import depth, overlap, performance, pictures, replacement
-from bosch.analysis.named_masks import (
+from bosch.config import at_least
+from bosch.masks import analysis_pictures as pictures
+from bosch.masks import depth, overlap, performance, replacement
+from bosch.masks.mask import GroupMask, MaskFile
+from bosch.masks.named_masks import (
     NamedMask,
     Panel,
     comparable,
@@ -32,14 +34,13 @@ from bosch.analysis.named_masks import (
     read_masks,
     steps_of,
 )
-from bosch.config import at_least
-from bosch.errors import exit_on_user_error
-from bosch.manifest import provenance, write_atomically
-from bosch.mask import GroupMask, MaskFile
-from bosch.model_folder import read_model_info
-from bosch.plan import follow_reference
-from bosch.progress import say
-from bosch.stage import Artifact
+from bosch.model import read_model_info
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.manifest import provenance, write_atomically
+from bosch.run.plan import follow_reference
+from bosch.run.progress import say
+from bosch.run.stage import Artifact
 from eval.results import RESULTS
 from eval.rows import read_rows
 

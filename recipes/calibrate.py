@@ -16,14 +16,14 @@ from typing import Any
 
 import tyro
 
-from bosch import progress
 from bosch.config import Config, TokenCount
-from bosch.errors import exit_on_user_error
-from bosch.fingerprint import fingerprint, hash_file
-from bosch.plan import follow_reference
-from bosch.progress import say
-from bosch.run_folder import RunFolder, home_of
-from bosch.stage import Stage
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.folder import RunFolder, home_of
+from bosch.run.plan import follow_reference
+from bosch.run.progress import say
+from bosch.run.stage import Stage
 from data.calibration import TOY, CalibrationSettings, check_set, write_set
 from data.needles import PAPER_TASKS
 from data.tokenizer_files import describe_tokenizer
@@ -77,7 +77,7 @@ def check_against_tests(config: Config, run_path: Path) -> int:
     """How many of the NIAH examples that this run is judged on were compared with the set; those
     that an evaluation has built by now. ValueError if one of them holds a needle of it.
     """
-    from eval.example_files import describe_examples, find_file
+    from eval.examples import describe_examples, find_file
     from recipes.evaluate_model import judging_of
 
     judging = judging_of(config, read_shape(config.model).positions)

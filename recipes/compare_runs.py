@@ -15,16 +15,16 @@ from pathlib import Path
 
 import tyro
 
-from bosch import progress
-from bosch.errors import exit_on_user_error
-from bosch.progress import say
-from bosch.run_folder import RunFolder
-from bosch.run_lock import FolderInUseError
-from bosch.stage import Artifact, Stage
-from eval.compare import Comparison, compare
-from eval.report import write_comparison, write_report
-from eval.report_tables import align, short_table, warnings
-from eval.run_results import is_run
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.folder import RunFolder
+from bosch.run.lock import FolderInUseError
+from bosch.run.progress import say
+from bosch.run.stage import Artifact, Stage
+from eval.report.compare import Comparison, compare
+from eval.report.page import write_comparison, write_report
+from eval.report.runs import is_run
+from eval.report.tables import align, short_table, warnings
 
 MOST_WARNINGS = 12  # on the terminal; the report holds all
 
@@ -79,7 +79,7 @@ def find_runs(given: Sequence[Path]) -> list[Path]:
 
 
 def rebuild_tensorboard(folders: Sequence[Path]) -> None:
-    from bosch.tensorboard import rebuild_tensorboard
+    from bosch.run.tensorboard import rebuild_tensorboard
 
     for folder in folders:
         try:

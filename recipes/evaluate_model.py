@@ -21,17 +21,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from bosch import progress
 from bosch.config import Config, TokenCount, at_least
-from bosch.errors import exit_on_user_error
-from bosch.fingerprint import fingerprint_files, hash_file, plain
-from bosch.mask import check_window
-from bosch.model_folder import describe_model, read_model_config
+from bosch.masks.mask import check_window
+from bosch.model import describe_model, read_model_config
 from bosch.plugins import list_plugins, suggest
-from bosch.progress import say
-from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder, home_of
-from bosch.stage import Artifact, Stage
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.fingerprint import fingerprint_files, hash_file, plain
+from bosch.run.folder import RunFolder, home_of
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
 from eval.results import collect_results, describe_evaluation
 from eval.settings import FAST, PLAIN, SUITES, GenerationSettings, Label, SuiteRun
 from eval.suites import gsm8k, longbench, niah
@@ -173,7 +173,7 @@ def build_step(
 
 def publish(run_path: Path) -> None:
     """Show what has been evaluated: results.jsonl, and TensorBoard's curves made anew from it."""
-    from bosch.tensorboard import project_evaluations
+    from bosch.run.tensorboard import project_evaluations
 
     collect_results(run_path / "eval", run_path.name)
     project_evaluations(run_path)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bosch.config import Config
-from bosch.manifest import read_sealed_json
-from bosch.plan import follow_reference
-from bosch.progress import say
-from bosch.stage import Artifact, Stage
+from bosch.run.manifest import read_sealed_json
+from bosch.run.plan import follow_reference
+from bosch.run.progress import say
+from bosch.run.stage import Artifact, Stage
 from recipes import prepare_tokens
 
 if TYPE_CHECKING:

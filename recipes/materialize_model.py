@@ -16,15 +16,15 @@ from typing import Annotated, Any
 
 import tyro
 
-from bosch import progress
 from bosch.config import Config
-from bosch.errors import exit_on_user_error
-from bosch.fingerprint import hash_file
-from bosch.mask import read_mask
-from bosch.model_folder import describe_model, read_model_info
-from bosch.progress import say
-from bosch.run_folder import RunFolder, home_of
-from bosch.stage import Artifact, Stage
+from bosch.masks.mask import read_mask
+from bosch.model import describe_model, read_model_info
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.fingerprint import hash_file
+from bosch.run.folder import RunFolder, home_of
+from bosch.run.progress import say
+from bosch.run.stage import Artifact, Stage
 from recipes.presets import explain_hub, find_model
 
 VERSION = 1  # raised when the same model and mask give other files

@@ -4,8 +4,8 @@
     python recipes/prepare_tokens.py --model DIR --source corpus/@0.7 toy@0.3 --tokens 10M
     python recipes/prepare_tokens.py --model Qwen/Qwen3-1.7B-Base --source prolong-64k --tokens 2.5B
 
-What a source can be is told in data/sources.py. Run the same command again and it goes on where it
-stopped."""
+What a source can be is told in data/sources/open.py. Run the same command again and it goes on
+where it stopped."""
 
 import sys
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from typing import Any
 
 import tyro
 
-from bosch import progress
 from bosch.config import Config, TokenCount
-from bosch.errors import exit_on_user_error
-from bosch.manifest import MANIFEST, read_sealed_json
-from bosch.plan import follow_reference
-from bosch.progress import say
-from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder, home_of
-from bosch.stage import Artifact, Stage
-from data.files import FileSource
-from data.hub import HubSource
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.folder import RunFolder, home_of
+from bosch.run.manifest import MANIFEST, read_sealed_json
+from bosch.run.plan import follow_reference
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
 from data.loader import check_reuse
-from data.mds import MdsSource
 from data.pack import VERSION, PackConfig, pack_documents
-from data.prolong import ProLongSource
-from data.sources import open_sources
+from data.sources.files import FileSource
+from data.sources.hub import HubSource
+from data.sources.mds import MdsSource
+from data.sources.open import open_sources
+from data.sources.prolong import ProLongSource
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments
 from recipes.presets import find_model, fit_length

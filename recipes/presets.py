@@ -22,7 +22,7 @@ from bosch.config import (
     TrainConfig,
     describe_changes,
 )
-from bosch.model_folder import read_model_config
+from bosch.model import read_model_config
 from bosch.plugins import list_plugins, suggest
 
 TINY_MODEL = "tiny-qwen3"

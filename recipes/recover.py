@@ -12,17 +12,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bosch import progress
 from bosch.command_line import Command, as_near, as_typed, parse_command
 from bosch.config import Config, describe_config, warn_of_window
-from bosch.errors import exit_on_user_error
-from bosch.plan import plan_run, refuse_blocked, stages_to_redo
-from bosch.progress import say
-from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder
-from bosch.stage import Artifact, Stage
-from eval.compare import compare
-from eval.summary import summarize
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.folder import RunFolder
+from bosch.run.plan import plan_run, refuse_blocked, stages_to_redo
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
+from eval.report.compare import compare
+from eval.report.summary import summarize
 from recipes import (
     calibrate,
     compare_runs,

@@ -24,26 +24,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import FlagConversionOff
 
-from bosch import progress
 from bosch.command_line import Command, Controls, find_setting_error
 from bosch.config import Config, MaskConfig, TokenCount
-from bosch.errors import exit_on_user_error
-from bosch.fingerprint import hash_file
-from bosch.mask import describe_ratio, num_windowed
-from bosch.model_folder import describe_model, read_model_info
-from bosch.plan import follow_reference, refuse_blocked
+from bosch.masks.mask import describe_ratio, num_windowed
+from bosch.model import describe_model, read_model_info
 from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
-from bosch.progress import say
-from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder
-from bosch.stage import Artifact, Stage
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.fingerprint import hash_file
+from bosch.run.folder import RunFolder
+from bosch.run.plan import follow_reference, refuse_blocked
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
 from recipes import learn_gates, presets
 from recipes.materialize_model import fetch_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from bosch.calibration_file import Calibration
+    from bosch.calibration import Calibration
 
 METHODS = "bosch.methods"
 
@@ -137,7 +137,7 @@ def run_method(
     tokens: Artifact | None = None,
 ) -> None:
     """Choose the mask and write it into `folder`; what an earlier attempt noted there is used."""
-    from bosch.mask_picture import draw_mask, mask_title
+    from bosch.masks.picture import draw_mask, mask_title
     from bosch.methods import _choose, _interface
 
     model_folder = fetch_model(config.model)
@@ -247,7 +247,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_calibration(calibration: Artifact | None) -> "Calibration":
-    from bosch.calibration_file import read_calibration
+    from bosch.calibration import read_calibration
 
     assert calibration is not None  # make_stage has seen to it
     return read_calibration(calibration.folder)

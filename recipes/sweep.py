@@ -21,14 +21,14 @@ from typing import Any
 
 import tyro
 
-from bosch import progress
 from bosch.command_line import parse_command
 from bosch.config import Config, fill_in
-from bosch.errors import exit_on_user_error
-from bosch.manifest import MANIFEST
-from bosch.model_folder import read_model_info
-from bosch.progress import say
-from eval.run_results import is_run
+from bosch.model import read_model_info
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.manifest import MANIFEST
+from bosch.run.progress import say
+from eval.report.runs import is_run
 from recipes import compare_runs, presets, search_mask
 
 RECOVER = Path(__file__).with_name("recover.py")

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bosch import progress
 from bosch.config import Config, TokenCount, TrainConfig
-from bosch.errors import UserError, exit_on_user_error
 from bosch.plugins import suggest
-from bosch.progress import say
-from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder, home_of
-from bosch.stage import Artifact, Stage
+from bosch.run import progress
+from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.folder import RunFolder, home_of
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
 from recipes.materialize_model import fetch_model
 from recipes.prepare_tokens import read_tokenizer
 from recipes.search_mask import learning_tokens

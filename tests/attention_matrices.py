@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from bosch.backends._interface import repeat_groups
-from bosch.calibration_file import Calibration, Haystack, Question
+from bosch.calibration import Calibration, Haystack, Question
 from bosch.methods._interface import Context, Learning
-from bosch.model_folder import ModelInfo
+from bosch.model import ModelInfo
 
 
 def toy_haystack(length: int, seed: int, num_questions: int = 2, vocab: int = 96) -> Haystack:

@@ -45,7 +45,7 @@ def fixed_seeds() -> None:
 def quiet_end() -> Iterator[None]:
     """Take back the handlers that a command set up in this process."""
     yield
-    if progress := sys.modules.get("bosch.progress"):
+    if progress := sys.modules.get("bosch.run.progress"):
         progress.close()
 
 

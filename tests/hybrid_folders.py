@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import recipes
-from bosch.mask import GroupMask, MaskFile, write_mask
-from bosch.model_folder import read_model_info
+from bosch.masks.mask import GroupMask, MaskFile, write_mask
+from bosch.model import read_model_info
 from tests.model_factory import MIXED, tiny_model
 
 WINDOW = 16

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from bosch.mask import GroupMask, MaskFile
-from bosch.model_folder import ModelInfo
+from bosch.masks.mask import GroupMask, MaskFile
+from bosch.model import ModelInfo
 
 MODEL = ModelInfo(
     id="org/small",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bosch.command_line import parse_command
-from bosch.mask import GroupMask, MaskFile, write_mask
-from bosch.mask_picture import draw_mask
-from bosch.model_folder import ModelInfo, read_model_info
+from bosch.masks.mask import GroupMask, MaskFile, write_mask
+from bosch.masks.picture import draw_mask
+from bosch.model import ModelInfo, read_model_info
 from data.toy_world.tasks import DATASETS as TOY_DATASETS
 from eval.results import Label, make_rows, write_scores
 from eval.rows import write_rows

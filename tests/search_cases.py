@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from bosch.calibration_file import Calibration, Haystack, Question
+from bosch.calibration import Calibration, Haystack, Question
 from bosch.search.evaluations import MaskObjective
 from bosch.search.objective import Objective, Rows, Value, rounded, weighted
 from bosch.search.scorer import Accelerations, Scorer

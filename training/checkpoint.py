@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from bosch.errors import UserError
-from bosch.fingerprint import hash_file, plain
 from bosch.hybrid.export import describe_bytes
-from bosch.manifest import (
+from bosch.run.errors import UserError
+from bosch.run.fingerprint import hash_file, plain
+from bosch.run.manifest import (
     MANIFEST,
     NO_RESULT,
     DamagedArtifactError,
@@ -40,8 +40,8 @@ from bosch.manifest import (
     write_atomically,
     write_sealed_json,
 )
-from bosch.plan import differences
-from bosch.progress import say
+from bosch.run.plan import differences
+from bosch.run.progress import say
 from training.checkpoint_content import (
     CheckpointReader,
     compare_names,

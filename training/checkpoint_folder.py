@@ -5,7 +5,7 @@ damaged, on its way out.
 import shutil
 from pathlib import Path
 
-from bosch.manifest import sync_directory
+from bosch.run.manifest import sync_directory
 
 
 def step_name(step: int) -> str:

@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from bosch.fingerprint import fingerprint, hash_file
 from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import weight_files
-from bosch.manifest import MANIFEST, provenance, sync_directory, write_sealed_json
+from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.manifest import MANIFEST, provenance, sync_directory, write_sealed_json
 from training.checkpoint_content import plain_name
 from training.consensus import Consensus
 

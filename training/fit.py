@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from bosch.config import TrainConfig
-from bosch.manifest import sync_directory
 from bosch.methods._interface import Learner
+from bosch.run.manifest import sync_directory
 from data.loader import Sequences, TokenFolder
 from training.consensus import Consensus
 from training.loop import TrainJob, train

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bosch.errors import UserError
-from bosch.progress import say
+from bosch.run.errors import UserError
+from bosch.run.progress import say
 from training.parallel import World, local
 
 MOST_SKIPPED_IN_A_ROW = 3  # the next attempt would meet the same numbers

@@ -15,8 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-from bosch.manifest import write_atomically
-from bosch.run_lock import BEAT_SECONDS, STALE_SECONDS, ProcessIdentity, launch_key
+from bosch.run.lock import BEAT_SECONDS, STALE_SECONDS, ProcessIdentity, launch_key
+from bosch.run.manifest import write_atomically
 
 PEER_DIED = 1  # exit code of a rank that ends because another did
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from bosch.errors import UserError
 from bosch.hybrid.models import PREFIX
+from bosch.run.errors import UserError
 
 
 def choose_kernels(asked: str, device: torch.device) -> tuple[str, str]:

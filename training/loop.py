@@ -21,14 +21,13 @@ from torch import Tensor
 
 from bosch.config import TrainConfig
 from bosch.methods._interface import Learner
-from bosch.progress import say, track
+from bosch.run.progress import say, track
 from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from training.along import Along
 from training.checkpoint import Checkpoints
 from training.consensus import Consensus
 from training.export import export_model
 from training.guards import Guards, check_gradients, describe_first_losses, without_windows
-from training.interruption import Interruption
 from training.kernels import choose_kernels
 from training.loss import model_loss
 from training.meter import Meter
@@ -50,6 +49,7 @@ from training.parallel import (
     start_world,
 )
 from training.schedule import TrainPlan, learning_rate, make_plan
+from training.signals import Interruption
 from training.state import TrainState
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it, at every evaluated

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bosch.errors import UserError
-from bosch.manifest import write_atomically
-from bosch.progress import say
-from bosch.tensorboard import METRICS, TrainingCurves, read_metrics
+from bosch.run.errors import UserError
+from bosch.run.manifest import write_atomically
+from bosch.run.progress import say
+from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
 
 
 class MetricsLog:

@@ -1,5 +1,5 @@
 """The models that ship with the package: small enough for a laptop without a network, trained by
-recipes/pretrain_tiny.py."""
+benchmarks/tiny_model/pretrain.py."""
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@ A window over T tokens costs T * (W + C) pairs, not T * T: rows go in blocks of 
 the C + W - 1 keys they can reach. The blocks are overlapping views of the keys, folded into the
 batch dimension, under one small mask. No T x T mask is ever made:
 handed to the same function, it is several times slower than full attention. Figures:
-`recipes/benchmark.py attention` and benchmarks/attention-cpu.json.
+`python -m benchmarks attention` and benchmarks/results/attention-cpu.json.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, C queries a block, L keys a
 # block, M blocks

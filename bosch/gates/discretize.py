@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bosch.gates.constraint import Granularity
-from bosch.mask import num_windowed, num_windowed_layers
+from bosch.masks.mask import num_windowed, num_windowed_layers
 
 Unit = tuple[int, int]
 Table = Sequence[Sequence[float]]

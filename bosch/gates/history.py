@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bosch.manifest import write_atomically
+from bosch.run.manifest import write_atomically
 
 HISTORY = "gates.jsonl"
 PICTURE = "gates.png"
@@ -56,7 +56,7 @@ def draw_history(path: Path, out: Path, title: str, ratio: float | None = None) 
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-    from bosch.mask_picture import FULL_COLOR, WINDOW_COLOR
+    from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
 
     lines = read_history(path)
     lines = lines[:: max(1, -(-len(lines) // MOST_COLUMNS))]

@@ -12,10 +12,10 @@ from transformers import PretrainedConfig
 
 from bosch.hybrid.models import head_size
 from bosch.hybrid.remote_code import ENTRY, write_remote_code
-from bosch.manifest import write_atomically
-from bosch.mask import GroupMask, MaskFile
-from bosch.mask_picture import draw_mask
-from bosch.model_folder import ModelInfo
+from bosch.masks.mask import GroupMask, MaskFile
+from bosch.masks.picture import draw_mask
+from bosch.model import ModelInfo
+from bosch.run.manifest import write_atomically
 
 CARD = "README.md"
 PICTURE = "mask.png"

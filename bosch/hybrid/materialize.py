@@ -38,10 +38,10 @@ from bosch.hybrid.models import (
 from bosch.hybrid.permute import inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
-from bosch.manifest import MANIFEST, STARTED, write_atomically
-from bosch.mask import MaskFile
-from bosch.model_folder import read_model_config
-from bosch.progress import say
+from bosch.masks.mask import MaskFile
+from bosch.model import read_model_config
+from bosch.run.manifest import MANIFEST, STARTED, write_atomically
+from bosch.run.progress import say
 
 # Left behind: weights in any format (those we write come from shards.py), code, and what is ours to
 # write. All else goes along: tokenizer, chat template, generation config, license.

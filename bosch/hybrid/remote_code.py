@@ -14,13 +14,13 @@ from transformers import PretrainedConfig
 
 import bosch
 from bosch.hybrid.models import family_of
-from bosch.manifest import write_atomically
 from bosch.plugins import list_plugins
+from bosch.run.manifest import write_atomically
 
 ENTRY = "modeling_bosch.py"
 PLUGINS = "bosch.plugins"  # finds files in folders; in a flat folder a list takes its place
 ATTENTION = "bosch.hybrid.attention"
-# What `import bosch` does for the package (bosch/registration.py), at the end of the entry file.
+# What `import bosch` does for the package (bosch/hybrid/registration.py), at the entry file's end.
 REGISTER = """
 
 from bosch.hybrid.attention import register  # noqa: E402

@@ -17,11 +17,11 @@ import torch
 import xxhash
 from torch import Tensor
 
-from bosch.fingerprint import CHUNK_BYTES, fingerprint, hash_file
 from bosch.hybrid.permute import Permutation, permute_groups
-from bosch.manifest import sync_directory, write_atomically
-from bosch.model_folder import read_json_object
-from bosch.progress import track
+from bosch.model import read_json_object
+from bosch.run.fingerprint import CHUNK_BYTES, fingerprint, hash_file
+from bosch.run.manifest import sync_directory, write_atomically
+from bosch.run.progress import track
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

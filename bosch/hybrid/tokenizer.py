@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PretrainedConfig
 
-from bosch.manifest import write_atomically
+from bosch.run.manifest import write_atomically
 
 CONFIG = "tokenizer_config.json"
 

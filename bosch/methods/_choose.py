@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bosch.fingerprint import plain
-from bosch.manifest import provenance, write_atomically
-from bosch.mask import MaskFile, Unit, write_mask
-from bosch.mask_formats import smallest
+from bosch.masks.formats import smallest
+from bosch.masks.mask import MaskFile, Unit, write_mask
 from bosch.methods._examples import measured_seconds
 from bosch.methods._interface import Context, Scores, Selection
 from bosch.plugins import load_plugin, suggest
+from bosch.run.fingerprint import plain
+from bosch.run.manifest import provenance, write_atomically
 
 PACKAGE = "bosch.methods"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bosch.progress import track
+from bosch.run.progress import track
 
 NOTES = "examples.jsonl"
 

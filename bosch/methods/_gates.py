@@ -17,13 +17,13 @@ from bosch.gates.constraint import ConstrainedGates, Granularity
 from bosch.gates.history import HISTORY, PICTURE, draw_history
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
-from bosch.manifest import write_atomically
-from bosch.mask import Unit
+from bosch.masks.mask import Unit
 from bosch.methods._choose import check_choice
 from bosch.methods._interface import WEIGHTS, Context, Scores, Selection
-from bosch.model_folder import read_model_info
-from bosch.progress import say
-from bosch.ranks import rank_and_world
+from bosch.model import read_model_info
+from bosch.run.manifest import write_atomically
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
 
 LEARNED = "learned.json"
 MOST_SEQUENCE_TOKENS = 8_192  # ConSA's

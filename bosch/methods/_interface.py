@@ -52,9 +52,9 @@ from typing import Any, Literal, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bosch.calibration_file import Calibration
-from bosch.mask import GroupMask, num_windowed, num_windowed_layers
-from bosch.model_folder import ModelInfo
+from bosch.calibration import Calibration
+from bosch.masks.mask import GroupMask, num_windowed, num_windowed_layers
+from bosch.model import ModelInfo
 
 Table = tuple[tuple[float, ...], ...]
 

@@ -8,7 +8,7 @@ second to the end. The middle block is centered in what lies between the other t
 
 from dataclasses import dataclass
 
-from bosch.mask import Unit
+from bosch.masks.mask import Unit
 from bosch.methods._interface import Context, Selection
 
 unit: Unit = "layer"

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from bosch.calibration_file import Haystack
+from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
 from bosch.methods._choose import check_choice
 from bosch.methods._examples import measure_each

@@ -10,11 +10,11 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bosch.fingerprint import hash_file
-from bosch.mask import MaskFile, describe_ratio, read_mask
-from bosch.mask_formats import Request, import_mask
+from bosch.masks.formats import Request, import_mask
+from bosch.masks.mask import MaskFile, describe_ratio, read_mask
 from bosch.methods._interface import Context, Selection
-from bosch.model_folder import read_json_object
+from bosch.model import read_json_object
+from bosch.run.fingerprint import hash_file
 
 reads_calibration = False
 

@@ -6,7 +6,7 @@ Where the ratio does not divide the layers, periods differ by one layer at most.
 
 from dataclasses import dataclass
 
-from bosch.mask import Unit
+from bosch.masks.mask import Unit
 from bosch.methods._interface import Context, Selection
 
 unit: Unit = "layer"

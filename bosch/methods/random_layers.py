@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from bosch.mask import Unit
+from bosch.masks.mask import Unit
 from bosch.methods._interface import Context, Selection
 
 unit: Unit = "layer"

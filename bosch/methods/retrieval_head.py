@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bosch.calibration_file import Haystack
+from bosch.calibration import Haystack
 from bosch.methods._choose import check_choice
 from bosch.methods._examples import measure_each
 from bosch.methods._interface import Context, Scores, as_table

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bosch.calibration_file import Calibration
+from bosch.calibration import Calibration
 from bosch.methods._examples import measure_each
 from bosch.methods._interface import Context, Scores, as_table
 from bosch.search.scorer import Scorer

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from bosch.ranks import rank_and_world
+from bosch.run.ranks import rank_and_world
 
 # A rank waits while another runs its share of an evaluation or an optimizer makes up its mind. The
 # default of half an hour would end a search whose rank 0 is kept waiting by a disk. A rank that

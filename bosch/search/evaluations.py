@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bosch.calibration_file import Calibration
+from bosch.calibration import Calibration
 from bosch.methods._interface import Context
-from bosch.progress import Bar, track
+from bosch.run.progress import Bar, track
 from bosch.search.agreement import agree, gather, joined, rank_and_size
 from bosch.search.journal import Journal, Line, texts_of
 from bosch.search.memo import Memo, Scores, locate_memo, scoring_facts

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bosch.fingerprint import plain
-from bosch.plan import differences
-from bosch.progress import say
+from bosch.run.fingerprint import plain
+from bosch.run.plan import differences
+from bosch.run.progress import say
 from bosch.search.agreement import agree, is_first
 from bosch.search.objective import Rows
 

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from bosch.calibration_file import Calibration
-from bosch.fingerprint import fingerprint, plain
-from bosch.manifest import STARTED, write_atomically
-from bosch.model_folder import ModelInfo
+from bosch.calibration import Calibration
+from bosch.model import ModelInfo
+from bosch.run.fingerprint import fingerprint, plain
+from bosch.run.manifest import STARTED, write_atomically
 from bosch.search.agreement import agree, is_first
 from bosch.search.journal import rows_of, texts_of
 from bosch.search.objective import Rows

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from bosch.mask import check_ratio, num_windowed
+from bosch.masks.mask import check_ratio, num_windowed
 
 BUCKETS = (0.0, 0.25, 0.5, 0.75, 1.0)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bosch.calibration_file import Calibration, Haystack
+from bosch.calibration import Calibration, Haystack
 from bosch.search.agreement import rank_and_size
 from bosch.search.kept import Kept, Prefixes, Shelf
 from bosch.search.layers import OVERFLOW, Layers

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bosch.fingerprint import hash_file, plain
-from bosch.mask import GroupMask, Unit
+from bosch.masks.mask import GroupMask, Unit
 from bosch.methods._interface import Context, Selection
-from bosch.progress import describe_seconds, say
+from bosch.run.fingerprint import hash_file, plain
+from bosch.run.progress import describe_seconds, say
 from bosch.search.agreement import is_first
 from bosch.search.evaluations import MaskObjective, open_objective
 from bosch.search.objective import (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bosch.config import at_least
-from bosch.fingerprint import speed_only
 from bosch.plugins import list_plugins, suggest
+from bosch.run.fingerprint import speed_only
 from bosch.search.objective import check_objective
 from bosch.search.optimizers._nomad_process import check_installed
 from bosch.search.scorer import Accelerations

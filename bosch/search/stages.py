@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from bosch.methods._interface import Table
-from bosch.progress import say
+from bosch.run.progress import say
 from bosch.search.optimizers._interface import WITH_PENALTY, Found, mend
 from bosch.search.ratios import allocate_ratios
 from bosch.search.search import Search, Variable, plan_solving

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from bosch.mask import check_ratio, num_windowed
+from bosch.masks.mask import check_ratio, num_windowed
 
 MAX_VARIABLES = 32  # of a part by default: 4 layers of 8 groups in the paper
 

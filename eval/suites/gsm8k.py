@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from bosch.errors import exit_on_user_error
 from bosch.plugins import suggest
+from bosch.run.errors import exit_on_user_error
 from eval.rows import Row, parse_parquet, parse_rows, read_rows, require_text, write_rows
 from eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from bosch.errors import exit_on_user_error
 from bosch.plugins import suggest
+from bosch.run.errors import exit_on_user_error
 from data.toy_world.tasks import DATASETS as TOY_DATASETS
 from data.toy_world.tasks import longbench_rows
 from eval.metrics.chinese import cut_words

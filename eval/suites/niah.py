@@ -17,8 +17,8 @@ from typing import Any
 
 import tyro
 
-from bosch.errors import exit_on_user_error
 from bosch.plugins import suggest
+from bosch.run.errors import exit_on_user_error
 from data import needles
 from data.essays import make_essays, read_essays
 from data.key_words import wonderwords_keys

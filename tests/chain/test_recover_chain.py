@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import recipes
-from bosch.mask import read_mask
+from bosch.masks.mask import read_mask
 from tests.chain.recover_program import STAGES
 
 RECOVER = Path(recipes.__path__[0]) / "recover.py"

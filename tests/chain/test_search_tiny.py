@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import recipes
-from bosch.mask import num_windowed
+from bosch.masks.mask import num_windowed
 from tests.hybrid_folders import run_recipe
 
 pytestmark = pytest.mark.slow

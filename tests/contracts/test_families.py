@@ -330,7 +330,7 @@ def test_import_bosch_is_enough_for_a_config_alone(first: str, tmp_path: Path) -
 
 
 def test_import_bosch_loads_neither_torch_nor_transformers() -> None:
-    code = "import sys, bosch.stage; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, bosch.run.stage; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

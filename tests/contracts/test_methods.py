@@ -16,8 +16,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bosch.assets import asset_folder
-from bosch.calibration_file import Calibration
-from bosch.mask import MaskFile, Unit, num_windowed, num_windowed_layers, read_mask
+from bosch.calibration import Calibration
+from bosch.masks.mask import MaskFile, Unit, num_windowed, num_windowed_layers, read_mask
 from bosch.methods import _choose
 from bosch.methods._examples import NOTES
 from bosch.methods._interface import Context

@@ -20,9 +20,9 @@ def main(run_path: Path, log: Path, environment: dict[str, str], options: dict[s
 
     import torch
 
-    from bosch import progress
     from bosch.methods import consa
-    from bosch.run_folder import RunFolder
+    from bosch.run import progress
+    from bosch.run.folder import RunFolder
     from recipes import prepare_tokens, presets, search_mask
 
     torch.set_num_threads(1)

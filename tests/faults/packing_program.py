@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from data.pack import PackConfig, Packer, pack_documents
-from data.sources import open_sources
+from data.sources.open import open_sources
 from data.tokenizer_files import TokenizerText
 from tests.kill_points import POINT, watch_operations
 

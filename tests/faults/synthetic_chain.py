@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bosch.manifest import write_atomically
-from bosch.ranks import rank_and_world
-from bosch.run_folder import RunFolder
-from bosch.stage import Artifact, Stage
+from bosch.run.folder import RunFolder
+from bosch.run.manifest import write_atomically
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
 from tests.kill_points import POINT, watch_operations
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bosch.gates.history import HISTORY, read_history
-from bosch.mask import GroupMask, read_mask
+from bosch.masks.mask import GroupMask, read_mask
 from bosch.methods._gates import LEARNED
 from tests.faults.learned_mask_program import launch
 

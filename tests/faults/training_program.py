@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from bosch.fingerprint import hash_file
+from bosch.run.fingerprint import hash_file
 from tests.fork_server import PATIENCE, launch_environment
 from tests.fork_server import start as start_process
 from tests.kill_points import watch_operations
@@ -135,7 +135,7 @@ def enter(log: Path, environment: dict[str, str]) -> None:
 def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     import torch
 
-    from bosch import progress
+    from bosch.run import progress
     from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
     from training import loop
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bosch.analysis.named_masks import find_chains, find_panels, passed_over, read_masks
-from bosch.analysis.overlap import jaccard_distance
-from bosch.calibration_file import write_calibration
-from bosch.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
-from bosch.model_folder import ModelInfo, read_model_info
+from bosch.calibration import write_calibration
+from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
+from bosch.masks.named_masks import find_chains, find_panels, passed_over, read_masks
+from bosch.masks.overlap import jaccard_distance
+from bosch.model import ModelInfo, read_model_info
 from eval.rows import write_rows
 from recipes.analyze_masks import main, read_scores
 from tests.attention_matrices import toy_calibration

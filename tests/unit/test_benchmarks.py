@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from bosch import progress
+from benchmarks import _inference, _memory, _models, _timing, attention, gpu, latency
+from benchmarks.__main__ import run_benchmark
 from bosch.backends import reference
 from bosch.hybrid.cache import kv_entries
 from bosch.hybrid.models import deploy
-from bosch.mask import GroupMask, num_windowed
-from recipes.benchmark import run_benchmark
-from recipes.benchmarks import _inference, _memory, _models, _timing, attention, gpu, latency
+from bosch.masks.mask import GroupMask, num_windowed
+from bosch.run import progress
 from tests.model_factory import MIXED, random_tokens, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> RunBenchmark:
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "recipes/benchmark.py", *arguments]
+    command = [sys.executable, "-m", "benchmarks", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 

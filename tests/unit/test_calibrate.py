@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bosch import progress
-from bosch.calibration_file import read_calibration
-from bosch.manifest import read_sealed_json, verify_folder
-from bosch.plan import follow_reference
-from bosch.run_folder import RunFolder
+from bosch.calibration import read_calibration
+from bosch.run import progress
+from bosch.run.folder import RunFolder
+from bosch.run.manifest import read_sealed_json, verify_folder
+from bosch.run.plan import follow_reference
 from data.calibration import check_set
 from data.tokenizer_files import describe_tokenizer
-from eval.example_files import describe_examples, load_examples, write_examples
+from eval.examples import describe_examples, load_examples, write_examples
 from eval.suites._interface import Example
 from recipes.calibrate import build, check_against_tests, main
 from recipes.evaluate_model import judging_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from bosch.calibration_file import read_calibration
+from bosch.calibration import read_calibration
 from data.calibration import (
     FACTS,
     CalibrationSettings,

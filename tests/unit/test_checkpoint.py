@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 
-from bosch.manifest import DamagedArtifactError, seal_folder, verify_folder
+from bosch.run.manifest import DamagedArtifactError, seal_folder, verify_folder
 from tests.small_disk import small_disk
 from training.checkpoint import CheckpointError, Checkpoints
 from training.checkpoint_content import CheckpointReader, save_random_state

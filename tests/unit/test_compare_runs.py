@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from bosch.run_folder import RunFolder
-from eval.compare import Comparison, compare, falls, kind_means, recoveries
-from eval.pictures import draw_recovery
-from eval.report import write_report
-from eval.report_cells import MISSING
-from eval.report_tables import make_tables, warnings
-from eval.resampling import FROM_ERRORS, PAIRED
+from bosch.run.folder import RunFolder
+from eval.report.cells import MISSING
+from eval.report.compare import Comparison, compare, falls, kind_means, recoveries
+from eval.report.page import write_report
+from eval.report.pictures import draw_recovery
+from eval.report.resampling import FROM_ERRORS, PAIRED
+from eval.report.summary import summarize
+from eval.report.tables import make_tables, warnings
 from eval.rows import read_rows
-from eval.summary import summarize
 from recipes import compare_runs
 from tests.run_folders import FakeRun, Skill
 

@@ -22,8 +22,8 @@ from data.encode import (
     read_chunks,
     share_reproduced,
 )
-from data.files import FileSource
 from data.pack import LEAST_REPRODUCED
+from data.sources.files import FileSource
 from data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
 from data.toy_world.documents import write_document
 

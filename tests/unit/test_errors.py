@@ -6,7 +6,7 @@ import sys
 
 PROGRAM = """
 import sys
-from bosch.errors import exit_on_user_error
+from bosch.run.errors import exit_on_user_error
 
 def work():
     print("ready", flush=True)

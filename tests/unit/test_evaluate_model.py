@@ -12,16 +12,16 @@ from transformers import AutoConfig, AutoTokenizer
 
 from bosch.assets import asset_folder
 from bosch.config import Config, EvalConfig
-from bosch.fingerprint import hash_file
 from bosch.hybrid.materialize import materialize
-from bosch.manifest import DamagedArtifactError
-from bosch.mask import GroupMask, MaskFile
-from bosch.model_folder import read_model_info
-from bosch.run_folder import RunFolder
-from bosch.stage import Artifact
+from bosch.masks.mask import GroupMask, MaskFile
+from bosch.model import read_model_info
+from bosch.run.fingerprint import hash_file
+from bosch.run.folder import RunFolder
+from bosch.run.manifest import DamagedArtifactError
+from bosch.run.stage import Artifact
 from data.tokenizer_files import describe_tokenizer
 from eval import runner
-from eval.example_files import load_examples
+from eval.examples import load_examples
 from eval.lm_eval_bridge import results_of
 from eval.results import collect_results, describe_evaluation
 from eval.settings import FAST, Label, SuiteRun

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from bosch.gates.constraint import ConstrainedGates
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
-from bosch.tensorboard import read_metrics
+from bosch.run.tensorboard import read_metrics
 from data.loader import Loader
 from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, model_folder, tokens_in_memory
 from training.fit import LoopFit, cut_sequences

@@ -12,7 +12,7 @@ from bosch.gates.constraint import ConstrainedGates
 from bosch.gates.discretize import below_threshold, lowest
 from bosch.gates.learner import RateCurve, branches_of
 from bosch.gates.scalar import ScalarGates
-from bosch.mask import num_windowed, num_windowed_layers
+from bosch.masks.mask import num_windowed, num_windowed_layers
 
 GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
 

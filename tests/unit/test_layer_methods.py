@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bosch.mask import num_windowed_layers
+from bosch.masks.mask import num_windowed_layers
 from bosch.methods import begin_middle_end, interleave, random_groups, random_layers
 from bosch.methods._interface import Context
-from bosch.model_folder import ModelInfo
+from bosch.model import ModelInfo
 
 
 def context_of(

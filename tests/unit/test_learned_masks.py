@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from bosch.gates.history import HISTORY, PICTURE, read_history
-from bosch.mask import num_windowed, read_mask
+from bosch.masks.mask import num_windowed, read_mask
 from bosch.methods import _choose, _gates, consa, l1_gates
 from bosch.methods._gates import LEARNED, Length, plan_length
 from bosch.methods._interface import Context, Selection
-from bosch.model_folder import ModelInfo
+from bosch.model import ModelInfo
 from tests.convex_toy import ConvexToy
 
 GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bosch.fingerprint import fingerprint
-from bosch.manifest import seal_folder
+from bosch.run.fingerprint import fingerprint
+from bosch.run.manifest import seal_folder
 from data.loader import IGNORED, Loader, Sequences, check_reuse, open_tokens, prefetch
 from data.pack import PackConfig, pack_documents
-from data.sources import WeightedSource
+from data.sources.open import WeightedSource
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments
 from data.toy_world.tokenizer import train_tokenizer

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bosch.errors import UserError, exit_on_user_error
-from bosch.mask import (
+from bosch.masks.__main__ import main, readable_bytes
+from bosch.masks.mask import (
     GroupMask,
     MaskFile,
     describe_ratio,
@@ -25,9 +25,9 @@ from bosch.mask import (
     read_mask,
     write_mask,
 )
-from bosch.mask_command import main, readable_bytes
-from bosch.mask_picture import draw_mask, mask_rows
-from bosch.model_folder import ModelInfo, describe_model, read_model_info
+from bosch.masks.picture import draw_mask, mask_rows
+from bosch.model import ModelInfo, describe_model, read_model_info
+from bosch.run.errors import UserError, exit_on_user_error
 from tests.masks import MODEL, make_model, masks, record_of, small_record
 
 TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
@@ -503,7 +503,7 @@ def test_sizes_of_nothing_are_refused(
 
 def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
     write_mask(tmp_path / "mask.json", small_record())
-    command = [sys.executable, "-m", "bosch.mask", "show"]
+    command = [sys.executable, "-m", "bosch.masks", "show"]
     shown = subprocess.run([*command, tmp_path / "mask.json"], capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "bosch, ratio 0.625" in shown.stdout

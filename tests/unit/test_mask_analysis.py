@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 
-from bosch.analysis.depth import longest_blocks, nesting
-from bosch.analysis.overlap import (
+from bosch.masks.depth import longest_blocks, nesting
+from bosch.masks.mask import GroupMask
+from bosch.masks.overlap import (
     compare,
     distribution_of_common,
     hypergeometric,
@@ -19,9 +20,8 @@ from bosch.analysis.overlap import (
     turnover,
     windowed_groups,
 )
-from bosch.analysis.performance import Comparable, correlate, rank
-from bosch.analysis.replacement import ORIGINS, replace_groups
-from bosch.mask import GroupMask
+from bosch.masks.performance import Comparable, correlate, rank
+from bosch.masks.replacement import ORIGINS, replace_groups
 from tests.masks import masks
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bosch.assets import asset_folder
-from bosch.mask import GroupMask, MaskFile, num_windowed, read_mask
-from bosch.mask_command import main
-from bosch.mask_formats import Request, export_mask, import_mask, smallest
-from bosch.model_folder import ModelInfo, read_model_info
+from bosch.masks.__main__ import main
+from bosch.masks.formats import Request, export_mask, import_mask, smallest
+from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask
+from bosch.model import ModelInfo, read_model_info
 from tests.masks import MODEL, make_model, masks, model_of, record_of, small_record
 
 

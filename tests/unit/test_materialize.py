@@ -27,8 +27,8 @@ from bosch.hybrid.materialize import (
 )
 from bosch.hybrid.models import family_of, head_size, hybrid_config, undeploy
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
-from bosch.run_folder import RunFolder
-from bosch.stage import Stage
+from bosch.run.folder import RunFolder
+from bosch.run.stage import Stage
 from data.tokenizer_files import describe_tokenizer
 from recipes import materialize_model
 from tests import odd_tokenizers
@@ -304,7 +304,7 @@ from pathlib import Path
 from bosch.hybrid.materialize import materialize, read_config
 from bosch.hybrid.models import hybrid_config
 from bosch.hybrid.shards import rewrite_weights
-from bosch.mask import read_mask
+from bosch.masks.mask import read_mask
 
 def megabytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()

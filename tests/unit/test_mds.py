@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.mds import MdsSource, read_index, read_samples
-from data.prolong import MARGIN, FolderRepository, fetch_shards, open_prolong
+from data.sources.mds import MdsSource, read_index, read_samples
+from data.sources.prolong import MARGIN, FolderRepository, fetch_shards, open_prolong
 
 
 def pack_array(values: list[Any], code: str, encoding: str) -> bytes:

@@ -1,5 +1,5 @@
-"""recipes/measure_tiny.py: masks that are judged together are judged as each alone, and needles as
-plain generation finds them."""
+"""Masks of the tiny model that are judged together are judged as each alone, and needles as plain
+generation finds them."""
 
 import random
 from typing import Any
@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from bosch.assets import asset_folder
-from recipes.measure_tiny import (
+from benchmarks.tiny_model.measure import (
     judge_of,
     load,
     needle_examples,
@@ -18,6 +17,7 @@ from recipes.measure_tiny import (
     score,
     task_examples,
 )
+from bosch.assets import asset_folder
 
 WINDOW = 64
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import weight_files
-from bosch.manifest import verify_folder
-from bosch.stage import Artifact
+from bosch.run.manifest import verify_folder
+from bosch.run.stage import Artifact
 from tests.hybrid_folders import plain_folder, record_for
 from tests.model_factory import FAMILIES, random_tokens
 from training.consensus import Consensus

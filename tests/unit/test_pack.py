@@ -16,12 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from bosch.manifest import DamagedArtifactError, read_sealed_json
+from bosch.run.manifest import DamagedArtifactError, read_sealed_json
 from data import encode
 from data.encode import Encoder, Position, read_chunks
-from data.files import FileSource
-from data.hub import HubSource
-from data.mds import MdsSource
 from data.pack import (
     HELD_OUT,
     HELD_OUT_DOC_ENDS,
@@ -31,7 +28,10 @@ from data.pack import (
     read_documents_back,
     share_out,
 )
-from data.sources import WeightedSource, open_sources
+from data.sources.files import FileSource
+from data.sources.hub import HubSource
+from data.sources.mds import MdsSource
+from data.sources.open import WeightedSource, open_sources
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments, write_document
 from data.toy_world.tokenizer import train_tokenizer
@@ -602,7 +602,7 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
 @pytest.mark.slow
 @pytest.mark.usefixtures("worker_processes")
 def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Path) -> None:
-    from recipes.benchmarks.data import PeakMemory, resident_bytes
+    from benchmarks.data import PeakMemory, resident_bytes
 
     block = "\n".join(write_document(1, n) for n in range(3000))
     path = tmp_path / "giant.txt"

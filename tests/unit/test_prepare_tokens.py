@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bosch.config import Config, DataConfig
-from bosch.manifest import DamagedArtifactError, read_sealed_json, verify_folder
-from bosch.run_folder import RunFolder
-from bosch.stage import Artifact, Stage
+from bosch.run.folder import RunFolder
+from bosch.run.manifest import DamagedArtifactError, read_sealed_json, verify_folder
+from bosch.run.stage import Artifact, Stage
 from data.loader import Loader, open_tokens
 from recipes.prepare_tokens import build, build_or_reuse, main, read_tokenizer
 from recipes.presets import find_model, smoke

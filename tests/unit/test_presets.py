@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bosch.assets import asset_folder
-from bosch.model_folder import read_model_config
+from bosch.model import read_model_config
 from recipes.presets import (
     PAPER_MODELS,
     ModelShape,

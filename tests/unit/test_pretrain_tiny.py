@@ -9,13 +9,27 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipes.pretrain_tiny import TinyPlan, eight_layers, initialize, phase_at, smoke, two_layers
+from benchmarks.tiny_model.pretrain import (
+    TinyPlan,
+    eight_layers,
+    initialize,
+    phase_at,
+    smoke,
+    two_layers,
+)
 
 ROOT = Path(__file__).parents[2]
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "recipes/pretrain_tiny.py", "--preset", "smoke", "--out", str(out)]
+    command = [
+        sys.executable,
+        "benchmarks/tiny_model/pretrain.py",
+        "--preset",
+        "smoke",
+        "--out",
+        str(out),
+    ]
     return subprocess.Popen(
         [*command, "--save-every", "1", "--report-every", "1", *options],
         cwd=ROOT,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bosch import progress
-from bosch.progress import Bar, describe_seconds
+from bosch.run import progress
+from bosch.run.progress import Bar, describe_seconds
 
 PROGRAM = """
 from pathlib import Path
-from bosch import progress
+from bosch.run import progress
 progress.set_up()
 progress.log_to(Path({log!r}))
 progress.say("a line [with] brackets")

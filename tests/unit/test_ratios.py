@@ -16,7 +16,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bosch.mask import num_windowed
+from bosch.masks.mask import num_windowed
 from bosch.search import allocate_ratios, plan_subproblems
 from bosch.search.ratios import hardest_first
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from eval import recovery
-from eval.recovery import NEVER, Curve, Estimate, Replicates, estimate, interval
-from eval.resampling import NUM_REPLICATES, draw_from_errors, resample_examples
+from eval.report import recovery
+from eval.report.recovery import NEVER, Curve, Estimate, Replicates, estimate, interval
+from eval.report.resampling import NUM_REPLICATES, draw_from_errors, resample_examples
 
 TOKENS = np.array([0.0, 100.0, 200.0, 400.0])
 

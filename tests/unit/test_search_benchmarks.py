@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bosch import progress
-from recipes.benchmark import run_benchmark
-from recipes.benchmarks import search
+from benchmarks import search
+from benchmarks.__main__ import run_benchmark
+from bosch.run import progress
 
 MODEL = ("--model", "tiny-qwen3-2layer")
 RATIO = 0.875  # 2 of 16 groups stay full: 120 masks

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bosch.manifest import STARTED
 from bosch.methods._interface import Context
+from bosch.run.manifest import STARTED
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
 from bosch.search.journal import FILE, texts_of

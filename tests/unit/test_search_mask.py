@@ -17,19 +17,19 @@ import pytest
 import torch
 
 import bosch.methods
-from bosch.calibration_file import read_calibration, write_calibration
+from bosch.calibration import read_calibration, write_calibration
 from bosch.config import Config, MaskConfig
-from bosch.errors import exit_on_user_error
-from bosch.manifest import verify_folder
-from bosch.mask import MaskFile, read_mask, write_mask
-from bosch.mask_formats import export_mask
+from bosch.masks.formats import export_mask
+from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.methods import _interface, from_file, random_groups, razor
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._interface import Context, Scores
-from bosch.model_folder import read_model_info
+from bosch.model import read_model_info
 from bosch.plugins import list_plugins
-from bosch.run_folder import RunFolder
-from bosch.stage import Artifact, Stage
+from bosch.run.errors import exit_on_user_error
+from bosch.run.folder import RunFolder
+from bosch.run.manifest import verify_folder
+from bosch.run.stage import Artifact, Stage
 from recipes import presets, search_mask
 from recipes.search_mask import build, default_settings, list_methods, main
 from tests.attention_matrices import context_of, toy_calibration
@@ -209,7 +209,7 @@ def outputs(folder: Path) -> list[bytes]:
 # Kills itself when it asks for the text of the example whose number comes first in the arguments.
 DYING = """
 import os, signal, sys
-from bosch import calibration_file
+from bosch import calibration as calibration_file
 from recipes import search_mask
 
 class Mined(list):

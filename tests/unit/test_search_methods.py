@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from bosch.calibration_file import Calibration
+from bosch.calibration import Calibration
 from bosch.config import MaskConfig
-from bosch.mask import MaskFile
+from bosch.masks.mask import MaskFile
 from bosch.methods import _choose, bosch, bosch_plus, global_swap
 from bosch.methods._interface import Context
 from bosch.plugins import list_plugins, load_plugin

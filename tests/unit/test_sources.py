@@ -12,11 +12,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data.files import BLOCK_BYTES, FileSource
-from data.hub import HubSource
 from data.needles import NEEDLE_PATTERN, pairs_in
-from data.prolong import MIX_64K, expand_mix
-from data.sources import Source, open_source, open_sources
+from data.sources.files import BLOCK_BYTES, FileSource
+from data.sources.hub import HubSource
+from data.sources.open import Source, open_source, open_sources
+from data.sources.prolong import MIX_64K, expand_mix
 from data.toy_world.documents import ToyDocuments
 
 TEXTS = [

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bosch.fingerprint import fingerprint, speed_only
-from bosch.manifest import (
+from bosch.run.fingerprint import fingerprint, speed_only
+from bosch.run.folder import RunFolder, home_of
+from bosch.run.lock import FolderInUseError, FolderLock, LivenessWatch, LockRecord
+from bosch.run.manifest import (
     STARTED,
     DamagedArtifactError,
     seal_folder,
@@ -17,11 +19,9 @@ from bosch.manifest import (
     write_atomically,
     write_sealed_json,
 )
-from bosch.plan import StageBlockedError, plan_run, refuse_blocked, stages_to_redo
-from bosch.ranks import RankGoneError, Ranks
-from bosch.run_folder import RunFolder, home_of
-from bosch.run_lock import FolderInUseError, FolderLock, LivenessWatch, LockRecord
-from bosch.stage import Artifact, Stage, locate
+from bosch.run.plan import StageBlockedError, plan_run, refuse_blocked, stages_to_redo
+from bosch.run.ranks import RankGoneError, Ranks
+from bosch.run.stage import Artifact, Stage, locate
 
 
 @dataclass(frozen=True)
@@ -452,7 +452,7 @@ def test_rank_on_another_machine_waits_for_rank_0_of_its_own_launch(
             replace(earlier, launch="now", beat=beat, ended=False).write(tmp_path)
         assert len(looks) < 10
 
-    monkeypatch.setattr("bosch.ranks.time.sleep", meanwhile)
+    monkeypatch.setattr("bosch.run.ranks.time.sleep", meanwhile)
     ranks.follow()
     assert ranks.folder.name == "now"
     replace(earlier, launch="later").write(tmp_path)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from bosch.assets import asset_folder
-from bosch.calibration_file import Calibration, Haystack
+from bosch.calibration import Calibration, Haystack
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
 from bosch.methods._interface import Scores
 from recipes.search_mask import load_tokenizer

@@ -1,10 +1,10 @@
-"""eval/summary.py: the story of one run, as the terminal shows it."""
+"""eval/report/summary.py: the story of one run, as the terminal shows it."""
 
 from pathlib import Path
 
-from eval.compare import compare
-from eval.report_tables import short_table
-from eval.summary import summarize
+from eval.report.compare import compare
+from eval.report.summary import summarize
+from eval.report.tables import short_table
 from tests.run_folders import FakeRun
 
 

@@ -11,12 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from bosch.errors import UserError
-from bosch.manifest import write_sealed_json
-from bosch.mask import GroupMask, MaskFile, write_mask
-from bosch.mask_picture import draw_mask
-from bosch.model_folder import ModelInfo
-from bosch.tensorboard import project_evaluations, read_metrics, rebuild_tensorboard
+from bosch.masks.mask import GroupMask, MaskFile, write_mask
+from bosch.masks.picture import draw_mask
+from bosch.model import ModelInfo
+from bosch.run.errors import UserError
+from bosch.run.manifest import write_sealed_json
+from bosch.run.tensorboard import project_evaluations, read_metrics, rebuild_tensorboard
 from tests.small_disk import small_disk
 from training.metrics import MetricsLog
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from bosch.tensorboard import rebuild_tensorboard
-from bosch.tensorboard_layout import CATEGORIES
+from bosch.run.tensorboard import rebuild_tensorboard
+from bosch.run.tensorboard_layout import CATEGORIES
 from eval.suites import longbench
 from tests.run_folders import FakeRun
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bosch import progress
-from recipes.benchmark import run_benchmark
+from benchmarks.__main__ import run_benchmark
+from bosch.run import progress
 from recipes.presets import SMOKE_MODEL
 from training.parallel import leave_world
 

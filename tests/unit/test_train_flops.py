@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from benchmarks._models import read_shape, spread_mask
 from bosch.hybrid.models import hybrid_config
-from recipes.benchmarks._models import read_shape, spread_mask
 from training.flops import count_active_weights, training_flops, visible_pairs
 
 SEQ_LEN, WINDOW = 32_768, 1_024

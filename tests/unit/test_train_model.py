@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bosch import progress
 from bosch.assets import asset_folder
-from bosch.manifest import verify_folder
-from bosch.stage import Artifact
+from bosch.run import progress
+from bosch.run.manifest import verify_folder
+from bosch.run.stage import Artifact
 from recipes import prepare_tokens, presets, train_model
 from training.parallel import leave_world
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.benchmark import run_benchmark
-from recipes.benchmarks import plan
+from benchmarks import plan
+from benchmarks.__main__ import run_benchmark
 
 
 def figures(model: str, **options: object) -> dict[str, float]:

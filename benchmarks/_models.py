@@ -1,0 +1,156 @@
+"""Models of known shape with random weights, and hybrids that change ratio and window as they are.
+
+How long attention takes does not depend on what the weights are, nor on which groups of a layer
+have a window, so one set of weights serves every ratio.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from bosch.hybrid.models import family_of, hybrid_config
+from bosch.masks.mask import num_windowed
+from bosch.plugins import suggest
+
+# From the config.json of the models' pages, so that no hub is needed.
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen3-1.7B": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3-4B": {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3-8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    "Qwen3-14B": {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+    },
+    "Qwen3-30B-A3B": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 40_960,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    # 4 layers of 8 heads, each its own group: what a laptop core can do.
+    "mini": {
+        "vocab_size": 1024,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "head_dim": 64,
+    },
+}
+COMMON = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": False,
+}
+
+
+def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
+    """The config of a known name (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder, and the folder
+    if there are weights in it.
+    """
+    name = model.rsplit("/", 1)[-1].removesuffix("-Base")
+    known = {shape.lower(): shape for shape in SHAPES}
+    folder = Path(model)
+    if folder.is_dir():
+        return AutoConfig.from_pretrained(folder), folder if any(
+            folder.glob("*.safetensors")
+        ) else None
+    if name.lower() not in known:
+        raise ValueError(
+            f"--model {model}: neither a folder nor a known shape; {suggest(name, list(SHAPES))}"
+        )
+    values = {**COMMON, **SHAPES[known[name.lower()]]}
+    return (Qwen3MoeConfig if "num_experts" in values else Qwen3Config)(**values), None
+
+
+def make_dense(
+    config: PretrainedConfig, device: torch.device, dtype: torch.dtype, attention: str
+) -> PreTrainedModel:
+    """Random weights, made where they are used."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention
+        )
+    return model.eval()
+
+
+def make_hybrid(
+    config: PretrainedConfig, folder: Path | None, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    """A hybrid with the weights of a folder, or random ones. `set_hybrid` gives it ratio and
+    window.
+    """
+    everything = [[1] * config.num_key_value_heads] * config.num_hidden_layers
+    if getattr(config, "bosch", None) is not None:
+        hybrid = config
+    else:
+        hybrid = hybrid_config(config, everything, window_tokens=1)
+    if folder is None:
+        return make_dense(hybrid, device, dtype, attention="bosch")
+    with torch.device(device):  # where the weights go
+        model: PreTrainedModel = family_of(hybrid).model_class.from_pretrained(
+            folder, config=hybrid, dtype=dtype
+        )
+    return model.eval()
+
+
+def set_hybrid(model: PreTrainedModel, ratio: float, window_tokens: int) -> None:
+    """Put this share of the groups on the window, as `spread_mask` does. The next cache follows."""
+    z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
+    model.config.bosch = {
+        **model.config.bosch,
+        "window": window_tokens,
+        "num_full": [sum(row) for row in z],
+    }
+
+
+def spread_mask(ratio: float, num_layers: int, num_groups: int) -> list[list[int]]:
+    """z with the exact budget of a ratio, as even over the layers as it goes; full groups first."""
+    budget = num_windowed(ratio, num_layers, num_groups)
+    ends = [budget * layer // num_layers for layer in range(num_layers + 1)]
+    windowed = [end - begin for begin, end in pairwise(ends)]
+    return [[1] * (num_groups - count) + [0] * count for count in windowed]
+
+
+def random_ids(config: PretrainedConfig, num_tokens: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(config.vocab_size, (1, num_tokens), generator=generator).to(device)

@@ -1,0 +1,1 @@
+"""Making and measuring the embedded models."""

@@ -1,0 +1,478 @@
+"""Trains the embedded tiny models from nothing, on the toy world:
+`python -m benchmarks.tiny_model.pretrain --out DIR`.
+
+The curriculum is a list of phases: dense recall of short facts first, then the NIAH templates and
+the toy LongBench tasks while the length doubles, then group-window dropout, which spreads the skill
+over many groups, then plain language modeling. Run the same command again and it goes on at the
+next step; the end is the same, bit for bit.
+"""
+
+import copy
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import bosch  # noqa: F401  registers the attention whose groups can be windowed
+from bosch.run.errors import exit_on_user_error
+from data.toy_world.lessons import LessonWriter, Mixture
+from data.toy_world.tokenizer import train_tokenizer
+
+VOCABULARY_SIZE = 2048
+WINDOW_TOKENS = 64
+NUM_GROUPS = 8
+CHECKPOINT_FILE = "checkpoint.pt"
+TRAINING_FILE = "training.json"  # beside a shipped model: the step of the plan it stands at
+# Of the tokens that are no answer, those whose loss is computed: the head is a fifth of a step.
+TEXT_ROWS_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of the curriculum. The learning rate factor goes from the first to the second
+    value, geometrically."""
+
+    name: str
+    steps: int
+    length: int
+    mixture: Mixture
+    rate: tuple[float, float] = (1.0, 1.0)
+    text_weight: float = 0.05
+    # Every group is windowed with probability p, p drawn anew each step from [0, this].
+    most_windowed: float = 0.0
+    # In the end the weights are the mean of those before the phase and behind it, in bf16.
+    is_averaged: bool = False
+    # Weights are rounded to bf16 and the optimizers begin anew: exactly what is left when training
+    # goes on from a shipped model (--start-from).
+    from_shipped: bool = False
+
+
+@dataclass(frozen=True)
+class TinyPlan:
+    """Everything that decides the weights."""
+
+    model: Qwen3Config
+    phases: tuple[Phase, ...]
+    tokens_per_step: int = 4096
+    tokenizer_texts: int = 4000
+    seed: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    def fingerprint(self, step: int) -> str:
+        """Of all that decided the weights after `step` steps: phases still to come may change."""
+        phases = []
+        for phase in self.phases:
+            if step <= 0:
+                break
+            phases.append(changed_settings(phase))
+            step -= phase.steps
+        settings: dict[str, Any] = {"model": self.model.to_diff_dict(), "phases": phases}
+        settings |= {"tokens_per_step": self.tokens_per_step, "seed": self.seed}
+        text = json.dumps(settings, sort_keys=True, default=changed_settings)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def changed_settings(settings: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults: a field added later changes no fingerprint."""
+    return {
+        field.name: getattr(settings, field.name)
+        for field in fields(settings)
+        if getattr(settings, field.name) != field.default
+    }
+
+
+def model_config(num_layers: int) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=num_layers,
+        num_attention_heads=16,
+        num_key_value_heads=NUM_GROUPS,
+        head_dim=16,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+
+
+EARLY = Mixture(simple_recall=0.3, recall=0.7)
+MIDDLE = Mixture(simple_recall=0.05, recall=0.45, needles=0.3, tasks=0.2)
+LATE = Mixture(recall=0.2, needles=0.4, tasks=0.35, essays=0.05)
+PRACTICED = Mixture(recall=0.1, needles=0.35, tasks=0.15, essays=0.05, practice=0.35)
+LONGER = Mixture(recall=0.1, needles=0.45, tasks=0.15, essays=0.05, practice=0.25)
+HARDER = Mixture(recall=0.05, needles=0.35, tasks=0.1, essays=0.05, practice=0.1, hard_needles=0.35)
+FARTHER = replace(HARDER, tasks=0.15, practice=0.15, hard_needles=0.25)
+FARTHEST = replace(HARDER, needles=0.25, practice=0.15, hard_needles=0.4)
+TEXT = Mixture(documents=0.45, needles=0.15, tasks=0.15, practice=0.05, hard_needles=0.2)
+FAR_TEXT = replace(TEXT, documents=0.25, needles=0.25, tasks=0.1, hard_needles=0.35)
+
+
+def eight_layers() -> TinyPlan:
+    """The default model."""
+    return TinyPlan(
+        model_config(8),
+        (
+            Phase("recall-64", 200, 64, Mixture(simple_recall=1.0), rate=(0.05, 1.0)),
+            Phase("recall-128", 300, 128, EARLY),
+            Phase("tasks-256", 300, 256, MIDDLE),
+            Phase("tasks-512", 500, 512, LATE),
+            Phase("practice-512", 350, 512, PRACTICED),
+            Phase("practice-1024", 500, 1024, PRACTICED, rate=(0.6, 0.3)),
+            Phase("dropout-512", 200, 512, PRACTICED, rate=(0.3, 0.2), most_windowed=0.5),
+            Phase("practice-2048", 450, 2048, PRACTICED, rate=(0.2, 0.08)),
+            Phase("text-1024", 100, 1024, PRACTICED, rate=(0.08, 0.01), text_weight=1.0),
+            Phase("warm-up-1024", 50, 1024, LONGER, rate=(0.05, 0.4), from_shipped=True),
+            Phase("longer-1024", 850, 1024, LONGER, rate=(0.4, 0.3)),
+            Phase("longer-2048", 100, 2048, LONGER, rate=(0.3, 0.2608)),
+            Phase("ending-2048", 550, 2048, LONGER, rate=(0.2608, 0.04)),
+            Phase("last-text-1024", 100, 1024, LONGER, rate=(0.04, 0.01), text_weight=1.0),
+            Phase("harder-512", 250, 512, HARDER, rate=(0.04, 0.25)),
+            Phase("harder-1024", 700, 1024, HARDER, rate=(0.25, 0.1)),
+            Phase("harder-2048", 300, 2048, HARDER, rate=(0.1, 0.03)),
+            Phase("ending-512", 150, 512, HARDER, rate=(0.03, 0.01), text_weight=0.1),
+            Phase("far-1024", 200, 1024, FARTHER, rate=(0.02, 0.2)),
+            Phase("far-2048", 500, 2048, FARTHER, rate=(0.2, 0.03)),
+            Phase("ending-1024", 100, 1024, FARTHER, rate=(0.03, 0.01), text_weight=0.1),
+            # Longer than the model is used at: further questions end a lesson, so that lessons of
+            # 2,048 tokens seldom ask across all of them.
+            Phase("beyond-warm-up", 100, 2304, FARTHEST, rate=(0.02, 0.15)),
+            Phase("beyond-2304", 2300, 2304, FARTHEST, rate=(0.15, 0.02)),
+            Phase("beyond-ending", 150, 1024, FARTHEST, rate=(0.02, 0.01), text_weight=0.1),
+            # A language model of its world: else recovery would first of all teach it that.
+            Phase("text-warm-up", 50, 1024, TEXT, rate=(0.01, 0.12), text_weight=0.3),
+            Phase("text", 400, 1024, TEXT, rate=(0.12, 0.01), text_weight=0.3),
+            # Alone it brings 2,048 tokens back, and loses at 1,024 what the phase before had found.
+            Phase("far-text", 250, 2304, FAR_TEXT, (0.06, 0.01), text_weight=0.3, is_averaged=True),
+        ),
+    )
+
+
+def two_layers() -> TinyPlan:
+    """16 groups in all: small enough to enumerate every mask."""
+    return TinyPlan(
+        model_config(2),
+        (
+            Phase("recall-64", 300, 64, Mixture(simple_recall=1.0), rate=(0.05, 1.0)),
+            Phase("recall-128", 500, 128, EARLY),
+            Phase("tasks-256", 1200, 256, MIDDLE),
+            Phase("tasks-512", 800, 512, LATE, rate=(1.0, 0.02)),
+        ),
+    )
+
+
+def smoke() -> TinyPlan:
+    """A few steps of every kind, for the tests."""
+    return TinyPlan(
+        model_config(2),
+        (
+            Phase("recall-64", 2, 64, Mixture(simple_recall=1.0), rate=(0.1, 1.0)),
+            Phase("tasks-128", 2, 128, LATE),
+            Phase("dropout-128", 2, 128, LATE, most_windowed=0.8, is_averaged=True),
+            Phase("text-128", 2, 128, LATE, (1.0, 0.1), text_weight=1.0, from_shipped=True),
+        ),
+        tokens_per_step=512,
+        tokenizer_texts=100,
+    )
+
+
+PRESETS = {"eight-layer": eight_layers, "two-layer": two_layers, "smoke": smoke}
+
+
+def initialize(model: Qwen3ForCausalLM, seed: int) -> None:
+    """Weights with standard deviation 1/sqrt(fan in), output projections a quarter of it: recall is
+    learned several times faster from here than from transformers' own start (std .02)."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() != 2:
+            continue
+        std = 0.05 if "embed" in name else parameter.shape[1] ** -0.5
+        if "o_proj" in name or "down_proj" in name:
+            std /= 4
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+
+def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon on the matrices, AdamW on embeddings and norms."""
+    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
+    rest = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.01, momentum=0.95, nesterov=True),
+        torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def phase_at(plan: TinyPlan, step: int) -> tuple[Phase, float, bool]:
+    """The phase of a step, its factor on the learning rate, and whether the step is its first."""
+    for phase in plan.phases:
+        if step < phase.steps:
+            first, last = phase.rate
+            return phase, first * (last / first) ** (step / phase.steps), step == 0
+        step -= phase.steps
+    raise ValueError(f"step {step} lies behind the last phase")
+
+
+def draw_group_mask(plan: TinyPlan, phase: Phase, step: int) -> list[list[int]] | None:
+    """z of this step under group-window dropout; None: full attention."""
+    if not phase.most_windowed:
+        return None
+    generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
+    share = torch.rand((), generator=generator) * phase.most_windowed
+    shape = plan.model.num_hidden_layers, NUM_GROUPS
+    return (torch.rand(shape, generator=generator) >= share).int().tolist()
+
+
+def training_loss(
+    model: Qwen3ForCausalLM, ids: Tensor, weights: Tensor, z: list[list[int]] | None, step: int
+) -> Tensor:
+    """Weighted mean of the loss, on every answer token and on a drawn share of the others."""
+    hybrid = {} if z is None else {"bosch_mask": z, "bosch_window": WINDOW_TOKENS}
+    hidden = model.model(ids[:, :-1], use_cache=False, **hybrid).last_hidden_state.flatten(0, 1)
+    targets, weight = ids[:, 1:].flatten(), weights[:, 1:].flatten()
+    drawn = (
+        torch.rand(weight.shape, generator=torch.Generator().manual_seed(step)) < TEXT_ROWS_SHARE
+    )
+    is_answer = weight == 1
+    rows = (is_answer | (drawn & (weight > 0))).nonzero().squeeze(1)
+    row_weight = torch.where(is_answer, weight, weight / TEXT_ROWS_SHARE)[rows]
+    losses = nn.functional.cross_entropy(
+        model.lm_head(hidden[rows]).float(), targets[rows], reduction="none"
+    )
+    return (losses * row_weight).sum() / row_weight.sum()
+
+
+@torch.no_grad()
+def answers_right(
+    model: Qwen3ForCausalLM, writer: LessonWriter, length: int, mixture: Mixture
+) -> float:
+    """Share of the answers of held-out lessons whose every token is the arg-max."""
+    ids, weights = writer.batch(0, max(1, 8192 // length), length, mixture, 0.0)
+    predicted = model(ids[:, :-1], use_cache=False).logits.argmax(-1)
+    is_answer = (weights[:, 1:] == 1).flatten()
+    wrong = (predicted != ids[:, 1:]).flatten() & is_answer
+    starts = is_answer & ~torch.cat([is_answer.new_zeros(1), is_answer[:-1]])
+    answer_of_token = starts.cumsum(0) - 1
+    wrong_answers = answer_of_token[wrong].unique().numel()
+    return 1 - wrong_answers / int(starts.sum())
+
+
+class Training:
+    """A model on its way through a plan: its weights, its optimizers, and the steps done."""
+
+    def __init__(self, plan: TinyPlan):
+        self.plan, self.step = plan, 0
+        self.before: dict[str, Tensor] = {}  # the weights before a phase that is averaged
+        self.model = Qwen3ForCausalLM(plan.model)
+        self.model.set_attn_implementation("bosch")
+        initialize(self.model, plan.seed)
+        self.start_optimizers()
+
+    def start_optimizers(self) -> None:
+        self.optimizers = build_optimizers(self.model)
+        self._peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
+
+    def take_step(self, writer: LessonWriter) -> float:
+        """One step of the plan; its loss."""
+        phase, factor, is_first = phase_at(self.plan, self.step)
+        if is_first and phase.from_shipped:
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter.copy_(parameter.bfloat16())
+            self.start_optimizers()
+        if is_first and phase.is_averaged:
+            self.before = self.rounded_weights()
+        for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+        sequences = max(1, self.plan.tokens_per_step // phase.length)
+        ids, weights = writer.batch(
+            self.step, sequences, phase.length, phase.mixture, phase.text_weight
+        )
+        z = draw_group_mask(self.plan, phase, self.step)
+        loss = training_loss(self.model, ids, weights, z, self.step)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        if self.before and (
+            self.step == self.plan.num_steps or phase_at(self.plan, self.step)[0] is not phase
+        ):
+            self.average()
+        return loss.item()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        behind = self.rounded_weights()
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_((self.before[name].float() + behind[name].float()) / 2)
+        self.before = {}
+
+    def rounded_weights(self) -> dict[str, Tensor]:
+        return {name: p.detach().bfloat16() for name, p in self.model.named_parameters()}
+
+    def save(self, path: Path) -> None:
+        state = {"plan": self.plan.fingerprint(self.step), "step": self.step}
+        state |= {"model": self.model.state_dict(), "before": self.before}
+        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
+        temporary = path.with_suffix(".new")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        self._check_plan(path, state)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step = int(state["step"])
+        self.before = state.get("before", {})
+
+    def publish(self, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+        """The model as it ships: bf16 weights, tokenizer, and where in the plan it stands."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {
+            name: value.bfloat16()
+            for name, value in self.model.state_dict().items()
+            if name != "lm_head.weight"  # tied to the embeddings
+        }
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        config = copy.deepcopy(self.plan.model)
+        config.architectures, config.dtype = ["Qwen3ForCausalLM"], "bfloat16"
+        config.save_pretrained(folder)
+        GenerationConfig(
+            eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+        ).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        state = {"step": self.step, "plan": self.plan.fingerprint(self.step)}
+        (folder / TRAINING_FILE).write_text(json.dumps(state) + "\n")
+
+    def load_published(self, folder: Path) -> None:
+        """Go on from a shipped model, at a phase that begins from one."""
+        state = json.loads((folder / TRAINING_FILE).read_text())
+        self._check_plan(folder, state)
+        phase, _, is_first = phase_at(self.plan, state["step"])
+        if not (is_first and phase.from_shipped):
+            raise ValueError(
+                f"{folder} stands at step {state['step']}, where the plan has no phase that begins "
+                "from a shipped model. Train from nothing instead."
+            )
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        self.model.load_state_dict(weights)
+        self.step = state["step"]
+
+    def _check_plan(self, path: Path, state: dict[str, Any]) -> None:
+        if state["plan"] != self.plan.fingerprint(state["step"]):
+            raise ValueError(f"{path} belongs to another plan; name another --out or --preset.")
+
+
+def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Options") -> Training:
+    """To the end of the plan, or to the end of the time given."""
+    plan, out = training.plan, options.out
+    writer = LessonWriter(tokenizer, plan.seed)
+    held_out = LessonWriter(tokenizer, plan.seed, "calibration")
+    keep_log_lines(out / "log.jsonl", training.step)
+    began, first_step, losses = time.monotonic(), training.step, []
+    last_step = plan.num_steps if options.until_step is None else options.until_step
+    while training.step < last_step:
+        phase = phase_at(plan, training.step)[0]
+        losses.append(training.take_step(writer))
+        is_last = training.step == last_step
+        if training.step % options.report_every == 0 or is_last:
+            right = answers_right(training.model, held_out, phase.length, phase.mixture)
+            loss, losses = sum(losses) / len(losses), []
+            seconds = (time.monotonic() - began) / (training.step - first_step)
+            print(
+                f"step {training.step}/{last_step} {phase.name}: loss {loss:.3f}, held-out "
+                f"answers right {right:.1%}, {seconds:.2f} s a step, "
+                f"{seconds * (last_step - training.step) / 60:.0f} min to go",
+                flush=True,
+            )
+            line = {"step": training.step, "phase": phase.name, "loss": loss, "answers": right}
+            with open(out / "log.jsonl", "a") as log:
+                log.write(json.dumps(line) + "\n")
+        is_late = time.monotonic() - began > options.stop_after_minutes * 60
+        if training.step % options.save_every == 0 or is_last or is_late:
+            training.save(out / CHECKPOINT_FILE)
+        if is_late:
+            break
+    return training
+
+
+def keep_log_lines(path: Path, step: int) -> None:
+    """Drops what was logged behind the checkpoint that training goes on from."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+
+
+def load_or_train_tokenizer(out: Path, plan: TinyPlan) -> PreTrainedTokenizerFast:
+    if (out / "tokenizer.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(out)
+    tokenizer = train_tokenizer(VOCABULARY_SIZE, plan.tokenizer_texts, plan.seed)
+    tokenizer.save_pretrained(out)
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Options:
+    out: Path
+    """Folder of the checkpoint, the log and the finished model."""
+    preset: str = "eight-layer"
+    """eight-layer, two-layer or smoke."""
+    start_from: Path | None = None
+    """Folder of a shipped model to go on from; None: from nothing."""
+    save_every: int = 50
+    report_every: int = 50
+    until_step: int | None = None
+    """Publish the model of this step; None: of the last one."""
+    stop_after_minutes: float = math.inf
+    threads: int = 1
+    """Threads to compute with. Another number sums in another order, and ends in other weights."""
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    if options.preset not in PRESETS:
+        raise ValueError(f"--preset {options.preset}: there are {', '.join(PRESETS)}.")
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    training = Training(PRESETS[options.preset]())
+    if (options.out / CHECKPOINT_FILE).exists():
+        training.load(options.out / CHECKPOINT_FILE)
+    elif options.start_from:
+        shutil.copy(options.start_from / "tokenizer.json", options.out)
+        shutil.copy(options.start_from / "tokenizer_config.json", options.out)
+        training.load_published(options.start_from)
+    tokenizer = load_or_train_tokenizer(options.out, training.plan)
+    train(training, tokenizer, options)
+    training.publish(options.out / "model", tokenizer)
+    print(f"{options.out / 'model'}: step {training.step} of {training.plan.num_steps}")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main, debug=False)

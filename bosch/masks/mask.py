@@ -1,0 +1,366 @@
+"""`GroupMask`, the choice of KV groups that keep full attention, and its file `mask.json`.
+
+From the shell (bosch/masks/__main__.py):
+
+    python -m bosch.masks import full_attention_heads.tsv --format duo --model DIR --window 256 \\
+        --ratio 0.5 --out mask.json
+    python -m bosch.masks export mask.json --format headwise --out headwise.json
+    python -m bosch.masks show mask.json --png mask.png
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args
+
+from bosch.model import ModelInfo, read_json_object
+from bosch.run.manifest import write_atomically
+
+Unit = Literal["group", "layer"]
+
+SCHEMA_VERSION = 1
+MASK_CONVENTION = "1: full causal attention, 0: sliding window"
+WINDOW_CONVENTION = "query i sees key j if 0 <= i - j < window_tokens: the token itself counts"
+
+
+@dataclass(frozen=True)
+class GroupMask:
+    """Which KV-head groups keep full attention (z in the paper).
+
+    1: full causal attention. 0: sliding window.
+    """
+
+    z: tuple[tuple[int, ...], ...]  # [layer][group]
+    window_tokens: int  # keys a query sees, its own included
+    unit: Unit = "group"  # what was chosen; "layer": all groups of a layer are alike
+
+    def __post_init__(self) -> None:
+        check_window(self.window_tokens)
+        if self.unit not in get_args(Unit):
+            raise ValueError(
+                f"unit is {self.unit!r}, it must be one of {', '.join(get_args(Unit))}."
+            )
+        if not self.z or not self.z[0]:
+            raise ValueError("A mask needs at least one layer with one group.")
+        for layer, row in enumerate(self.z):
+            if len(row) != self.num_groups:
+                raise ValueError(
+                    f"Layer {layer} has {len(row)} groups, but layer 0 has {self.num_groups}."
+                )
+            if any(type(bit) is not int or bit not in (0, 1) for bit in row):
+                raise ValueError(
+                    f"Layer {layer} is {row}; each group is 1 (full attention) or 0 (window)."
+                )
+            if self.unit == "layer" and len(set(row)) > 1:
+                raise ValueError(
+                    f"The unit is 'layer', but the groups of layer {layer} differ: {row}."
+                )
+
+    @classmethod
+    def from_rows(
+        cls, rows: Iterable[Iterable[Any]], window_tokens: int, unit: Unit = "group"
+    ) -> "GroupMask":
+        """From any rows of zeros and ones: lists, arrays, tensors, booleans, strings ("0110")."""
+        return cls(tuple(tuple(_bit(value) for value in row) for row in rows), window_tokens, unit)
+
+    @classmethod
+    def from_windowed(
+        cls,
+        windowed: Iterable[tuple[int, int]],
+        num_layers: int,
+        num_groups: int,
+        window_tokens: int,
+        unit: Unit = "group",
+    ) -> "GroupMask":
+        """Full attention but for the (layer, group) pairs in `windowed`."""
+        chosen = set(windowed)
+        everything = {(layer, group) for layer in range(num_layers) for group in range(num_groups)}
+        if not chosen <= everything:
+            outside = min(chosen - everything)
+            raise ValueError(f"{outside} is outside {num_layers} layers x {num_groups} groups.")
+        rows = [
+            [int((layer, group) not in chosen) for group in range(num_groups)]
+            for layer in range(num_layers)
+        ]
+        return cls.from_rows(rows, window_tokens, unit)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.z)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of one layer."""
+        return len(self.z[0])
+
+    @property
+    def num_total(self) -> int:
+        """Groups of all layers."""
+        return self.num_layers * self.num_groups
+
+    @property
+    def num_full(self) -> int:
+        return sum(map(sum, self.z))
+
+    @property
+    def num_windowed(self) -> int:
+        return self.num_total - self.num_full
+
+    @property
+    def ratio(self) -> float:
+        """Share of groups on the sliding window, as it is (not as it was asked)."""
+        return self.num_windowed / self.num_total
+
+    @property
+    def layer_ratios(self) -> tuple[float, ...]:
+        """The same share, layer by layer."""
+        return tuple(row.count(0) / self.num_groups for row in self.z)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether no layer mixes full and windowed groups."""
+        return all(len(set(row)) == 1 for row in self.z)
+
+    def meets(self, ratio: float) -> bool:
+        """Whether exactly as much is on the window as this ratio means."""
+        if self.unit == "layer":
+            layers = num_windowed_layers(ratio, self.num_layers)
+            return self.num_windowed == layers * self.num_groups
+        return self.num_windowed == num_windowed(ratio, self.num_layers, self.num_groups)
+
+    def kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
+        """Bytes of the KV cache of one text.
+
+        A windowed group keeps W-1 entries: the next token adds its own before it looks. (The static
+        cache holds W.)
+        """
+        entries = self.num_full * context_tokens + self.num_windowed * min(
+            context_tokens, self.window_tokens - 1
+        )
+        return entries * 2 * head_dim * bytes_per_value  # 2: keys and values
+
+    def row_texts(self) -> list[str]:
+        """One string of 0 and 1 a layer."""
+        return ["".join(map(str, row)) for row in self.z]
+
+
+def num_windowed(ratio: float, num_layers: int, num_groups: int) -> int:
+    """The budget M: how many of all groups a ratio puts on the window. Met exactly everywhere."""
+    check_ratio(ratio)
+    return math.ceil(ratio * num_layers * num_groups - 1e-9)
+
+
+def num_windowed_layers(ratio: float, num_layers: int) -> int:
+    """The same for methods that choose whole layers."""
+    return num_windowed(ratio, num_layers, 1)
+
+
+def describe_ratio(ratio: float, num_layers: int, num_groups: int, unit: Unit = "group") -> str:
+    """What a ratio comes to, for the user: `--ratio 0.33 means 22 of 64 groups, 0.34375`."""
+    total = num_layers * num_groups if unit == "group" else num_layers
+    chosen = num_windowed(ratio, total, 1)
+    realised = chosen / total
+    text = f"--ratio {ratio:g} means {chosen} of {total} {unit}s"
+    return text if math.isclose(realised, ratio) else f"{text}, {realised:.6g}"
+
+
+def check_ratio(ratio: float) -> None:
+    if not 0 <= ratio <= 1:  # false for nan too
+        raise ValueError(
+            f"ratio is {ratio}, it must be from 0 to 1: the share of groups on the sliding window."
+        )
+
+
+def check_window(window_tokens: int) -> None:
+    if type(window_tokens) is not int or window_tokens < 1:
+        raise ValueError(
+            f"window is {window_tokens!r}, it must be 1 or more: the token itself counts."
+        )
+
+
+@dataclass(frozen=True)
+class MaskFile:
+    """A mask and where it is from: what mask.json holds."""
+
+    mask: GroupMask
+    model: ModelInfo
+    method: str  # file name in bosch/methods, or import-<format>
+    ratio_asked: float | None = None  # None: no ratio was asked for (an import by threshold)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the method's
+    seed: int | None = None  # None: nothing was random
+    score_trace: Mapping[str, Any] | None = None  # summary: evaluations, first and last score
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        mask, model = self.mask, self.model
+        if (mask.num_layers, mask.num_groups) != (model.num_layers, model.num_groups):
+            raise ValueError(
+                f"The mask has {mask.num_layers} layers x {mask.num_groups} groups, but its model "
+                f"is {model.describe()}."
+            )
+        if self.ratio_asked is not None and not mask.meets(self.ratio_asked):
+            asked = describe_ratio(self.ratio_asked, mask.num_layers, mask.num_groups, mask.unit)
+            raise ValueError(
+                f"{asked}, but z has {mask.num_windowed} of {mask.num_total} groups on the window."
+            )
+
+
+def write_mask(path: Path, record: MaskFile) -> None:
+    """Write mask.json: the whole file or none of it."""
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "mask_convention": MASK_CONVENTION,
+        "window_convention": WINDOW_CONVENTION,
+        "window_tokens": record.mask.window_tokens,
+        "unit": record.mask.unit,
+        "model": asdict(record.model),
+        "ratio_asked": record.ratio_asked,
+        "ratio": record.mask.ratio,
+        "z": record.mask.row_texts(),
+        "method": record.method,
+        "settings": dict(record.settings),
+        "seed": record.seed,
+        "score_trace": record.score_trace,
+        "provenance": dict(record.provenance),
+    }
+    write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+# JSON types of the fields of mask.json, and of its field `model`.
+FIELDS: dict[str, tuple[type, ...]] = {
+    "schema_version": (int,),
+    "mask_convention": (str,),
+    "window_convention": (str,),
+    "window_tokens": (int,),
+    "unit": (str,),
+    "model": (dict,),
+    "ratio_asked": (float, int, NoneType),
+    "ratio": (float, int),
+    "z": (list,),
+    "method": (str,),
+    "settings": (dict,),
+    "seed": (int, NoneType),
+    "score_trace": (dict, NoneType),
+    "provenance": (dict,),
+}
+MODEL_FIELDS: dict[str, tuple[type, ...]] = {
+    "id": (str,),
+    "revision": (str, NoneType),
+    "weight_hash": (str, NoneType),
+    "num_layers": (int,),
+    "num_groups": (int,),
+    "num_query_heads": (int,),
+    "head_dim": (int,),
+}
+
+
+def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
+    """Read mask.json, strictly. With `model`, a mask that was made for another one is refused.
+
+    Every ValueError is one sentence that names the file and the field.
+    """
+    content = read_json_object(path)
+    version = content.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        _refuse(
+            path,
+            "schema_version",
+            f"{version!r} is unknown; this code reads version {SCHEMA_VERSION}.",
+        )
+    _check_fields(path, content, FIELDS)
+    _check_fields(path, content["model"], MODEL_FIELDS, "model.")
+    for name, convention in [
+        ("mask_convention", MASK_CONVENTION),
+        ("window_convention", WINDOW_CONVENTION),
+    ]:
+        if content[name] != convention:
+            _refuse(path, name, f"it says {content[name]!r}, but this code reads {convention!r}.")
+    with _naming(path, "model"):
+        made_for = ModelInfo(**content["model"])
+    _check_rows(path, content["z"], made_for)
+    with _naming(path, "window_tokens"):
+        check_window(content["window_tokens"])
+    with _naming(path, "unit"):
+        mask = GroupMask.from_rows(content["z"], content["window_tokens"], content["unit"])
+    if not math.isclose(content["ratio"], mask.ratio, abs_tol=1e-9):
+        _refuse(
+            path,
+            "ratio",
+            f"it says {content['ratio']}, but z has {mask.num_windowed} of {mask.num_total} "
+            f"groups on the window, {mask.ratio:.6g}.",
+        )
+    copied = {
+        name: content[name]
+        for name in ("method", "ratio_asked", "settings", "seed", "score_trace", "provenance")
+    }
+    with _naming(path, "ratio_asked"):
+        record = MaskFile(mask, made_for, **copied)
+    if model is not None and not model.is_same_model(made_for):
+        _refuse(
+            path,
+            "model",
+            f"the mask was made for {made_for.describe()}, not for {model.describe()}; search a "
+            "new one, or pass the model it belongs to.",
+        )
+    return record
+
+
+def _check_fields(
+    path: Path, content: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], prefix: str = ""
+) -> None:
+    for name in known:
+        if name not in content:
+            _refuse(path, prefix + name, "it is missing.")
+    for name, value in content.items():
+        if name not in known:
+            _refuse(path, prefix + name, "it is unknown; a mask.json has no such field.")
+        if type(value) not in known[name]:
+            kinds = " or ".join(
+                "null" if kind is NoneType else kind.__name__ for kind in known[name]
+            )
+            _refuse(path, prefix + name, f"it is {value!r}, it must be {kinds}.")
+
+
+def _check_rows(path: Path, rows: list[Any], model: ModelInfo) -> None:
+    if len(rows) != model.num_layers:
+        _refuse(
+            path, "z", f"it has {len(rows)} layers, but the file's model has {model.num_layers}."
+        )
+    for layer, row in enumerate(rows):
+        if type(row) is not str or len(row) != model.num_groups:
+            _refuse(
+                path,
+                "z",
+                f"layer {layer} is {row!r}, it must be a string of {model.num_groups} groups.",
+            )
+        if set(row) - {"0", "1"}:
+            _refuse(
+                path, "z", f"layer {layer} is {row!r}, only the characters 0 and 1 may stand in it."
+            )
+
+
+@contextmanager
+def _naming(path: Path, field_name: str) -> Iterator[None]:
+    """Put file and field before what a ValueError says."""
+    try:
+        yield
+    except ValueError as error:
+        _refuse(path, field_name, str(error))
+
+
+def _refuse(path: Path, field_name: str, what: str) -> NoReturn:
+    raise ValueError(f"{path}, field {field_name}: {what}")
+
+
+def _bit(value: Any) -> int:
+    """0 or 1 from what stands for it: a number, a boolean, a one-element tensor, a character."""
+    bit = {"0": 0, "1": 1}.get(value) if isinstance(value, str) else value
+    if bit is None or not (bit == 0 or bit == 1):
+        raise ValueError(
+            f"{value!r} stands in a mask; each group is 1 (full attention) or 0 (sliding window)."
+        )
+    return int(bit)

@@ -1,0 +1,85 @@
+"""Pictures of a mask: `draw_mask` writes mask.png, `mask_rows` is the same for a terminal.
+
+Layers run from the bottom up, as text runs through the model; groups from left to right.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from bosch.masks.mask import MaskFile
+
+FULL_COLOR = "#d95f02"  # orange: sees everything
+WINDOW_COLOR = "#c6dbef"  # pale blue: sees the window
+
+
+def draw_mask(record: MaskFile, path: Path) -> None:
+    """Write the heat map, each layer's share of windowed groups beside it. Same mask, same
+    bytes.
+    """
+    # A Figure of its own: pyplot would keep state and pick a display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    mask = record.mask
+    layers = range(mask.num_layers)
+    height = min(16.0, 2.2 + 0.22 * mask.num_layers)
+    width = min(16.0, 4.4 + 0.26 * mask.num_groups)
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    groups_axis, ratio_axis = figure.subplots(1, 2, sharey=True, width_ratios=[width - 2.4, 1.4])
+
+    colors = ListedColormap([WINDOW_COLOR, FULL_COLOR])
+    groups_axis.pcolormesh(mask.z, cmap=colors, vmin=0, vmax=1, edgecolors="white", linewidth=0.8)
+    groups_axis.set(xlabel="group (KV head)", ylabel="layer")
+    _number(groups_axis.xaxis, mask.num_groups)
+    _number(groups_axis.yaxis, mask.num_layers)
+
+    ratio_axis.barh(
+        [layer + 0.5 for layer in layers], mask.layer_ratios, height=0.8, color="#6baed6"
+    )
+    of_all = ratio_axis.axvline(mask.ratio, color="#444444", linewidth=1, linestyle="--")
+    ratio_axis.set(xlim=(0, 1), xticks=[0, 1], xlabel="share windowed")
+    ratio_axis.tick_params(left=False, labelleft=False)
+    for axis in (groups_axis, ratio_axis):
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+
+    figure.suptitle(f"{record.model.id}\n{mask_title(record)}", fontsize=10)
+    of_all.set_label("share of all groups")
+    keys = [
+        Patch(color=FULL_COLOR, label="full"),
+        Patch(color=WINDOW_COLOR, label=f"window {mask.window_tokens}"),
+        of_all,
+    ]
+    figure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def mask_title(record: MaskFile) -> str:
+    mask = record.mask
+    share = f"ratio {mask.ratio:.4g} ({mask.num_windowed}/{mask.num_total})"
+    return f"{record.method}, {share}, window {mask.window_tokens}"
+
+
+def mask_rows(record: MaskFile) -> list[Text]:
+    """The heat map for a terminal, the last layer on top. Without colors: ## full, :: window."""
+    mask = record.mask
+    label = len(str(mask.num_layers - 1))
+    lines = []
+    for layer in reversed(range(mask.num_layers)):
+        line = Text(f"layer {layer:>{label}}  ")
+        for bit in mask.z[layer]:
+            line.append("## " if bit else ":: ", style=f"bold {FULL_COLOR}" if bit else "#6baed6")
+        lines.append(line.append(f" {mask.layer_ratios[layer]:.3f}"))
+    return lines
+
+
+def _number(axis: Any, count: int) -> None:
+    """Whole numbers in the middle of the cells, about sixteen of them at most."""
+    step = max(1, -(-count // 16))
+    places = range(0, count, step)
+    axis.set_ticks([place + 0.5 for place in places], [str(place) for place in places])

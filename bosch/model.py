@@ -1,0 +1,173 @@
+"""What a Hugging Face model folder says before any weight is loaded: the model's shape and which it
+is.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bosch.run.fingerprint import fingerprint, hash_file
+
+# Of config.json: what decides nothing that the model computes, and changes when it is saved again.
+NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model's shape, and what tells it from others of the same shape."""
+
+    id: str  # hub id, or the folder's name
+    revision: str | None  # commit on the hub; None for a folder that is not a hub snapshot
+    weight_hash: (
+        str | None
+    )  # of the safetensors files; None for a hub snapshot, and where there are no weights yet
+    num_layers: int
+    num_groups: int  # KV heads a layer
+    num_query_heads: int  # a layer
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_groups", "num_query_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{self.id}: {name} is {getattr(self, name)}, it must be 1 or more."
+                )
+        if self.num_query_heads % self.num_groups:
+            raise ValueError(
+                f"{self.id}: {self.num_query_heads} query heads cannot be shared out evenly among "
+                f"{self.num_groups} KV heads."
+            )
+
+    def __str__(self) -> str:
+        mark = self.revision or self.weight_hash
+        return f"{self.id} ({mark[:12]})" if mark else self.id
+
+    def describe(self) -> str:
+        """Name and shape, for messages in which two models are told apart."""
+        return f"{self} with {self.num_layers} layers x {self.num_groups} groups"
+
+    @property
+    def query_heads_per_group(self) -> int:
+        return self.num_query_heads // self.num_groups
+
+    def has_shape_of(self, other: "ModelInfo") -> bool:
+        shapes = [
+            (m.num_layers, m.num_groups, m.num_query_heads, m.head_dim) for m in (self, other)
+        ]
+        return shapes[0] == shapes[1]
+
+    def is_same_model(self, other: "ModelInfo") -> bool:
+        """By weights where both have a hash; else by id, and revision where both have one. Of a
+        model of the hub a folder elsewhere, a copy of it, has the last part of the id."""
+        if not self.has_shape_of(other):
+            return False
+        if self.weight_hash and other.weight_hash:
+            return self.weight_hash == other.weight_hash
+        revisions = {self.revision, other.revision} - {None}
+        is_copy = "/" not in self.id or "/" not in other.id
+        names = [m.id.rsplit("/", 1)[-1] if is_copy else m.id for m in (self, other)]
+        return names[0] == names[1] and len(revisions) <= 1
+
+
+def read_model_info(folder: Path) -> ModelInfo:
+    """Shape and identity of the model in a folder.
+
+    The path of a snapshot in the hub's cache names model and commit; elsewhere weights are hashed.
+    """
+    config = read_model_config(folder)
+    model_id, revision = _hub_name(folder)
+    return ModelInfo(
+        id=model_id,
+        revision=revision,
+        weight_hash=None if revision else _hash_weights(folder),
+        num_layers=_count(config, "num_hidden_layers", folder),
+        num_groups=_count(config, "num_key_value_heads", folder),
+        num_query_heads=_count(config, "num_attention_heads", folder),
+        head_dim=_count(config, "head_dim", folder),
+    )
+
+
+def describe_model(folder: Path) -> dict[str, Any]:
+    """All that decides what the model in a folder computes, for a stage's settings: its weights and
+    its config, of which a window or the stretch of its positions can be edited."""
+    config = read_model_config(folder)
+    deciding = {name: value for name, value in config.items() if name not in NO_DECISION}
+    return {**asdict(read_model_info(folder)), "config": fingerprint(deciding)}
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json, and what it leaves out of the shape as transformers has it."""
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is not a folder; a model is a folder with config.json and safetensors files."
+        )
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no config.json, so it is not a Hugging Face model folder."
+        )
+    config = read_json_object(path)
+    needed = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    if any(config.get(name) is None for name in needed):
+        config = {**_defaults(config, path), **{k: v for k, v in config.items() if v is not None}}
+    return config
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file whose outermost value is an object."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist.")
+    try:
+        content = json.loads(path.read_bytes().decode())
+    except ValueError as error:  # a JSONDecodeError or UnicodeDecodeError
+        raise ValueError(f"{path} is not a JSON file: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold one JSON object, not a {type(content).__name__}.")
+    return content
+
+
+def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
+    """What a config.json may leave out. Each family has its own defaults: where it says no
+    num_key_value_heads, Llama has as many as query heads, Qwen2 has 32.
+    """
+    from transformers import CONFIG_MAPPING
+
+    model_type = str(config.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{path} leaves out num_hidden_layers, num_attention_heads, num_key_value_heads or "
+            f"head_dim, and transformers knows no model_type {model_type!r} that would give it."
+        )
+    completed = CONFIG_MAPPING[model_type].from_dict(config)
+    heads = getattr(completed, "num_attention_heads", None)
+    found = {
+        "num_hidden_layers": getattr(completed, "num_hidden_layers", None),
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(completed, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(completed, "head_dim", None)
+        or (heads and getattr(completed, "hidden_size", 0) // heads),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _count(config: dict[str, Any], name: str, folder: Path) -> int:
+    value = config.get(name)
+    if type(value) is not int or value < 1:
+        raise ValueError(
+            f"{folder / 'config.json'}: {name} is {value!r}, it must be a whole number from 1 on."
+        )
+    return value
+
+
+def _hub_name(folder: Path) -> tuple[str, str | None]:
+    """Id and revision from models--Qwen--Qwen3-0.6B/snapshots/<commit>, else the folder's name."""
+    parts = folder.absolute().parts
+    if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
+        return parts[-3].removeprefix("models--").replace("--", "/"), parts[-1]
+    return folder.resolve().name, None
+
+
+def _hash_weights(folder: Path) -> str | None:
+    files = sorted(folder.glob("*.safetensors"))
+    return fingerprint({path.name: hash_file(path) for path in files}) if files else None

@@ -1,0 +1,2 @@
+"""A run's folder: stages that are done once, survive a kill, and are reused while nothing
+changed."""

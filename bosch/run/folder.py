@@ -1,0 +1,248 @@
+"""A run's folder: completes stages in it, each once, for all ranks of a launch (the protocol is in
+bosch/run/stage.py)."""
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bosch.run import manifest
+from bosch.run.errors import USER_ERRORS
+from bosch.run.lock import BEAT_SECONDS, STALE_SECONDS, FolderInUseError, FolderLock, LockRecord
+from bosch.run.manifest import STARTED
+from bosch.run.plan import REFERENCE, Step, examine, examine_folder, plan_run, refuse_blocked
+from bosch.run.progress import describe_seconds
+from bosch.run.ranks import RANKS, Ranks
+from bosch.run.stage import Artifact, Stage, locate
+
+RUN = "run.json"
+
+
+def home_of(stage_folder: Path) -> Path:
+    """Where a stage's lock and curves are kept: in its run's folder, or in its own where it belongs
+    to no run, so that others may be made beside it."""
+    run_path = stage_folder.parent
+    return run_path if (run_path / RUN).is_file() else stage_folder
+
+
+class RunFolder:
+    """One run's folder, held by this launch alone while the `with` block lasts."""
+
+    def __init__(
+        self,
+        path: Path,
+        rank: int = 0,
+        world: int = 1,
+        say: Callable[[str], None] = print,
+        beat_seconds: float = BEAT_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
+        home: Path | None = None,
+    ) -> None:
+        """home: what is locked, if it is not the whole folder (`home_of`)."""
+        self.path, self.rank, self.world, self.say = path, rank, world, say
+        home = home or path
+        self._lock = FolderLock(home, say, beat_seconds=beat_seconds, stale_seconds=stale_seconds)
+        self._ranks = Ranks(home, rank, world, stale_seconds)
+        self._verified: set[Path] = set()
+        self._calls = 0  # tells the events of one stage from those of the next
+
+    def __enter__(self) -> Self:
+        if self.rank == 0:
+            self._lock.__enter__()
+            self._ranks.lead(self._lock.record.launch)
+        else:
+            self._ranks.follow()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._ranks.leave()
+        finally:
+            if self.rank == 0:
+                self._lock.release(as_ended=error is not None and self.world > 1)
+
+    def plan(
+        self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None
+    ) -> list[Step]:
+        """Plan as `plan_run` does, and remember which folders were found true, so that no file is
+        read twice."""
+        return plan_run(self.path, stages, fresh, start, self._verified)
+
+    def save_config(self, config: Any, command: Sequence[str]) -> None:
+        """Leave in run.json what this run is: every setting, the command, versions and commit."""
+        if self.rank == 0:
+            content = {"config": dataclasses.asdict(config), "command": list(command)}
+            text = json.dumps(content | manifest.provenance(), indent=1)
+            manifest.write_atomically(self.path / RUN, text + "\n")
+
+    def complete(self, stage: Stage) -> Artifact:
+        """The stage's artifact: reused if complete, else made. Every rank calls this, in the same
+        order; a stage that all ranks run may complete others on its way."""
+        self._calls += 1
+        artifact = Artifact(locate(self.path, stage), stage.fingerprint)
+        if self.rank == 0:
+            self._lead(stage, self._calls)
+        else:
+            self._follow(stage, artifact.folder, self._calls)
+        return artifact
+
+    def set_aside(self, stages: Sequence[Stage]) -> None:
+        """Move stages out of the way so that they are made anew. Last first: a kill in between
+        leaves no stage whose input was already replaced."""
+        for stage in reversed(stages) if self.rank == 0 else ():
+            self._set_aside(self.path / stage.name, self.path / "replaced", stage)
+            if stage.shared:
+                shared = locate(self.path, stage)
+                self._set_aside(shared, shared.parent / "replaced", stage)
+
+    def _set_aside(self, folder: Path, kept_in: Path, stage: Stage) -> None:
+        if not folder.is_dir():
+            return
+        record = LockRecord.read(folder)
+        if record and record.owner.alive() is not False:
+            raise FolderInUseError(
+                f"{folder} is being made by {record.owner}; wait until it ends before you make "
+                f"{stage.name} anew."
+            )
+        self._verified.discard(folder)
+        kept = _move_into(kept_in, folder, stage.name)
+        self.say(
+            f"{stage.name}: the old one is kept in {kept}; delete it when you no longer need it"
+        )
+
+    def _lead(self, stage: Stage, call: int) -> None:
+        step = examine(self.path, stage, self._verified)
+        refuse_blocked([step])
+        if step.action == "reuse":
+            self.say(f"{stage.name}: {step.reason}")
+        elif stage.shared:
+            self._make_shared(stage, call)
+        else:
+            self._make(stage, self.path / stage.name, step, call)
+        if stage.shared:
+            _refer_to(locate(self.path, stage), self.path / stage.name, stage)
+        self._announce(call, "done")
+
+    def _follow(self, stage: Stage, folder: Path, call: int) -> None:
+        if stage.ranks == "all" and self._wait_for(0, call, "run", "done") == "run":
+            stage.run(folder, **self._inputs(stage))
+            self._announce(call, "ran")
+        self._wait_for(0, call, "done")
+
+    def _make_shared(self, stage: Stage, call: int) -> None:
+        folder = locate(self.path, stage)
+        with FolderLock(folder, self.say, True, self._lock.beat_seconds, self._lock.stale_seconds):
+            # Another run may have made it while this one waited.
+            step = examine_folder(folder, stage, self._verified)
+            refuse_blocked([step])
+            if step.action == "reuse":
+                self.say(f"{stage.name}: {step.reason}")
+            else:
+                self._make(stage, folder, step, call)
+
+    def _make(self, stage: Stage, folder: Path, step: Step, call: int) -> None:
+        if stage.derived and step.action == "run":
+            shutil.rmtree(folder, ignore_errors=True)  # nothing in it that its inputs do not hold
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest.remove_leftovers(folder)
+        self.say(f"{stage.name}: {step.reason}")
+        if step.action == "run":
+            manifest.write_sealed_json(
+                folder / STARTED, stage.facts | {"fingerprint": stage.fingerprint}
+            )
+        wall_time = WallTime(folder)
+        self._lock.on_beat.append(wall_time.save)
+        try:
+            self._announce(call, "run")
+            stage.run(folder, **self._inputs(stage))
+            for rank in range(1, self.world) if stage.ranks == "all" else ():
+                self._wait_for(rank, call, "ran")
+        except KeyboardInterrupt:
+            self.say(
+                f"{stage.name}: interrupted; the same command, without --fresh or --from, goes on "
+                "from here"
+            )
+            raise
+        except USER_ERRORS:
+            _forget_start(folder)
+            raise
+        finally:
+            self._lock.on_beat.remove(wall_time.save)
+        self._lock.check_held()
+        seconds = wall_time.finish()
+        facts = stage.facts | {"fingerprint": stage.fingerprint, "wall_seconds": seconds}
+        manifest.seal_folder(folder, facts | manifest.provenance())
+        self._verified.add(folder)
+        self.say(f"{stage.name}: done in {describe_seconds(sum(seconds))}")
+
+    def _inputs(self, stage: Stage) -> dict[str, Artifact]:
+        return {
+            name: Artifact(locate(self.path, source), source.fingerprint)
+            if isinstance(source, Stage)
+            else source
+            for name, source in stage.inputs.items()
+        }
+
+    def _announce(self, call: int, event: str) -> None:
+        self._ranks.announce(f"{call} {event}")
+
+    def _wait_for(self, rank: int, call: int, *events: str) -> str:
+        event = self._ranks.wait_for(rank, *(f"{call} {event}" for event in events))
+        return event.split()[1]
+
+
+class WallTime:
+    """Seconds spent on a stage in each attempt, saved at every heartbeat so that a killed attempt
+    counts too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / ".wall_seconds.json"
+        self.earlier: list[float] = json.loads(self.path.read_text()) if self.path.is_file() else []
+        self._begin = time.monotonic()
+
+    def save(self) -> None:
+        manifest.write_atomically(self.path, json.dumps(self._seconds()))
+
+    def finish(self) -> list[float]:
+        self.path.unlink(missing_ok=True)
+        return self._seconds()
+
+    def _seconds(self) -> list[float]:
+        return [*self.earlier, round(time.monotonic() - self._begin, 3)]
+
+
+def _forget_start(folder: Path) -> None:
+    """Refused before anything was made of these settings, they shall not bar the corrected ones.
+    What is being made can lie in a hidden folder."""
+    files = [path for path in folder.rglob("[!.]*") if path.is_file() and RANKS not in path.parts]
+    if files == [folder / STARTED]:
+        (folder / STARTED).unlink()
+
+
+def _refer_to(shared: Path, folder: Path, stage: Stage) -> None:
+    """Leave in the run's own folder of the stage where its files are."""
+    if not (folder / REFERENCE).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        relative = os.path.relpath(shared, folder)  # so that the folder of all runs can be moved
+        manifest.write_sealed_json(folder / REFERENCE, {"folder": relative, "facts": stage.facts})
+
+
+def _move_into(base: Path, folder: Path, name: str) -> Path:
+    number = 1
+    while (target := base / f"{name.replace('/', '-')}-{number}").exists():
+        number += 1
+    base.mkdir(parents=True, exist_ok=True)
+    folder.rename(target)
+    manifest.sync_directory(base)
+    return target

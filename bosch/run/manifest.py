@@ -1,0 +1,203 @@
+"""Manifests: a folder's list of its own files with sizes and checksums, written last. A folder is
+complete when it has a manifest and the manifest is true. Stages use them, and so do folders inside
+a stage (a checkpoint, an evaluated step).
+
+Written to a temporary name, forced to the disk, renamed: whoever looks sees none or a whole one,
+whatever was killed when.
+"""
+
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from bosch.run.fingerprint import hash_file, is_hidden, plain
+
+MANIFEST = "manifest.json"
+STARTED = "started.json"
+# An empty file of this name keeps its folder out of the manifest around it: checkpoints are large,
+# and of no use once the run that wrote them has ended.
+NO_RESULT = ".no_result"
+HASH_THREADS = 8  # xxhash releases the GIL, so large checkpoints are read in parallel
+
+
+class DamagedArtifactError(ValueError):
+    """A file is not what its manifest says; the message names it."""
+
+
+def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write the folder's manifest, its last file: `facts`, and every file's size and checksum."""
+    manifest = dict(facts) | {"files": _describe_files(folder, sync=True)}
+    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync_directory(directory)
+    write_sealed_json(folder / MANIFEST, manifest)
+
+
+def verify_folder(folder: Path) -> dict[str, Any]:
+    """The manifest of a complete folder, every file checked against it. DamagedArtifactError names
+    the first that differs.
+
+    Files that the manifest does not list are left alone: a reader's notes beside the results harm
+    nothing.
+    """
+    manifest = read_sealed_json(folder / MANIFEST)
+    for name, told in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise DamagedArtifactError(f"{path} is missing, though {folder / MANIFEST} lists it.")
+        size = path.stat().st_size
+        if size != told["bytes"]:
+            raise DamagedArtifactError(
+                f"{path} is damaged: it has {size} bytes, its manifest says {told['bytes']}."
+            )
+    names = list(manifest["files"])
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        found = pool.map(lambda name: hash_file(folder / name), names)
+        for name, checksum in zip(names, found, strict=True):
+            if checksum != manifest["files"][name]["xxh3"]:
+                raise DamagedArtifactError(
+                    f"{folder / name} is damaged: its checksum is not the one in its manifest."
+                )
+    for name in names:
+        if Path(name).name == MANIFEST:
+            verify_folder((folder / name).parent)
+    return manifest
+
+
+def _describe_files(folder: Path, sync: bool) -> dict[str, dict[str, Any]]:
+    """Size and checksum of each file. A folder inside that is sealed itself is represented by its
+    own manifest: its files were read when it was sealed, and checkpoints are too large to read
+    twice."""
+    sealed = {path.parent for path in folder.rglob(MANIFEST) if path.parent != folder}
+    no_results = {path.parent for path in folder.rglob(NO_RESULT)}
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not is_hidden(path, folder)
+        and path != folder / MANIFEST
+        and not any(inner in path.parents and path != inner / MANIFEST for inner in sealed)
+        and not any(inner in path.parents for inner in no_results)
+    ]
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        checksums = pool.map(lambda path: hash_file(path, sync), paths)
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "xxh3": checksum}
+        for path, checksum in zip(paths, checksums, strict=True)
+    }
+
+
+def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON that carries its own checksum, so that a flipped byte in a manifest is found like
+    any other."""
+    write_atomically(path, _sealed_text(plain(content)))
+
+
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """What write_sealed_json wrote. DamagedArtifactError when a byte has changed since."""
+    try:
+        text = path.read_bytes().decode()
+        content = json.loads(text)
+        del content["checksum"]
+        intact = _sealed_text(content) == text
+    except (ValueError, KeyError, TypeError, AttributeError):
+        intact = False
+    if not intact:
+        raise DamagedArtifactError(
+            f"{path} is damaged: its own checksum does not fit what it says."
+        )
+    return content
+
+
+def _sealed_text(content: dict[str, Any]) -> str:
+    body = json.dumps(content, indent=1)
+    return (
+        json.dumps(content | {"checksum": xxhash.xxh3_128_hexdigest(body.encode())}, indent=1)
+        + "\n"
+    )
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Put a whole new file in place, or leave what was there: a kill at any point leaves no
+    half-written file."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    # Rename is atomic within a file system: a rank polling for the file never reads half of one.
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what was being written when a kill came: the files of write_atomically, and folders
+    (checkpoints, exports) that bear such a name until they are whole.
+    """
+    for leftover in list(folder.rglob(".*.tmp")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)  # it was in such a folder
+
+
+def sync_directory(folder: Path) -> None:
+    """Force a folder's entries (a rename, a new file) to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@functools.cache
+def provenance() -> dict[str, Any]:
+    """What made a result, for its manifest: package versions and the commit of this code."""
+    packages = [
+        "torch",
+        "transformers",
+        "accelerate",
+        "datasets",
+        "safetensors",
+        "numpy",
+        "PyNomadBBO",
+        "liger-kernel",
+    ]
+    versions = {"python": platform.python_version()}
+    for package in ["bosch-hybrid", *packages]:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"packages": versions, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """The commit of this code, with -dirty after it when files were changed since; None outside a
+    git checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

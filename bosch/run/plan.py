@@ -1,0 +1,188 @@
+"""What will happen to each stage of a run: reuse, resume, run, or blocked and why. Reads only;
+`--dry-run` prints it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bosch.plugins import suggest
+from bosch.run import manifest
+from bosch.run.manifest import MANIFEST, STARTED, DamagedArtifactError
+from bosch.run.stage import Stage, locate
+
+REFERENCE = "reference.json"
+ABSENT = object()
+
+
+class StageBlockedError(ValueError):
+    """A stage can neither be reused nor run: other settings, or a damaged file. The message says
+    which and what to do."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What will happen to one stage, and why."""
+
+    stage: Stage
+    action: Literal["reuse", "resume", "run", "blocked"]
+    reason: str
+
+
+def plan_run(
+    run_path: Path,
+    stages: Sequence[Stage],
+    fresh: str | None = None,
+    start: str | None = None,
+    verified: set[Path] | None = None,
+) -> list[Step]:
+    """What each stage of a chain will do, in order. Reads files' bytes, changes nothing."""
+    redone = {stage.name for stage in stages_to_redo(stages, fresh, start)}
+    asked = f"asked for by --fresh {fresh}" if fresh else f"asked for by --from {start}"
+    steps: dict[str, Step] = {}
+    for stage in stages:
+        blocked = [
+            i.name
+            for i in stage.inputs.values()
+            if isinstance(i, Stage) and i.name in steps and steps[i.name].action == "blocked"
+        ]
+        if stage.name in redone:
+            steps[stage.name] = Step(stage, "run", asked)
+        else:
+            steps[stage.name] = examine(run_path, stage, verified)
+        if blocked and steps[stage.name].action != "blocked":
+            steps[stage.name] = Step(
+                stage, "blocked", f"{stage.name} needs {blocked[0]}, which is blocked"
+            )
+    return list(steps.values())
+
+
+def follow_reference(folder: Path) -> Path:
+    """Where a stage's files are: the run's own folder of a shared stage only tells it."""
+    reference = folder / REFERENCE
+    if not reference.is_file():
+        return folder
+    return (folder / manifest.read_sealed_json(reference)["folder"]).resolve()
+
+
+def refuse_blocked(steps: Sequence[Step]) -> None:
+    """Stop before any work if a stage of the plan is blocked. The first one's reason is the cause
+    of the others'."""
+    for step in steps:
+        if step.action == "blocked":
+            raise StageBlockedError(step.reason)
+
+
+def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None) -> list[Stage]:
+    """--fresh: the stage and all that depends on it. --from: the stage, all that depends on it and
+    all that come later, except shared artifacts that do not depend on it (they would come out the
+    same). `eval` names every stage eval/..."""
+    for option, name in (("--fresh", fresh), ("--from", start)):
+        if name is not None and not any(is_called(stage, name) for stage in stages):
+            names = [stage.name for stage in stages]
+            raise ValueError(f"{option} {name}: no such stage; {suggest(name, names)}")
+    redone: list[Stage] = []
+    started = False
+    for stage in stages:
+        depends = any(source in redone for source in stage.inputs.values())
+        later = started and not stage.shared
+        if is_called(stage, fresh) or is_called(stage, start) or depends or later:
+            redone.append(stage)
+        started = started or is_called(stage, start)
+    return redone
+
+
+def is_called(stage: Stage, name: str | None) -> bool:
+    return name in (stage.name, stage.name.partition("/")[0])
+
+
+def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Step:
+    """What `complete` would do with the stage as its folder is now. `verified`: folders whose
+    checksums were read already."""
+    if stage.shared:
+        reference = run_path / stage.name / REFERENCE
+        if reference.is_file():
+            try:
+                known = manifest.read_sealed_json(reference)
+            except DamagedArtifactError as damage:
+                return Step(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
+            if known["facts"] != stage.facts:
+                return Step(
+                    stage, "blocked", _describe_conflict(reference.parent, stage, known["facts"])
+                )
+        return examine_folder(locate(run_path, stage), stage, verified)
+    return examine_folder(run_path / stage.name, stage, verified)
+
+
+def examine_folder(folder: Path, stage: Stage, verified: set[Path] | None) -> Step:
+    # Listed first: what another run is beginning has its start file by the time that is looked for.
+    has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
+    try:
+        if (folder / MANIFEST).is_file():
+            if verified is None or folder not in verified:
+                manifest.verify_folder(folder)
+            found = manifest.read_sealed_json(folder / STARTED)
+        elif (folder / STARTED).is_file():
+            found = manifest.read_sealed_json(folder / STARTED)
+        elif has_files:
+            return Step(
+                stage,
+                "blocked",
+                f"{folder} holds files but no {STARTED}, so no run of ours made it; move it away.",
+            )
+        else:
+            return Step(
+                stage, "run", "starts" if not stage.shared else f"starts, to be shared in {folder}"
+            )
+    except DamagedArtifactError as damage:
+        return Step(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
+    if found["fingerprint"] != stage.fingerprint:
+        if stage.derived:
+            changed = "; ".join(differences(found, stage.facts))
+            return Step(stage, "run", f"made anew, since this changed: {changed}")
+        return Step(stage, "blocked", _describe_conflict(folder, stage, found))
+    if not (folder / MANIFEST).is_file():
+        return Step(stage, "resume", "goes on where it was stopped")
+    if verified is not None:
+        verified.add(folder)
+    return Step(
+        stage, "reuse", f"complete, reused from {folder}" if stage.shared else "complete, reused"
+    )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What changed between the facts of two stages, a phrase each: `ratio: 0.75 -> 0.5`."""
+    changed = []
+    if old["version"] != new["version"]:
+        changed.append(f"version of the stage: {old['version']} -> {new['version']}")
+    before, after = _flatten(old["settings"]), _flatten(new["settings"])
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name, ABSENT) != after.get(name, ABSENT):
+            changed.append(f"{name}: {_show(before, name)} -> {_show(after, name)}")
+    for name in sorted(old["inputs"].keys() | new["inputs"].keys()):
+        if old["inputs"].get(name) != new["inputs"].get(name):
+            changed.append(f"its input {name}")
+    return changed
+
+
+def _describe_conflict(folder: Path, stage: Stage, found: Mapping[str, Any]) -> str:
+    changed = "; ".join(differences(found, stage.facts))
+    return (
+        f"{folder} was made with other settings or inputs ({changed}). Three ways on: another "
+        f"--run-dir, --fresh {stage.name} to make it and what depends on it anew, or the old "
+        "setting. (search_mask.py: --fresh alone. Recipes that have neither: another --out, or "
+        "delete the folder.)"
+    )
+
+
+def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        return {prefix: settings}
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat
+
+
+def _show(values: Mapping[str, Any], name: str) -> str:
+    return str(values[name]) if name in values else "(not there)"

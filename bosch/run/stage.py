@@ -1,0 +1,86 @@
+"""Stages: steps of a run that are done once, survive a kill at any point, and are reused while
+nothing about them changed.
+
+A stage writes one folder in the run folder: `started.json` first, `manifest.json` last
+(bosch/run/manifest.py). In use:
+
+    mask = Stage("mask", run=search, settings=config.mask, inputs={"calibration": calibration})
+    with RunFolder(path, rank, world, say) as run:
+        artifact = run.complete(mask)      # calls search(folder, calibration=Artifact) unless the
+        folder is complete
+
+Whatever `run` had written when it was killed is still in its folder when it is called again: it
+goes on from there. What will happen to each stage is decided in bosch/run/plan.py, and done in
+bosch/run/folder.py.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from bosch.run import manifest
+from bosch.run.fingerprint import fingerprint, fingerprint_files, plain
+from bosch.run.manifest import MANIFEST, STARTED
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a stage leaves: a complete folder, and the fingerprint of everything that decided its
+    content."""
+
+    folder: Path
+    fingerprint: str
+
+    @classmethod
+    def load(cls, folder: Path) -> "Artifact":
+        """A folder made elsewhere: a stage of any run, verified, or files from outside, known by
+        their content."""
+        if (folder / MANIFEST).is_file():
+            return cls(folder, manifest.verify_folder(folder)["fingerprint"])
+        if (folder / STARTED).is_file():
+            raise ValueError(
+                f"{folder} is not complete: it has no {MANIFEST}. Finish the run that makes it."
+            )
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder} is not a folder.")
+        return cls(folder, fingerprint_files(folder))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a run, described before it is done. Its name is its folder's name."""
+
+    name: str
+    run: Callable[..., None]  # run(folder, **inputs), each input an Artifact
+    settings: Any = field(
+        default_factory=dict
+    )  # a dataclass or mapping; what is marked speed_only does not count
+    inputs: "Mapping[str, Stage | Artifact]" = field(default_factory=dict)
+    version: int = 1  # raised when the same settings give another result
+    ranks: Literal["first", "all"] = "first"  # who calls `run`; the others wait
+    shared: bool = False  # kept in runs/shared and built once for all runs that need it
+    derived: bool = False  # a view of its inputs: made anew, unasked, when they have changed
+
+    @functools.cached_property
+    def facts(self) -> dict[str, Any]:
+        """Everything that decides the result."""
+        inputs = {name: source.fingerprint for name, source in self.inputs.items()}
+        return {
+            "stage": self.name,
+            "version": self.version,
+            "settings": plain(self.settings),
+            "inputs": inputs,
+        }
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.facts)
+
+
+def locate(run_path: Path, stage: Stage) -> Path:
+    """Where a stage's files are: in the run folder, or among what runs share."""
+    if not stage.shared:
+        return run_path / stage.name
+    return run_path.parent / "shared" / f"{stage.name.replace('/', '-')}-{stage.fingerprint[:16]}"

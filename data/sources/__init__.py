@@ -1,0 +1,1 @@
+"""Where training text comes from."""

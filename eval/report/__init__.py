@@ -1,0 +1,1 @@
+"""Runs side by side: statistics, tables, pictures, the page."""

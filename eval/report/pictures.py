@@ -1,0 +1,324 @@
+"""The pictures of a comparison: recovery over tokens, scores over ratios, losses, masks. Same
+numbers, same bytes.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.ticker import EngFormatter
+
+from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
+from eval.report.compare import Comparison, kind_means
+from eval.report.measures import Measure
+from eval.report.recovery import Numbers
+from eval.report.runs import RunResults
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 3  # panels side by side
+COLORS = "#d95f02 #1b9e77 #7570b3 #e7298a #1f78b4 #66a61e #a6761d #e6ab02 #b2182b #666666".split()
+LINES = ("-", "--", ":", "-.")
+MOST_MASKS = 24  # in one picture
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one kind of run draws: the mean over its seeds, and a band of one standard error."""
+
+    label: str
+    x: Numbers
+    y: Numbers
+    error: Numbers  # nan: unknown
+
+
+def draw_pictures(comparison: Comparison, out: Path) -> list[Path]:
+    """Every picture for which there is something to show."""
+    written = []
+    for name, draw in PICTURES.items():
+        figure = draw(comparison)
+        path = out / f"{name}.png"
+        path.unlink(missing_ok=True)  # of an earlier comparison
+        if figure is not None:
+            figure.savefig(path, format="png", metadata={"Software": None})
+            written.append(path)
+    return written
+
+
+def draw_recovery(comparison: Comparison) -> "Figure | None":
+    """Figure 3: the averages over tokens, the dense model as a line."""
+    return _draw_measures(comparison, comparison.averages)
+
+
+def draw_niah_tasks(comparison: Comparison) -> "Figure | None":
+    return _draw_measures(comparison, _parts(comparison, "niah"))
+
+
+def draw_longbench_categories(comparison: Comparison) -> "Figure | None":
+    return _draw_measures(comparison, _parts(comparison, "longbench"))
+
+
+def draw_zero_shot(comparison: Comparison) -> "Figure | None":
+    """Tables 1 and 2 as a picture: scores before training, a row a method, a dot a ratio."""
+    panels = [list(_over_ratios(comparison, measure)) for measure in comparison.averages]
+    if not panels or sum(len(line.x) for line in panels[0]) < 2:
+        return None
+    # The best on top, by the largest ratio that all have: there methods differ most.
+    common = set.intersection(*(set(line.x) for line in panels[0]))
+
+    def rank(line: Line) -> tuple[float, float]:
+        at = list(line.x).index(max(common)) if common else -1
+        return float(line.x[at]), float(line.y[at])
+
+    order = sorted(panels[0], key=rank)
+    place = {line.label: row for row, line in enumerate(order)}
+    ratios = sorted({ratio for lines in panels for line in lines for ratio in line.x})
+    figure, axes = grid(len(panels), height=1.0 + 0.2 * len(place))
+    for number, (axis, measure, lines) in enumerate(
+        zip(axes, comparison.averages, panels, strict=True)
+    ):
+        for ratio, color in zip(ratios, itertools.cycle(COLORS)):
+            dots = [
+                (line.y[at], place[line.label], line.error[at])
+                for line in lines
+                if line.label in place
+                for at in np.flatnonzero(line.x == ratio)
+            ]
+            if dots:
+                x, y, error = np.array(dots).T
+                label = f"ratio {ratio:g}"
+                axis.errorbar(x, y, xerr=error, fmt="o", color=color, ms=4, lw=1, label=label)
+        _draw_dense(axis, comparison, measure, across=True)
+        axis.set(title=f"{measure.title}, before training", xlabel="score, %")
+        names = [_as_it_is(label) for label in place] if number == 0 else []
+        axis.set_yticks(range(len(place)), names or [""] * len(place), fontsize=8)
+    return finish(figure, axes)
+
+
+def draw_losses(comparison: Comparison) -> "Figure | None":
+    panels = []
+    for name, title in (("loss", "training loss"), ("validation_loss", "validation loss")):
+        lines = list(_losses(comparison.runs, name))
+        if lines:
+            panels.append((title, lines))
+    if not panels:
+        return None
+    styles = _choose_styles(lines for _, lines in panels)
+    figure, axes = grid(len(panels))
+    for axis, (title, lines) in zip(axes, panels, strict=True):
+        _draw_lines(axis, lines, styles, marker="" if title == "training loss" else "o")
+        axis.set(title=title, ylabel="nats a token")
+        _count_tokens(axis)
+    return finish(figure, axes)
+
+
+def draw_masks(comparison: Comparison) -> "Figure | None":
+    """Heat maps side by side; layers from the bottom up."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    runs = [run for run in comparison.runs if run.mask is not None][:MOST_MASKS]
+    if not runs:
+        return None
+    masks = [run.mask.mask for run in runs if run.mask is not None]
+    height = max(1.6, 0.14 * max(mask.num_layers for mask in masks))
+    figure, axes = grid(len(runs), columns=min(6, len(runs)), width=2.2, height=height + 0.7)
+    colors = ListedColormap([WINDOW_COLOR, FULL_COLOR])
+    for axis, run, mask in zip(axes, runs, masks, strict=True):
+        axis.pcolormesh(mask.z, cmap=colors, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
+        axis.set_title(f"{_as_it_is(run.name)}\n{mask.ratio:.4g} on the window", fontsize=7)
+        axis.set_xlabel("group", fontsize=7)
+        axis.set_ylabel("layer", fontsize=7)
+        for ticks, count in (
+            (axis.set_xticks, mask.num_groups),
+            (axis.set_yticks, mask.num_layers),
+        ):
+            shown = range(0, count, max(1, -(-count // 8)))
+            ticks([place + 0.5 for place in shown], [str(place) for place in shown], fontsize=6)
+    keys = [
+        Patch(color=FULL_COLOR, label="full attention"),
+        Patch(color=WINDOW_COLOR, label="sliding window"),
+    ]
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+PICTURES: dict[str, Callable[[Comparison], Any]] = {
+    "recovery": draw_recovery,
+    "zero_shot": draw_zero_shot,
+    "niah_tasks": draw_niah_tasks,
+    "longbench_categories": draw_longbench_categories,
+    "losses": draw_losses,
+    "masks": draw_masks,
+}
+
+
+# ---------------------------------------------------------------------------------------- lines
+
+
+def _draw_measures(comparison: Comparison, measures: Sequence[Measure]) -> "Figure | None":
+    panels = [(m, lines) for m in measures if (lines := list(_over_tokens(comparison, m)))]
+    if not panels:
+        return None
+    styles = _choose_styles(lines for _, lines in panels)
+    figure, axes = grid(len(panels))
+    for axis, (measure, lines) in zip(axes, panels, strict=True):
+        _draw_lines(axis, lines, styles)
+        _draw_dense(axis, comparison, measure)
+        axis.set(title=measure.title, ylabel="score, %")
+        _count_tokens(axis)
+    return finish(figure, axes)
+
+
+def _over_tokens(comparison: Comparison, measure: Measure) -> Iterator[Line]:
+    """A line for each kind of run. Where any run was trained, those that were not are left out."""
+    kinds: dict[str, list[RunResults]] = {}
+    curves = {run.name: comparison.curve(run.name, measure) for run in comparison.runs}
+    any_trained = any(curve and curve.is_trained for curve in curves.values())
+    for run in comparison.runs:
+        curve = curves[run.name]
+        if curve is not None and (curve.is_trained or not any_trained):
+            kinds.setdefault(run.kind, []).append(run)
+    shown = [run for runs in kinds.values() for run in runs]
+    only_methods = len({(run.model, run.ratio, run.window, run.apart) for run in shown}) == 1
+    for kind, runs in kinds.items():
+        found = [curve for run in runs if (curve := curves[run.name])]
+        if len(found) == 1:
+            yield Line(runs[0].name, found[0].tokens, found[0].values, found[0].stderrs)
+            continue
+        common = sorted(set.intersection(*(set(curve.tokens) for curve in found)))
+        heights = np.array(
+            [[curve.values[list(curve.tokens).index(t)] for t in common] for curve in found]
+        )
+        if common:
+            error = heights.std(axis=0, ddof=1) / math.sqrt(len(found))
+            name = runs[0].method if only_methods else kind
+            label = f"{name} (mean of {len(found)} seeds)"
+            yield Line(label, np.array(common), heights.mean(axis=0), error)
+
+
+def _over_ratios(comparison: Comparison, measure: Measure) -> Iterator[Line]:
+    by_name = {run.name: run for run in comparison.runs}
+    one_window = len({run.window for run in comparison.runs}) == 1
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    for mean in kind_means(comparison, measure, at_end=False):
+        run = by_name[mean.runs[0]]
+        if run.ratio:
+            label = run.method if _one_model(comparison) else f"{run.model} {run.method}"
+            label += ("" if one_window else f" W{run.window}") + (run.apart and f", {run.apart}")
+            error = math.nan if mean.stderr is None else mean.stderr
+            points.setdefault(label, []).append((run.ratio, mean.mean, error))
+    for label, found in points.items():
+        x, y, error = np.array(sorted(found)).T
+        yield Line(label, x, y, error)
+
+
+def _losses(runs: Sequence[RunResults], name: str) -> Iterator[Line]:
+    for run in runs:
+        found = [
+            (row["tokens"], row[name])
+            for row in run.training
+            if isinstance(row.get(name), int | float) and isinstance(row.get("tokens"), int)
+        ]
+        if found:
+            x, y = np.array(found, float).T
+            yield Line(run.name, x, y, np.full(len(x), math.nan))
+
+
+# ------------------------------------------------------------------------------------- drawing
+
+
+def grid(
+    num_panels: int, columns: int = COLUMNS, width: float = 4.2, height: float = 3.1
+) -> "tuple[Figure, list[Axes]]":
+    # A Figure of its own: pyplot would keep state and pick a display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(columns, num_panels)
+    rows = -(-num_panels // columns)
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in axes[num_panels:]:
+        unused.remove()
+    return figure, axes[:num_panels]
+
+
+def _draw_lines(
+    axis: "Axes", lines: Sequence[Line], styles: Mapping[str, tuple[str, str]], marker: str = "o"
+) -> None:
+    for line in lines:
+        style, color = styles[line.label]
+        label = _as_it_is(line.label)
+        axis.plot(line.x, line.y, style, color=color, marker=marker, markersize=4, label=label)
+        if not np.isnan(line.error).any():
+            axis.fill_between(
+                line.x, line.y - line.error, line.y + line.error, color=color, alpha=0.15, lw=0
+            )
+
+
+def _as_it_is(name: str) -> str:
+    """A name as matplotlib has to get it: dollars begin formulas, and what begins with an
+    underscore is left out of legends."""
+    return ("\N{ZERO WIDTH SPACE}" if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
+def _choose_styles(panels: Iterable[Sequence[Line]]) -> dict[str, tuple[str, str]]:
+    """A line style and color for each label, the same in all panels of a picture."""
+    labels = dict.fromkeys(line.label for lines in panels for line in lines)
+    looks = itertools.cycle((style, color) for style in LINES for color in COLORS)
+    return dict(zip(labels, looks, strict=False))
+
+
+def _draw_dense(
+    axis: "Axes", comparison: Comparison, measure: Measure, across: bool = False
+) -> None:
+    """A line for each dense model. Runs of one model were beside the same one."""
+    draw = axis.axvline if across else axis.axhline
+    heights: dict[str, float] = {}
+    for run in comparison.runs:
+        found = comparison.dense.get((run.name, measure.suite, measure.name))
+        if found is not None:
+            heights.setdefault(run.model, found.value)
+    for model, height in heights.items():
+        label = "dense model" if len(heights) == 1 else f"dense {_as_it_is(model)}"
+        draw(height, color="#444444", linewidth=1, linestyle=(0, (6, 2)), label=label)
+
+
+def finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
+    labels: dict[str, Any] = {}
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            labels.setdefault(label, handle)
+    figure.legend(
+        list(labels.values()),
+        list(labels),
+        loc="outside lower center",
+        ncols=min(len(labels), max(1, len(axes))),
+        frameon=False,
+        fontsize=8,
+    )
+    return figure
+
+
+def _count_tokens(axis: "Axes") -> None:
+    axis.set_xlabel("tokens that mask and weights learned from")
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _parts(comparison: Comparison, suite: str) -> list[Measure]:
+    return [m for m in comparison.measures if m.kind == "part" and m.suite == suite]
+
+
+def _one_model(comparison: Comparison) -> bool:
+    return len({run.model for run in comparison.runs}) == 1

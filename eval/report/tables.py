@@ -1,0 +1,420 @@
+"""The tables of a report, as text in cells: one form for page, markdown and terminal."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eval.report.cells import (
+    MISSING,
+    show_change,
+    show_count,
+    show_estimate,
+    show_points,
+    show_row,
+    show_score,
+    show_seconds,
+    show_share,
+    show_tokens,
+)
+from eval.report.compare import (
+    Comparison,
+    KindMean,
+    Recovery,
+    beside_baseline,
+    end_alike,
+    falls,
+    jaccard_table,
+    kind_means,
+    recoveries,
+)
+from eval.report.measures import SUITES, Measure, Row, Score
+from eval.report.recovery import LEVEL, NO_INTERVALS, Curve
+from eval.report.resampling import FROM_ERRORS, PAIRED
+from eval.report.runs import RunResults
+from eval.suites import niah
+
+BYTES_PER_VALUE = 2  # of the KV cache: bf16
+SOURCES = {PAIRED: "paired", FROM_ERRORS: "errors", NO_INTERVALS: MISSING}
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def make_tables(comparison: Comparison) -> dict[str, Table]:
+    """All tables that have a row, by name."""
+    tables = {
+        "runs": overview(comparison),
+        "recovery": recovery_table(comparison),
+        "baseline": baseline_table(comparison),
+        "seeds_before": seed_table(comparison, at_end=False),
+        "seeds_after": seed_table(comparison, at_end=True),
+        "falls": falls_table(comparison),
+        **{f"{suite}_scores": score_table(comparison, suite) for suite in SUITES},
+        "niah_lengths": lengths_table(comparison),
+        "cost": cost_table(comparison),
+        "distances": distances(comparison),
+    }
+    return {name: table for name, table in tables.items() if table.rows}
+
+
+def overview(comparison: Comparison) -> Table:
+    """What each run is and what became of its averages."""
+    rows = []
+    for run in comparison.runs:
+        cells = [run.name, run.method, _ratio(run), show_count(run.window), _seed(run)]
+        cells += [kv_saved(run), show_count(run.trained_tokens)]
+        for measure in comparison.averages:
+            cells.append(_path(comparison, run, measure))
+        rows.append(cells)
+    header = ["run", "method", "ratio", "window", "seed", "KV bytes saved", "tokens trained"]
+    header += [f"{measure.title}: step 0 → end (dense)" for measure in comparison.averages]
+    note = "KV bytes of one text as long as a training sequence, two bytes a value."
+    return Table("Runs", header, rows, note)
+
+
+def short_table(comparison: Comparison) -> Table:
+    """The terminal's: scores, and the share of the gap that was closed."""
+    shares = {(row.run, row.measure.suite): show_gap_share(row) for row in recoveries(comparison)}
+    rows = []
+    for run in comparison.runs:
+        cells = [
+            run.name,
+            MISSING if run.trained_tokens is None else show_tokens(run.trained_tokens),
+        ]
+        for measure in comparison.averages:
+            share = shares.get((run.name, measure.suite), MISSING)
+            cells += [_path(comparison, run, measure), share]
+        rows.append(cells)
+    header = ["run", "trained"]
+    for measure in comparison.averages:
+        header += [f"{SUITES[measure.suite]} (dense)", "gap closed"]
+    return Table("", header, rows)
+
+
+def course_table(comparison: Comparison, run: RunResults) -> Table:
+    """One run's averages and losses, from the dense model over step 0 to the end."""
+    losses = run.validation_losses
+    averages = comparison.averages
+    curves = {m: curve for m in averages if (curve := comparison.curve(run.name, m))}
+    dense = [comparison.dense.get((run.name, m.suite, m.name)) for m in averages]
+    rows = [["dense model", MISSING, MISSING, *map(_dense_cell, dense)]]
+    points = {
+        point for curve in curves.values() for point in zip(curve.steps, curve.tokens, strict=True)
+    }
+    for step, tokens in sorted(points):
+        loss = f"{losses[step]:.4f}" if step in losses else MISSING
+        scores = [_curve_cell(curves.get(measure), step) for measure in averages]
+        rows.append([f"step {step}", show_tokens(tokens), loss, *scores])
+    header = ["", "tokens", "validation loss", *(measure.title for measure in averages)]
+    return Table("", header, rows)
+
+
+def recovery_table(comparison: Comparison) -> Table:
+    rows = [
+        [
+            row.run,
+            SUITES[row.measure.suite],
+            show_gap_share(row),
+            show_estimate(row.tokens_to_half, show_tokens),
+            show_estimate(row.tokens_to_90, show_tokens),
+            show_estimate(row.mean_score, show_points),
+            SOURCES[row.curve.source],
+        ]
+        for row in recoveries(comparison)
+    ]
+    header = ["run", "suite", "gap closed", "tokens to half", "tokens to 90 %", "mean score"]
+    note = (
+        "Gap closed: of the points between step 0 and the dense model, the share that the last "
+        "checkpoint has won back. Tokens: the first time that a line between checkpoints reaches "
+        "that share, those that a mask learned from included. Mean score: area under the curve "
+        "over its width, on the stretch that all runs have. In brackets the middle "
+        f"{LEVEL:.0%} of replicates. Paired: examples drawn anew, the same ones for all models. "
+        "Errors: each point drawn from its standard error, which is wider."
+    )
+    return Table("How far and how fast", [*header, "intervals"], rows, note)
+
+
+def baseline_table(comparison: Comparison) -> Table:
+    trained = {(row.run, row.measure): row for row in recoveries(comparison)}
+    rows = []
+    for (run, measure), points in beside_baseline(comparison).items():
+        row, curve = trained.get((run, measure)), comparison.curve(run, measure)
+        assert curve is not None
+        rows.append(
+            [
+                run,
+                SUITES[measure.suite],
+                show_estimate(points, show_change),
+                show_estimate(row.end_beside_baseline if row else None, show_change),
+                show_estimate(row.mean_beside_baseline if row else None, show_change),
+                SOURCES[curve.source],
+            ]
+        )
+    header = ["run", "suite", "points before training", "points at the end"]
+    header += ["points of mean score", "intervals"]
+    return Table(f"Beside {comparison.baseline}", header, rows, "Positive: better than it.")
+
+
+def seed_table(comparison: Comparison, at_end: bool) -> Table:
+    """Means over seeds, where any kind of run has more than one: tables 1 and 2 before training."""
+    means = {m.title: kind_means(comparison, m, at_end) for m in comparison.averages}
+    found = [mean for of_measure in means.values() for mean in of_measure]
+    rows = [
+        [kind, *(_seed_cell(kind, of_measure) for of_measure in means.values())]
+        for kind in dict.fromkeys(mean.kind for mean in found)
+        if any(len(mean.values) > 1 for mean in found)
+    ]
+    when = "at the end" if at_end else "before training"
+    note = "± standard error over seeds; in parentheses their number."
+    return Table(f"Means over seeds, {when}", ["runs", *means], rows, note)
+
+
+def score_table(comparison: Comparison, suite: str) -> Table:
+    """Every measure of a suite at every checkpoint with its standard error."""
+    measures = [measure for measure in comparison.measures if measure.suite == suite]
+    rows = [row for run in comparison.runs for row in _score_rows(comparison, run, measures)]
+    header = ["run", "step", "tokens", *(m.name.removeprefix("niah_") for m in measures)]
+    note = "± standard error over examples."
+    if suite == "niah":
+        note += " A task is the mean over its lengths."
+    return Table(f"{SUITES[suite]} scores", header, rows, note)
+
+
+def lengths_table(comparison: Comparison) -> Table:
+    """NIAH by group of tasks and length, as the paper's tables 7, 9, 11, 13 and 15 have it."""
+    places: dict[tuple[str, int | None], dict[tuple[str, int], Row]] = {}
+    for run in comparison.runs:
+        of_groups = [row for row in run.rows if row["suite"] == "niah" and row["length"]]
+        for row in sorted(of_groups, key=lambda row: -1 if row["step"] is None else row["step"]):
+            if row["task"] in niah.GROUPS:
+                cells = places.setdefault((run.name, row["step"]), {})
+                cells[row["task"], row["length"]] = row
+    known = {cell for cells in places.values() for cell in cells}
+    columns = sorted(known, key=lambda cell: (list(niah.GROUPS).index(cell[0]), cell[1]))
+    rows = [
+        [run, "dense" if step is None else str(step), *(show_row(cells.get(c)) for c in columns)]
+        for (run, step), cells in places.items()
+    ]
+    header = ["run", "step", *(f"{group} {length:,}" for group, length in columns)]
+    return Table("NIAH by length", header, rows, "± standard error over examples.")
+
+
+def falls_table(comparison: Comparison) -> Table:
+    rows = [
+        [
+            fall.run,
+            fall.measure.full_title,
+            str(fall.step),
+            show_estimate(fall.points, show_change),
+            fall.certainty,
+        ]
+        for fall in falls(comparison)
+    ]
+    note = "Points lost since step 0; clear: the interval does not reach zero."
+    return Table("Checkpoints below step 0", ["run", "score", "step", "points", ""], rows, note)
+
+
+def cost_table(comparison: Comparison) -> Table:
+    """What each mask cost to find, and the run's stages."""
+    rows = []
+    for run in comparison.runs:
+        if run.mask is None:
+            continue
+        counts = ("evaluations", "layer_forwards", "learning_tokens")
+        cells = [run.name, calibration_score(run)]
+        cells += [show_count(run.mask_cost.get(name)) for name in counts]
+        cells += [show_seconds(run.mask_cost.get("seconds"))]
+        cells += [show_seconds(run.stage_seconds.get("train")), show_count(run.trained_tokens)]
+        rows.append(cells)
+    header = ["run", "S of the mask (dense)", "evaluations", "layer-forwards"]
+    header += ["tokens for the mask", "mask time"]
+    return Table("Cost", [*header, "training time", "tokens trained"], rows)
+
+
+def distances(comparison: Comparison) -> Table:
+    runs = [run for run in comparison.runs if run.mask is not None]
+    if len(runs) < 2:
+        return Table("Jaccard", [], [])
+    header = ["", *(run.name for run in runs)]
+    rows = [
+        [run.name, *(MISSING if value is None else f"{value:.2f}" for value in values)]
+        for run, values in zip(runs, jaccard_table(runs), strict=True)
+    ]
+    note = "Of groups on the window. 0: both masks have the same, 1: they have none in common."
+    return Table("Jaccard distance of masks", header, rows, note)
+
+
+def warnings(comparison: Comparison) -> list[str]:
+    """What a reader must know before the numbers: parts that are missing, checkpoints that are
+    worse than step 0 (in an average, or clearly)."""
+    lines = [f"{run.name}: {problem}" for run in comparison.runs for problem in run.problems]
+    lacking: dict[str, list[str]] = {}
+    for run in comparison.runs:
+        for part in missing_parts(comparison, run):
+            lacking.setdefault(part, []).append(run.name)
+    lines += [f"{', '.join(names)}: {part}" for part, names in lacking.items()]
+    lines += unlike_examples(comparison)
+    lines += unlike_ends(comparison)
+    if comparison.baseline and len(comparison.runs) > 1 and not beside_baseline(comparison):
+        lines.append(f"{comparison.baseline}: without its step 0 no run is measured against it")
+    for fall in falls(comparison):
+        if fall.is_clear or fall.measure.kind == "average":
+            lines.append(
+                f"{fall.run}: {fall.measure.full_title} at step {fall.step} is below step 0: "
+                f"{show_estimate(fall.points, show_change)} points"
+                + ("" if fall.is_clear else f", {fall.certainty}")
+            )
+    return lines
+
+
+def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
+    if run.mask is None:
+        return ["no mask yet"]
+    curves = [curve for m in comparison.measures if (curve := comparison.curve(run.name, m))]
+    if not curves and not run.rows:
+        return ["not evaluated yet"]
+    parts = []
+    if not any(row["step"] is None for row in run.rows):
+        parts.append("the dense model was not evaluated, so there is no gap to close")
+    if not any(curve.starts_at_zero for curve in curves):
+        parts.append("step 0 was not evaluated")
+    elif not any(curve.is_trained for curve in curves):
+        parts.append("evaluated before training only")
+    for measure in comparison.averages:
+        curve = comparison.curve(run.name, measure)
+        if run.ratio and curve and curve.is_trained and curve.dense <= curve.values[0]:
+            parts.append(f"{measure.title}: step 0 is not below the dense model: no gap to close")
+    return parts
+
+
+def unlike_examples(comparison: Comparison) -> list[str]:
+    """Averages that rest on other examples in some runs than in others."""
+    lines = []
+    for measure in comparison.averages:
+        found: dict[str, list[str]] = {}
+        for run in comparison.runs:
+            rows = [row for row in run.rows if row["suite"] == measure.suite]
+            lengths = ", ".join(map(str, sorted({r["length"] for r in rows if r["length"]})))
+            for n in sorted({row["n"] for row in rows if row["task"] == measure.name}):
+                test_set = f"{n} of {lengths} tokens" if lengths else str(n)
+                found.setdefault(test_set, []).append(run.name)
+        if len(found) > 1:
+            told = "; ".join(f"{name} in {', '.join(runs)}" for name, runs in found.items())
+            lines.append(f"{measure.title}: not the same examples everywhere: {told}")
+    return lines
+
+
+def unlike_ends(comparison: Comparison) -> list[str]:
+    """Trainings of which some have come further than others."""
+    ends: dict[float, dict[str, Curve]] = {}
+    for row in recoveries(comparison):
+        for end, members in ends.items():
+            if end_alike(row.curve, next(iter(members.values()))):
+                ends[end][row.run] = row.curve
+                break
+        else:
+            ends[float(row.curve.tokens[-1])] = {row.run: row.curve}
+    if len(ends) < 2:
+        return []
+    told = "; ".join(f"{show_tokens(end)} in {', '.join(names)}" for end, names in ends.items())
+    return [f"not the same tokens at the end: {told}"]
+
+
+def show_gap_share(row: Recovery) -> str:
+    if math.isnan(row.curve.dense):
+        return MISSING
+    return show_estimate(row.gap_share, show_share) if row.has_clear_gap else "no clear gap"
+
+
+def kv_saved(run: RunResults) -> str:
+    if run.mask is None:
+        return MISSING
+    mask, model = run.mask.mask, run.mask.model
+    context = run.config.get("data", {}).get("sequence_length") or 16 * mask.window_tokens
+    now = mask.kv_bytes(context, model.head_dim, BYTES_PER_VALUE)
+    dense = mask.num_total * context * 2 * model.head_dim * BYTES_PER_VALUE
+    return f"{1 - now / dense:.0%} at {context:,} tokens"
+
+
+def calibration_score(run: RunResults) -> str:
+    """What a search noted of S, beside the dense model's: `0.83 (0.98)`."""
+    found = (run.mask_cost.get(name) for name in ("hybrid", "dense"))
+    values = [told.get("accuracy") if isinstance(told, dict) else None for told in found]
+    known = [f"{value:.2f}" if isinstance(value, int | float) else None for value in values]
+    return f"{known[0]} ({known[1] or MISSING})" if known[0] else MISSING
+
+
+# ---------------------------------------------------------------------------------------- cells
+
+
+def _path(comparison: Comparison, run: RunResults, measure: Measure) -> str:
+    """`31.2 → 88.0 (95.8)`."""
+    curve = comparison.curve(run.name, measure)
+    dense = comparison.dense.get((run.name, measure.suite, measure.name))
+    beside = f" ({dense.value:.1f})" if dense else f" ({MISSING})"
+    if curve is None:
+        return MISSING + beside
+    first = f"{curve.values[0]:.1f}" if curve.starts_at_zero else MISSING
+    trained = len(curve.steps) > 1 or not curve.starts_at_zero
+    return f"{first} → {curve.values[-1]:.1f}{beside}" if trained else f"{first}{beside}"
+
+
+def _score_rows(
+    comparison: Comparison, run: RunResults, measures: Sequence[Measure]
+) -> list[list[str]]:
+    curves = {m.name: curve for m in measures if (curve := comparison.curve(run.name, m))}
+    dense = {m.name: comparison.dense.get((run.name, m.suite, m.name)) for m in measures}
+    rows = []
+    if any(dense.values()):
+        rows.append([run.name, "dense", MISSING, *(_dense_cell(dense[m.name]) for m in measures)])
+    steps = {
+        step: tokens
+        for curve in curves.values()
+        for step, tokens in zip(curve.steps, curve.tokens, strict=True)
+    }
+    for step in sorted(steps):
+        cells = [_curve_cell(curves.get(m.name), step) for m in measures]
+        rows.append([run.name, str(step), show_tokens(steps[step]), *cells])
+    return rows
+
+
+def _dense_cell(found: Score | None) -> str:
+    return MISSING if found is None else show_score(found.value, found.stderr)
+
+
+def _curve_cell(curve: Curve | None, step: int) -> str:
+    if curve is None or step not in curve.steps:
+        return MISSING
+    place = curve.steps.index(step)
+    return show_score(curve.values[place], curve.stderrs[place])
+
+
+def _seed_cell(kind: str, means: Sequence[KindMean]) -> str:
+    for mean in means:
+        if mean.kind == kind:
+            stderr = math.nan if mean.stderr is None else mean.stderr
+            return f"{show_score(mean.mean, stderr)} ({len(mean.values)})"
+    return MISSING
+
+
+def _ratio(run: RunResults) -> str:
+    return MISSING if run.ratio is None else f"{run.ratio:g}"
+
+
+def _seed(run: RunResults) -> str:
+    return MISSING if run.seed is None else str(run.seed)
+
+
+def align(table: Table) -> list[str]:
+    """The table as lines of plain text."""
+    lines = [table.header, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
