@@ -21,11 +21,11 @@ from bosch.calibration import Calibration, read_calibration
 from bosch.config import Config
 from bosch.methods import _choose
 from bosch.methods._interface import Context, Selection
-from bosch.model import read_model_info
+from bosch.methods._settings import default_settings
+from bosch.model import fetch_model, find_tokenizer, load_for_search, read_model_info
 from bosch.run.folder import RunFolder
 from bosch.search.rankings import rank_statically
-from recipes import calibrate, search_mask
-from recipes.materialize_model import fetch_model
+from recipes import calibrate
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def set_up(config: Config, runs: Path, model: PreTrainedModel | None = None) -> 
     own = runs / f"set-{stage.fingerprint[:12]}"
     with RunFolder(own, say=lambda line: None) as run:
         made = run.complete(stage)
-    loaded = search_mask.load_model(folder) if model is None else model
+    loaded = load_for_search(folder) if model is None else model
     weights = read_model_info(folder).weight_hash or folder.name
     rankings = own / f"rankings-{weights[:12]}-{config.window}"
     return Setup(config, folder, loaded, read_calibration(made.folder), rankings)
@@ -85,7 +85,7 @@ def search(
         with tempfile.TemporaryDirectory() as temporary:
             return search(setup, method, ratio, seed, Path(temporary), **settings)
     config, device = setup.config, setup.model.device
-    chosen = search_mask.default_settings(method, config.mask)
+    chosen = default_settings(method, config.mask)
     context = Context(
         model_info=read_model_info(setup.folder),
         load_model=lambda: setup.model,
@@ -95,7 +95,7 @@ def search(
         seed=seed,
         settings=dataclasses.replace(chosen, **settings),
         folder=folder,
-        load_tokenizer=partial(search_mask.load_tokenizer, setup.folder),
+        load_tokenizer=partial(find_tokenizer, setup.folder),
     )
     for name in getattr(context.settings, "rankings", ()):
         kept = setup.rankings / name

@@ -125,7 +125,9 @@ def measure_packing(
     def pack() -> None:
         clear(place / "packed")
         (place / "packed").mkdir()
-        config = PackConfig(seq_len=options.seq_len, held_out_sequences=1, workers=options.cores)
+        config = PackConfig(
+            sequence_length=options.seq_len, held_out_sequences=1, workers=options.cores
+        )
         pack_documents([WeightedSource(FileSource(corpus), 1.0)], text, config, place / "packed")
 
     ways: dict[str, Callable[[], None]] = {"encode_batch": encode, "packing": pack}
@@ -221,7 +223,9 @@ def measure_memory(
     folder = place / "one"
     folder.mkdir()
     text = describe_tokenizer(tokenizer)
-    config = PackConfig(seq_len=options.seq_len, held_out_sequences=1, workers=options.cores)
+    config = PackConfig(
+        sequence_length=options.seq_len, held_out_sequences=1, workers=options.cores
+    )
     before = resident_bytes()
     with PeakMemory() as peak:
         pack_documents([WeightedSource(FileSource(one), 1.0)], text, config, folder)

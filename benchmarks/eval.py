@@ -30,17 +30,17 @@ from benchmarks._timing import (
     show_table,
     speedup,
 )
+from bosch.model import fetch_model
 from bosch.run.progress import say
 from data.needles import TOY_SIZES
 from eval.generate import Generator, Key
+from eval.judging import Judging, load_judged
 from eval.lm_eval_bridge import run_lm_eval
 from eval.metrics.string_match import string_match_all
 from eval.results import SCORES
 from eval.settings import FAST, PLAIN, Label
 from eval.suites import niah
 from eval.suites._interface import Example, LeftOutError
-from recipes.evaluate_model import Judging, load_model
-from recipes.materialize_model import fetch_model
 
 SHOWS_TABLE = True  # so that benchmark.py prints only the rows with a target
 TARGET = 3.0  # times as fast as plain generate, at RULER's number of tokens
@@ -85,7 +85,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
     device = choose_device(options.device)
     torch.set_num_threads(options.threads)
     folder = fetch_model(options.model)
-    model: Any = load_model(folder, Judging(())).to(device)
+    model: Any = load_judged(folder, Judging(())).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     stock: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
     stock.to(device).eval()
@@ -205,7 +205,7 @@ def scores_of(examples: Examples, texts: dict[Key, str]) -> list[float]:
 
 def by_lm_eval(options: Options, device: torch.device, folder: Path) -> list[dict[str, Any]]:
     """The tasks whose haystack lm-eval need not download, prompts and all."""
-    model: Any = load_model(folder, Judging(())).to(device)
+    model: Any = load_judged(folder, Judging(())).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     with TemporaryDirectory() as name:
         out = Path(name)

@@ -38,8 +38,9 @@ from benchmarks.plan import count_weights
 from bosch.config import TrainConfig
 from bosch.hybrid.export import describe_bytes
 from bosch.hybrid.models import deploy
+from bosch.model import find_model
 from data.loader import Sequences, TokenFolder
-from recipes.presets import TINY_MODEL, find_model
+from recipes.presets import TINY_MODEL
 from training.flops import peak_flops, training_flops
 
 SHOWS_TABLE = True

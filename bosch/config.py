@@ -5,7 +5,7 @@ paper's; named setups are functions in recipes/presets.py. The comment behind a 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
@@ -13,20 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bosch.masks.mask import check_ratio, check_window
-from bosch.plugins import suggest
 from bosch.run.fingerprint import speed_only
-
-NIAH_TASKS = (
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-)
-
-
-MORE_NIAH_TASKS = ("niah_multivalue", "niah_multiquery")
 
 
 def parse_count(text: str) -> int:
@@ -62,20 +49,21 @@ TokenCount = Annotated[
 class CalibrationConfig:
     """The examples on which the search and the static methods judge a mask."""
 
-    examples: int = 64  # an example is one question
-    length: TokenCount = 32_768  # of a context
-    questions_per_context: int = 1  # more make the same examples cheaper: one prefill scores all
-    tasks: tuple[str, ...] = NIAH_TASKS  # in equal shares
-    essays: str = "PaulGrahamEssays.json"  # RULER's haystack, a file or folder; toy: the toy world
-    punkt: str | None = None  # folder of the English Punkt data, for essays that need it
+    examples: int = 64  # number of questions that score a mask
+    length: TokenCount = 32_768  # tokens of a text, with its questions and answers
+    questions_per_context: int = 1  # questions about one text; more of them cost less time
+    tasks: tuple[str, ...] = ()  # needle tasks, in equal shares; none: the paper's six
+    # Filler text around the needles: a file or folder of essays, or toy for the built-in toy world.
+    essays: str = "PaulGrahamEssays.json"
+    # Folder with the English Punkt data, if the essays have to be cut into sentences.
+    punkt: str | None = speed_only(None)
 
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")
-        _check_tasks("calibration.tasks", self.tasks)
         if self.examples % self.questions_per_context:
             raise ValueError(
                 f"calibration.examples is {self.examples}, which calibration.questions_per_context "
-                f"({self.questions_per_context}) does not divide."
+                f"({self.questions_per_context}) does not divide; take a multiple."
             )
 
 
@@ -83,14 +71,15 @@ class CalibrationConfig:
 class MaskConfig:
     """The search for the mask."""
 
-    kappa: int = 100  # evaluations a layer; a subproblem with no more candidates is enumerated
-    alpha: float = 100.0  # penalty for missing the quota, in the loss that NOMAD sees
-    gamma: float = 0.2  # headroom of the normalized score above the dense model's
-    ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # what stage 2 may give a layer
-    max_variables: int = 49  # of a subproblem of stage 3; NOMAD's quadratic model takes no more
-    max_layers: int | None = None  # of a subproblem of stage 3; None: max(1, 32 // groups)
-    razor_recent_share: float = 0.25  # of an example's length: Razor's recent tokens K
-    # Of the method alone, as granularity=layer; search_mask.py --method NAME --help lists them.
+    kappa: int = 100  # masks tried per layer: more find better masks and take longer
+    alpha: float = 100.0  # penalty in NOMAD's loss for missing the number of windowed groups
+    gamma: float = 0.2  # how far the normalized score may rise above the dense model's
+    ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # ratios a layer may get
+    max_variables: int = 49  # most groups searched together; NOMAD's quadratic model takes no more
+    max_layers: int | None = None  # most layers searched together; None: max(1, 32 // groups)
+    razor_recent_share: float = 0.25  # method razor: part of an example that is recent
+    # Settings of the chosen method, as granularity=layer; search_mask.py --method NAME --help
+    # lists them.
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -98,58 +87,77 @@ class MaskConfig:
         at_least(0, self, "mask", "alpha", "gamma", "razor_recent_share")
         for ratio in self.ratio_buckets:
             check_ratio(ratio)
-        if list(self.ratio_buckets) != sorted(set(self.ratio_buckets)):
-            raise ValueError(f"mask.ratio_buckets must rise, they are {self.ratio_buckets}.")
+        _must_rise("mask.ratio_buckets", self.ratio_buckets)
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """The tokens the hybrid is trained on."""
+class PackingConfig:
+    """How documents become sequences of tokens."""
 
-    source: tuple[str, ...] = ("prolong-64k",)  # toy: no network; a mix: @weight behind each
-    tokens: TokenCount = 2_500_000_000  # budget: 2.5B, 300M or a number
-    sequence_length: TokenCount = 32_768  # documents are packed into sequences of this many tokens
-    held_out_sequences: int = 16  # beside the budget, for the validation loss
-    document_mask: bool = True  # documents packed together do not see each other
-    tokens_from: str | None = None  # folder of tokens that another run packed; None: pack them
+    sequence_length: TokenCount = 32_768  # tokens of a sequence in training
+    held_out_sequences: int = 16  # sequences kept for the validation loss, beside the budget
+    min_document_tokens: int = 0  # leave out documents with fewer tokens
+    workers: int = speed_only(0)  # processes that turn text into tokens; 0: one for each core
 
     def __post_init__(self) -> None:
-        at_least(1, self, "data", "tokens", "sequence_length")
-        at_least(0, self, "data", "held_out_sequences")
+        at_least(2, self, "data", "sequence_length")
+        at_least(0, self, "data", "held_out_sequences", "min_document_tokens", "workers")
+        tokens: int | None = getattr(self, "tokens", None)
+        if tokens is not None and tokens < self.sequence_length:
+            raise ValueError(
+                f"data.tokens is {tokens}, less than one sequence of {self.sequence_length}; raise "
+                "it."
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig(PackingConfig):
+    """The tokens the hybrid is trained on."""
+
+    # Training text: toy (built in), prolong-64k, hf:owner/name, or files of yours; several with
+    # @weight behind each.
+    source: tuple[str, ...] = ("prolong-64k",)
+    tokens: TokenCount = 2_500_000_000  # tokens to train on: 2.5B, 300M or a number
+    document_mask: bool = True  # documents packed into one sequence do not see each other
+    tokens_from: str | None = None  # folder of tokens packed before, to be used instead
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.source:
             raise ValueError("data.source is empty; name at least one source of text, as toy.")
-        if self.tokens < self.sequence_length:
-            raise ValueError(
-                f"data.tokens is {self.tokens}, less than one sequence of {self.sequence_length}."
-            )
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Continual pretraining of the hybrid."""
 
-    batch_sequences: int = 64  # a step, over all GPUs
-    micro_batch_sequences: int | None = speed_only(None)  # at once on a GPU; None: what fits
-    peak_learning_rate: float = 1e-5  # reached after the warm-up
-    warmup_share: float = 0.1  # of all steps
-    floor_share: float = 0.0  # of the peak, at the end
+    batch_sequences: int = 64  # sequences in a step, over all GPUs
+    micro_batch_sequences: int | None = speed_only(None)  # on a GPU at once; None: what fits
+    peak_learning_rate: float = 1e-5  # learning rate after the warm-up
+    warmup_share: float = 0.1  # share of the steps in which the learning rate rises
+    floor_share: float = 0.0  # learning rate at the end, as a share of the peak
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
-    weight_decay: float = 0.1  # on matrices only
-    clip_norm: float = 1.0  # of the whole gradient
-    precision: Literal["bf16", "fp32"] = "bf16"  # to compute in; parameters are fp32
-    attention: str = "auto"  # backend: auto, or a file of bosch/backends
-    kernels: Literal["auto", "liger", "torch"] = "auto"  # auto: liger on GPUs, torch elsewhere
-    max_steps: int | None = None  # a shorter schedule than data.tokens gives; None: all of it
-    spike: Literal["log", "skip"] = "log"  # a loss that jumps: tell it, or do not make the step
-    checkpoint_steps: int = speed_only(50)  # between two checkpoints to resume from
-    keep_checkpoints: int = speed_only(2)  # of these; those of evaluated steps all stay
-    async_checkpoints: bool = speed_only(False)  # written while training goes on
-    # None in the next three: as the accelerate config says, else as the comment.
-    activation_checkpointing: bool | None = speed_only(None)  # compute blocks twice; on for GPUs
-    cpu_offload: bool | None = speed_only(None)  # parameters and optimizer in host memory; off
-    reshard_after_forward: bool | None = speed_only(None)  # drop a block's gathered weights; on
-    sync_every_micro_batch: bool = speed_only(True)  # off: faster, and fp32 gradients stay whole
-    compile: bool = speed_only(False)  # torch.compile, block by block
+    weight_decay: float = 0.1  # of AdamW, on matrices only
+    clip_norm: float = 1.0  # largest norm of the gradient
+    precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
+    attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
+    # Fused kernels: liger needs a GPU; auto takes it where it can be had.
+    kernels: Literal["auto", "liger", "torch"] = "auto"
+    max_steps: int | None = None  # fewer steps than the tokens give; None: all of them
+    spike: Literal["log", "skip"] = "log"  # when the loss jumps: say so, or leave the step out
+    checkpoint_steps: int = speed_only(50)  # steps between two checkpoints to resume from
+    keep_checkpoints: int = speed_only(2)  # newest of these to keep; evaluated steps' all stay
+    async_checkpoints: bool = speed_only(False)  # write checkpoints while training goes on
+    # Save memory by computing blocks twice; None: as the accelerate config says, else on GPUs.
+    activation_checkpointing: bool | None = speed_only(None)
+    # Keep weights and optimizer in host memory; None: as the accelerate config says, else not.
+    cpu_offload: bool | None = speed_only(None)
+    # Free a block's gathered weights after its forward pass; None: as the accelerate config says,
+    # else yes.
+    reshard_after_forward: bool | None = speed_only(None)
+    # Share gradients out after every micro-batch; off is faster and takes more memory.
+    sync_every_micro_batch: bool = speed_only(True)
+    compile: bool = speed_only(False)  # use torch.compile, block by block
 
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
@@ -158,29 +166,32 @@ class TrainConfig:
         for name in ("peak_learning_rate", "clip_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"train.{name} is {getattr(self, name)}, it must be above 0.")
-        _check_shares("train", self, "warmup_share", "floor_share")
+        for name in ("warmup_share", "floor_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"train.{name} is {getattr(self, name)}, a share is from 0 to 1.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"train.betas are {self.betas}, each must be in [0, 1).")
 
 
 @dataclass(frozen=True)
-class EvalConfig:
-    """What the dense model, step 0 and checkpoints are judged by."""
+class JudgingConfig:
+    """What a model is judged by."""
 
-    samples: int | None = None  # sets niah_samples and longbench_rows at once
-    checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # shares of the training
-    niah_tasks: tuple[str, ...] = NIAH_TASKS  # RULER's needles in a haystack
-    niah_lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768)  # tokens
-    niah_samples: int = 500  # a task and length
-    niah_essays: str | None = None  # RULER's haystack, or toy; None: calibration.essays
-    longbench: Literal["full", "toy"] = "full"  # full: 21 sets and GSM8K
-    longbench_rows: int | None = None  # of a data set, its first ones; None: all
-    longbench_categories: Literal["paper", "official"] = "paper"  # seven, or LongBench's own six
-    longbench_data: str = "zai-org/LongBench"  # of full: data.zip, a folder of its files, a hub id
-    gsm8k_data: str = "openai/gsm8k"  # the paper's seventh category: file, folder or hub id
-    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on a GPU, fp32 on the CPU
-    # Sequences decoded at once; None: as many as change no result.
-    batch: int | None = speed_only(None)
+    samples: int | None = None  # examples a task, for all tasks at once
+    niah_tasks: tuple[str, ...] = ()  # needle-in-a-haystack tasks; none: the paper's six
+    # Lengths of the needle tasks' texts, in tokens.
+    niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)
+    niah_samples: int = 500  # examples of each needle task at each length
+    niah_essays: str | None = None  # filler text of needle tasks, or toy; None: the calibration's
+    # LongBench's data.zip, a folder of its files, a hub id, or toy for built-in tasks like them.
+    longbench_data: str = "zai-org/LongBench"
+    longbench_rows: int | None = None  # examples of each data set, its first ones; None: all
+    # Averages over the paper's seven categories, which need GSM8K, or over LongBench's own six.
+    longbench_categories: Literal["paper", "official"] = "paper"
+    gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
+    # Number format of the model; auto: bf16 on a GPU, fp32 on the CPU.
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    batch: int | None = speed_only(None)  # answers written at once; None: as many as are safe
     prefill_chunk: TokenCount = speed_only(8_192)  # tokens of a prompt read at once
 
     def __post_init__(self) -> None:
@@ -189,16 +200,24 @@ class EvalConfig:
             object.__setattr__(self, "longbench_rows", self.samples)
         names = ("samples", "niah_samples", "longbench_rows", "batch", "prefill_chunk")
         at_least(1, self, "eval", *names)
-        _check_tasks("eval.niah_tasks", self.niah_tasks)
-        if list(self.niah_lengths) != sorted(set(self.niah_lengths)) or self.niah_lengths[:1] < (
-            1,
-        ):
-            raise ValueError(f"eval.niah_lengths must rise from 1 on: {self.niah_lengths}.")
-        if list(self.checkpoints) != sorted(set(self.checkpoints)):
-            raise ValueError(f"eval.checkpoints must rise, they are {self.checkpoints}.")
+        _must_rise("eval.niah_lengths", self.niah_lengths)
+        if min(self.niah_lengths, default=0) < 1:
+            raise ValueError(f"eval.niah_lengths must be 1 or more: {self.niah_lengths}.")
+
+
+@dataclass(frozen=True)
+class EvalConfig(JudgingConfig):
+    """What the dense model, step 0 and checkpoints are judged by."""
+
+    # When models are judged, as shares of the training.
+    checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _must_rise("eval.checkpoints", self.checkpoints)
         if not all(0 <= share <= 1 for share in self.checkpoints):
             raise ValueError(
-                f"eval.checkpoints must be shares of the tokens, from 0 to 1: {self.checkpoints}."
+                f"eval.checkpoints must be shares of the training, from 0 to 1: {self.checkpoints}."
             )
 
 
@@ -206,11 +225,11 @@ class EvalConfig:
 class Config:
     """Everything that decides what a run does."""
 
-    model: str = "tiny-qwen3"  # a Hugging Face folder or hub id
-    ratio: float = 0.75  # share of KV groups on the sliding window
-    method: str = "bosch"  # what chooses the groups: a file of bosch/methods
-    window: TokenCount = 1_024  # tokens a windowed group sees, the own one included
-    seed: int = 0  # of everything random
+    model: str = "tiny-qwen3"  # Hugging Face folder or hub id, or an embedded model
+    ratio: float = 0.75  # share of the model's KV groups that get the sliding window
+    method: str = "bosch"  # what chooses these groups: a file of bosch/methods
+    window: TokenCount = 1_024  # window size in tokens, including the current token
+    seed: int = 0  # seed of all random choices
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     mask: MaskConfig = field(default_factory=MaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -223,13 +242,21 @@ class Config:
         at_least(0, self, "", "seed")
 
 
+def shared_fields(part: type[Any], whole: Any) -> dict[str, Any]:
+    """The values of a settings class's fields in another one that has them too."""
+    return {f.name: getattr(whole, f.name) for f in fields(part) if hasattr(whole, f.name)}
+
+
 def fill_in(stored: Mapping[str, Any]) -> dict[str, Any]:
     """A config as a run has kept it, with the defaults of settings that are newer than the run."""
-    config = json.loads(json.dumps(asdict(Config())))
+    config: dict[str, Any] = json.loads(json.dumps(asdict(Config())))
     for name, value in stored.items():
         known = config.get(name)
         both = isinstance(known, dict) and isinstance(value, dict)
         config[name] = known | value if both else value
+    judged = config["eval"]
+    if isinstance(judged, dict) and judged.pop("longbench", None) == "toy":  # once its own setting
+        judged["longbench_data"] = "toy"
     return config
 
 
@@ -291,17 +318,6 @@ def at_least(low: int, config: Any, section: str, *names: str) -> None:
             raise ValueError(f"{option} is {value}, it must be at least {low}.")
 
 
-def _check_shares(section: str, config: Any, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(config, name) <= 1:
-            option = f"{section}.{name}"
-            raise ValueError(f"{option} is {getattr(config, name)}, a share is from 0 to 1.")
-
-
-def _check_tasks(option: str, tasks: Iterable[str]) -> None:
-    if not tasks:
-        raise ValueError(f"{option} is empty; name at least one of {', '.join(NIAH_TASKS)}.")
-    known = NIAH_TASKS + MORE_NIAH_TASKS
-    for task in tasks:
-        if task not in known:
-            raise ValueError(f"{option}: {task!r} is no NIAH task; {suggest(task, known)}")
+def _must_rise(option: str, values: Sequence[float]) -> None:
+    if not values or list(values) != sorted(set(values)):
+        raise ValueError(f"{option} must rise, they are {values}.")

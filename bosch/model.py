@@ -1,12 +1,17 @@
-"""What a Hugging Face model folder says before any weight is loaded: the model's shape and which it
-is.
+"""Models: where they are found, what their folders say before any weight is loaded, and how they
+and their tokenizers are loaded. Importing this file loads neither torch nor transformers.
+
+A model is named by a Hugging Face folder, a hub id (owner/name), or the name of an embedded one.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bosch.assets import asset_folder
 from bosch.run.fingerprint import fingerprint, hash_file
 
 # Of config.json: what decides nothing that the model computes, and changes when it is saved again.
@@ -19,9 +24,8 @@ class ModelInfo:
 
     id: str  # hub id, or the folder's name
     revision: str | None  # commit on the hub; None for a folder that is not a hub snapshot
-    weight_hash: (
-        str | None
-    )  # of the safetensors files; None for a hub snapshot, and where there are no weights yet
+    # Of the safetensors files; None for a hub snapshot, and where there are no weights yet.
+    weight_hash: str | None
     num_layers: int
     num_groups: int  # KV heads a layer
     num_query_heads: int  # a layer
@@ -70,6 +74,94 @@ class ModelInfo:
         return names[0] == names[1] and len(revisions) <= 1
 
 
+class ModelShape(NamedTuple):
+    """What a setup must know of a model before it is loaded."""
+
+    num_layers: int
+    num_groups: int  # KV heads a layer
+    positions: int
+
+
+# Of the paper's models, so that planning a run fetches nothing.
+PAPER_SHAPES = {
+    "Qwen/Qwen3-1.7B-Base": ModelShape(28, 8, 32_768),
+    "Qwen/Qwen3-8B-Base": ModelShape(36, 8, 32_768),
+    "Qwen/Qwen3-14B-Base": ModelShape(40, 8, 32_768),
+    "Qwen/Qwen3-30B-A3B-Base": ModelShape(48, 4, 40_960),
+}
+
+
+# ------------------------------------------------------------------------------------ finding it
+
+
+def find_model(model: str) -> Path | None:
+    """The folder of a model that is on this machine; None for a hub id. A path that leads nowhere
+    is refused."""
+    if Path(model).is_dir():
+        return Path(model)
+    if "/" not in model and (asset := asset_folder().parent / model).is_dir():
+        return asset
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise FileNotFoundError(
+            f"--model {model}: there is no such folder; pass a Hugging Face model folder or a hub "
+            "id (owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
+        )
+    return None
+
+
+def fetch_model(model: str) -> Path:
+    """The folder of a model; one on the hub is fetched, its safetensors files and what is small."""
+    if (folder := find_model(model)) is not None:
+        return folder
+    from huggingface_hub import snapshot_download
+
+    with _explain_hub(model):
+        return Path(snapshot_download(model, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*/*"]))
+
+
+def fetch_config(model: str) -> Path:
+    """A folder with the model's config.json; of a model on the hub nothing else is fetched."""
+    if (folder := find_model(model)) is not None:
+        return folder
+    from huggingface_hub import hf_hub_download
+
+    with _explain_hub(model):
+        return Path(hf_hub_download(model, "config.json")).parent
+
+
+@contextlib.contextmanager
+def _explain_hub(model: str) -> Iterator[None]:
+    """One sentence in place of the hub's errors."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        yield
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise FileNotFoundError(
+            f"--model {model} is no folder here, and the hub did not give it: {_reason(error)}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# ------------------------------------------------------------------------- what its folder says
+
+
+def read_shape(model: str) -> ModelShape:
+    """Shape of a model from its config.json, which is fetched from the hub if need be."""
+    if model in PAPER_SHAPES and find_model(model) is None:
+        return PAPER_SHAPES[model]
+    config = read_model_config(fetch_config(model))
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int) or positions < 1:
+        raise ValueError(
+            f"{model}: its config.json says no max_position_embeddings ({positions!r})."
+        )
+    return ModelShape(config["num_hidden_layers"], config["num_key_value_heads"], positions)
+
+
 def read_model_info(folder: Path) -> ModelInfo:
     """Shape and identity of the model in a folder.
 
@@ -86,6 +178,13 @@ def read_model_info(folder: Path) -> ModelInfo:
         num_query_heads=_count(config, "num_attention_heads", folder),
         head_dim=_count(config, "head_dim", folder),
     )
+
+
+def describe_source(model: str) -> str | dict[str, Any]:
+    """A model as a stage's settings tell it: one on the hub by its id, so that planning a run
+    downloads nothing."""
+    folder = find_model(model)
+    return model if folder is None else describe_model(folder)
 
 
 def describe_model(folder: Path) -> dict[str, Any]:
@@ -171,3 +270,55 @@ def _hub_name(folder: Path) -> tuple[str, str | None]:
 def _hash_weights(folder: Path) -> str | None:
     files = sorted(folder.glob("*.safetensors"))
     return fingerprint({path.name: hash_file(path) for path in files}) if files else None
+
+
+# ------------------------------------------------------------------------------------ loading it
+
+
+def load_tokenizer(model: str | Path) -> Any:
+    """The tokenizer of a folder or model; one on the hub is fetched."""
+    from transformers import AutoTokenizer
+
+    folder = find_model(str(model))
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            folder or model, local_files_only=folder is not None
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{model} has no tokenizer that can be loaded: {_reason(error)}"
+        ) from error
+    if len(tokenizer) < 2:  # what some classes make of a folder without tokenizer files
+        raise ValueError(f"{model} has no tokenizer that can be loaded: its vocabulary is empty.")
+    return tokenizer
+
+
+def find_tokenizer(folder: Path) -> Any:
+    """None where the folder has none that can be loaded."""
+    try:
+        return load_tokenizer(folder)
+    except ValueError:
+        return None
+
+
+def load_for_search(folder: Path) -> Any:
+    """The dense model, ready for search mode: on a GPU in its own number format, on the CPU in
+    float32."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    dtype, device = ("auto", "cuda") if on_gpu else (torch.float32, "cpu")
+    return load_model(folder, dtype, device, attn_implementation="bosch")
+
+
+def load_model(folder: Path, dtype: Any, device: str, **arguments: Any) -> Any:
+    """The model of a folder, dense or hybrid, ready to be asked. `arguments`: of transformers'
+    from_pretrained."""
+    from transformers import AutoModelForCausalLM
+
+    if not any(folder.glob("*.safetensors")):
+        raise FileNotFoundError(f"{folder} holds no safetensors, so the model has no weights.")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, **arguments
+    )
+    return model.to(device).eval()

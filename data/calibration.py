@@ -11,13 +11,14 @@ texts, and `calibration.json` what they were made of, with hashes.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
+from bosch.config import CalibrationConfig
 from bosch.plugins import suggest
 from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import write_atomically, write_sealed_json
@@ -45,17 +46,14 @@ TOY = "toy"
 
 
 @dataclass(frozen=True)
-class CalibrationSettings:
+class CalibrationSettings(CalibrationConfig):
     """What the set holds."""
 
-    examples: int = 64  # questions
-    length: int = 32_768  # tokens of a context with all its questions and answers, at most
-    questions_per_context: int = 1
-    tasks: tuple[str, ...] = PAPER_TASKS  # in equal shares of the contexts
-    seed: int = 0
-    essays: str = TOY  # toy, or a file or folder of essays
+    seed: int = 0  # of all random choices
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "tasks", self.tasks or PAPER_TASKS)
         for name in self.tasks:
             if self.tasks.count(name) > 1:
                 raise ValueError(
@@ -69,13 +67,6 @@ class CalibrationSettings:
                     f"{name} asks for {TASKS[name].num_queries} keys in one question, so a context "
                     "cannot hold several questions; leave it out, or ask one question a context."
                 )
-        if min(self.examples, self.length, self.questions_per_context, len(self.tasks)) < 1:
-            raise ValueError("examples, length, questions per context and tasks must be at least 1")
-        if self.examples % self.questions_per_context:
-            raise ValueError(
-                f"{self.examples} examples cannot be asked {self.questions_per_context} a context; "
-                "take a multiple."
-            )
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ class Context:
         return "".join(read + answer for read, answer in self.pieces)
 
 
-def gather_material(settings: CalibrationSettings, punkt: Path | None = None) -> Material:
+def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
     if settings.essays == TOY:
         from data.toy_world.essays import ToyEssays
@@ -120,6 +111,7 @@ def gather_material(settings: CalibrationSettings, punkt: Path | None = None) ->
     from data.essays import read_essays
     from data.key_words import wonderwords_keys
 
+    punkt = Path(settings.punkt) if settings.punkt else None
     essays = read_essays(Path(settings.essays), punkt).starting_at(REGION)
     keys = wonderwords_keys()
     facts = {"essays": essays.name, "essays_sha256": essays.sha256, "words": keys.name}
@@ -268,10 +260,9 @@ def write_set(
     tokenizer: Any,
     tokenizer_hash: str,
     test_texts: Iterable[str] = (),
-    punkt: Path | None = None,
 ) -> Calibration:
     """Build the set, check it against the test texts and write it into a folder."""
-    material = gather_material(settings, punkt)
+    material = gather_material(settings)
     contexts = build_contexts(settings, material, tokenizer)
     num_compared = check_disjoint([context.text for context in contexts], test_texts)
     calibration = Calibration([encode(context, tokenizer) for context in contexts])
@@ -288,7 +279,7 @@ def write_set(
     write_atomically(folder / TEXTS, "".join(json.dumps(row) + "\n" for row in rows))
     tasks = [context.task for context in contexts]
     facts = {
-        "settings": asdict(settings),
+        "settings": settings,
         "material": material.facts,
         "tokenizer_hash": tokenizer_hash,
         "contexts": {name: tasks.count(name) for name in dict.fromkeys(tasks)},

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import tyro
 import xxhash
 from numpy.typing import NDArray
 
+from bosch.config import PackingConfig, TokenCount, at_least
 from bosch.run.fingerprint import CHUNK_BYTES, fingerprint, speed_only
 from bosch.run.manifest import (
     DamagedArtifactError,
@@ -61,36 +63,22 @@ LEAST_REPRODUCED = 0.98
 
 
 @dataclass(frozen=True)
-class PackConfig:
+class PackConfig(PackingConfig):
     """How documents become sequences. A document longer than a sequence is split over several;
     sequences are shuffled, so that the parts of a book do not follow each other."""
 
-    seq_len: int = 32_768
-    tokens: int | None = None  # budget, rounded down to whole sequences; None: all there is
-    held_out_sequences: int = 16  # beside the budget, from the start of every source by its weight
-    min_document_tokens: int = 0  # shorter documents are dropped, and counted
-    epochs: int = 1  # orders that are stored; training stops at the end of the last
-    seed: int = 42  # of the orders
-    workers: int = speed_only(0)  # encoding processes; 0: one for each core
-    shard_chunks: int = speed_only(
-        256
-    )  # chunks of a quarter megabyte between two points from which a killed run goes on
-    chunk_chars: int = (
-        CHUNK_CHARS  # of a chunk; decides how much is counted as dropped at the budget, no token
-    )
+    tokens: TokenCount | None = None  # tokens to pack: 2.5B, 300M or a number; None: all there is
+    epochs: int = 1  # orders of the sequences to store; training stops at the end of the last
+    seed: int = 0  # of all random choices
+    # Chunks of a quarter megabyte between two points from which a killed run goes on.
+    shard_chunks: tyro.conf.Suppress[int] = speed_only(256)
+    # Of a chunk; decides how much is counted as dropped at the budget, no token.
+    chunk_chars: tyro.conf.Suppress[int] = CHUNK_CHARS
 
     def __post_init__(self) -> None:
-        for name, least in (
-            *(("seq_len", 2), ("held_out_sequences", 0), ("min_document_tokens", 0)),
-            *(("epochs", 1), ("seed", 0), ("workers", 0), ("shard_chunks", 1), ("chunk_chars", 1)),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least {least}.")
-        if self.tokens is not None and self.tokens < self.seq_len:
-            raise ValueError(
-                f"A budget of {self.tokens:,} tokens is less than one sequence of "
-                f"{self.seq_len:,}; raise --tokens."
-            )
+        super().__post_init__()
+        at_least(1, self, "", "epochs", "shard_chunks", "chunk_chars")
+        at_least(0, self, "", "seed")
 
     @property
     def num_workers(self) -> int:
@@ -189,7 +177,7 @@ def split_quotas(
 ) -> list[tuple[int, int | None]]:
     """(held-out tokens, training tokens) of each source, exact in their sums. None: all it has."""
     weights = [source.weight for source in sources]
-    held_out = share_out(config.held_out_sequences * config.seq_len, weights)
+    held_out = share_out(config.held_out_sequences * config.sequence_length, weights)
     if config.tokens is None:
         if len(set(weights)) > 1:
             raise ValueError(
@@ -201,7 +189,7 @@ def split_quotas(
                     f"The source {source.source.name} has no end; give a budget with --tokens."
                 )
         return [(tokens, None) for tokens in held_out]
-    train = share_out(config.tokens // config.seq_len * config.seq_len, weights)
+    train = share_out(config.tokens // config.sequence_length * config.sequence_length, weights)
     return list(zip(held_out, train, strict=True))
 
 
@@ -343,7 +331,7 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
                 self._append(HELD_OUT, ids[begin:end], ends[(ends > begin) & (ends <= end)] - begin)
                 counts.tokens_held_out += end - begin
                 if counts.tokens_held_out == held_out and end not in ends:
-                    self.progress.gap_left = self.config.seq_len
+                    self.progress.gap_left = self.config.sequence_length
                     self._end_document(HELD_OUT)
             elif self.progress.gap_left > 0:
                 later = ends[ends > begin]
@@ -494,13 +482,14 @@ def finish(
     it is done again."""
     itemsize = tokenizer.dtype.itemsize
     num_tokens = progress.sizes[0] // itemsize
-    num_sequences = num_tokens // config.seq_len
+    num_sequences = num_tokens // config.sequence_length
     if num_sequences == 0:
         raise ValueError(
-            f"The sources have {num_tokens:,} tokens, less than one sequence of {config.seq_len:,}."
+            f"The sources have {num_tokens:,} tokens, less than one sequence of "
+            f"{config.sequence_length:,}."
         )
-    tail = num_tokens - num_sequences * config.seq_len
-    write_ends(folder / GROWING[2], folder / DOC_ENDS, num_sequences * config.seq_len)
+    tail = num_tokens - num_sequences * config.sequence_length
+    write_ends(folder / GROWING[2], folder / DOC_ENDS, num_sequences * config.sequence_length)
     write_ends(folder / GROWING[3], folder / HELD_OUT_DOC_ENDS, progress.sizes[1] // itemsize)
     order = [
         np.random.default_rng([config.seed, epoch]).permutation(num_sequences)
@@ -512,9 +501,9 @@ def finish(
         "tokenizer_hash": tokenizer.hash,
         "num_ids": tokenizer.num_ids,
         "token_bytes": itemsize,
-        "seq_len": config.seq_len,
+        "seq_len": config.sequence_length,
         "num_sequences": num_sequences,
-        "num_held_out_sequences": progress.sizes[1] // itemsize // config.seq_len,
+        "num_held_out_sequences": progress.sizes[1] // itemsize // config.sequence_length,
         "epochs": config.epochs,
         "sources": describe_counts(facts["sources"], progress.counts, tail),
         "commits": progress.commits,
@@ -523,10 +512,10 @@ def finish(
     write_sealed_json(folder / SUMMARY, summary)
     (folder / PROGRESS).unlink()
     clean_up(folder)
-    kept = num_sequences * config.seq_len
+    kept = num_sequences * config.sequence_length
     say(
-        f"tokens: {num_sequences:,} sequences of {config.seq_len:,} ({kept:,} tokens), {tail:,} "
-        "tokens in no sequence"
+        f"tokens: {num_sequences:,} sequences of {config.sequence_length:,} ({kept:,} tokens), "
+        f"{tail:,} tokens in no sequence"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from bosch.model import load_tokenizer
 from bosch.run.fingerprint import fingerprint
 
 DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
@@ -63,6 +64,11 @@ def describe_tokenizer(tokenizer: Any) -> TokenizerText:
     if begin is not None and tokenizer("a")["input_ids"][:1] != [begin]:
         begin = None
     return TokenizerText(backend.to_str(), begin, tokenizer.eos_token_id)
+
+
+def read_tokenizer(model: str | Path) -> TokenizerText:
+    """Of a folder or model; a tokenizer on the hub is fetched."""
+    return describe_tokenizer(load_tokenizer(model))
 
 
 def read_source_tokenizer(name: str) -> TokenizerText:

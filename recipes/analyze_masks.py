@@ -34,7 +34,7 @@ from bosch.masks.named_masks import (
     read_masks,
     steps_of,
 )
-from bosch.model import read_model_info
+from bosch.model import fetch_model, load_for_search, read_model_info
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.manifest import provenance, write_atomically
@@ -283,10 +283,9 @@ def score_masks(
     """Accuracy and probability of the answers under each mask. Each score is in a journal in the
     folder at once, from which a killed test goes on.
     """
+    from bosch.calibration import read_calibration
     from bosch.methods._interface import Context
     from bosch.search.evaluations import open_objective  # loads torch
-    from recipes.materialize_model import fetch_model
-    from recipes.search_mask import load_calibration, load_model
 
     name = options.model or records[0].model.id
     model = fetch_model(name)
@@ -303,8 +302,8 @@ def score_masks(
     for window in sorted({mask.window_tokens for mask in masks}):
         context = Context(
             model_info=info,
-            load_model=partial(load_model, model),
-            load_calibration=partial(load_calibration, calibration),
+            load_model=partial(load_for_search, model),
+            load_calibration=partial(read_calibration, calibration.folder),
             window_tokens=window,
             ratio=0.0,  # the masks have their own
             seed=0,

@@ -16,20 +16,15 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    TextStreamer,
-)
+from transformers import PreTrainedTokenizerBase, TextStreamer
 
-import bosch  # noqa: F401  makes transformers know the hybrids
+from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
 from bosch.hybrid.cache import kv_bytes
 from bosch.hybrid.export import describe_bytes
+from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error
-from recipes.materialize_model import fetch_model
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = tyro.cli(Options, args=arguments, prog="generate_text.py", description=__doc__)
+    options = parse(Options, arguments)
     progress.set_up()
     folder = fetch_model(options.model)
     tokenizer = load_tokenizer(folder)
@@ -67,28 +62,10 @@ def main(arguments: Sequence[str]) -> None:
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise ValueError("The prompt is empty; a model needs a token to go on from.")
-    model = load_model(folder, pick_device(options.device))
+    model = load_model(folder, "auto", pick_device(options.device))
     warn_of_length(model, ids.shape[1] + options.max_tokens)
     for line in generate(model, tokenizer, ids, options):
         print(line)
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{folder} has no tokenizer that can be loaded: {reason}") from error
-    if len(tokenizer) < 2:  # what some classes make of a folder without tokenizer files
-        raise ValueError(f"{folder} has no tokenizer that can be loaded: its vocabulary is empty.")
-    return tokenizer
-
-
-def load_model(folder: Path, device: str) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
-    return model.to(device).eval()
 
 
 def pick_device(asked: str) -> str:

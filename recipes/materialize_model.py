@@ -16,16 +16,16 @@ from typing import Annotated, Any
 
 import tyro
 
+from bosch.command_line import parse
 from bosch.config import Config
 from bosch.masks.mask import read_mask
-from bosch.model import describe_model, read_model_info
+from bosch.model import describe_model, describe_source, fetch_model, read_model_info
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
-from recipes.presets import explain_hub, find_model
 
 VERSION = 1  # raised when the same model and mask give other files
 MASK_FILE = "mask.json"
@@ -54,7 +54,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = tyro.cli(Options, args=arguments, prog="materialize_model.py", description=__doc__)
+    options = parse(Options, arguments)
     progress.set_up()
     stage = choose_stage(options)
     out = options.out.absolute()
@@ -80,8 +80,7 @@ def choose_stage(options: Options) -> Stage:
 
 def build(config: Config, mask: Stage) -> Stage:
     """The stage `model` of recover.py."""
-    folder = find_model(config.model)
-    told = describe_model(folder) if folder else config.model  # no download before the run
+    told = describe_source(config.model)
 
     def run(out: Path, mask: Artifact) -> None:
         from bosch.methods._interface import WEIGHTS  # loads torch and transformers: seconds
@@ -107,17 +106,6 @@ def write_again(source: Path, out: Path, reverse: bool, standalone: bool) -> Non
         unmaterialize(source, out)
     else:
         export_hybrid(source, out, standalone)
-
-
-def fetch_model(model: str) -> Path:
-    """The folder of a model; one on the hub is fetched, its safetensors files and what is small."""
-    folder = find_model(model)
-    if folder is not None:
-        return folder
-    from huggingface_hub import snapshot_download
-
-    with explain_hub(model):
-        return Path(snapshot_download(model, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*/*"]))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ test set; candidates no more than the budget are enumerated; a static score of a
 over its query heads; training is AdamW under FSDP.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from bosch.assets import asset_folder
+from bosch.command_line import peek
 from bosch.config import (
     CalibrationConfig,
     Config,
@@ -22,43 +20,20 @@ from bosch.config import (
     TrainConfig,
     describe_changes,
 )
-from bosch.model import read_model_config
-from bosch.plugins import list_plugins, suggest
+from bosch.model import PAPER_SHAPES, fetch_config, read_shape
+from data.needles import PAPER_TASKS
 
 TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
+TOY_POSITIONS = 4_096  # a model with fewer, as the embedded ones, is for the toy world
 
-
-@dataclass(frozen=True)
-class ModelShape:
-    """What a setup must know of a model before it is loaded."""
-
-    num_layers: int
-    num_groups: int  # KV heads a layer
-    positions: int
-
-    @property
-    def groups(self) -> tuple[int, int]:
-        return self.num_layers, self.num_groups
-
-
-@dataclass(frozen=True)
-class PaperModel:
-    """A row of the paper's table of models."""
-
-    shape: ModelShape
-    billion_parameters: float
-    query_heads: int
-    # Sequences of 32k at once on a GPU. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16
-    # they would be 128 sequences a step, not 64. Of 8B and 14B it says no number.
-    micro_batch_sequences: int
-
-
-PAPER_MODELS = {
-    "Qwen/Qwen3-1.7B-Base": PaperModel(ModelShape(28, 8, 32_768), 1.7, 16, 8),
-    "Qwen/Qwen3-8B-Base": PaperModel(ModelShape(36, 8, 32_768), 8.2, 32, 4),
-    "Qwen/Qwen3-14B-Base": PaperModel(ModelShape(40, 8, 32_768), 14.8, 40, 4),
-    "Qwen/Qwen3-30B-A3B-Base": PaperModel(ModelShape(48, 4, 40_960), 30.5, 32, 2),
+# Sequences of 32k at once on a GPU. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16 they
+# would be 128 sequences a step, not 64. Of 8B and 14B it says no number.
+MICRO_BATCH_SEQUENCES = {
+    "Qwen/Qwen3-1.7B-Base": 8,
+    "Qwen/Qwen3-8B-Base": 4,
+    "Qwen/Qwen3-14B-Base": 4,
+    "Qwen/Qwen3-30B-A3B-Base": 2,
 }
 
 
@@ -69,7 +44,11 @@ def tiny(model: str = TINY_MODEL) -> Config:
         model=model,
         window=64,
         calibration=CalibrationConfig(
-            examples=48, length=1_024, questions_per_context=4, essays="toy"
+            examples=48,
+            length=1_024,
+            questions_per_context=4,
+            tasks=PAPER_TASKS,
+            essays="toy",
         ),
         mask=MaskConfig(kappa=30),
         data=DataConfig(source=("toy",), tokens=786_432, sequence_length=1_024),
@@ -80,9 +59,10 @@ def tiny(model: str = TINY_MODEL) -> Config:
         ),
         eval=EvalConfig(
             checkpoints=(0.0, 1 / 3, 2 / 3, 1.0),
+            niah_tasks=PAPER_TASKS,
             niah_lengths=(512, 1_024),
             niah_samples=8,
-            longbench="toy",
+            longbench_data="toy",
             longbench_rows=6,
         ),
     )
@@ -112,37 +92,39 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
 def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:
     """The paper's settings, for its four models as they are, for any other scaled to the model's
     positions."""
-    if model not in PAPER_MODELS:
-        return scaled_paper(model)
-    known = PAPER_MODELS[model]
-    return Config(
-        model=model,
-        # At most 32 variables a subproblem: 4 layers of 8 groups, 8 layers of 4.
-        mask=MaskConfig(max_layers=32 // known.shape.num_groups),
-        train=TrainConfig(
-            micro_batch_sequences=known.micro_batch_sequences, attention="flash", kernels="liger"
-        ),
+    config = scaled_paper(model)
+    if model not in PAPER_SHAPES:
+        return config
+    micro_batch = MICRO_BATCH_SEQUENCES[model]
+    train = replace(
+        config.train, micro_batch_sequences=micro_batch, attention="flash", kernels="liger"
     )
+    return replace(config, train=train)
 
 
 def scaled_paper(model: str) -> Config:
     """The paper's settings for any model and machine: lengths no longer than the model's positions,
     the window in proportion, the same number of tokens in a batch, and whatever attention backend,
     kernels and memory there are."""
-    config = Config(model=model)
-    if model in PAPER_MODELS:
-        return replace(paper(model), train=config.train)
+    config = Config(
+        model=model,
+        calibration=CalibrationConfig(tasks=PAPER_TASKS),
+        eval=EvalConfig(niah_tasks=PAPER_TASKS),
+    )
+    if model in PAPER_SHAPES:
+        # At most 32 variables a subproblem: 4 layers of 8 groups, 8 layers of 4.
+        mask = MaskConfig(max_layers=32 // PAPER_SHAPES[model].num_groups)
+        return replace(config, mask=mask)
     longest = min(config.data.sequence_length, read_shape(model).positions)
     times_shorter = config.data.sequence_length / longest
     lengths = tuple(round(n / times_shorter) for n in config.eval.niah_lengths)
+    batch_sequences = round(config.train.batch_sequences * times_shorter)
     return replace(
         config,
         window=max(1, round(config.window / times_shorter)),
         calibration=replace(config.calibration, length=longest),
         data=replace(config.data, sequence_length=longest),
-        train=replace(
-            config.train, batch_sequences=round(config.train.batch_sequences * times_shorter)
-        ),
+        train=replace(config.train, batch_sequences=batch_sequences),
         eval=replace(config.eval, niah_lengths=lengths),
     )
 
@@ -162,86 +144,31 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
     return config, [f"preset paper, scaled to {model}: {', '.join(changed)}"]
 
 
-def check_method(name: str) -> None:
-    """Refuse a method that is no file of bosch/methods."""
-    known = list_plugins("bosch.methods")
-    if name not in known:
-        raise ValueError(f"--method {name}: no such method; {suggest(name, known)}")
+def for_stage(arguments: Sequence[str]) -> Config:
+    """Where a stage's own command has its defaults from: `tiny` for the embedded models and others
+    as small, hybrids among them, else the paper's settings scaled to the model."""
+    model = peek(arguments, "model")["model"] or TINY_MODEL
+    return tiny(model) if read_shape(model).positions < TOY_POSITIONS else scaled_paper(model)
 
 
 def check_model(model: str) -> None:
     """Refuse, before hours are spent on it, a model that can become no hybrid."""
-    if model in PAPER_MODELS:
+    if model in PAPER_SHAPES:
         return
     from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
 
-    folder = find_model(model) or _fetch_config(model)
+    folder = fetch_config(model)
     refuse_unless_plain(folder, read_config(folder))
 
 
 def check_lengths(config: Config) -> None:
     """Refuse texts that are longer than the model reads."""
-    fit_length("--calibration.length", config.calibration.length, config.model)
-    fit_length("--data.sequence-length", config.data.sequence_length, config.model)
-    fit_length("--eval.niah-lengths", max(config.eval.niah_lengths), config.model)
+    check_length("--calibration.length", config.calibration.length, config.model)
+    check_length("--data.sequence-length", config.data.sequence_length, config.model)
+    check_length("--eval.niah-lengths", max(config.eval.niah_lengths), config.model)
 
 
-def fit_length(option: str, asked: int | None, model: str) -> int:
-    """The length asked for, or the paper's, as far as the model reads."""
+def check_length(option: str, tokens: int, model: str) -> None:
     positions = read_shape(model).positions
-    if asked is None:
-        return min(DataConfig.sequence_length, positions)
-    if asked > positions:
-        raise ValueError(f"{option} {asked}: {model} has {positions:,} positions.")
-    return asked
-
-
-def find_model(model: str) -> Path | None:
-    """The folder of a model that is on this machine; None for a hub id. A path that leads nowhere
-    is refused."""
-    if Path(model).is_dir():
-        return Path(model)
-    if "/" not in model and (asset := asset_folder(TINY_MODEL).parent / model).is_dir():
-        return asset
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise FileNotFoundError(
-            f"--model {model}: there is no such folder; pass a Hugging Face model folder or a hub "
-            "id (owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
-        )
-    return None
-
-
-def read_shape(model: str) -> ModelShape:
-    """Shape of a model from its config.json, which is fetched from the hub if need be; weights are
-    not."""
-    folder = find_model(model)
-    if folder is None and model in PAPER_MODELS:
-        return PAPER_MODELS[model].shape
-    config = read_model_config(folder or _fetch_config(model))
-    positions = config.get("max_position_embeddings")
-    if not isinstance(positions, int) or positions < 1:
-        raise ValueError(
-            f"{model}: its config.json says no max_position_embeddings ({positions!r})."
-        )
-    return ModelShape(config["num_hidden_layers"], config["num_key_value_heads"], positions)
-
-
-def _fetch_config(model: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    with explain_hub(model):
-        return Path(hf_hub_download(model, "config.json")).parent
-
-
-@contextlib.contextmanager
-def explain_hub(model: str) -> Iterator[None]:
-    """Where a model is fetched: one sentence in place of the hub's errors."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        yield
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FileNotFoundError(
-            f"--model {model} is no folder here, and the hub did not give it: {reason}"
-        ) from error
+    if tokens > positions:
+        raise ValueError(f"{option} {tokens}: {model} has {positions:,} positions.")

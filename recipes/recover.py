@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bosch.command_line import Command, as_near, as_typed, parse_command
 from bosch.config import Config, describe_config, warn_of_window
+from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.folder import RunFolder
@@ -21,6 +22,8 @@ from bosch.run.plan import plan_run, refuse_blocked, stages_to_redo
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
+from data import packed
+from eval.judging import check_calibration, check_data, judging_of
 from eval.report.compare import compare
 from eval.report.summary import summarize
 from recipes import (
@@ -28,7 +31,6 @@ from recipes import (
     compare_runs,
     evaluate_model,
     materialize_model,
-    prepare_tokens,
     presets,
     search_mask,
     train_model,
@@ -42,7 +44,6 @@ def main(arguments: Sequence[str]) -> None:
     config, controls = command.config, command.controls
     rank, world = rank_and_world()
     progress.set_up(rank)
-    presets.check_method(config.method)
     run = RunFolder(command.run_path, rank, world, say)
     stages = build_chain(config, command.run_path, run.complete, controls.zero_shot)
     redo = stages_to_redo(stages, controls.fresh, controls.start)
@@ -63,14 +64,13 @@ def main(arguments: Sequence[str]) -> None:
             steps = run.plan(stages, controls.fresh, controls.start)
             refuse_blocked(steps)
             if any("eval/" in step.stage.name and step.action != "reuse" for step in steps):
-                positions = presets.read_shape(config.model).positions
-                evaluate_model.check_data(evaluate_model.judging_of(config, positions))
+                check_data(judging_of(config))
             run.set_aside(redo)
             run.save_config(config, arguments)
         for stage in stages:
             run.complete(stage)
             if stage.name == "eval/dense" and rank == 0:  # the test examples are there now
-                calibrate.check_against_tests(config, run.path)
+                check_calibration(config, run.path)
     if rank == 0:
         say_results(command.run_path)
 
@@ -81,10 +81,10 @@ def build_chain(
     """The stages in their order. Training hands each checkpoint to its evaluation, a stage of its
     own, which `complete` completes."""
     calibration = calibrate.build(config)
-    tokens = prepare_tokens.build_or_reuse(config)
+    tokens = packed.build(config)
     dense = evaluate_model.build(config)
-    learns = search_mask.learns_from_tokens(config.method)
-    spent = search_mask.learning_tokens(config)
+    learns = learns_from_tokens(config.method)
+    spent = learning_tokens(config)
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)
     start = evaluate_model.build_step(config, run_path, 0, spent, model)
@@ -117,11 +117,11 @@ def introduce(command: Command) -> None:
     """Say what this run is, before work begins."""
     config = command.config
     say(f"run folder {command.run_path}")
-    say(search_mask.describe_budget(config))
+    say(describe_budget(config))
     settings = describe_config(config)
     for line in [*command.chosen_by, *settings, *warn_of_window(config)]:
         say(line)
-    if spent := search_mask.learning_tokens(config):
+    if spent := learning_tokens(config):
         say(
             f"{spent:,} of the {config.data.tokens:,} tokens are for learning the mask, training "
             "gets the rest"

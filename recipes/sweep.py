@@ -23,13 +23,14 @@ import tyro
 
 from bosch.command_line import parse_command
 from bosch.config import Config, fill_in
-from bosch.model import read_model_info
+from bosch.methods._settings import default_settings
+from bosch.model import find_model, read_model_info
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.manifest import MANIFEST
 from bosch.run.progress import say
 from eval.report.runs import is_run
-from recipes import compare_runs, presets, search_mask
+from recipes import compare_runs, presets
 
 RECOVER = Path(__file__).with_name("recover.py")
 # The sweep decides these for each run; what they would do to many runs nobody means.
@@ -103,10 +104,9 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     chains = []
     for seed in range(options.seeds):
         for ratio, method in itertools.product(split(options.ratios), split(options.methods)):
-            presets.check_method(method)
             words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared]
             command = parse_command(words, tuple(presets.PRESETS), presets.choose)
-            search_mask.default_settings(method, command.config.mask)  # are all options its own?
+            default_settings(method, command.config.mask)  # are all options its own?
             words += ["--zero-shot"] * options.zero_shot
             chains.append(Chain(command.run_path, words, command.config))
     return chains
@@ -162,7 +162,7 @@ def is_done(chain: Chain) -> bool:
 def is_made_so(run: dict[str, Any], mask: dict[str, Any], config: Config) -> bool:
     """Whether a run, by its run.json and mask.json, has these settings and is of the model as it is
     now."""
-    folder = presets.find_model(config.model)
+    folder = find_model(config.model)
     same_model = folder is None or (
         mask["model"]["weight_hash"] == read_model_info(folder).weight_hash
     )

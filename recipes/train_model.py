@@ -12,13 +12,16 @@ step, everything saved.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from bosch.command_line import parse
 from bosch.config import Config, TokenCount, TrainConfig
+from bosch.methods._settings import learning_tokens
+from bosch.model import fetch_model
 from bosch.plugins import suggest
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error
@@ -26,9 +29,8 @@ from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
-from recipes.materialize_model import fetch_model
-from recipes.prepare_tokens import read_tokenizer
-from recipes.search_mask import learning_tokens
+from data.tokenizer_files import read_tokenizer
+from recipes import presets
 
 if TYPE_CHECKING:
     from training.schedule import TrainPlan
@@ -46,15 +48,16 @@ class Options:
     model: str  # folder of the hybrid, or of a dense model; a hub id
     tokens: Path  # folder that prepare_tokens.py wrote
     out: Path  # folder to write
+    train: Annotated[TrainConfig, tyro.conf.arg(name="")]
     budget: TokenCount | None = None  # tokens to train on; None: all in the folder, once
     evaluated: tuple[float, ...] = (0.0, 1.0)  # shares of the steps at which models are exported
-    document_mask: bool = True  # documents packed together do not see each other
-    train: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+    document_mask: bool = True  # documents packed into one sequence do not see each other
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = tyro.cli(Options, args=arguments, prog="train_model.py", description=__doc__)
+    default = Options(tyro.MISSING, tyro.MISSING, tyro.MISSING, presets.for_stage(arguments).train)
+    options = parse(Options, arguments, default)
     rank, world = rank_and_world()
     progress.set_up(rank)
     out = options.out.absolute()
@@ -153,7 +156,7 @@ def make_stage(
         from data.loader import open_tokens
         from training.loop import TrainJob, train
 
-        packed = open_tokens(tokens.folder, read_tokenizer(str(model.folder)).hash)
+        packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
         job = TrainJob(
             settings,
             model.folder,

@@ -10,7 +10,7 @@ from typing import Any
 from bosch.command_line import parse_command
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.masks.picture import draw_mask
-from bosch.model import ModelInfo, read_model_info
+from bosch.model import ModelInfo, find_model, read_model_info
 from data.toy_world.tasks import DATASETS as TOY_DATASETS
 from eval.results import Label, make_rows, write_scores
 from eval.rows import write_rows
@@ -64,7 +64,7 @@ class FakeRun:
         config = parse_command(command, tuple(presets.PRESETS), presets.choose).config
         content = {"config": asdict(config), "command": [*command]}
         (folder / "run.json").write_text(json.dumps(content))
-        model = presets.find_model(presets.TINY_MODEL)
+        model = find_model(presets.TINY_MODEL)
         assert model is not None
         info = read_model_info(model)
         count = round(self.ratio * info.num_groups)

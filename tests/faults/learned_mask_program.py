@@ -23,7 +23,8 @@ def main(run_path: Path, log: Path, environment: dict[str, str], options: dict[s
     from bosch.methods import consa
     from bosch.run import progress
     from bosch.run.folder import RunFolder
-    from recipes import prepare_tokens, presets, search_mask
+    from data import packed
+    from recipes import presets, search_mask
 
     torch.set_num_threads(1)
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -36,7 +37,7 @@ def main(run_path: Path, log: Path, environment: dict[str, str], options: dict[s
         **{"token_share": 1.0, "gate_learning_rate": 1.0, "steps": 12, "batch_sequences": 1}
         | options["settings"]
     )
-    tokens = prepare_tokens.build(config)
+    tokens = packed.build(config)
     mask = search_mask.make_stage(config, method_settings, None, tokens)
     with RunFolder(run_path, rank, world, progress.say) as run:
         run.complete(tokens)

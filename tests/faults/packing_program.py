@@ -35,7 +35,7 @@ def main() -> None:
     Packer._write = append_in_two_steps  # type: ignore[assignment, method-assign]
     seen = watch_operations(folder, at=options.get("kill_at"))
     config = PackConfig(
-        seq_len=64,
+        sequence_length=64,
         tokens=64 * 400,
         held_out_sequences=7,
         epochs=2,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bosch.calibration import read_calibration
+from bosch.model import load_tokenizer
 from bosch.run import progress
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import read_sealed_json, verify_folder
@@ -14,15 +15,15 @@ from bosch.run.plan import follow_reference
 from data.calibration import check_set
 from data.tokenizer_files import describe_tokenizer
 from eval.examples import describe_examples, load_examples, write_examples
+from eval.judging import check_calibration, judging_of
 from eval.suites._interface import Example
-from recipes.calibrate import build, check_against_tests, main
-from recipes.evaluate_model import judging_of
-from recipes.prepare_tokens import load_tokenizer
+from recipes.calibrate import build, main
 from recipes.presets import smoke
 
 
 def command(*more: str, out: Path) -> list[str]:
     model = ("--model", smoke().model, "--examples", "6", "--length", "384")
+    model = (*model, "--questions-per-context", "1")
     return [*model, "--out", str(out), *more]
 
 
@@ -83,6 +84,7 @@ def test_written_set_is_checked_against_texts_that_come_later(written: Path) -> 
         (["--model", "./nope"], "--model ./nope: there is no such folder"),
         (["--tasks", "niah_single"], "did you mean 'niah_single_"),
         (["--tasks", "niah_single_1", "niah_single_1"], "among the tasks twice"),
+        (["--length", "4096"], "--length 4096: tiny-qwen3-2layer has 2,048 positions"),
         (["--length", "20"], "No task can be built in 20 tokens"),
         (["--examples", "7", "--questions-per-context", "2"], "take a multiple"),
     ],
@@ -136,13 +138,13 @@ def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path
     with RunFolder(tmp_path / "run", say=lambda line: None) as run:
         run.complete(build(config))
     run_path, shared = tmp_path / "run", tmp_path / "shared"
-    assert check_against_tests(config, run_path) == 0  # no evaluation has run yet
-    (needles, *_) = judging_of(config, 2048).suites
+    assert check_calibration(config, run_path) == 0  # no evaluation has run yet
+    (needles, *_) = judging_of(config).suites
     (task,) = needles.suite.list_tasks(needles.settings)
     tokenizer = load_tokenizer(config.model)
     tokenizer_hash = describe_tokenizer(tokenizer).hash
     load_examples(needles, task, tokenizer, tokenizer_hash, shared, lambda line: None)
-    assert check_against_tests(config, run_path) == 3
+    assert check_calibration(config, run_path) == 3
     # A test example that holds a needle of the set, where the evaluation looks for its examples.
     (folder,) = shared.glob("examples-*")
     texts = follow_reference(run_path / "calibration") / "examples.jsonl"
@@ -150,4 +152,4 @@ def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path
     leaked = Example(0, own["text"], ("1",), 4)
     write_examples(folder, [leaked], 3, describe_examples(needles, task, tokenizer_hash))
     with pytest.raises(ValueError, match="test example 1 both hold the needle"):
-        check_against_tests(config, run_path)
+        check_calibration(config, run_path)

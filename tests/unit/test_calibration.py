@@ -26,7 +26,7 @@ from data.toy_world.tokenizer import train_tokenizer
 from data.toy_world.world import World
 from tests import odd_tokenizers
 
-SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2)
+SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_answers_and_needles_are_where_the_set_says(
 
 def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_blank() -> None:
     tokenizer = odd_tokenizers.wrap(odd_tokenizers.blank_first())
-    settings = CalibrationSettings(2, 1200, 2, tasks=("niah_single_2",))
+    settings = CalibrationSettings(2, 1200, 2, ("niah_single_2",), "toy")
     for context in build_contexts(settings, gather_material(settings), tokenizer):
         haystack = encode(context, tokenizer)
         assert haystack.ids_T.tolist() == tokenizer(context.text)["input_ids"]
@@ -110,7 +110,7 @@ def test_set_shares_nothing_with_the_toy_test_set(
 def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    settings = CalibrationSettings(examples=6, length=512)
+    settings = CalibrationSettings(examples=6, length=512, essays="toy")
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -125,8 +125,8 @@ def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed(
 
 
 def test_other_seed_gives_other_needles(tokenizer: PreTrainedTokenizerFast) -> None:
-    settings = CalibrationSettings(examples=6, length=512)
-    other = CalibrationSettings(examples=6, length=512, seed=1)
+    settings = CalibrationSettings(examples=6, length=512, essays="toy")
+    other = CalibrationSettings(examples=6, length=512, essays="toy", seed=1)
     first = build_contexts(settings, gather_material(settings), tokenizer)
     second = build_contexts(other, gather_material(other), tokenizer)
     pairs = [
@@ -138,7 +138,7 @@ def test_other_seed_gives_other_needles(tokenizer: PreTrainedTokenizerFast) -> N
 def test_task_that_does_not_fit_is_left_out_and_the_others_share_its_part(
     tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = CalibrationSettings(examples=11, length=260)
+    settings = CalibrationSettings(examples=11, length=260, essays="toy")
     with caplog.at_level("INFO", logger="bosch"):
         contexts = build_contexts(settings, gather_material(settings), tokenizer)
     assert len(contexts) == 11
@@ -153,10 +153,9 @@ def test_real_essays_give_another_region_than_the_test_set(
     pytest.importorskip("wonderwords")
     essays = shared_data / "pg_essays.json"
     settings = CalibrationSettings(
-        examples=1, length=5000, tasks=("niah_single_2",), essays=str(essays)
+        1, 5000, 1, ("niah_single_2",), str(essays), str(shared_data / "punkt_tab")
     )
-    material = gather_material(settings, shared_data / "punkt_tab")
-    (context,) = build_contexts(settings, material, tokenizer)
+    (context,) = build_contexts(settings, gather_material(settings), tokenizer)
     text = json.loads(essays.read_text())["text"]
     first_words = " ".join(text.split()[:8])
     assert first_words not in " ".join(context.text.split())

@@ -22,6 +22,7 @@ from bosch.run.stage import Artifact
 from data.tokenizer_files import describe_tokenizer
 from eval import runner
 from eval.examples import load_examples
+from eval.judging import Judging, judging_of, load_judged, longest_prompt, stretch_positions
 from eval.lm_eval_bridge import results_of
 from eval.results import collect_results, describe_evaluation
 from eval.settings import FAST, Label, SuiteRun
@@ -262,8 +263,8 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
 
 
 def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> None:
-    judging = evaluate_model.Judging((), yarn=2)
-    model = evaluate_model.load_model(MODEL, judging)
+    judging = Judging((), yarn=2)
+    model = load_judged(MODEL, judging)
     plain = AutoConfig.from_pretrained(MODEL)
     assert model.config.max_position_embeddings == plain.max_position_embeddings
     assert model.config.rope_parameters == {
@@ -280,13 +281,13 @@ def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> No
     assert fastest == pytest.approx(1.0)  # left as it is
     assert slowest == pytest.approx(base ** (-(size - 2) / size) / 2, rel=1e-6)  # half as fast
     with pytest.raises(ValueError, match="stretched already"):
-        evaluate_model.stretch_positions(model.config, 2, MODEL)
+        stretch_positions(model.config, 2, MODEL)
 
 
 def test_a_model_is_judged_in_the_precision_asked_for() -> None:
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        judging = evaluate_model.Judging((), precision=precision)
-        model = evaluate_model.load_model(MODEL, judging)
+        judging = Judging((), precision=precision)
+        model = load_judged(MODEL, judging)
         assert model.dtype == dtype
         assert model.config._attn_implementation == "bosch"  # no mask of all pairs of positions
 
@@ -294,11 +295,11 @@ def test_a_model_is_judged_in_the_precision_asked_for() -> None:
 def test_a_prompt_of_longbench_is_cut_where_upstream_cuts_it() -> None:
     # LongBench/config/model2maxlen.json: models with 4k, 8k, 16k and 32k positions.
     expected = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500, 40960: 31500}
-    assert {n: evaluate_model.longest_prompt(n) for n in expected} == expected
+    assert {n: longest_prompt(n) for n in expected} == expected
 
 
 def test_speed_settings_decide_no_result_but_the_batch_in_half_precision() -> None:
-    judging = evaluate_model.Judging((SuiteRun("niah", niah.Settings(), 3),), precision="fp32")
+    judging = Judging((SuiteRun("niah", niah.Settings(), 3),), precision="fp32")
     fast = replace(judging, generation=replace(FAST, batch=2, draft_answers=False))
     assert judging.facts() == fast.facts()
     assert replace(judging, precision="bf16").facts() != replace(fast, precision="bf16").facts()
@@ -307,10 +308,10 @@ def test_speed_settings_decide_no_result_but_the_batch_in_half_precision() -> No
 
 
 def test_more_examples_than_there_usually_are_are_built() -> None:
-    config = Config(eval=EvalConfig(samples=600, longbench="toy"))
-    needles, tasks = evaluate_model.judging_of(config, 2048).suites
+    config = Config(eval=EvalConfig(samples=600, longbench_data="toy"))
+    needles, tasks = judging_of(config).suites
     assert (needles.settings.samples, tasks.settings.toy_rows) == (600, 600)
-    few = evaluate_model.judging_of(Config(eval=EvalConfig(samples=3)), 2048).suites
+    few = judging_of(Config(eval=EvalConfig(samples=3))).suites
     assert (few[0].settings.samples, few[1].settings.toy_rows) == (500, 50)
 
 
@@ -352,7 +353,7 @@ def test_other_texts_under_the_same_name_are_other_settings(
         "data": lambda: SuiteRun("longbench", longbench.Settings(data=str(named))),
         "gsm8k": lambda: SuiteRun("longbench", longbench.Settings(gsm8k=str(named))),
     }
-    judging = evaluate_model.Judging((suites[setting](),))
+    judging = Judging((suites[setting](),))
     before = judging.facts()
     assert judging.facts() == before
     file.write_text("Two.")

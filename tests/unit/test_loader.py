@@ -30,7 +30,7 @@ def tokenizer() -> TokenizerText:
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: TokenizerText) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
     config = PackConfig(
-        seq_len=SEQ_LEN, tokens=SEQ_LEN * 50, held_out_sequences=5, epochs=2, workers=1
+        sequence_length=SEQ_LEN, tokens=SEQ_LEN * 50, held_out_sequences=5, epochs=2, workers=1
     )
     pack_documents([WeightedSource(ToyDocuments(0), 1.0)], tokenizer, config, folder)
     seal_folder(folder, {"fingerprint": fingerprint("tokens")})

@@ -94,14 +94,14 @@ def check_exact(
     stored = [document.tolist() for document in read_documents_back(folder)]
     tokens = [token for document in stored for token in document]
 
-    size = config.held_out_sequences * config.seq_len
+    size = config.held_out_sequences * config.sequence_length
     assert held_out == stream[:size]
     rest = min([end for end in ends if end >= size], default=size) - size
-    gap = min(rest, config.seq_len) if size else 0
+    gap = min(rest, config.sequence_length) if size else 0
     assert counts["dropped_behind_held_out"] == gap
     start = size + gap
     assert tokens == stream[start : start + len(tokens)]
-    assert len(tokens) % config.seq_len == 0
+    assert len(tokens) % config.sequence_length == 0
     expected_ends = {end - start for end in ends if start < end < start + len(tokens)} | {
         len(tokens)
     }
@@ -109,7 +109,9 @@ def check_exact(
     expected_ends = {end for end in ends if end < size} | ({size} if size else set())
     assert set(np.load(folder / HELD_OUT_DOC_ENDS).tolist()) == expected_ends
     if config.tokens is None:
-        assert counts["dropped_in_tail"] == len(stream) - start - len(tokens) < config.seq_len
+        assert (
+            counts["dropped_in_tail"] == len(stream) - start - len(tokens) < config.sequence_length
+        )
         assert counts["tokens_read"] == sum(map(len, documents))
     check_counts(counts)
     assert (counts["tokens_kept"], counts["tokens_held_out"]) == (len(tokens), size)
@@ -152,7 +154,7 @@ def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
     documents = [part.tolist() for part in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]]
     there = sum(len(document) for document in documents if len(document) >= shortest)
     config = PackConfig(
-        seq_len=seq_len,
+        sequence_length=seq_len,
         held_out_sequences=held_out,
         min_document_tokens=shortest,
         tokens=budget and budget * seq_len,
@@ -182,7 +184,7 @@ def test_long_documents_keep_their_tokens_and_their_one_end(
     monkeypatch.setattr(encode, "PIECE_CHARS", 300)
     monkeypatch.setattr(encode.read_chunks, "__defaults__", (1000, 300))
     texts = ["\n".join(write_document(0, n) for n in range(6)), "short", write_document(0, 7)]
-    config = PackConfig(seq_len=64, held_out_sequences=2, chunk_chars=700, shard_chunks=2)
+    config = PackConfig(sequence_length=64, held_out_sequences=2, chunk_chars=700, shard_chunks=2)
     source = write_texts(tmp_path / "in", texts)
     chunks = list(read_chunks(source, Position(), 700))
     assert sum(len(chunk.blocks) for chunk in chunks) > 20
@@ -216,7 +218,9 @@ def test_bytes_are_the_same_for_every_number_of_workers(
     for count in (1, 2, 4):
         out = tmp_path / f"out-{count}"
         out.mkdir()
-        config = PackConfig(seq_len=256, held_out_sequences=2, workers=count, chunk_chars=50_000)
+        config = PackConfig(
+            sequence_length=256, held_out_sequences=2, workers=count, chunk_chars=50_000
+        )
         pack_documents(one(FileSource(folder)), tokenizer, config, out)
         found.append(files_of(out))
     assert found[0] == found[1] == found[2]
@@ -231,7 +235,7 @@ def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> Non
     pack_documents(
         mix,
         tokenizer,
-        PackConfig(seq_len=100, tokens=10_099, held_out_sequences=3, chunk_chars=5000),
+        PackConfig(sequence_length=100, tokens=10_099, held_out_sequences=3, chunk_chars=5000),
         out,
     )
     summary = read_sealed_json(out / "tokens.json")
@@ -260,7 +264,7 @@ def test_seed_decides_the_order_and_nothing_else(tmp_path: Path, tokenizer: Toke
         out = tmp_path / str(number)
         out.mkdir()
         config = PackConfig(
-            seq_len=64, tokens=6400, held_out_sequences=1, seed=seed, chunk_chars=5000
+            sequence_length=64, tokens=6400, held_out_sequences=1, seed=seed, chunk_chars=5000
         )
         pack_documents(one(ToyDocuments(0)), tokenizer, config, out)
         found.append(files_of(out))
@@ -274,7 +278,7 @@ def test_seed_decides_the_order_and_nothing_else(tmp_path: Path, tokenizer: Toke
 def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
-    config = PackConfig(seq_len=64, tokens=640, held_out_sequences=1, chunk_chars=5000)
+    config = PackConfig(sequence_length=64, tokens=640, held_out_sequences=1, chunk_chars=5000)
     pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
     before = files_of(tmp_path)
     pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
@@ -289,7 +293,7 @@ def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
         (["toy"], {}, "toy has no end; give a budget"),
         (["toy@1", "prolong-64k/arxiv?folder=.@2"], {}, "weights of a mix need a budget"),
         (["toy"], {"tokens": 10}, "less than one sequence"),
-        (["toy"], {"seq_len": 1}, "seq_len is 1"),
+        (["toy"], {"sequence_length": 1}, "sequence_length is 1"),
     ],
 )
 def test_setting_that_cannot_be_met_is_refused(
@@ -311,7 +315,7 @@ def test_source_that_is_too_small_is_an_error_and_not_a_smaller_corpus(
         pack_documents(
             one(source),
             tokenizer,
-            PackConfig(seq_len=10, tokens=700, held_out_sequences=2),
+            PackConfig(sequence_length=10, tokens=700, held_out_sequences=2),
             tmp_path,
         )
     assert not (tmp_path / "tokens.json").exists()
@@ -332,7 +336,7 @@ def test_documents_without_text_are_counted_and_told(
         out = tmp_path / name
         out.mkdir()
         source = HubSource(str(path.parent)) if texts is None else write_texts(out / "in", texts)
-        pack_documents(one(source), tokenizer, PackConfig(seq_len=64), out)
+        pack_documents(one(source), tokenizer, PackConfig(sequence_length=64), out)
         found.append((out / "tokens.bin").read_bytes())
     assert found[0] == found[1]
     (counts,) = read_sealed_json(tmp_path / "hub" / "tokens.json")["sources"]
@@ -371,7 +375,7 @@ def test_files_beyond_the_budget_are_told(
         (None, 3, "c.jsonl"),
     ):
         config = PackConfig(
-            seq_len=tokens or 64,
+            sequence_length=tokens or 64,
             tokens=tokens,
             held_out_sequences=0,
             chunk_chars=chunk_chars,
@@ -400,7 +404,7 @@ def test_a_share_of_no_token_needs_no_file(tmp_path: Path, tokenizer: TokenizerT
     mix = [WeightedSource(ToyDocuments(0), 1.0), WeightedSource(source, 1e-9)]
     out = tmp_path / "out"
     out.mkdir()
-    pack_documents(mix, tokenizer, PackConfig(seq_len=64, tokens=64), out)
+    pack_documents(mix, tokenizer, PackConfig(sequence_length=64, tokens=64), out)
     assert read_sealed_json(out / "tokens.json")["sources"][1]["tokens_kept"] == 0
 
 
@@ -413,7 +417,10 @@ def test_bad_text_leaves_nothing_that_counts_as_done(
     (folder / "z.txt").write_bytes(content)
     with pytest.raises(ValueError, match=r"z\.txt: byte"):
         pack_documents(
-            one(FileSource(folder)), tokenizer, PackConfig(seq_len=64, chunk_chars=500), tmp_path
+            one(FileSource(folder)),
+            tokenizer,
+            PackConfig(sequence_length=64, chunk_chars=500),
+            tmp_path,
         )
     assert not (tmp_path / "tokens.json").exists()
 
@@ -432,7 +439,7 @@ def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_on
     ]
     path = tmp_path / "ids.jsonl"
     path.write_text("".join(rows))
-    config = PackConfig(seq_len=64, held_out_sequences=1)
+    config = PackConfig(sequence_length=64, held_out_sequences=1)
 
     def pack(name: str, source: Any) -> Path:
         out = tmp_path / name
@@ -475,7 +482,7 @@ def test_interrupted_packing_goes_on_to_the_same_bytes(
     count: int, tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = PackConfig(
-        seq_len=64, tokens=64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2
+        sequence_length=64, tokens=64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2
     )
     expected, out = tmp_path / "expected", tmp_path / "out"
     expected.mkdir()
@@ -532,7 +539,7 @@ class Hub:
 def test_a_hub_dataset_is_read_at_one_commit_to_the_end(
     streaming: bool, tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = PackConfig(seq_len=64, held_out_sequences=2, chunk_chars=2000, shard_chunks=2)
+    config = PackConfig(sequence_length=64, held_out_sequences=2, chunk_chars=2000, shard_chunks=2)
     hub = Hub(tmp_path / "hub", monkeypatch)
 
     def pack(name: str, chunks: int | None = None) -> dict[str, bytes]:
@@ -567,7 +574,7 @@ def test_damage_done_while_packing_was_interrupted_is_named(
     tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = PackConfig(
-        seq_len=64, tokens=64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2
+        sequence_length=64, tokens=64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2
     )
     with monkeypatch.context() as patch:
         interrupt_after(17, patch)
@@ -593,7 +600,7 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
         synced.append(path.name.removeprefix(".").removesuffix(".tmp"))
 
     monkeypatch.setattr("os.fsync", note)
-    config = PackConfig(seq_len=32, tokens=640, held_out_sequences=2)
+    config = PackConfig(sequence_length=32, tokens=640, held_out_sequences=2)
     pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
     files = {path.name for path in tmp_path.iterdir()} - {SUMMARY}
     assert files <= set(synced[: synced.index(SUMMARY)])

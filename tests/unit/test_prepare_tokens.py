@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from bosch.config import Config, DataConfig
+from bosch.model import find_model
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run.stage import Artifact, Stage
 from data.loader import Loader, open_tokens
-from recipes.prepare_tokens import build, build_or_reuse, main, read_tokenizer
-from recipes.presets import find_model, smoke
+from data.packed import build
+from data.tokenizer_files import read_tokenizer
+from recipes.prepare_tokens import main
+from recipes.presets import smoke
 
 LENGTH = smoke().data.sequence_length
 BUDGET = smoke().data.tokens
@@ -23,8 +26,14 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a run that packed the tokens of the preset `smoke`."""
     path = tmp_path_factory.mktemp("runs") / "one"
     with RunFolder(path, say=lambda line: None) as run:
-        run.complete(build(smoke()))
+        run.complete(stage_of(smoke()))
     return path
+
+
+def stage_of(config: Config) -> Stage:
+    stage = build(config)
+    assert isinstance(stage, Stage)
+    return stage
 
 
 def reusing(folder: Path, config: Config | None = None, **data: object) -> Config:
@@ -134,7 +143,7 @@ def test_settings_that_decide_the_tokens_make_another_stage(change: dict[str, in
 def test_options_of_a_hub_source_make_another_stage(options: str) -> None:
     def stage(source: str) -> Stage:
         config = smoke()
-        return build(replace(config, data=replace(config.data, source=(source,))))
+        return stage_of(replace(config, data=replace(config.data, source=(source,))))
 
     plain = stage("hf:some/corpus")
     assert stage(f"hf:some/corpus?{options}").fingerprint != plain.fingerprint
@@ -158,7 +167,7 @@ def test_stage_takes_a_mix(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Some text of mine. " * 50)
     config = smoke()
     mix = replace(config.data, source=(f"{tmp_path}@0.5", "toy@0.5"))
-    facts = build(replace(config, data=mix)).facts["settings"]["sources"]
+    facts = stage_of(replace(config, data=mix)).facts["settings"]["sources"]
     assert [source["weight"] for source in facts] == [0.5, 0.5]
 
 
@@ -173,15 +182,15 @@ def test_an_empty_list_of_sources_is_refused() -> None:
 def test_tokens_of_another_run_are_used_where_they_lie(packed: Path) -> None:
     (shared,) = (packed.parent / "shared").glob("tokens-*")
     for folder in (packed / "tokens", shared):
-        found = build_or_reuse(reusing(folder))
+        found = build(reusing(folder))
         assert isinstance(found, Artifact)
         assert found.folder.samefile(shared)
         assert found.fingerprint == build(smoke()).fingerprint
-    assert isinstance(build_or_reuse(smoke()), Stage)
+    assert isinstance(build(smoke()), Stage)
 
 
 def test_fewer_tokens_than_there_are_may_be_asked(packed: Path) -> None:
-    build_or_reuse(reusing(packed / "tokens", tokens=LENGTH * 3))
+    build(reusing(packed / "tokens", tokens=LENGTH * 3))
 
 
 def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_says(
@@ -197,11 +206,11 @@ def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_
         pytest.raises(ValueError, match=r"prepare_tokens\.py --epochs N .*--data\.tokens-from"),
         RunFolder(tmp_path / "run", say=lambda line: None) as run,
     ):
-        run.complete(build(config))
+        run.complete(stage_of(config))
     out = tmp_path / "mine"
     budget = ["--seq-len", str(LENGTH), "--tokens", str(BUDGET // 4), "--epochs", "4"]
     main(command("--source", str(corpus), *budget, out=out))
-    assert isinstance(build_or_reuse(reusing(out)), Artifact)
+    assert isinstance(build(reusing(out)), Artifact)
     tokens = open_tokens(out, read_tokenizer(config.model).hash)
     with pytest.raises(ValueError, match=r"--data\.tokens .*prepare_tokens\.py .*--epochs"):
         Loader(tokens, 2).batch(BUDGET // LENGTH // 2)
@@ -221,7 +230,7 @@ def test_tokens_that_do_not_fit_are_refused(
     packed: Path, data: dict[str, int], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
-        build_or_reuse(reusing(packed / "tokens", **data))
+        build(reusing(packed / "tokens", **data))
 
 
 def test_tokens_of_another_tokenizer_are_refused(packed: Path, tmp_path: Path) -> None:
@@ -234,12 +243,12 @@ def test_tokens_of_another_tokenizer_are_refused(packed: Path, tmp_path: Path) -
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     config = replace(smoke(), model=str(tmp_path))
     with pytest.raises(ValueError, match="tokens of another tokenizer"):
-        build_or_reuse(reusing(packed / "tokens", config))
+        build(reusing(packed / "tokens", config))
 
 
 def test_unfinished_missing_and_damaged_tokens_are_refused(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not complete"):
-        build_or_reuse(reusing(tmp_path))
+        build(reusing(tmp_path))
     (shared,) = (packed.parent / "shared").glob("tokens-*")
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -250,4 +259,4 @@ def test_unfinished_missing_and_damaged_tokens_are_refused(packed: Path, tmp_pat
     content[10] ^= 1
     (copy / "tokens.bin").write_bytes(content)
     with pytest.raises(DamagedArtifactError, match=r"tokens\.bin"):
-        build_or_reuse(reusing(copy))
+        build(reusing(copy))

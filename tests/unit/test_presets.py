@@ -7,19 +7,8 @@ from pathlib import Path
 import pytest
 
 from bosch.assets import asset_folder
-from bosch.model import read_model_config
-from recipes.presets import (
-    PAPER_MODELS,
-    ModelShape,
-    check_method,
-    choose,
-    find_model,
-    paper,
-    read_shape,
-    scaled_paper,
-    smoke,
-    tiny,
-)
+from bosch.model import PAPER_SHAPES, ModelShape, find_model, read_model_config, read_shape
+from recipes.presets import choose, for_stage, paper, scaled_paper, smoke, tiny
 
 SIX_TASKS = (
     "niah_single_1",
@@ -32,32 +21,24 @@ SIX_TASKS = (
 
 
 @pytest.mark.parametrize(
-    ("model", "billions", "layers", "query_heads", "groups", "positions", "micro_batch"),
+    ("model", "layers", "groups", "positions", "micro_batch"),
     [
-        ("Qwen/Qwen3-1.7B-Base", 1.7, 28, 16, 8, 32_768, 8),
-        ("Qwen/Qwen3-8B-Base", 8.2, 36, 32, 8, 32_768, 4),  # "between" 8 and 2 [ours]
-        ("Qwen/Qwen3-14B-Base", 14.8, 40, 40, 8, 32_768, 4),  # likewise
-        ("Qwen/Qwen3-30B-A3B-Base", 30.5, 48, 32, 4, 40_960, 2),
+        ("Qwen/Qwen3-1.7B-Base", 28, 8, 32_768, 8),
+        ("Qwen/Qwen3-8B-Base", 36, 8, 32_768, 4),  # "between" 8 and 2 [ours]
+        ("Qwen/Qwen3-14B-Base", 40, 8, 32_768, 4),  # likewise
+        ("Qwen/Qwen3-30B-A3B-Base", 48, 4, 40_960, 2),
     ],
 )
 def test_paper_models(
-    model: str,
-    billions: float,
-    layers: int,
-    query_heads: int,
-    groups: int,
-    positions: int,
-    micro_batch: int,
+    model: str, layers: int, groups: int, positions: int, micro_batch: int
 ) -> None:
-    known = PAPER_MODELS[model]
-    assert known.shape == ModelShape(layers, groups, positions)
-    assert (known.billion_parameters, known.query_heads) == (billions, query_heads)
+    assert read_shape(model) == ModelShape(layers, groups, positions)
     assert paper(model).train.micro_batch_sequences == micro_batch
     # Stage 3: at most 4 layers of 8 groups, 8 layers of 4 [ours].
     assert paper(model).mask.max_layers == {8: 4, 4: 8}[groups]
 
 
-@pytest.mark.parametrize("model", PAPER_MODELS)
+@pytest.mark.parametrize("model", PAPER_SHAPES)
 def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     config = paper(model)
     assert config.model == model
@@ -92,7 +73,7 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert tokens == pytest.approx([0, 0.65, 1.3, 1.95, 2.5])  # tables 15 and 16, rounded there
     assert config.eval.niah_tasks == SIX_TASKS
     assert config.eval.niah_lengths == (4_096, 8_192, 16_384, 32_768)
-    assert config.eval.longbench == "full"  # 21 sets and GSM8K
+    assert config.eval.longbench_data == "zai-org/LongBench"  # 21 sets and GSM8K
     assert config.eval.longbench_categories == "paper"  # seven
     assert config.eval.longbench_rows is None
 
@@ -157,6 +138,13 @@ def test_model_without_preset_gets_the_paper_scaled_and_is_told(tmp_path: Path) 
     assert "train.attention flash -> auto" in line
 
 
+def test_a_stage_s_own_command_is_set_up_as_recover_py_would_be(tmp_path: Path) -> None:
+    assert for_stage([]) == tiny()
+    assert for_stage(["--model", "tiny-qwen3-2layer"]) == tiny("tiny-qwen3-2layer")
+    model = model_folder(tmp_path / "short", positions=4_096)
+    assert for_stage(["--out", "x", f"--model={model}"]) == scaled_paper(model)
+
+
 def test_presets_take_another_model() -> None:
     config, _ = choose("tiny", "Qwen/Qwen3-8B-Base")
     assert config == dataclasses.replace(tiny(), model="Qwen/Qwen3-8B-Base")
@@ -174,10 +162,3 @@ def test_models_are_found_by_folder_by_shipped_name_and_by_hub_id(tmp_path: Path
 def test_model_that_states_no_positions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_position_embeddings"):
         read_shape(model_folder(tmp_path / "odd", positions=None))
-
-
-def test_methods_of_the_design_pass_and_others_are_refused() -> None:
-    check_method("bosch")
-    check_method("from_file")
-    with pytest.raises(ValueError, match="--method bosh: no such method; did you mean 'bosch'"):
-        check_method("bosh")

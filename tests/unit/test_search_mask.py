@@ -24,14 +24,15 @@ from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.methods import _interface, from_file, random_groups, razor
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._interface import Context, Scores
-from bosch.model import read_model_info
+from bosch.methods._settings import default_settings, learning_tokens, list_methods
+from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
 from bosch.run.errors import exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact, Stage
 from recipes import presets, search_mask
-from recipes.search_mask import build, default_settings, list_methods, main
+from recipes.search_mask import build, main
 from tests.attention_matrices import context_of, toy_calibration
 from tests.model_factory import tiny_model
 
@@ -180,7 +181,7 @@ def test_a_folder_without_weights_is_named(calibration_folder: Path, tmp_path: P
     empty.mkdir()
     (empty / "config.json").write_text((ROOT / "bosch/assets/tiny-qwen3/config.json").read_text())
     with pytest.raises(FileNotFoundError, match="holds no safetensors"):
-        search_mask.load_model(empty)
+        load_for_search(empty)
 
 
 def test_killed_within_an_example_it_goes_on_to_the_same_files(
@@ -218,11 +219,11 @@ class Mined(list):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
-def load(calibration):
-    found = calibration_file.read_calibration(calibration.folder)
+def load(folder):
+    found = calibration_file.read_calibration(folder)
     return calibration_file.Calibration(Mined(found.haystacks))
 
-search_mask.load_calibration = load
+search_mask.read_calibration = load
 search_mask.main(sys.argv[2:])
 """
 
@@ -480,8 +481,8 @@ def test_a_probe_too_short_to_repeat_anything_is_refused(tmp_path: Path) -> None
 
 def test_no_tokens_are_set_aside_where_there_is_nothing_to_choose() -> None:
     config = replace(presets.tiny(), method="consa")
-    assert search_mask.learning_tokens(config) > 0
-    assert search_mask.learning_tokens(replace(config, ratio=0.99)) == 0  # all 64 groups
+    assert learning_tokens(config) > 0
+    assert learning_tokens(replace(config, ratio=0.99)) == 0  # all 64 groups
 
 
 def test_scores_that_are_no_numbers_are_refused() -> None:

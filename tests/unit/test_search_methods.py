@@ -16,13 +16,13 @@ from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
 from bosch.methods import _choose, bosch, bosch_plus, global_swap
 from bosch.methods._interface import Context
+from bosch.methods._settings import default_settings
 from bosch.plugins import list_plugins, load_plugin
 from bosch.search import pictures, plan_subproblems
 from bosch.search.journal import FILE
 from bosch.search.objective import rounded, weighted
 from bosch.search.optimizers import _nomad_process
 from bosch.search.scorer import Accelerations
-from recipes.search_mask import default_settings
 from tests.attention_matrices import context_of
 from tests.search_cases import WINDOW, answered_calibration, small_model
 

@@ -17,7 +17,7 @@ from bosch.assets import asset_folder
 from bosch.calibration import Calibration, Haystack
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
 from bosch.methods._interface import Scores
-from recipes.search_mask import load_tokenizer
+from bosch.model import find_tokenizer
 from tests.attention_matrices import (
     context_of,
     lag_histogram,
@@ -284,7 +284,7 @@ def test_the_probe_of_razor_on_the_embedded_model_holds_all_but_its_two_special_
     tmp_path: Path,
 ) -> None:
     context = context_of(razor, make_model("tiny"), toy_calibration(64, count=1), tmp_path)
-    tokenizer = load_tokenizer(asset_folder("tiny-qwen3"))
+    tokenizer = find_tokenizer(asset_folder("tiny-qwen3"))
     found = razor.ordinary_tokens(replace(context, load_tokenizer=lambda: tokenizer))
     assert found.tolist() == list(range(2, 2_048))
 

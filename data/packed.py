@@ -1,0 +1,55 @@
+"""The stage `tokens`: packing as a stage of a run, or the tokens that another run has packed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bosch.config import Config, PackingConfig, shared_fields
+from bosch.model import find_model
+from bosch.run.manifest import MANIFEST, read_sealed_json
+from bosch.run.plan import follow_reference
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
+from data.loader import check_reuse
+from data.pack import VERSION, PackConfig, pack_documents
+from data.sources.open import open_sources
+from data.tokenizer_files import read_tokenizer
+
+
+def build(config: Config) -> Stage | Artifact:
+    """The stage of recover.py, or the tokens that data.tokens_from names instead of it."""
+    if config.data.tokens_from is not None:
+        return reuse(config, Path(config.data.tokens_from))
+    packing = PackConfig(
+        **shared_fields(PackingConfig, config.data), tokens=config.data.tokens, seed=config.seed
+    )
+    return make_stage("tokens", config.model, config.data.source, packing, shared=True)
+
+
+def reuse(config: Config, folder: Path) -> Artifact:
+    """The tokens in a folder, checked: whole, of this model's tokenizer, of this length, and
+    enough. One rank reads them for that."""
+    folder, length = follow_reference(folder), config.data.sequence_length
+    known_by = read_tokenizer(config.model).hash
+    is_first = rank_and_world()[0] == 0
+    check_reuse(folder, known_by, length, config.data.tokens // length, verify=is_first)
+    return Artifact(folder, read_sealed_json(folder / MANIFEST)["fingerprint"])
+
+
+def make_stage(
+    name: str, model: str, sources: Sequence[str], packing: PackConfig, shared: bool = False
+) -> Stage:
+    """The stage, known before anything is downloaded: a source on the hub counts by its name and
+    options here, and by its commit in the tokens' own summary."""
+    opened = open_sources(sources, packing.seed, packing.tokens)
+    facts = [
+        {"name": each.source.name, "weight": each.weight}
+        | (each.source.facts() if getattr(each.source, "is_local", True) else {})
+        for each in opened
+    ]
+
+    def run(folder: Path) -> None:
+        pack_documents(opened, read_tokenizer(model), packing, folder)
+
+    tokenizer = read_tokenizer(model).hash if find_model(model) else model
+    settings = {"tokenizer": tokenizer, "sources": facts, "packing": packing}
+    return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
