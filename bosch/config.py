@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
@@ -262,15 +262,13 @@ def fill_in(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_config(config: Config) -> list[str]:
     """Every setting, a line a section."""
-    dials = [dial.name for dial in fields(config) if not _is_section(dial)]
-    lines = [", ".join(f"{name} {_show(getattr(config, name))}" for name in dials)]
-    for section in fields(config):
-        if not _is_section(section):
-            continue
-        values = vars(getattr(config, section.name)).items()
-        shown = ", ".join(f"{name} {_show(value)}" for name, value in values)
-        lines.append(f"{section.name}: {shown}")
-    return lines
+    sections = {name: vars(value) for name, value in vars(config).items() if is_dataclass(value)}
+    dials = {name: value for name, value in vars(config).items() if name not in sections}
+    lines = {"": dials, **{f"{name}: ": values for name, values in sections.items()}}
+    return [
+        head + ", ".join(f"{name} {_show(value)}" for name, value in values.items())
+        for head, values in lines.items()
+    ]
 
 
 def warn_of_window(config: Config) -> list[str]:
@@ -288,19 +286,17 @@ def warn_of_window(config: Config) -> list[str]:
 
 def describe_changes(before: Config, after: Config) -> list[str]:
     """The settings in which two configs differ, as `window 1024 -> 64`. Models do not count."""
-    changed = []
-    for dial in fields(before):
-        name, old, new = dial.name, getattr(before, dial.name), getattr(after, dial.name)
-        pairs = [(name, old, new)]
-        if _is_section(dial):
-            keys = vars(old)
-            pairs = [(f"{name}.{key}", getattr(old, key), getattr(new, key)) for key in keys]
-        changed += [f"{n} {_show(a)} -> {_show(b)}" for n, a, b in pairs if a != b and n != "model"]
-    return changed
+    old, new = _flatten(before), _flatten(after)
+    changed = [name for name in old if old[name] != new[name] and name != "model"]
+    return [f"{name} {_show(old[name])} -> {_show(new[name])}" for name in changed]
 
 
-def _is_section(dial: "Field[Any]") -> bool:
-    return is_dataclass(dial.default_factory)
+def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in vars(settings).items():
+        inside = is_dataclass(value)
+        flat |= _flatten(value, f"{name}.") if inside else {prefix + name: value}
+    return flat
 
 
 def _show(value: Any) -> str:

@@ -56,10 +56,8 @@ class ModelInfo:
         return self.num_query_heads // self.num_groups
 
     def has_shape_of(self, other: "ModelInfo") -> bool:
-        shapes = [
-            (m.num_layers, m.num_groups, m.num_query_heads, m.head_dim) for m in (self, other)
-        ]
-        return shapes[0] == shapes[1]
+        names = ("num_layers", "num_groups", "num_query_heads", "head_dim")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def is_same_model(self, other: "ModelInfo") -> bool:
         """By weights where both have a hash; else by id, and revision where both have one. Of a

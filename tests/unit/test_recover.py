@@ -1,28 +1,49 @@
-"""recipes/recover.py as a program: what it says, what it refuses, what it leaves."""
+"""recipes/recover.py: what it says, what it refuses, what it leaves."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-import recipes
 from bosch.assets import asset_folder
+from bosch.run.errors import exit_on_user_error
+from recipes import recover as recipe
 
-RECOVER = Path(recipes.__path__[0]) / "recover.py"
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def recover(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(RECOVER), *arguments],
-        cwd=folder,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
-        capture_output=True,
-        text=True,
-    )
+Recover = Callable[..., Done]
+
+
+@pytest.fixture
+def recover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Recover:
+    """The command, in this process and in an empty folder."""
+
+    def run(*arguments: str, **environment: str) -> Done:
+        monkeypatch.chdir(tmp_path)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        try:
+            exit_on_user_error(lambda: recipe.main(arguments), debug=False)
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -47,32 +68,36 @@ def recover(*arguments: str, folder: Path, **environment: str) -> subprocess.Com
     ],
 )
 def test_mistakes_end_in_one_sentence_and_code_2(
-    arguments: list[str], sentence: str, tmp_path: Path
+    arguments: list[str], sentence: str, tmp_path: Path, recover: Recover
 ) -> None:
-    run = recover(*arguments, folder=tmp_path)
+    run = recover(*arguments)
     assert run.returncode == 2
     assert run.stderr.startswith(f"error: {sentence}")
     assert run.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    run = recover("--method", "bosh", "--debug", folder=tmp_path)
-    assert run.returncode == 1
-    assert "Traceback" in run.stderr
+def test_as_a_program_it_ends_the_same_way_and_debug_shows_the_traceback(tmp_path: Path) -> None:
+    program = [sys.executable, str(recipe.__file__), "--method", "bosh"]
+    for more, code, told in (([], 2, "error: --method bosh"), (["--debug"], 1, "Traceback")):
+        run = subprocess.run([*program, *more], cwd=tmp_path, capture_output=True, text=True)
+        assert run.returncode == code
+        assert run.stderr.startswith(told)
 
 
-def test_ratio_that_no_count_meets_says_what_it_means(tmp_path: Path) -> None:
-    run = recover("--ratio", "0.33", "--dry-run", folder=tmp_path)
+def test_ratio_that_no_count_meets_says_what_it_means(recover: Recover) -> None:
+    run = recover("--ratio", "0.33", "--dry-run")
     assert run.returncode == 0, run.stderr
     assert "--ratio 0.33 means 22 of 64 groups, 0.34375\n" in run.stdout
-    run = recover("--method", "interleave", "--ratio", "0.3", "--dry-run", folder=tmp_path)
+    run = recover("--method", "interleave", "--ratio", "0.3", "--dry-run")
     assert "--ratio 0.3 means 3 of 8 layers, 0.375\n" in run.stdout
 
 
-def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(tmp_path: Path) -> None:
+def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(
+    tmp_path: Path, recover: Recover
+) -> None:
     arguments = ("--preset", "paper", "--model", "Qwen/Qwen3-30B-A3B-Base", "--dry-run")
-    run = recover(*arguments, folder=tmp_path)
+    run = recover(*arguments)
     assert run.returncode == 0, run.stderr
     assert "--ratio 0.75 means 144 of 192 groups\n" in run.stdout
     for setting in ("tokens 2500000000", "batch_sequences 64", "alpha 100"):
@@ -91,20 +116,20 @@ def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(tmp_path: 
         ("razor-recent-share=0.5", "did you mean"),
     ],
 )
-def test_options_of_a_method_are_checked(option: str, told: str, tmp_path: Path) -> None:
-    run = recover("--method", "consa", "--mask.options", option, "--dry-run", folder=tmp_path)
+def test_options_of_a_method_are_checked(option: str, told: str, recover: Recover) -> None:
+    run = recover("--method", "consa", "--mask.options", option, "--dry-run")
     assert run.returncode == 2
     assert told in run.stderr
     assert run.stderr.count("\n") == 1
 
 
-def test_other_ranks_print_nothing(tmp_path: Path) -> None:
-    run = recover("--dry-run", folder=tmp_path, RANK="1", WORLD_SIZE="2")
+def test_other_ranks_print_nothing(recover: Recover) -> None:
+    run = recover("--dry-run", RANK="1", WORLD_SIZE="2")
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-def test_run_leaves_its_settings_and_its_log(tmp_path: Path) -> None:
-    run = recover("--preset", "smoke", "--seed", "3", folder=tmp_path)
+def test_run_leaves_its_settings_and_its_log(tmp_path: Path, recover: Recover) -> None:
+    run = recover("--preset", "smoke", "--seed", "3")
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "runs" / "tiny-qwen3-2layer-bosch-r0.75-s3"
     saved = json.loads((folder / "run.json").read_text())
@@ -123,16 +148,18 @@ def test_run_leaves_its_settings_and_its_log(tmp_path: Path) -> None:
     ],
 )
 def test_what_this_machine_cannot_run_is_told_before_the_search(
-    arguments: list[str], sentence: str, tmp_path: Path
+    arguments: list[str], sentence: str, tmp_path: Path, recover: Recover
 ) -> None:
-    run = recover(*arguments, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    run = recover(*arguments, CUDA_VISIBLE_DEVICES="")
     assert run.returncode == 2
     assert run.stderr.startswith(f"error: {sentence}")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_batch_that_ranks_cannot_share_is_told_before_the_search(tmp_path: Path) -> None:
-    run = recover("--preset", "smoke", folder=tmp_path, RANK="0", WORLD_SIZE="3")
+def test_a_batch_that_ranks_cannot_share_is_told_before_the_search(
+    tmp_path: Path, recover: Recover
+) -> None:
+    run = recover("--preset", "smoke", RANK="0", WORLD_SIZE="3")
     assert run.returncode == 2
     assert run.stderr.startswith(
         "error: a batch of 2 sequences cannot be shared out evenly among 3"
@@ -149,13 +176,13 @@ def test_a_batch_that_ranks_cannot_share_is_told_before_the_search(tmp_path: Pat
     ],
 )
 def test_a_model_that_becomes_no_hybrid_is_refused_before_anything_is_made(
-    changes: dict[str, object], sentence: str, tmp_path: Path
+    changes: dict[str, object], sentence: str, tmp_path: Path, recover: Recover
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(asset_folder("tiny-qwen3-2layer"), model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | changes))
-    run = recover("--preset", "smoke", "--model", str(model), folder=tmp_path)
+    run = recover("--preset", "smoke", "--model", str(model))
     assert run.returncode == 2
     assert sentence in run.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
