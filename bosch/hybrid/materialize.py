@@ -3,7 +3,7 @@
     materialize(Path("Qwen3-8B"), read_mask(Path("mask.json")), Path("hybrid"))
     unmaterialize(Path("hybrid"), Path("dense-again"))          # the original weights, bit for bit
 
-The weights go through tensor by tensor (bosch/hybrid/shards.py). A check then compares the logits
+The weights go through file by file (bosch/hybrid/shards.py). A check then compares the logits
 of the new folder with those of the source in search mode, one model in memory at a time;
 config.json comes after it, so that a folder that was not checked loads nowhere.
 
