@@ -107,6 +107,14 @@ class Backend(Protocol):
     def attend(self, call: AttentionCall) -> Tensor: ...
 
 
+def check_window(window_tokens: int) -> int:
+    if isinstance(window_tokens, bool) or not isinstance(window_tokens, int) or window_tokens < 1:
+        raise ValueError(
+            f"the window is {window_tokens!r}; it is a whole number of tokens, 1 or more."
+        )
+    return window_tokens
+
+
 def window_size(window_tokens: int | None) -> tuple[int, int]:
     """(left, right) as flash-attn and torch's varlen_attn count them: W tokens, the own one
     included, are (W-1, 0).

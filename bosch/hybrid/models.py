@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid.attention import NAME, check_window
+from bosch.backends._interface import check_window
+from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import HybridLayer, hybridize_cache, is_untouched
 from bosch.hybrid.conversions import share_conversions
 from bosch.hybrid.permute import groups_in_order, inverse, permute_groups

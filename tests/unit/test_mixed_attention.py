@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from bosch.backends import reference
 from bosch.backends._interface import AttentionCall
-from bosch.hybrid.mixed import mixed_attention
 from bosch.hybrid.models import deploy
+from bosch.hybrid.search_mode import mixed_attention
 from tests.attention_calls import Case, make_call
 from tests.model_factory import MIXED, random_tokens, tiny_model
 
