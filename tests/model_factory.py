@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
+from bosch.hybrid.cache import held_tensors
 from bosch.plugins import list_plugins, load_plugin
 
 FAMILIES = list_plugins("bosch.families")
@@ -67,3 +68,10 @@ def same_mask(bit: int, model: PreTrainedModel) -> list[list[int]]:
 
 def rows_of(z: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(row) for row in z]
+
+
+def kv_entries(cache: Cache) -> list[int]:
+    """Live entries of each layer, one per position and KV head (of one batch row)."""
+    return [
+        sum(x.shape[1] * x.shape[2] for x in held_tensors(layer)) // 2 for layer in cache.layers
+    ]

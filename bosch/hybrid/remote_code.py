@@ -24,10 +24,10 @@ ATTENTION = "bosch.hybrid.attention"
 REGISTER = """
 
 from bosch.hybrid.attention import register  # noqa: E402
-from bosch.hybrid.conversions import share_conversions  # noqa: E402
+from bosch.hybrid.models import share_conversions  # noqa: E402
 
 register()
-share_conversions(plain_config_class.model_type, config_class.model_type)
+share_conversions(plain_config_class, config_class)
 """
 
 PACKAGE = Path(bosch.__file__).parent

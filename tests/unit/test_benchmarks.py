@@ -15,11 +15,10 @@ from transformers import DynamicCache
 from benchmarks import _inference, _memory, _models, _timing, attention, gpu, latency
 from benchmarks.__main__ import run_benchmark
 from bosch.backends import reference
-from bosch.hybrid.cache import kv_entries
 from bosch.hybrid.models import deploy
 from bosch.masks.mask import GroupMask, num_windowed
 from bosch.run import progress
-from tests.model_factory import MIXED, random_tokens, tiny_model
+from tests.model_factory import MIXED, kv_entries, random_tokens, tiny_model
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

@@ -17,9 +17,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from bosch.hybrid.cache import HybridLayer, kv_entries
+from bosch.hybrid.cache import HybridLayer
 from bosch.hybrid.models import deploy
-from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
+from tests.model_factory import FAMILIES, MIXED, kv_entries, random_tokens, tiny_model
 
 WINDOW = 16
 NEW_TOKENS = 12
