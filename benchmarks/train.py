@@ -36,8 +36,8 @@ from benchmarks._timing import (
 )
 from benchmarks.plan import count_weights
 from bosch.config import TrainConfig
-from bosch.hybrid.export import describe_bytes
 from bosch.hybrid.models import deploy
+from bosch.masks.mask import describe_bytes
 from data.loader import Sequences, TokenFolder
 from recipes.presets import TINY_MODEL, find_model
 from training.flops import peak_flops, training_flops

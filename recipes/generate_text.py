@@ -26,7 +26,7 @@ from transformers import (
 import bosch  # noqa: F401  makes transformers know the hybrids
 from bosch.config import TokenCount, at_least
 from bosch.hybrid.cache import kv_bytes
-from bosch.hybrid.export import describe_bytes
+from bosch.masks.mask import describe_bytes
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error
 from recipes.materialize_model import fetch_model

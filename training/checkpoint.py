@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from bosch.hybrid.export import describe_bytes
+from bosch.masks.mask import describe_bytes
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.manifest import (

@@ -11,8 +11,7 @@ Loaded as the plain family, such a folder would be a dense model that answers fl
 Its config.json names layer types that plain families refuse, whether they are asked for by class or
 by an edited model_type (bosch/hybrid/models.py). What cannot be prevented: a caller who passes a
 plain config object, or a tool that never reads layer_types. The tensors' names are the plain
-family's on purpose, for LoRA and quantizers. (Tensor parallelism is refused: a rank would hold some
-groups of a layer, and which of them are full is counted among all.)
+family's on purpose, for LoRA and quantizers.
 """
 
 import copy
@@ -35,7 +34,7 @@ from bosch.hybrid.models import (
     hybrid_config,
     plain_config,
 )
-from bosch.hybrid.permute import inverse
+from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
@@ -71,14 +70,10 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
     """
     plain = read_config(source)
     refuse_unless_plain(source, plain)
-    mask = record.mask
-    config = hybrid_config(
-        plain, mask.z, mask.window_tokens, **{export.MASK_KEY: export.describe_record(record)}
-    )
+    origin = {export.MASK_KEY: record.origin()}
+    config = hybrid_config(plain, record.mask.z, record.mask.window_tokens, **origin)
     config.architectures = [family_of(config).model_class.__name__]
-    _start(source, out)
-    rewrite_weights(source, out, config.bosch["permutation"], head_size(config))
-    copy_companions(source, out)
+    _write(source, out, config.bosch["permutation"], config)
     keep_tokenizer(source, plain, out, config)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source, standalone)
@@ -86,35 +81,23 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
 
 
 def unmaterialize(source: Path, out: Path) -> None:
-    """Write the dense model a hybrid was made from, its weights bit for bit (or as they were
-    trained since)."""
-    hybrid = read_config(source)
-    _refuse_unless_hybrid(source, hybrid)
+    """Write the dense model a hybrid was made from, with the hybrid's weights bit for bit."""
+    hybrid = _read_hybrid(source)
     config = plain_config(hybrid)
     config.architectures = [family_of(config).plain_model_class.__name__]
     vars(config).pop("auto_map", None)  # of the code that came along with the hybrid
-    _start(source, out)
-    rewrite_weights(source, out, inverse(hybrid.bosch["permutation"]), head_size(hybrid))
-    copy_companions(source, out)
+    _write(source, out, inverse(hybrid.bosch["permutation"]), config)
     keep_tokenizer(source, hybrid, out, config)
     _judge(out, source, compare_logits(out, config, source, hybrid))
     _publish(out, config)
 
 
 def export_hybrid(source: Path, out: Path, standalone: bool = False) -> None:
-    """Write a hybrid once more (a trained checkpoint, say) with model card, picture and, if asked
-    for, code."""
-    config = read_config(source)
-    _refuse_unless_hybrid(source, config)
-    _start(source, out)
-    rewrite_weights(source, out, None, head_size(config))
-    copy_companions(source, out)
+    """Write a hybrid once more, a trained checkpoint say, with card, picture and perhaps code."""
+    config = _read_hybrid(source)
+    _write(source, out, None, config)
     export.write_exports(out, config, source, standalone)
     _publish(out, config)
-
-
-def is_hybrid(folder: Path) -> bool:
-    return str(read_model_config(folder).get("model_type")).startswith(PREFIX)
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -140,19 +123,26 @@ def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
     check_native_window(config)
 
 
-def _refuse_unless_hybrid(folder: Path, config: PretrainedConfig) -> None:
+def _read_hybrid(folder: Path) -> PretrainedConfig:
+    config = read_config(folder)
     if not config.model_type.startswith(PREFIX):
         raise ValueError(
             f"{folder} is a {config.model_type}, not a hybrid of ours ({PREFIX}...), so there is "
             "nothing to undo or to export; materializing it takes a mask."
         )
+    return config
 
 
-def _start(source: Path, out: Path) -> None:
+def _write(
+    source: Path, out: Path, permutation: Permutation | None, config: PretrainedConfig
+) -> None:
+    """Everything of `source` but its config: without one the folder loads nowhere."""
     if out.resolve() == source.resolve():
         raise ValueError(f"{out} is the model's own folder; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").unlink(missing_ok=True)  # until the check it must not load
+    (out / "config.json").unlink(missing_ok=True)
+    rewrite_weights(source, out, permutation, head_size(config))
+    copy_companions(source, out)
 
 
 def _publish(out: Path, config: PretrainedConfig) -> None:
@@ -177,8 +167,7 @@ def copy_companions(source: Path, out: Path) -> None:
 def compare_logits(
     plain_folder: Path, plain: PretrainedConfig, hybrid_folder: Path, hybrid: PretrainedConfig
 ) -> float:
-    """How far the hybrid's logits are from those of the plain model in search mode, as a share of
-    the largest."""
+    """The largest difference of the hybrid's logits from those of search mode, relative."""
     family, z = family_of(hybrid), export.mask_rows(hybrid)
     window = min(CHECK_WINDOW, hybrid.bosch["window"])
     length = min(CHECK_TOKENS, hybrid.max_position_embeddings)
@@ -232,8 +221,7 @@ def logits(
 
 @contextmanager
 def _computing_in_float64(model: nn.Module) -> Iterator[None]:
-    """Widen each module's own weights while it runs: an exact comparison for the memory of one
-    module more."""
+    """Widen each module's own weights while it runs: costs the memory of one module more."""
     narrow: dict[nn.Parameter, Tensor] = {}
 
     def widen(module: nn.Module, args: Sequence[Any]) -> None:
