@@ -92,8 +92,7 @@ class Weights:
         self._check(source)
 
     def gather(self, file: Path, keep: bool) -> dict[str, Tensor]:
-        """The tensors of a file, whole and on the CPU. Every rank calls this; those that do not
-        `keep` them get none."""
+        """The tensors of a file, whole, on the CPU, for ranks that `keep` them. All call this."""
         kept: dict[str, Tensor] = {}
         for name, old in sorted(load_file(file).items()):  # mapped: types and shapes alone are read
             tensor = self._gather_one(name, old.dtype)

@@ -135,10 +135,8 @@ def bosch_mask_function(
     **others: Any,
 ) -> Tensor | None:
     """None for every causal call without padding, packed ones included: the attention function
-    aligns queries and keys itself and finds documents in the position ids, so that no T x S mask is
-    ever built for a long text.
-
-    transformers builds such masks for chunks of a prompt and for packed documents.
+    aligns queries and keys itself and finds documents in the position ids. So no T x S mask is ever
+    built for a long text, where transformers does for chunks of a prompt and packed documents.
     """
     if others.get("allow_is_bidirectional_skip") or not getattr(
         others.get("config"), "is_causal", True
@@ -229,9 +227,7 @@ def _refuse_part_of_groups(module: Any, key: Any, num_groups: int) -> None:
 
 
 def _at_positions(call: AttentionCall, key: Split) -> AttentionCall:
-    """The keys lie in the ring of a static cache: the window goes into the mask, by their
-    positions.
-    """
+    """The keys lie in the ring of a static cache: their positions put the window into the mask."""
     positions_L, window = key.positions_L, call.window_tokens
     assert positions_L is not None
     assert window is not None
@@ -258,10 +254,8 @@ def _keep_documents_apart(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor | None, Documents | None]:
     """The mask as bool, with packed documents hidden from each other, or the documents where there
-    is none. A mask of the caller's own is followed as it is.
-
-    transformers sees them only without a cache, and with `use_cache` left at its default a stock
-    model has one.
+    is none. A mask of the caller's own is followed as it is. (transformers itself sees packed
+    documents only without a cache, which a stock model has by default.)
     """
     batch, _, num_queries, _ = query_BHTD.shape
     is_ours = mask_BNTS is not None and mask_BNTS.dtype == MASK_TYPE
@@ -291,9 +285,7 @@ def _refuse_looking_ahead(mask_BNTS: Tensor | None, num_past: int | Tensor) -> N
 
 
 def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:
-    """Whether no query sees the next token: so it is for causal and packed masks, not for blocks
-    that see all of themselves.
-    """
+    """Whether no query sees the next token, as in causal and packed masks."""
     if mask_function is None or num_tokens < 2:
         return True
     here = torch.arange(num_tokens - 1, device=device)

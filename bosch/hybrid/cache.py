@@ -20,9 +20,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
 
 class Split(NamedTuple):
-    """What the cache holds for one layer after an update, the new tokens included; None where a
-    part has no groups.
-    """
+    """What the cache holds for one layer, new tokens included; None where a part has no groups."""
 
     full_BGSD: Tensor | None
     window_BGLD: Tensor | None  # the last L positions in order, unless `positions_L` tells others
@@ -228,9 +226,7 @@ class RingLayer(StaticLayer):
         raise AssertionError("a HybridLayer calls `roll`, which tells the positions too")
 
     def roll(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values the new tokens can see, and their positions (None: they are the new
-        tokens only).
-        """
+        """Keys and values the new tokens can see, and their positions (None: new tokens only)."""
         slots, new = self.max_cache_len, k_BGTD.shape[2]
         is_first = not self.is_initialized
         if is_first:
@@ -270,8 +266,7 @@ class RingLayer(StaticLayer):
 
 
 def _of_each_part(name: str) -> Callable[..., None]:
-    """A method that calls the method of this name of each part. The window part comes first: it is
-    the one that may refuse."""
+    """A method that calls its namesake of each part, the window first: only that may refuse."""
 
     def method(self: HybridLayer, *args: Any) -> None:
         for part in reversed(self.parts):
@@ -447,9 +442,7 @@ def _check_window(cache: Cache, window_tokens: int) -> None:
 
 
 def kv_bytes(cache: Cache) -> int:
-    """Bytes of the keys and values a cache holds. (Buffers of dynamic layers keep some spare room
-    beside them.)
-    """
+    """Bytes of the keys and values held, without the spare room of dynamic layers."""
     return sum(x.numel() * x.element_size() for layer in cache.layers for x in held_tensors(layer))
 
 

@@ -129,9 +129,7 @@ class HybridCausalLM:
 
 
 def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -> Any:
-    """`forward` with the signature of `plain_forward`: transformers reads there which arguments a
-    model takes, and hands over no others.
-    """
+    """`forward` with the signature in which transformers reads what arguments a model takes."""
     parameters = inspect.signature(plain_forward).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # without self
 
@@ -147,9 +145,7 @@ def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -
 
 
 def family_of(config: PretrainedConfig) -> ModuleType:
-    """The family of a plain or a hybrid config: a module with config_class, model_class and their
-    plain counterparts.
-    """
+    """The module in bosch/families of a plain or a hybrid config."""
     name = config.model_type.removeprefix(PREFIX)
     known = list_plugins("bosch.families")
     if name not in known:
@@ -183,9 +179,7 @@ def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
 
 
 def check_native_window(config: PretrainedConfig) -> None:
-    """Refuse a model that has a sliding window already: dropping it would change the model, keeping
-    it our windows.
-    """
+    """Refuse a model with a window of its own, which is neither dropped nor mixed with ours."""
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
         windowed = any(kind != "full_attention" for kind in layer_types)
@@ -274,9 +268,7 @@ def head_size(config: PretrainedConfig) -> int:
 def deploy(
     model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
 ) -> PreTrainedModel:
-    """A new hybrid model from a plain one in memory. Weights without groups are copied too: the two
-    stay apart.
-    """
+    """A new hybrid from a plain model in memory, which it shares no weights with."""
     config = hybrid_config(model.config, z, window_tokens, **provenance)
     return _made_from(model, family_of(config).model_class, config, config.bosch["permutation"])
 
@@ -295,9 +287,7 @@ def _made_from(
     config: PretrainedConfig,
     permutation: Permutation,
 ) -> PreTrainedModel:
-    """A model with the weights of `source` reordered, and all else (unsaved buffers, tied weights,
-    settings) as there.
-    """
+    """The weights of `source` reordered; unsaved buffers, tied weights and settings as there."""
     # How experts are computed is a setting of the running model, not of the saved config.
     config._experts_implementation = source.config._experts_implementation
     with torch.device("meta"):

@@ -29,6 +29,24 @@ from bosch.hybrid.models import share_conversions  # noqa: E402
 register()
 share_conversions(plain_config_class, config_class)
 """
+PLUGINS_TEXT = '''\
+"""The attention backends of this folder, by name."""
+
+import sys
+from types import ModuleType
+
+{imports}
+
+_FUNCTIONS = {{{functions}}}
+
+
+def list_plugins(package: str) -> tuple[str, ...]:
+    return tuple(_FUNCTIONS) if package == "bosch.backends" else ()
+
+
+def load_plugin(package: str, name: str) -> ModuleType:
+    return sys.modules[_FUNCTIONS[name].__module__]
+'''
 
 PACKAGE = Path(bosch.__file__).parent
 OUR_IMPORT = re.compile(r"^( *)from (bosch\.[\w.]+) import", re.MULTILINE)
@@ -105,28 +123,8 @@ def _absolute_imports(text: str) -> list[str]:
 
 
 def _plugins_text() -> str:
-    """What stands for bosch/plugins.py: the backends by name. Import statements, so that
-    transformers fetches their files too."""
+    """Stands for bosch/plugins.py. Imports backends so that transformers fetches their files."""
     names = list_plugins("bosch.backends")
     imports = [f"from bosch.backends.{name} import attend as _{name}" for name in names]
-    return "\n".join(
-        [
-            '"""The attention backends of this folder, by name."""',
-            "",
-            "import sys",
-            "from types import ModuleType",
-            "",
-            *imports,
-            "",
-            f"_FUNCTIONS = {{{', '.join(f'{name!r}: _{name}' for name in names)}}}",
-            "",
-            "",
-            "def list_plugins(package: str) -> tuple[str, ...]:",
-            '    return tuple(_FUNCTIONS) if package == "bosch.backends" else ()',
-            "",
-            "",
-            "def load_plugin(package: str, name: str) -> ModuleType:",
-            "    return sys.modules[_FUNCTIONS[name].__module__]",
-            "",
-        ]
-    )
+    functions = ", ".join(f"{name!r}: _{name}" for name in names)
+    return PLUGINS_TEXT.format(imports="\n".join(imports), functions=functions)
