@@ -13,7 +13,6 @@ fills the cache and whose output nobody reads: zeros.
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,10 +47,6 @@ HARMLESS = frozenset(
 NOT_CAUSAL = (
     "attn_implementation='bosch' computes causal attention only; this call, or its config, says "
     "is_causal=False."
-)
-STATIC_FOR_BASE = (
-    "a static cache was given to the base model of a hybrid alone, where its empty slots count "
-    "as text. Call the whole model (logits_to_keep=1 leaves out the rest), or use a DynamicCache."
 )
 
 
@@ -96,12 +91,8 @@ def bosch_attention(
     mask, documents = _keep_documents_apart(
         module, query_BHTD, num_past, attention_mask, position_ids, others.get("cu_seq_lens_q")
     )
-    common: dict[str, Any] = {
-        "scaling": scaling,
-        "mask_BNTS": mask,
-        "documents": documents,
-        "dropout": dropout,
-    }
+    common: dict[str, Any] = {"scaling": scaling, "dropout": dropout}
+    common |= {"mask_BNTS": mask, "documents": documents}
     is_hybrid = isinstance(key, Split) or getattr(module.config, "bosch", None) is not None
     if is_hybrid or bosch_window is not None:
         _refuse_looking_ahead(attention_mask, num_past)
@@ -187,7 +178,11 @@ def _deploy_calls(
         raise ValueError("a mask for single heads: the heads of this hybrid are in another order.")
     if not isinstance(key, Split):  # no cache, or a plain dynamic one, which holds every position
         if has_empty_slots(query_BHTD, key, common["mask_BNTS"]):
-            raise ValueError(STATIC_FOR_BASE)
+            raise ValueError(
+                "a static cache was given to the base model of a hybrid alone, where its empty "
+                "slots count as text. Call the whole model (logits_to_keep=1 leaves out the rest), "
+                "or use a DynamicCache."
+            )
         num_past = key.shape[2] - num_queries
         key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
 
@@ -199,18 +194,15 @@ def _deploy_calls(
             k_BGSD, v_BGSD = k_BGSD[:, :, :num_keys], v_BGSD[:, :, :num_keys]
         calls.append(AttentionCall(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD, **common))
     if num_full < num_groups:
-        call = AttentionCall(
-            query_BHTD[:, num_full_heads:],
-            key.window_BGLD,
-            value.window_BGLD,
-            window_tokens=check_window(config.bosch["window"]),
-            **common,
-        )
+        window: int | None = check_window(config.bosch["window"])
+        mask_BNTS, num_keys = common["mask_BNTS"], key.window_BGLD.shape[2]
         if key.positions_L is not None:
-            call = _at_positions(call, key)
-        elif call.mask_BNTS is not None:  # its last columns belong to the keys
-            call = replace(call, mask_BNTS=call.mask_BNTS[..., -call.k_BGSD.shape[2] :])
-        calls.append(call)
+            mask_BNTS, window = _ring_mask(mask_BNTS, key, window, num_queries), None
+        elif mask_BNTS is not None:  # its last columns belong to the keys
+            mask_BNTS = mask_BNTS[..., -num_keys:]
+        parts = query_BHTD[:, num_full_heads:], key.window_BGLD, value.window_BGLD
+        common = common | {"mask_BNTS": mask_BNTS}
+        calls.append(AttentionCall(*parts, window_tokens=window, **common))
     return calls
 
 
@@ -226,20 +218,15 @@ def _refuse_part_of_groups(module: Any, key: Any, num_groups: int) -> None:
         )
 
 
-def _at_positions(call: AttentionCall, key: Split) -> AttentionCall:
-    """The keys lie in the ring of a static cache: their positions put the window into the mask."""
-    positions_L, window = key.positions_L, call.window_tokens
-    assert positions_L is not None
-    assert window is not None
-    assert call.mask_BNTS is not None
-    queries_T1 = (
-        key.first_query + torch.arange(call.q_BHTD.shape[2], device=positions_L.device)[:, None]
-    )
+def _ring_mask(mask_BNTS: Tensor, key: Any, window: int | None, num_queries: int) -> Tensor:
+    """For keys that lie in the ring of a static cache: their positions say what a window hides."""
+    positions_L = key.positions_L
+    queries_T1 = key.first_query + torch.arange(num_queries, device=positions_L.device)[:, None]
     inside_TL = (
         (positions_L >= 0) & (positions_L <= queries_T1) & (positions_L > queries_T1 - window)
     )
-    columns_BNTL = call.mask_BNTS.index_select(-1, positions_L.clamp_min(0))
-    return replace(call, mask_BNTS=columns_BNTL & inside_TL, window_tokens=None)
+    columns_BNTL: Tensor = mask_BNTS.index_select(-1, positions_L.clamp_min(0))
+    return columns_BNTL & inside_TL
 
 
 # --------------------------------------------------------------------------------------------- both

@@ -327,11 +327,6 @@ class HybridLayer(CacheLayerMixin):
     def record_past(self) -> bool:
         return getattr(self.window, "record_past", False)
 
-    @record_past.setter
-    def record_past(self, record: bool) -> None:
-        if isinstance(self.window, RollingLayer):
-            self.window.record_past = record
-
     # What transformers asks.
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         cuts = zip(self.parts, self._cut(key_states), self._cut(value_states), strict=True)
@@ -368,7 +363,8 @@ class HybridLayer(CacheLayerMixin):
         return self.max_tokens
 
     def activate_past_recording(self) -> None:
-        self.record_past = True
+        if isinstance(self.window, RollingLayer):
+            self.window.activate_past_recording()
 
     offload = _of_each_part("offload")
     prefetch = _of_each_part("prefetch")
@@ -451,8 +447,7 @@ def held_tensors(layer: Any) -> list[Tensor]:
     parts = layer.parts if isinstance(layer, HybridLayer) else [layer]
     if any(hasattr(part, "_quantized_keys") for part in parts):
         raise ValueError(
-            "a quantized cache keeps its numbers in a format of its own: its bytes are not counted "
-            "here."
+            "a quantized cache has a number format of its own, whose bytes are not counted here."
         )
     return [x for part in parts for x in (part.keys, part.values) if x is not None and x.dim() == 4]
 
@@ -468,7 +463,6 @@ def _with_room(x_BGSD: Tensor, num_tokens: int) -> Tensor:
 def _tokens_to_remove(tokens_to_remove: int) -> int:
     if tokens_to_remove > 0:
         raise ValueError(
-            f"crop({tokens_to_remove}): give the number of tokens to take back as a negative "
-            "number."
+            f"crop({tokens_to_remove}): the number of tokens to take back is a negative one."
         )
     return -tokens_to_remove

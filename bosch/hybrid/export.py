@@ -19,6 +19,33 @@ PICTURE = "mask.png"
 MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
 CONTEXTS = (4_096, 32_768, 131_072)  # tokens for which the card tells KV bytes
 
+CARD_TEXT = """\
+---
+{front}
+---
+
+# {name}, hybrid of full and sliding-window attention
+
+A group is one KV head with the query heads that share it. Each group of this model has either full
+causal attention or a sliding window; the KV cache of a window group stays at W-1 entries however
+long the text is.
+
+{facts}
+
+![Groups with full attention, layer by layer]({picture})
+
+## KV cache of one text
+
+{cache}
+
+## How to load it
+
+{how_to_load}
+
+The groups are ordered `[full..., window...]` in each layer; `config.bosch` holds the window, the
+order and where the mask is from. A plain class of the base model's family refuses this folder:
+computed with full attention everywhere it would be another model.
+"""
 WITH_PACKAGE = """\
 With the package `bosch-hybrid` installed:
 
@@ -39,9 +66,8 @@ model = AutoModelForCausalLM.from_pretrained(
 )
 ```
 
-It starts in `{ENTRY}`. `AutoTokenizer` wants the same argument, because it reads the config \
-first. Where the
-package `bosch-hybrid` is installed, `import bosch` takes the place of the argument."""
+It starts in `{ENTRY}`. `AutoTokenizer` wants the same argument, because it reads the config first.
+Where the package `bosch-hybrid` is installed, `import bosch` takes the place of the argument."""
 
 
 def write_exports(out: Path, config: PretrainedConfig, source: Path, standalone: bool) -> None:
@@ -103,39 +129,14 @@ def model_card(
         ("chosen by", record.method + (f", seed {record.seed}" if record.seed is not None else "")),
         ("chosen per", mask.unit),
     ]
-    lines = [
-        "---",
-        *front,
-        "---",
-        "",
-        f"# {model.id.split('/')[-1]}, hybrid of full and sliding-window attention",
-        "",
-        "A group is one KV head with the query heads that share it. Each group of this model has "
-        "either full",
-        "causal attention or a sliding window; the KV cache of a window group stays at W-1 entries "
-        "however long the",
-        "text is.",
-        "",
-        *_table(("", ""), facts),
-        "",
-        f"![Groups with full attention, layer by layer]({PICTURE})",
-        "",
-        "## KV cache of one text",
-        "",
-        *_table(("tokens", "this model", "full attention", "share"), kv_rows(config, mask)),
-        "",
-        "## How to load it",
-        "",
-        STANDALONE if standalone else WITH_PACKAGE,
-        "",
-        "The groups are ordered `[full..., window...]` in each layer; `config.bosch` holds the "
-        "window, the order and where",
-        "the mask is from. A plain class of the base model's family refuses this folder: computed "
-        "with full attention",
-        "everywhere it would be another model.",
-        "",
-    ]
-    return "\n".join(lines)
+    return CARD_TEXT.format(
+        front="\n".join(front),
+        name=model.id.split("/")[-1],
+        facts=_table(("", ""), facts),
+        picture=PICTURE,
+        cache=_table(("tokens", "this model", "full attention", "share"), kv_rows(config, mask)),
+        how_to_load=STANDALONE if standalone else WITH_PACKAGE,
+    )
 
 
 def kv_rows(config: PretrainedConfig, mask: GroupMask) -> list[tuple[str, str, str, str]]:
@@ -153,8 +154,8 @@ def kv_rows(config: PretrainedConfig, mask: GroupMask) -> list[tuple[str, str, s
     return rows
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def _license_lines(source: Path) -> list[str]:

@@ -19,6 +19,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -45,10 +46,11 @@ SAVED_LAYER_TYPE = "bosch_hybrid"
 # ----------------------------------------------------------------------------------- the two mixins
 
 
+@dataclass
 class HybridConfig:
     """In front of a family's config class."""
 
-    bosch: dict[str, Any] | None
+    bosch: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         own_types = getattr(self, "layer_types", None)

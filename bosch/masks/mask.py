@@ -110,11 +110,6 @@ class GroupMask:
         """The same share, layer by layer."""
         return tuple(row.count(0) / self.num_groups for row in self.z)
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether no layer mixes full and windowed groups."""
-        return all(len(set(row)) == 1 for row in self.z)
-
     def meets(self, ratio: float) -> bool:
         """Whether exactly as much is on the window as this ratio means."""
         if self.unit == "layer":
