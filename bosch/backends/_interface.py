@@ -77,9 +77,8 @@ class AttentionCall:
         return self.q_BHTD.shape[1] != self.k_BGSD.shape[1]
 
     def without_idle_window(self) -> AttentionCall:
-        """The same call with keys no query can reach dropped, and no window where it hides nothing.
-
-        A decoding step over a rolling cache becomes plain attention over what the cache holds.
+        """The same call without keys no query can reach, and without a window that hides nothing:
+        a decoding step over a rolling cache becomes plain attention over what the cache holds.
         """
         if self.window_tokens is None:
             return self

@@ -51,9 +51,7 @@ NOT_CAUSAL = (
 
 
 def register() -> None:
-    """Make `attn_implementation="bosch"` known. Without its own mask function transformers would
-    drop the padding.
-    """
+    """Make `attn_implementation="bosch"` known, with a mask function: or padding gets lost."""
     AttentionInterface.register(NAME, bosch_attention)
     AttentionMaskInterface.register(NAME, bosch_mask_function)
 

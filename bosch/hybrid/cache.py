@@ -139,8 +139,7 @@ class RollingLayer(GrowingLayer):
     """The last W-1 positions, what a new token sees beside itself. Returns them with the new ones.
 
     With `record_past` (assisted decoding) nothing is dropped before the next `crop`, so that
-    rejected tokens can be taken back. W = 1 holds nothing; transformers'
-    `DynamicSlidingWindowLayer` keeps everything there.
+    rejected tokens can be taken back.
     """
 
     is_sliding = True
@@ -220,11 +219,6 @@ class RingLayer(StaticLayer):
         super().__init__(max_cache_len=min(window_tokens, max_cache_len))
         self.window_tokens = window_tokens
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        raise AssertionError("a HybridLayer calls `roll`, which tells the positions too")
-
     def roll(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values the new tokens can see, and their positions (None: new tokens only)."""
         slots, new = self.max_cache_len, k_BGTD.shape[2]
@@ -292,8 +286,7 @@ class HybridLayer(CacheLayerMixin):
         num_full: int,
         max_tokens: int,
     ) -> None:
-        # No super().__init__(): it would assign keys, values and is_initialized, which the parts
-        # own.
+        # No super().__init__(): it would assign what the parts own.
         self.full, self.window, self.num_full = full, window, num_full
         self.max_tokens = max_tokens  # -1: no maximum
         self.parts: list[Any] = [part for part in (full, window) if part is not None]
@@ -391,7 +384,12 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
     """
     window_tokens, num_groups = config.bosch["window"], config.num_key_value_heads
     if cache.layers and isinstance(cache.layers[0], HybridLayer):
-        _check_window(cache, window_tokens)
+        held = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
+        if held - {window_tokens}:
+            raise ValueError(
+                f"this cache was made for a window of {held.pop()} tokens; config.bosch['window'] "
+                f"is {window_tokens} now. Start a new cache."
+            )
     elif int(cache.get_seq_length()) == 0:
         # A bare DynamicCache() makes its layers late.
         if not cache.layers and cache.layer_class_to_replicate is not None:
@@ -426,15 +424,6 @@ def _hybrid_layer(layer: Any, num_full: int, has_window: bool, window_tokens: in
         sample = layer.keys[:, :, :0]
         hybrid.lazy_initialization(sample, sample)
     return hybrid
-
-
-def _check_window(cache: Cache, window_tokens: int) -> None:
-    windows = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
-    if windows - {window_tokens}:
-        raise ValueError(
-            f"this cache was made for a window of {windows.pop()} tokens; config.bosch['window'] "
-            f"is {window_tokens} now. Start a new cache."
-        )
 
 
 def kv_bytes(cache: Cache) -> int:

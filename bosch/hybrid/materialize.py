@@ -17,7 +17,7 @@ family's on purpose, for LoRA and quantizers.
 import copy
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +44,16 @@ from bosch.run.progress import say
 
 # Left behind: weights in any format (those we write come from shards.py), code, and what is ours to
 # write. All else goes along: tokenizer, chat template, generation config, license.
-LEFT_BEHIND = (
-    ".safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot .index.json .py".split()
-)
+SKIPPED = ".safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot .index.json .py".split()
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
 
-# The check. A window shorter than the mask's shows a wrong order of groups more clearly, and its
-# text is short whatever the mask's window is, which is but a number in the config.
+# The check. A short window shows a wrong order of groups more clearly, and needs a short text only.
 CHECK_WINDOW = 32
 CHECK_TOKENS = 128
 CHECK_ROWS = 64  # logits compared: the last ones, for which the window has hidden something
 # Of the largest logit. Both sides compute in float64; transformers' norms round through float32, so
 # that a difference is zero or some 1e-7. Two groups in wrong places give 1e-3 and more.
 CHECK_TOLERANCE = 1e-5
-
-
-class WrongFolderError(ValueError):
-    """A folder just written does not compute what it must."""
 
 
 def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = False) -> None:
@@ -155,7 +148,7 @@ def copy_companions(source: Path, out: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.name.startswith(".") or path.name in WRITTEN_ANEW:
             continue
-        if path.is_file() and not path.name.endswith(tuple(LEFT_BEHIND)):
+        if path.is_file() and not path.name.endswith(tuple(SKIPPED)):
             write_atomically(out / path.name, path.read_bytes())
         elif path.is_dir() and path.name == "additional_chat_templates":
             shutil.copytree(path, out / path.name, dirs_exist_ok=True)
@@ -186,7 +179,7 @@ def compare_logits(
 def _judge(out: Path, source: Path, difference: float) -> None:
     if not difference <= CHECK_TOLERANCE:  # true for nan too
         forget_progress(out)
-        raise WrongFolderError(
+        raise ValueError(
             f"{out} does not compute what {source} computes with its mask: logits differ by "
             f"{difference:.2g} of the largest, more than {CHECK_TOLERANCE:g}. It was not "
             "published; run again, and if the source was not changed meanwhile, report a bug."
@@ -233,16 +226,12 @@ def _computing_in_float64(model: nn.Module) -> Iterator[None]:
         for weight in module.parameters(recurse=False):
             weight.data = narrow.pop(weight)
 
-    handles = []
-    for module in model.modules():
-        if next(module.parameters(recurse=False), None) is not None:
-            handles.append(module.register_forward_pre_hook(widen))
-            handles.append(module.register_forward_hook(restore))
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                hooks.callback(module.register_forward_pre_hook(widen).remove)
+                hooks.callback(module.register_forward_hook(restore).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _device_with_room(folder: Path) -> str:

@@ -227,7 +227,6 @@ def hybrid_config(
     config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
 ) -> PretrainedConfig:
     """The config of the hybrid made from a plain model and a mask (1: full attention)."""
-    check_native_window(config)
     rows = [[int(bit) for bit in row] for row in z]
     shape = {(len(rows), len(row)) for row in rows}
     if shape != {(config.num_hidden_layers, config.num_key_value_heads)}:

@@ -74,11 +74,8 @@ def mixed_attention(
         [group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0)
     )
     parts_BTGRD = []
-    full_BTGRD = window_BTGRD = call.q_BHTD.new_empty(0)
-    if only_full or both:
-        full_BTGRD = _output(call, only_full + both, None, backend)
-    if both or only_window:
-        window_BTGRD = _output(call, both + only_window, window_tokens, backend)
+    full_BTGRD = _output(call, only_full + both, None, backend)
+    window_BTGRD = _output(call, both + only_window, window_tokens, backend)
     if only_full:
         parts_BTGRD.append(full_BTGRD[:, :, : len(only_full)])
     if both:
@@ -101,6 +98,8 @@ def _output(
     call: AttentionCall, groups: list[int], window_tokens: int | None, backend: str | None
 ) -> Tensor:
     """(B, T, G, R, D) of some groups, all full or all windowed."""
+    if not groups:
+        return call.q_BHTD.new_empty(0)
     out_BHTD = attend(replace(_pick(call, groups), window_tokens=window_tokens), backend)
     return out_BHTD.transpose(1, 2).unflatten(2, (len(groups), -1))
 

@@ -72,10 +72,9 @@ def weight_files(folder: Path) -> list[str]:
 
 def _read_progress(out: Path, job: str) -> dict[str, str]:
     """Checksums of the files that are complete and still what they were."""
-    try:
-        progress = read_json_object(out / PROGRESS)
-    except FileNotFoundError:
+    if not (out / PROGRESS).is_file():
         return {}
+    progress = read_json_object(out / PROGRESS)
     if progress["job"] != job:
         return {}
     return {

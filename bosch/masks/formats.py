@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bosch.masks.mask import GroupMask, MaskFile, check_window, describe_ratio, num_windowed
+from bosch.masks.mask import GroupMask, MaskFile, describe_ratio, num_windowed
 from bosch.model import ModelInfo, read_json_object
 from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import provenance, write_atomically
@@ -56,8 +56,6 @@ def import_mask(
     if not path.is_file():
         wrong = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path} {wrong}; the first argument is the file to import.")
-    if request.window_tokens is not None:
-        check_window(request.window_tokens)
     imported = FORMATS[format_name][0](path, model, request)
     record = MaskFile(
         mask=imported.mask,
