@@ -62,6 +62,10 @@ def random_tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(2, TINY["vocab_size"], (batch, length), generator=generator)
 
 
+def packed_positions(*lengths: int) -> torch.Tensor:
+    return torch.cat([torch.arange(n) for n in lengths])[None]
+
+
 def same_mask(bit: int, model: PreTrainedModel) -> list[list[int]]:
     return [[bit] * model.config.num_key_value_heads for _ in range(model.config.num_hidden_layers)]
 
