@@ -22,16 +22,16 @@ from transformers.core_model_loading import revert_weight_conversion
 from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import weight_files
 from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.group import Group
 from bosch.run.manifest import MANIFEST, provenance, sync_directory, write_sealed_json
 from training.checkpoint_content import plain_name
-from training.consensus import Consensus
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What copy_companions leaves behind because it makes it anew; here it is the source's own.
 OF_THE_SOURCE = ("config.json", "README.md", "mask.png", "model.safetensors.index.json", "*.py")
 
 
-def export_model(model: Any, source_folder: Path, folder: Path, ranks: Consensus) -> None:
+def export_model(model: Any, source_folder: Path, folder: Path, ranks: Group) -> None:
     """Write the model to `folder`. Every rank calls this. A folder that is complete is left as it
     is; one that a kill left half-written is made anew."""
     temporary = folder.with_name(f".{folder.name}.tmp")
@@ -44,7 +44,7 @@ def export_model(model: Any, source_folder: Path, folder: Path, ranks: Consensus
         files[name] = write_weight_file(
             source_folder / name, temporary / name if writes else None, weights
         )
-    written: list[Any] = ranks.collect({name: told for name, told in files.items() if told})
+    written: list[Any] = ranks.gather({name: told for name, told in files.items() if told})
     ranks.from_rank_0(lambda: _complete(source_folder, temporary, folder, written))
 
 

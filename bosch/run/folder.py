@@ -1,6 +1,7 @@
 """A run's folder: completes stages in it, each once, for all ranks of a launch (the protocol is in
 bosch/run/stage.py)."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -47,7 +48,7 @@ class RunFolder:
         self.path, self.rank, self.world, self.say = path, rank, world, say
         home = home or path
         self._lock = FolderLock(home, say, beat_seconds=beat_seconds, stale_seconds=stale_seconds)
-        self._ranks = Ranks(home, rank, world, stale_seconds)
+        self._ranks = Ranks(home, rank, world, beat_seconds, stale_seconds)
         self._verified: set[Path] = set()
         self._calls = 0  # tells the events of one stage from those of the next
 
@@ -66,8 +67,7 @@ class RunFolder:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if error is None:
-                self._ranks.leave()
+            self._ranks.leave(error)
         finally:
             if self.rank == 0:
                 self._lock.release(as_ended=error is not None and self.world > 1)
@@ -136,7 +136,7 @@ class RunFolder:
 
     def _follow(self, stage: Stage, folder: Path, call: int) -> None:
         if stage.ranks == "all" and self._wait_for(0, call, "run", "done") == "run":
-            stage.run(folder, **self._inputs(stage))
+            self._run(stage, folder)
             self._announce(call, "ran")
         self._wait_for(0, call, "done")
 
@@ -165,7 +165,7 @@ class RunFolder:
         self._lock.on_beat.append(wall_time.save)
         try:
             self._announce(call, "run")
-            stage.run(folder, **self._inputs(stage))
+            self._run(stage, folder)
             for rank in range(1, self.world) if stage.ranks == "all" else ():
                 self._wait_for(rank, call, "ran")
         except KeyboardInterrupt:
@@ -186,13 +186,15 @@ class RunFolder:
         self._verified.add(folder)
         self.say(f"{stage.name}: done in {describe_seconds(sum(seconds))}")
 
-    def _inputs(self, stage: Stage) -> dict[str, Artifact]:
-        return {
+    def _run(self, stage: Stage, folder: Path) -> None:
+        inputs = {
             name: Artifact(locate(self.path, source), source.fingerprint)
             if isinstance(source, Stage)
             else source
             for name, source in stage.inputs.items()
         }
+        with self._ranks.watching() if stage.ranks == "all" else contextlib.nullcontext():
+            stage.run(folder, **inputs)
 
     def _announce(self, call: int, event: str) -> None:
         self._ranks.announce(f"{call} {event}")

@@ -138,7 +138,7 @@ def examine_folder(folder: Path, stage: Stage, verified: set[Path] | None) -> St
         return Step(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
     if found["fingerprint"] != stage.fingerprint:
         if stage.derived:
-            changed = "; ".join(differences(found, stage.facts))
+            changed = describe_changes(found, stage.facts)
             return Step(stage, "run", f"made anew, since this changed: {changed}")
         return Step(stage, "blocked", _describe_conflict(folder, stage, found))
     if not (folder / MANIFEST).is_file():
@@ -150,23 +150,34 @@ def examine_folder(folder: Path, stage: Stage, verified: set[Path] | None) -> St
     )
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What changed between the facts of two stages, a phrase each: `ratio: 0.75 -> 0.5`."""
-    changed = []
-    if old["version"] != new["version"]:
-        changed.append(f"version of the stage: {old['version']} -> {new['version']}")
-    before, after = _flatten(old["settings"]), _flatten(new["settings"])
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name, ABSENT) != after.get(name, ABSENT):
-            changed.append(f"{name}: {_show(before, name)} -> {_show(after, name)}")
-    for name in sorted(old["inputs"].keys() | new["inputs"].keys()):
-        if old["inputs"].get(name) != new["inputs"].get(name):
-            changed.append(f"its input {name}")
-    return changed
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Did the settings change? What did, by name (`ratio: 0.75 -> 0.5; seed: 0 -> 1`), else ''."""
+    before, after = _flatten(old), _flatten(new)
+    return "; ".join(
+        f"{name}: {before.get(name, '(not there)')} -> {after.get(name, '(not there)')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, ABSENT) != after.get(name, ABSENT)
+    )
+
+
+def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Between the facts of two stages: their version, settings, and which input is another one."""
+    versions = [{"version of the stage": facts["version"]} for facts in (old, new)]
+    names = sorted(old["inputs"].keys() | new["inputs"].keys())
+    changed = [
+        differences(*versions),
+        differences(old["settings"], new["settings"]),
+        *(
+            f"its input {name}"
+            for name in names
+            if old["inputs"].get(name) != new["inputs"].get(name)
+        ),
+    ]
+    return "; ".join(filter(None, changed))
 
 
 def _describe_conflict(folder: Path, stage: Stage, found: Mapping[str, Any]) -> str:
-    changed = "; ".join(differences(found, stage.facts))
+    changed = describe_changes(found, stage.facts)
     return (
         f"{folder} was made with other settings or inputs ({changed}). Three ways on: another "
         f"--run-dir, --fresh {stage.name} to make it and what depends on it anew, or the old "
@@ -182,7 +193,3 @@ def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return flat
-
-
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return str(values[name]) if name in values else "(not there)"

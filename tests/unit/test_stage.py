@@ -20,7 +20,6 @@ from bosch.run.manifest import (
     write_sealed_json,
 )
 from bosch.run.plan import StageBlockedError, plan_run, refuse_blocked, stages_to_redo
-from bosch.run.ranks import RankGoneError, Ranks
 from bosch.run.stage import Artifact, Stage, locate
 
 
@@ -431,32 +430,3 @@ def test_run_whose_folder_was_taken_over_stops_before_it_seals(tmp_path: Path) -
     with pytest.raises(Exception, match="was taken over by pid"):
         complete(tmp_path / "run", [Stage("mask", run=lose_the_lock)])
     assert not (tmp_path / "run" / "mask" / "manifest.json").exists()
-
-
-def test_rank_on_another_machine_waits_for_rank_0_of_its_own_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a fixed port an earlier launch, which an error or SIGTERM ended, has the same key."""
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    here = LockRecord.of_this_process()
-    owner, parent = (replace(identity, host="machine-0") for identity in (here.owner, here.parent))
-    earlier = replace(here, owner=owner, parent=parent, ended=True)
-    earlier.write(tmp_path)
-    ranks = Ranks(tmp_path, 8, 16)
-    looks: list[int] = []
-
-    def meanwhile(seconds: float) -> None:
-        looks.append(1)
-        beat = max(0, len(looks) - 3)
-        if beat:  # rank 0 has taken over
-            replace(earlier, launch="now", beat=beat, ended=False).write(tmp_path)
-        assert len(looks) < 10
-
-    monkeypatch.setattr("bosch.run.ranks.time.sleep", meanwhile)
-    ranks.follow()
-    assert ranks.folder.name == "now"
-    replace(earlier, launch="later").write(tmp_path)
-    with pytest.raises(RankGoneError, match="waited 0 s"):
-        Ranks(tmp_path, 8, 16, stale_seconds=60).follow(join_seconds=0)
-    with pytest.raises(RankGoneError, match="Rank 0 ended before rank 8 joined"):
-        Ranks(tmp_path, 8, 16, stale_seconds=0).follow()
