@@ -49,14 +49,12 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity":
-        started = _process_state(pid)[1]
-        return cls(platform.node(), _read(BOOT_ID), _pid_namespace(), pid, started)
+        return cls(*_this_machine(), pid, _process_state(pid)[1])
 
     def alive(self) -> bool | None:
         """Whether the process still runs; None where this machine cannot tell. Another boot of this
         host may be another machine of its name, so that the beat has to tell."""
-        here = (platform.node(), _read(BOOT_ID), _pid_namespace())
-        if (self.host, self.boot_id, self.pid_namespace) != here:
+        if (self.host, self.boot_id, self.pid_namespace) != _this_machine():
             return None
         state, started = _process_state(self.pid)
         return state not in ("gone", "Z", "X") and started == self.started
@@ -72,7 +70,7 @@ class LockRecord:
     owner: ProcessIdentity
     parent: ProcessIdentity  # the launcher, or the shell
     launch: str  # new each time the lock is taken
-    launch_key: str  # equal for all ranks of one launch; with a fixed port for several launches
+    launch_key: str  # equal for all ranks of a launch; with a fixed port, for other launches too
     beat: int = 0
     ended: bool = False  # the owner failed; left behind so that other ranks need not wait for it
 
@@ -100,7 +98,7 @@ class LockRecord:
             return cls.parse(json.loads((folder / LOCK).read_text()))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise FolderInUseError(
                 f"{folder / LOCK} cannot be read ({error}); if no run uses this folder, delete it."
             ) from error
@@ -113,23 +111,17 @@ class FolderLock:
     """Holds a folder from `with FolderLock(folder):` on, until the block or the process ends."""
 
     def __init__(
-        self,
-        folder: Path,
-        say: Callable[[str], None] = print,
-        wait: bool = False,
-        beat_seconds: float = BEAT_SECONDS,
-        stale_seconds: float = STALE_SECONDS,
+        self, folder: Path, say: Callable[[str], None] = print, wait: bool = False
     ) -> None:
         """wait: for a folder in use, instead of refusing it."""
         self.folder, self.say, self.wait = folder, say, wait
-        self.beat_seconds, self.stale_seconds = beat_seconds, stale_seconds
         self.on_beat: list[Callable[[], None]] = []
         self.record = LockRecord.of_this_process()
         self._released = threading.Event()
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        watch = LivenessWatch(self.stale_seconds)
+        watch = LivenessWatch()
         told = None
         doing = "waiting for it" if self.wait else "looking whether it still runs"
         while not self._try_to_take(watch):
@@ -138,7 +130,7 @@ class FolderLock:
                 told = holder.launch
                 self.say(f"{self.folder} is in use by {holder.owner}: {doing}")
             time.sleep(POLL_SECONDS)
-        self._released = start_beating(self._beat, self.beat_seconds)
+        self._released = start_beating(self._beat)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,22 +140,25 @@ class FolderLock:
         """as_ended: leave a record of it, for ranks that have not looked yet."""
         self._released.set()
         with _one_at_a_time(self.folder):
-            found = LockRecord.read(self.folder)
-            if not found or found.launch != self.record.launch:
+            if not self._is_held():
                 return
             if as_ended:
-                dataclasses.replace(found, ended=True).write(self.folder)
+                dataclasses.replace(self.record, ended=True).write(self.folder)
             else:
                 (self.folder / LOCK).unlink()
 
     def check_held(self) -> None:
         """Stop if another process took the folder over, as after a long suspension of this one."""
-        found = LockRecord.read(self.folder)
-        if not found or found.launch != self.record.launch:
+        if not self._is_held():
+            found = LockRecord.read(self.folder)
             by = f"by {found.owner}" if found else "by hand"
             raise FolderInUseError(
                 f"{self.folder} was taken over {by} while this run stood still; this run ends here."
             )
+
+    def _is_held(self) -> bool:
+        found = LockRecord.read(self.folder)
+        return found is not None and found.launch == self.record.launch
 
     def _try_to_take(self, watch: "LivenessWatch") -> bool:
         with _one_at_a_time(self.folder):
@@ -184,8 +179,7 @@ class FolderLock:
 
     def _beat(self) -> None:
         with _one_at_a_time(self.folder):
-            found = LockRecord.read(self.folder)
-            if self._released.is_set() or not found or found.launch != self.record.launch:
+            if self._released.is_set() or not self._is_held():
                 return
             self.record = dataclasses.replace(self.record, beat=self.record.beat + 1)
             self.record.write(self.folder)
@@ -193,12 +187,12 @@ class FolderLock:
                 action()
 
 
-def start_beating(beat: Callable[[], None], seconds: float) -> threading.Event:
-    """Call `beat` every so many seconds from a thread, until the returned event is set."""
+def start_beating(beat: Callable[[], None]) -> threading.Event:
+    """Call `beat` every few seconds from a thread, until the event that is returned is set."""
     stopped = threading.Event()
 
     def keep_beating() -> None:
-        while not stopped.wait(seconds):
+        while not stopped.wait(BEAT_SECONDS):
             # A full disk must not end the heart: the next beat tries again.
             with contextlib.suppress(OSError, FolderInUseError):
                 beat()
@@ -208,31 +202,33 @@ def start_beating(beat: Callable[[], None], seconds: float) -> threading.Event:
 
 
 class LivenessWatch:
-    """Tells from repeated looks at a lock whether its owner lives: True, False, or None for not
+    """Tells from repeated looks at a record whether its owner lives: True, False, or None for not
     known yet."""
 
-    def __init__(self, stale_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stale_seconds, self.clock = stale_seconds, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.record: LockRecord | None = None
         self.alive: bool | None = None
         self._since = clock()
 
     def look(self, record: LockRecord | None) -> None:
-        known = False if record is None or record.ended else record.owner.alive()
-        if record is None or known is not None:
-            self.alive = known
-        elif self.record is None or self.record.launch != record.launch:
-            self.alive = None
-        elif self.record.beat != record.beat:
-            self.alive = True
-        elif self.unchanged_seconds() > self.stale_seconds:
-            self.alive = False
-        if record != self.record:
+        before, self.record = self.record, record
+        if record != before:
             self._since = self.clock()
-        self.record = record
+        if record is None or record.ended:
+            self.alive = False
+        elif (known := record.owner.alive()) is not None:
+            self.alive = known
+        elif before is None or before.launch != record.launch:
+            self.alive = None
+        elif before.beat != record.beat:
+            self.alive = True
+        elif self.stands_still():
+            self.alive = False
 
-    def unchanged_seconds(self) -> float:
-        return self.clock() - self._since
+    def stands_still(self) -> bool:
+        """Whether nothing has changed for longer than a live owner takes for a beat."""
+        return self.clock() - self._since > STALE_SECONDS
 
 
 @contextlib.contextmanager
@@ -244,6 +240,14 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             fcntl.flock(guard, fcntl.LOCK_EX)
         yield
+
+
+def _this_machine() -> tuple[str, str, str]:
+    """Host, boot and pid namespace."""
+    namespace = ""
+    with contextlib.suppress(OSError):  # not Linux
+        namespace = os.readlink("/proc/self/ns/pid")
+    return platform.node(), _read(BOOT_ID), namespace
 
 
 def _process_state(pid: int) -> tuple[str, str]:
@@ -262,13 +266,8 @@ def _process_state(pid: int) -> tuple[str, str]:
     return "R", ""
 
 
-def _pid_namespace() -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""
-
-
 def _read(path: str) -> str:
-    with contextlib.suppress(OSError):  # not Linux, or a process that is gone
+    try:
         return Path(path).read_text().strip()
-    return ""
+    except OSError:  # not Linux, or a process that is gone
+        return ""

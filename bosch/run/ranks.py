@@ -19,14 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bosch.run.errors import UserError
-from bosch.run.lock import (
-    BEAT_SECONDS,
-    POLL_SECONDS,
-    STALE_SECONDS,
-    LivenessWatch,
-    LockRecord,
-    start_beating,
-)
+from bosch.run.lock import POLL_SECONDS, LivenessWatch, LockRecord, start_beating
 from bosch.run.manifest import write_atomically
 
 RANKS = ".ranks"
@@ -42,21 +35,13 @@ class RankGoneError(UserError):
 class Ranks:
     """This process among the ranks of its launch."""
 
-    def __init__(
-        self,
-        home: Path,
-        rank: int,
-        world: int,
-        beat_seconds: float = BEAT_SECONDS,
-        stale_seconds: float = STALE_SECONDS,
-    ) -> None:
+    def __init__(self, home: Path, rank: int, world: int) -> None:
         self.home, self.rank, self.world = home, rank, world
-        self.beat_seconds, self.stale_seconds = beat_seconds, stale_seconds
         self.folder = Path()  # known once joined
         self._record = LockRecord.of_this_process()
         self._events: list[str] = []
-        self._others = {n: LivenessWatch(stale_seconds) for n in range(world) if n != rank}
-        self._watching = 0
+        self._others = {n: LivenessWatch() for n in range(world) if n != rank}
+        self._watching = 0  # blocks of `watching` that this process is in
         self._writing = threading.Lock()
         self._left = threading.Event()
 
@@ -69,27 +54,20 @@ class Ranks:
 
     def follow(self, join_seconds: float = JOIN_SECONDS) -> None:
         """Any other rank: wait until rank 0 of the same launch holds the folder."""
-        watch = LivenessWatch(self.stale_seconds)
-        begin = time.monotonic()
-        found_first = LockRecord.read(self.home)
+        watch = LivenessWatch()
+        give_up = time.monotonic() + join_seconds
         while True:
             watch.look(LockRecord.read(self.home))
             if watch.record and watch.record.is_of_this_launch():
                 if watch.alive:
                     return self._join(watch.record.launch)
-                # With a fixed port every launch has the same key: what lay there before may be of
-                # an earlier one, which rank 0 takes over as soon as it is here and sees it dead.
-                may_be_old = (
-                    found_first is not None
-                    and watch.record.launch == found_first.launch
-                    and watch.record.parent.host != platform.node()
-                    and time.monotonic() < begin + 2 * self.stale_seconds
-                )
-                if watch.alive is False and not may_be_old:
+                # With a fixed port every launch has the same key: what another machine has left
+                # may be of an earlier one, which rank 0 takes over as soon as it is here.
+                if watch.alive is False and watch.record.parent.host == platform.node():
                     raise RankGoneError(
                         f"Rank 0 ended before rank {self.rank} joined; see its message above."
                     )
-            if time.monotonic() > begin + join_seconds:
+            if time.monotonic() > give_up:
                 raise RankGoneError(
                     f"Rank {self.rank} has waited {join_seconds:.0f} s for rank 0 to open "
                     f"{self.home}."
@@ -121,7 +99,7 @@ class Ranks:
 
     def wait_for(self, rank: int, *events: str) -> str:
         """The first of `events` that the other rank announces. RankGoneError if it ends without."""
-        watch = LivenessWatch(self.stale_seconds)
+        watch = LivenessWatch()
         give_up = time.monotonic() + JOIN_SECONDS
         while True:
             # In this order: a rank that announces and then ends must not be taken for one that
@@ -149,7 +127,7 @@ class Ranks:
         if self.world > 1:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write()
-            self._left = start_beating(self._beat, self.beat_seconds)
+            self._left = start_beating(self._beat)
 
     def _beat(self) -> None:
         with contextlib.suppress(OSError):
@@ -168,7 +146,7 @@ class Ranks:
         if record is None or LEFT in said or watch.alive is not False:
             return False
         # One that failed may just be telling why, and so may this one.
-        return not record.ended or watch.unchanged_seconds() > self.stale_seconds
+        return not record.ended or watch.stands_still()
 
     def _describe_end(self, rank: int) -> str:
         return (

@@ -9,20 +9,28 @@ from typing import Any
 
 import pytest
 
+from bosch.run import lock
 from bosch.run.lock import LockRecord
 from bosch.run.ranks import PEER_DIED, RankGoneError, Ranks
 from tests.fork_server import PATIENCE
 
 
-def member(folder: Path, rank: int, beat_seconds: float = 1_000) -> Ranks:
-    """A rank of two that has joined. One whose beat stands still is dead at once."""
-    ranks = Ranks(folder, rank, 2, beat_seconds, stale_seconds=0)
+@pytest.fixture(autouse=True)
+def beats_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 1_000)
+    monkeypatch.setattr(lock, "STALE_SECONDS", 0)
+
+
+def member(folder: Path, rank: int) -> Ranks:
+    """A rank of two that has joined."""
+    ranks = Ranks(folder, rank, 2)
     ranks._join("launch")
     return ranks
 
 
 def wait_for_ever(folder: Path, rank: int, ready: Any) -> None:
-    with member(folder, rank, beat_seconds=0.05).watching():
+    lock.BEAT_SECONDS = 0.05
+    with member(folder, rank).watching():
         ready.set()
         signal.pause()
 
@@ -122,6 +130,7 @@ def test_rank_on_another_machine_waits_for_rank_0_of_its_own_launch(
     assert ranks.folder.name == "now"
     replace(earlier, launch="later").write(tmp_path)
     with pytest.raises(RankGoneError, match="waited 0 s"):
-        Ranks(tmp_path, 8, 16, stale_seconds=60).follow(join_seconds=0)
+        Ranks(tmp_path, 8, 16).follow(join_seconds=0)
+    replace(here, ended=True).write(tmp_path)
     with pytest.raises(RankGoneError, match="Rank 0 ended before rank 8 joined"):
-        Ranks(tmp_path, 8, 16, stale_seconds=0).follow()
+        Ranks(tmp_path, 8, 16).follow()

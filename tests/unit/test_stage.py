@@ -395,7 +395,7 @@ def test_owner_on_another_machine_is_judged_by_its_beat(tmp_path: Path) -> None:
     record = LockRecord.of_this_process()
     elsewhere = replace(record, owner=replace(record.owner, host="another-machine"))
     now = 0.0
-    watch = LivenessWatch(stale_seconds=60, clock=lambda: now)
+    watch = LivenessWatch(clock=lambda: now)  # STALE_SECONDS are 60
     watch.look(elsewhere)
     assert watch.alive is None
     now = 59.0
