@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from bosch.masks.mask import describe_bytes
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
+from bosch.run.group import Group
 from bosch.run.manifest import (
     MANIFEST,
     NO_RESULT,
@@ -58,7 +59,6 @@ from training.checkpoint_folder import (
     set_aside,
     step_name,
 )
-from training.consensus import Consensus
 from training.parallel import COLLECTIVE_TIMEOUT
 from training.state import TrainState
 
@@ -91,13 +91,13 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"{keep} checkpoints to keep: at least one is needed to resume.")
         self.folder, self.keep = folder, keep
-        self._ranks = Consensus()
+        self._ranks = Group.current()
         self._facts: dict[str, Any] = plain(facts)
         self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
         self._resumed_from: int | None = None
         self._pending: _Save | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
-        self._group = self._ranks.group
+        self._group = self._ranks.gloo
         if asynchronous:
             # Its messages come from a thread: on a shared group they would mix with others.
             self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
@@ -114,7 +114,7 @@ class Checkpoints:
         tensors = self._ranks.all_succeed(lambda: self._matching_tensors(path, state))
         reader = CheckpointReader(path)
         try:
-            dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.group)
+            dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.gloo)
         except CheckpointException as error:
             raise CheckpointError(f"{path} cannot be read: {_cause(error)}.") from error
         self._ranks.all_succeed(lambda: self._restore_rest(path, manifest, state, tensors))
@@ -141,12 +141,12 @@ class Checkpoints:
         return None
 
     def _check_facts(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        if changed := _differences(manifest["facts"], self._facts):
+        if changed := differences(manifest["facts"], self._facts):
             raise ValueError(
                 f"{path} was made with other settings ({changed}). Three ways on: another "
                 f"--run-dir, --fresh {self.folder.parent.name} to begin anew, or the old setting."
             )
-        if changed := _differences(manifest["circumstances"], self._circumstances):
+        if changed := differences(manifest["circumstances"], self._circumstances):
             say(f"resumed with {changed}: results may differ in the last digits")
 
     def _matching_tensors(self, path: Path, state: TrainState) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ class Checkpoints:
         """Save the state after `step` steps. Milestones stay; of the others the newest `keep`."""
         self.finish()
         tensors, skeleton = describe_state(state)
-        num_bytes = self._ranks.total(sum(map(_local_bytes, tensors.values())))
+        num_bytes = sum(self._ranks.gather(sum(map(_local_bytes, tensors.values()))))
         save = _Save(
             self.folder / f".{step_name(step)}.tmp",
             {"step": step, "milestone": milestone, "tensor_bytes": num_bytes},
@@ -340,11 +340,6 @@ def _local_bytes(tensor: Tensor) -> int:
     if isinstance(tensor, DTensor):
         return tensor.to_local().nbytes
     return tensor.nbytes if dist.get_rank() == 0 else 0
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    known = {"version": 1, "inputs": {}}
-    return "; ".join(differences(known | {"settings": old}, known | {"settings": new}))
 
 
 def _cause(error: BaseException) -> str:

@@ -21,16 +21,16 @@ from transformers.core_model_loading import revert_weight_conversion
 from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import weight_files
 from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.group import Group
 from bosch.run.manifest import MANIFEST, provenance, sync_directory, write_sealed_json
 from training.checkpoint_content import plain_name
-from training.consensus import Consensus
 
 TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # What copy_companions leaves behind because it makes it anew; here it is the source's own.
 OF_THE_SOURCE = ("config.json", "README.md", "mask.png", "model.safetensors.index.json", "*.py")
 
 
-def export_model(model: Any, source: Path, folder: Path, ranks: Consensus) -> None:
+def export_model(model: Any, source: Path, folder: Path, ranks: Group) -> None:
     """Write the model to `folder`. Every rank calls this. A folder that is complete is left as it
     is; one that a kill left half-written is made anew."""
     temporary = folder.with_name(f".{folder.name}.tmp")

@@ -13,9 +13,9 @@ import numpy as np
 
 from bosch.config import TrainConfig
 from bosch.methods._interface import Learner
+from bosch.run.group import Group
 from bosch.run.manifest import sync_directory
 from data.loader import Sequences, TokenFolder
-from training.consensus import Consensus
 from training.loop import TrainJob, train
 from training.parallel import start_world
 
@@ -68,7 +68,7 @@ class LoopFit:
         stopped_by = train(job)
         if stopped_by is None and weights_out is not None:
             exported = folder / f"step-{num_steps:06d}"
-            Consensus().from_rank_0(lambda: move(exported, weights_out))
+            Group.current().from_rank_0(lambda: move(exported, weights_out))
         return stopped_by
 
     def _micro_batch(self, batch_sequences: int) -> int | None:

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from bosch.config import TrainConfig
 from bosch.methods._interface import Learner
+from bosch.run.group import Group
 from bosch.run.progress import say, track
 from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from training.along import Along
 from training.checkpoint import Checkpoints
-from training.consensus import Consensus
 from training.export import export_model
 from training.guards import Guards, check_gradients, describe_first_losses, without_windows
 from training.kernels import choose_kernels
@@ -153,7 +153,7 @@ def train(job: TrainJob) -> str | None:
                 )
                 bar.advance(plan.batch_tokens, loss=loss_value)
 
-                reason = interruption.requested(step)
+                reason = interruption.requested()
                 run.checkpoints.poll()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step, milestone=is_evaluated)
@@ -206,7 +206,7 @@ def prepare(job: TrainJob) -> "Run":
         {"micro_batch_sequences": plan.micro_batch_sequences, "kernels": kernels},
     )
     # Made at once: ranks that are saving because their launcher is gone can meet nobody new.
-    ranks = Consensus()
+    ranks = Group.current()
     return Run(job, plan, world, model, loader, state, guards, checkpoints, along, ranks)
 
 
@@ -223,7 +223,7 @@ class Run:
     guards: Guards
     checkpoints: Checkpoints
     along: Along
-    ranks: Consensus
+    ranks: Group
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
