@@ -23,12 +23,12 @@ from bosch.config import TrainConfig
 from bosch.methods._interface import Learner
 from bosch.run.progress import say, track
 from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
-from training.along import Along
 from training.checkpoint import Checkpoints
 from training.consensus import Consensus
 from training.export import export_model
 from training.guards import Guards, check_gradients, describe_first_losses, without_windows
 from training.kernels import choose_kernels
+from training.learner import Along
 from training.loss import model_loss
 from training.meter import Meter
 from training.metrics import MetricsLog

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.metrics.classification import classification
-from eval.metrics.code_similarity import code_sim, first_line_of_code
-from eval.metrics.counting import count, retrieval, retrieval_zh
-from eval.metrics.qa_f1 import normalize, qa_f1, qa_f1_zh
+from eval.metrics.longbench import (
+    classification,
+    code_sim,
+    count,
+    first_line_of_code,
+    normalize,
+    qa_f1,
+    qa_f1_zh,
+    retrieval,
+    retrieval_zh,
+)
 from eval.metrics.rouge_l import common_subsequence, cut_pieces, rouge, rouge_zh
 from eval.metrics.string_match import clean_prediction, string_match_all, string_match_part
 
