@@ -98,8 +98,7 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------- resuming
 
     def load_newest(self, state: TrainState) -> int:
-        """Load the newest checkpoint that is true; the step it was made after, 0 if there is
-        none."""
+        """Load the newest checkpoint that is true. Its step; 0 if there is none."""
         found = self._ranks.from_rank_0(self._find_newest)
         if found is None:
             return 0
@@ -192,8 +191,7 @@ class Checkpoints:
                 self._pending = save
 
     def poll(self) -> None:
-        """Put in place a save that was written meanwhile. Call it after each step; it asks no other
-        rank, and so costs nothing."""
+        """Put in place a save that was written meanwhile. Asks no other rank: costs nothing."""
         save = self._pending
         if save and save.done and save.done.done():
             with self._explaining(save):
@@ -276,8 +274,7 @@ class Checkpoints:
         self._prune()
 
     def _prune(self) -> None:
-        """Remove rolling checkpoints that newer ones have replaced; never the one this run came
-        from, the only one known to load."""
+        """Remove old rolling checkpoints, but not the one this run came from: that one loads."""
         rolling = []
         for step, path in sorted(checkpoints_in(self.folder).items()):
             try:

@@ -7,14 +7,12 @@ too: it is read with nothing but DCP's own classes allowed.
 """
 
 import pickle
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader
@@ -36,8 +34,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything a step changes. Data order and learning rate are functions of the step, and need
-    no place here."""
+    """All that a step changes. Data order and learning rate are functions of the step."""
 
     model: nn.Module  # its parameters are DTensors, sharded by fully_shard
     optimizer: Optimizer
@@ -48,10 +45,7 @@ class TrainState:
 
 
 def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors by name, sharing memory with the state, and the rest as JSON.
-
-    An optimizer that has made no step yet has nothing to save.
-    """
+    """The tensors by name, sharing memory with the state, and the rest as JSON."""
     tree = {
         # First: it also brings all parameters to their shards.
         "model": _model_tensors(state.model),
@@ -184,23 +178,14 @@ def _put_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def save_random_state(path: Path) -> None:
-    """The generators of this process. Without dropout nothing draws from them."""
-    kind, keys, *rest = np.random.get_state()
-    content = {
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-    }
+    """torch's generators in this process. Only dropout draws from them."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     with path.open("wb") as file:  # given a path, torch hides a full disk in an error of its own
-        torch.save(content, file)
+        torch.save({"torch": torch.get_rng_state(), "cuda": cuda}, file)
 
 
 def restore_random_state(path: Path) -> None:
     content = torch.load(path, weights_only=True)
-    kind, keys, *rest = content["numpy"]
-    random.setstate(content["python"])
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(content["torch"])
     if content["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(content["cuda"])

@@ -1,77 +1,109 @@
-"""What is learned along with a model: a few parameters of a method, whole on every rank, in the
-same optimizer and the same checkpoints.
-
-Their gradients are averaged over the ranks as fully_shard averages the model's, and they stay out
-of the norm by which the model's gradient is clipped.
+"""The training loop as the function that a method of learned masks is handed: but for what a stop
+means, the `Fit` of bosch/methods/_interface.py.
 """
 
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
+import numpy as np
 
+from bosch.config import TrainConfig
 from bosch.methods._interface import Learner
-from training.parallel import World
+from bosch.run.manifest import sync_directory
+from data.loader import Sequences, TokenFolder
+from training.consensus import Consensus
+from training.loop import TrainJob, train
+from training.parallel import start_world
 
 
-class Along:
-    """A learner on its way through the loop. None: nothing is learned along, and every call does
-    nothing."""
+@dataclass(frozen=True)
+class LoopFit:
+    """Training as it is set up for the recovery, with the method's own length."""
 
-    def __init__(self, learner: Learner | None, optimizer: Optimizer, world: World) -> None:
-        self._learner, self._world = learner, world
-        self.gradient_norm = 0.0
-        self._groups: list[dict[str, Any]] = []
-        self._peaks: list[float] = []
-        if learner is not None:
-            learner.module.to(world.device)
-            first = len(optimizer.param_groups)
-            for group in learner.parameter_groups():
-                optimizer.add_param_group(group)
-            self._groups = optimizer.param_groups[first:]
-            self._peaks = [group["lr"] for group in self._groups]
+    settings: TrainConfig
+    model: Path  # folder of the dense model
+    tokens: TokenFolder
+    document_mask: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what a resumed run must share
 
-    @property
-    def curves(self) -> str:
-        """What the curves are called: those of a mask stand beside those of the training."""
-        return "train" if self._learner is None else "mask"
+    def __call__(
+        self,
+        learner: Learner,
+        folder: Path,
+        num_steps: int,
+        batch_sequences: int,
+        sequence_tokens: int,
+        weights_rate: float | None = None,
+        weights_out: Path | None = None,
+    ) -> str | None:
+        """None: finished; else why it stopped, everything saved."""
+        tokens = cut_sequences(self.tokens, sequence_tokens)
+        settings = replace(
+            self.settings,
+            batch_sequences=batch_sequences,
+            micro_batch_sequences=self._micro_batch(batch_sequences),
+            max_steps=num_steps,
+            peak_learning_rate=weights_rate or self.settings.peak_learning_rate,
+        )
+        job = TrainJob(
+            settings,
+            self.model,
+            tokens,
+            folder,
+            budget_tokens=num_steps * batch_sequences * sequence_tokens,
+            evaluated_shares=() if weights_out is None else (1.0,),
+            document_mask=self.document_mask,
+            # How long a method learns may hang on the number of ranks: not in mid-course.
+            facts={
+                **self.facts,
+                "batch_sequences": batch_sequences,
+                "sequence_tokens": sequence_tokens,
+            },
+            learner=learner,
+        )
+        stopped_by = train(job)
+        if stopped_by is None and weights_out is not None:
+            exported = folder / f"step-{num_steps:06d}"
+            Consensus().from_rank_0(lambda: move(exported, weights_out))
+        return stopped_by
 
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        """For the checkpoints."""
-        return {} if self._learner is None else {"learner": self._learner.module}
+    def _micro_batch(self, batch_sequences: int) -> int | None:
+        """No more than in the recovery, and a divisor of a rank's share of a batch."""
+        wanted = self.settings.micro_batch_sequences
+        if wanted is None:
+            return None
+        return math.gcd(wanted, batch_sequences // start_world().size)
 
-    def set_rates(self, done: int) -> None:
-        for group, peak in zip(self._groups, self._peaks, strict=True):
-            assert self._learner is not None
-            group["lr"] = peak * self._learner.rate(done)
 
-    def model_arguments(self, done: int) -> dict[str, Any]:
-        """Made anew for every micro-batch: each has a backward pass of its own."""
-        return {} if self._learner is None else self._learner.model_arguments(done)
+def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
+    """The same tokens in shorter sequences: the first parts of all packed ones, then the second, so
+    that neighbors in the order are not of one text."""
+    parts, rest = divmod(tokens.seq_len, sequence_tokens)
+    assert rest == 0  # whoever planned has seen to it
+    if parts == 1:
+        return tokens
 
-    def finish_gradients(self) -> None:
-        """Behind the last backward pass of a step. The extra loss is the same on every rank, so its
-        gradient comes after the mean."""
-        if self._learner is None:
-            return
-        for parameter in self._learner.module.parameters():
-            if parameter.grad is None:  # no gate was between its ends
-                parameter.grad = torch.zeros_like(parameter)
-            if self._world.size > 1:
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= self._world.size
-        self._learner.extra_loss().backward()
-        gradients = [p.grad for p in self._learner.module.parameters() if p.grad is not None]
-        self.gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
+    def cut(sequences: Sequences) -> Sequences:
+        return replace(sequences, rows=sequences.rows.reshape(-1, sequence_tokens))
 
-    def after_step(self, step: int) -> None:
-        if self._learner is not None:
-            self._learner.after_step(step)
+    numbers = tokens.order[:, None] * np.uint32(parts) + np.arange(parts, dtype=np.uint32)[:, None]
+    return replace(
+        tokens,
+        summary=dict(tokens.summary) | {"seq_len": sequence_tokens},
+        train=cut(tokens.train),
+        held_out=cut(tokens.held_out),
+        order=numbers.reshape(len(tokens.order), -1),
+    )
 
-    def figures(self) -> dict[str, float]:
-        if self._learner is None:
-            return {}
-        return {"gate_grad_norm": self.gradient_norm, **self._learner.figures()}
+
+def move(exported: Path, target: Path) -> None:
+    """A kill behind this, and before the method has noted its end, makes the export once more."""
+    if target.is_dir():
+        shutil.rmtree(exported)
+        return
+    exported.rename(target)
+    sync_directory(target.parent)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_
 
 from bosch.config import TrainConfig
 from bosch.methods._interface import Learner
@@ -29,12 +30,11 @@ from training.consensus import Consensus
 from training.export import export_model
 from training.guards import Guards, check_gradients, describe_first_losses, without_windows
 from training.kernels import choose_kernels
-from training.learner import Along
 from training.loss import model_loss
 from training.metrics import Meter, MetricsLog
 from training.model_start import start_model
 from training.optimizer import (
-    clip_gradient,
+    Along,
     gradient_norm,
     make_optimizer,
     set_learning_rate,
@@ -75,8 +75,7 @@ class TrainJob:
 
 
 def train(job: TrainJob) -> str | None:
-    """Train to the end. None: finished; else why training stopped before it (a signal, a STOP
-    file), everything saved."""
+    """None: finished; else why it stopped before (a signal, a STOP file), everything saved."""
     run = Run(job)
     settings, plan, world, model = job.settings, run.plan, run.world, run.model
     optimizer, parameters = run.state.optimizer, trained_parameters(model)
@@ -128,7 +127,7 @@ def train(job: TrainJob) -> str | None:
                 worst = float(norm) if math.isfinite(along.gradient_norm) else math.nan
                 skipped = run.guards.judge(step, loss_value, worst, sequences)
                 if skipped is None:
-                    clip_gradient(parameters, norm, settings.clip_norm)
+                    clip_grads_with_norm_(parameters, settings.clip_norm, norm)
                     optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
                 along.after_step(step)
@@ -167,8 +166,7 @@ def train(job: TrainJob) -> str | None:
 
 
 class Run:
-    """What the loop works with, checked and told in a few lines, and what it does at single
-    steps."""
+    """What the loop works with, checked and told, and what it does at single steps."""
 
     def __init__(self, job: TrainJob) -> None:
         settings, world = job.settings, start_world()

@@ -45,8 +45,7 @@ def install_loss_head(model: Any, kernels: str) -> LossHead:
 
 
 def model_loss(model: Any, inputs: dict[str, Any], labels_BT: Tensor, scale: float) -> Tensor:
-    """Sum of the losses of all targets, times `scale`. The model is called as a whole: the hooks of
-    fully_shard run."""
+    """Sum of the losses of all targets, times `scale`, by a call of the whole model."""
     head = model.lm_head
     head.labels_BT, head.scale = labels_BT, scale
     try:

@@ -26,8 +26,7 @@ from training.schedule import TrainPlan
 
 
 class MetricsLog:
-    """The log in a training stage's folder; rank 0 writes it, for the others every call is
-    nothing."""
+    """The log in a training stage's folder; only rank 0 writes."""
 
     def __init__(
         self, folder: Path, rank: int, curves: str = "train", run_folder: Path | None = None
@@ -80,8 +79,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 class Meter:
-    """Laps of a step: waiting for data, computing, and all that is done for checkpoints and
-    evaluations."""
+    """Laps of a step: waiting for data, computing, and checkpoints with their evaluations."""
 
     def __init__(self, model: Any, plan: TrainPlan, world: World) -> None:
         self.plan, self.world, self.config = plan, world, model.config
