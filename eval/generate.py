@@ -72,8 +72,7 @@ class Job:
 
 
 class Generator:
-    """A model that generates. `max_positions`: an example that needs more is an error, never cut;
-    None: no limit."""
+    """A model that generates. `max_positions`: an example that needs more is an error, not cut."""
 
     def __init__(
         self,
@@ -135,9 +134,8 @@ class Generator:
 
     @torch.inference_mode()
     def _read(self, job: Job, following: Job | None) -> None:
-        """The prompt and the answer's draft: in one pass, but in half precision, where the plain
-        way has to be left as seldom as can be, one after the other and only if the first token
-        agrees."""
+        """The prompt and the answer's draft, in one pass. In half precision, where the plain way is
+        left as seldom as can be, one after the other, and only if the first token agrees."""
         shared = self._shared_with(following, job.prompt)
         cache, num_read = self._begin(job, keep=shared > 0)
         draft = job.draft if self.is_exact else []

@@ -86,10 +86,10 @@ class Dataset:
     prompt: str  # filled with {context} and {input}
     max_new_tokens: int
     metric: str
-    num_rows: int
-    num_rows_e: int | None  # None: LongBench-E has no such set
     first_line_only: bool  # of the prediction, when it is scored
-    stops_at_newline: bool
+    stops_at_newline: bool = False
+    num_rows: int = 0  # 0: a toy set, of as many as are asked for
+    num_rows_e: int | None = None  # None: LongBench-E has no such set
 
 
 @cache
@@ -99,15 +99,7 @@ def datasets() -> dict[str, Dataset]:
     table = read_table("longbench_datasets.json")["datasets"]
     official = {name: Dataset(prompt=prompts[name], **facts) for name, facts in table.items()}
     toy = {
-        name: Dataset(
-            toy.prompt,
-            toy.max_new_tokens,
-            toy.metric,
-            num_rows=0,  # as many as are asked for
-            num_rows_e=None,
-            first_line_only=toy.category == "few-shot",
-            stops_at_newline=False,
-        )
+        name: Dataset(toy.prompt, toy.max_new_tokens, toy.metric, toy.category == "few-shot")
         for name, toy in TOY_DATASETS.items()
     }
     return official | toy
@@ -141,14 +133,11 @@ def dataset_names(settings: Settings) -> tuple[str, ...]:
 
 def find_dataset(name: str) -> Dataset:
     """By its name, or its LongBench-E name."""
-    spec = datasets().get(name)
-    if spec is None and name.endswith("_e"):
-        base = datasets().get(name.removesuffix("_e"))
-        spec = base if base is not None and base.num_rows_e else None
+    known = datasets()
+    extended = {f"{name}_e": spec for name, spec in known.items() if spec.num_rows_e}
+    spec = known.get(name) or extended.get(name)
     if spec is None:
-        raise ValueError(
-            f"{name!r} is not one of the data sets: {suggest(name, tuple(datasets()))}"
-        )
+        raise ValueError(f"{name!r} is not one of the data sets: {suggest(name, tuple(known))}")
     return spec
 
 
@@ -168,8 +157,7 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 
 
 def describe_data(settings: Settings) -> str:
-    """One line for the log: where the rows come from, whether they are the published ones, and
-    how long a prompt may be."""
+    """One line for the log: which rows these are, and how long a prompt may be."""
     if settings.data == TOY:
         return "LongBench of the toy world"
     most = f"{settings.max_prompt_tokens:,} tokens"
@@ -178,10 +166,8 @@ def describe_data(settings: Settings) -> str:
 
 def check_packages(settings: Settings) -> None:
     """Refuse data sets that could not be scored here."""
-    if any(
-        task.name != MATH and find_dataset(task.name).metric.endswith("_zh")
-        for task in list_tasks(settings)
-    ):
+    names = {task.name for task in list_tasks(settings)} - {MATH}
+    if any(find_dataset(name).metric.endswith("_zh") for name in names):
         cut_words("")
 
 
@@ -237,9 +223,8 @@ def cut_middle(prompt: str, tokenizer: Any, max_tokens: int) -> str:
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
     if task.name == MATH:
         return gsm8k.score(math_settings(settings), gsm8k.COT, example, prediction)
-    value = score_prediction(
-        task.name, prediction, example.answers, example.facts.get("all_classes")
-    )
+    classes = example.facts.get("all_classes")
+    value = score_prediction(task.name, prediction, example.answers, classes)
     return {find_dataset(task.name).metric: value}
 
 
@@ -345,8 +330,7 @@ def score_row(row: Row, where: str) -> dict[str, float]:
 
 
 def describe_rows(scored: Sequence[Row]) -> list[str]:
-    """Data sets, then the categories, which are the official ones: the paper's count GSM8K, which
-    has rows of another kind."""
+    """Data sets, then the official categories: the paper's count GSM8K, rows of another kind."""
     by_dataset: dict[str, list[float]] = {}
     for row in scored:
         by_dataset.setdefault(row["dataset"], []).append(row["score"])

@@ -116,14 +116,11 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
         for task, items in by_task(scored).items()
         for metric in ("string_match_all", "string_match_part")
     ]
+    counted = [result for result in tasks if result.metric == METRIC]
     groups, complete = [], True
     for length in sorted({task.length for task in list_tasks(settings)}):
         for name, members in GROUPS.items():
-            parts = [
-                result
-                for result in tasks
-                if (result.length, result.metric) == (length, METRIC) and result.task in members
-            ]
+            parts = [r for r in counted if r.length == length and r.task in members]
             complete = complete and bool(parts)
             if parts:
                 groups.append(average(name, METRIC, parts, length))
