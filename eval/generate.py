@@ -234,15 +234,38 @@ class Generator:
 
     @torch.inference_mode()
     def _decode_together(self, jobs: list[Job]) -> None:
-        step = DecodingStep(self.model, jobs)
-        while step.jobs:
-            logits_NV = step.forward()
-            ids, leads = likeliest(logits_NV)
-            for row, job in enumerate(step.jobs):
-                if job.is_open:
-                    at = slice(row, row + 1)
-                    self._accept(job, logits_NV[at], ids[at], leads[at], self.batch_margin)
-            step.drop_closed()
+        """A token each at a time."""
+        is_alone, device = len(jobs) == 1, self.model.device
+        cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
+        lengths_N1 = torch.tensor([[num_positions(job)] for job in jobs], device=device)
+        longest = int(lengths_N1.max())
+        # Padding is in front.
+        mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).long()
+        for job in jobs:
+            job.cache, job.is_plain = None, job.is_plain and is_alone
+        while jobs:
+            ids_N1 = torch.tensor([[job.tokens[-1]] for job in jobs], device=device)
+            padding: dict[str, Any] = {}
+            if not is_alone:
+                mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
+                positions_N1 = mask_NT.sum(1, keepdim=True) - 1
+                padding = {"attention_mask": mask_NT, "position_ids": positions_N1}
+            output = self.model(ids_N1, past_key_values=cache, use_cache=True, **padding)
+            self._accept_each(jobs, output.logits[:, -1])
+            rows = [row for row, job in enumerate(jobs) if job.is_open]
+            if len(rows) <= len(jobs) / 2:  # not sooner: dropping some copies the others
+                jobs = [jobs[row] for row in rows]
+                if jobs:
+                    kept = torch.tensor(rows, device=device)
+                    cache.batch_select_indices(kept)
+                    mask_NT = mask_NT[kept]
+
+    def _accept_each(self, jobs: Sequence[Job], logits_NV: Tensor) -> None:
+        ids, leads = likeliest(logits_NV)
+        for row, job in enumerate(jobs):
+            if job.is_open:
+                at = slice(row, row + 1)
+                self._accept(job, logits_NV[at], ids[at], leads[at], self.batch_margin)
 
     def _finish(self, job: Job) -> Generation:
         """What is uncertain is done once more in the plain way, which knows no uncertainty."""
@@ -292,48 +315,6 @@ class Generator:
         if self.model.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.model.device)[0] // 2  # joined they need as much
         return sum(kv_bytes(job.cache) for job in pool if job.cache is not None) > room
-
-
-class DecodingStep:
-    """Sequences that are decoded together, a token each at a time."""
-
-    def __init__(self, model: Any, jobs: list[Job]) -> None:
-        self.model, self.jobs = model, list(jobs)
-        caches = [job.cache for job in jobs if job.cache is not None]
-        assert len(caches) == len(jobs)
-        self.cache = caches[0] if len(jobs) == 1 else join_caches(caches)
-        for job in jobs:
-            job.cache = None
-            job.is_plain = job.is_plain and len(jobs) == 1
-        self.is_alone = len(jobs) == 1
-        longest = max(map(num_positions, jobs))
-        self.mask_NT = torch.zeros(len(jobs), longest, dtype=torch.long, device=model.device)
-        for row, job in zip(self.mask_NT, jobs, strict=True):
-            row[longest - num_positions(job) :] = 1
-
-    def forward(self) -> Tensor:
-        device = self.model.device
-        ids = torch.tensor([[job.tokens[-1]] for job in self.jobs], device=device)
-        padding: dict[str, Any] = {}
-        if not self.is_alone:
-            ones = self.mask_NT.new_ones(len(self.jobs), 1)
-            self.mask_NT = torch.cat([self.mask_NT, ones], dim=1)
-            positions = self.mask_NT.sum(1, keepdim=True) - 1
-            padding = {"attention_mask": self.mask_NT, "position_ids": positions}
-        output = self.model(ids, past_key_values=self.cache, use_cache=True, **padding)
-        logits_NV: Tensor = output.logits[:, -1]
-        return logits_NV
-
-    def drop_closed(self) -> None:
-        """Once half of them are done: dropping some copies the others."""
-        open_rows = [row for row, job in enumerate(self.jobs) if job.is_open]
-        if len(open_rows) > len(self.jobs) / 2:
-            return
-        self.jobs = [self.jobs[row] for row in open_rows]
-        if open_rows:
-            rows = torch.tensor(open_rows, device=self.model.device)
-            self.cache.batch_select_indices(rows)
-            self.mask_NT = self.mask_NT[rows]
 
 
 def num_positions(job: Job) -> int:

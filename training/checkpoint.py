@@ -81,8 +81,6 @@ class Checkpoints:
         asynchronous: bool = False,
         circumstances: Mapping[str, Any] | None = None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"{keep} checkpoints to keep: at least one is needed to resume.")
         self.folder, self.keep = folder, keep
         self._ranks = Consensus()
         self._facts: dict[str, Any] = plain(facts)

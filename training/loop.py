@@ -37,7 +37,6 @@ from training.optimizer import (
     Along,
     gradient_norm,
     make_optimizer,
-    set_learning_rate,
     trained_parameters,
 )
 from training.parallel import (
@@ -101,8 +100,7 @@ def train(job: TrainJob) -> str | None:
             for done, batch in batches:
                 step = done + 1  # steps that are made once this one is
                 rate = learning_rate(settings, done, plan.num_steps)
-                set_learning_rate(optimizer, rate)
-                along.set_rates(done)
+                along.set_rates(rate, done)
                 meter.lap("data")
 
                 # Every target of the whole batch counts the same. fully_shard averages gradients

@@ -63,7 +63,17 @@ def head_loss(
     if not torch.is_grad_enabled():  # within a kernel that cannot be seen, but what requires them
         weight_VH = weight_VH.detach()
     if kernels == "liger":
-        return _liger_loss(hidden_NH, weight_VH, labels_N) * scale
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+        total: Tensor = liger_fused_linear_cross_entropy(
+            hidden_NH,
+            weight_VH,
+            labels_N,
+            ignore_index=IGNORED,
+            reduction="sum",
+            accum_dtype=torch.float32,  # the gradient of a bf16 weight, summed up over chunks
+        )
+        return total * scale
     loss: Tensor = ChunkedCrossEntropy.apply(hidden_NH, weight_VH, labels_N, scale)
     return loss
 
@@ -114,17 +124,3 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
-
-
-def _liger_loss(hidden_NH: Tensor, weight_VH: Tensor, labels_N: Tensor) -> Tensor:
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    loss: Tensor = liger_fused_linear_cross_entropy(
-        hidden_NH,
-        weight_VH,
-        labels_N,
-        ignore_index=IGNORED,
-        reduction="sum",
-        accum_dtype=torch.float32,  # the gradient of a bf16 weight, summed up over chunks
-    )
-    return loss

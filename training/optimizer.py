@@ -39,11 +39,6 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.AdamW:
     )
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     """In the model's order: a sum of norms depends on it in its last bit."""
     return [p for p in model.parameters() if p.requires_grad]
@@ -64,17 +59,12 @@ class Along:
     def __init__(
         self, learner: Learner | None, optimizer: torch.optim.Optimizer, world: World
     ) -> None:
-        self._learner, self._world = learner, world
+        self._learner, self._optimizer, self._world = learner, optimizer, world
         self.gradient_norm = 0.0
-        self._groups: list[dict[str, Any]] = []
-        self._peaks: list[float] = []
         if learner is not None:
             learner.module.to(world.device)
-            first = len(optimizer.param_groups)
             for group in learner.parameter_groups():
-                optimizer.add_param_group(group)
-            self._groups = optimizer.param_groups[first:]
-            self._peaks = [group["lr"] for group in self._groups]
+                optimizer.add_param_group({**group, "peak": group["lr"]})
 
     @property
     def curves(self) -> str:
@@ -86,10 +76,12 @@ class Along:
         """For the checkpoints."""
         return {} if self._learner is None else {"learner": self._learner.module}
 
-    def set_rates(self, done: int) -> None:
-        for group, peak in zip(self._groups, self._peaks, strict=True):
-            assert self._learner is not None
-            group["lr"] = peak * self._learner.rate(done)
+    def set_rates(self, rate: float, done: int) -> None:
+        """The model's, and the learner's own."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+            if self._learner is not None and "peak" in group:
+                group["lr"] = group["peak"] * self._learner.rate(done)
 
     def model_arguments(self, done: int) -> dict[str, Any]:
         """Made anew for every micro-batch: each has a backward pass of its own."""
