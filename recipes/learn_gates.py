@@ -51,7 +51,7 @@ def facts(config: Config) -> dict[str, Any]:
 def make_learning(config: Config, model: Path, tokens: Artifact) -> "Learning":
     from bosch.methods._interface import Learning
     from data.loader import open_tokens
-    from training.fit import LoopFit
+    from training.learner import LoopFit
 
     packed = open_tokens(tokens.folder, prepare_tokens.read_tokenizer(str(model)).hash)
     loop = LoopFit(config.train, model, packed, config.data.document_mask)

@@ -16,7 +16,7 @@ from bosch.gates.scalar import ScalarGates
 from bosch.run.tensorboard import read_metrics
 from data.loader import Loader
 from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, model_folder, tokens_in_memory
-from training.fit import LoopFit, cut_sequences
+from training.learner import LoopFit, cut_sequences
 from training.loop import TrainJob, train
 
 STEPS = 5
