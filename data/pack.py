@@ -43,7 +43,7 @@ from data.encode import (
 )
 from data.sources.files import FileSource
 from data.sources.hub import HubSource
-from data.sources.open import Source, WeightedSource
+from data.sources.source import Source, WeightedSource
 from data.tokenizer_files import TokenizerText, read_source_tokenizer
 
 VERSION = 1  # raised when the same settings give other bytes

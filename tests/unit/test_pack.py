@@ -31,7 +31,8 @@ from data.pack import (
 from data.sources.files import FileSource
 from data.sources.hub import HubSource
 from data.sources.mds import MdsSource
-from data.sources.open import WeightedSource, open_sources
+from data.sources.open import open_sources
+from data.sources.source import WeightedSource
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments, write_document
 from data.toy_world.tokenizer import train_tokenizer
@@ -42,27 +43,6 @@ DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "d
 @pytest.fixture(scope="module")
 def tokenizer() -> TokenizerText:
     return describe_tokenizer(train_tokenizer(vocabulary_size=600, num_texts=20, seed=0))
-
-
-@pytest.fixture(autouse=True)
-def encode_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encode in this process, which is a hundred times faster for tiny texts, unless a test wants
-    worker processes."""
-    if "worker_processes" in request.fixturenames:
-        return
-
-    def encode_in_order(
-        chunks: Any, tokenizer: TokenizerText, source: TokenizerText | None, workers: int
-    ) -> Iterator[Any]:
-        encoder = Encoder(tokenizer, source)
-        yield from map(encoder.encode, chunks)
-
-    monkeypatch.setattr("data.pack.encode_in_order", encode_in_order)
-
-
-@pytest.fixture
-def worker_processes() -> None:
-    """For tests that are about them."""
 
 
 def one(source: Any) -> list[WeightedSource]:
@@ -201,7 +181,6 @@ def test_long_documents_keep_their_tokens_and_their_one_end(
     check_exact(out, tokenizer, documents[:-1], config)
 
 
-@pytest.mark.usefixtures("worker_processes")
 def test_bytes_are_the_same_for_every_number_of_workers(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
@@ -600,7 +579,6 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("worker_processes")
 def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Path) -> None:
     from benchmarks.data import PeakMemory, resident_bytes
 
