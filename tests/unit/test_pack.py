@@ -19,20 +19,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json
 from data import encode
 from data.encode import Encoder, Position, read_chunks
-from data.pack import (
-    HELD_OUT,
-    HELD_OUT_DOC_ENDS,
-    SUMMARY,
-    PackConfig,
-    pack_documents,
-    read_documents_back,
-    share_out,
-)
+from data.pack import PackConfig, pack_documents, share_out
 from data.sources.files import FileSource
 from data.sources.hub import HubSource
 from data.sources.mds import MdsSource
 from data.sources.open import open_sources
 from data.sources.source import WeightedSource
+from data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments, write_document
 from data.toy_world.tokenizer import train_tokenizer
@@ -71,8 +64,7 @@ def check_exact(
     stream = [token for document in kept for token in document]
     ends = set(np.cumsum([len(document) for document in kept]).tolist())
     held_out = np.fromfile(folder / HELD_OUT, tokenizer.dtype).tolist()
-    stored = [document.tolist() for document in read_documents_back(folder)]
-    tokens = [token for document in stored for token in document]
+    tokens = np.fromfile(folder / TOKENS, tokenizer.dtype).tolist()
 
     size = config.held_out_sequences * config.seq_len
     assert held_out == stream[:size]
@@ -85,7 +77,7 @@ def check_exact(
     expected_ends = {end - start for end in ends if start < end < start + len(tokens)} | {
         len(tokens)
     }
-    assert set(np.cumsum([len(document) for document in stored]).tolist()) == expected_ends
+    assert set(np.load(folder / DOC_ENDS).tolist()) == expected_ends
     expected_ends = {end for end in ends if end < size} | ({size} if size else set())
     assert set(np.load(folder / HELD_OUT_DOC_ENDS).tolist()) == expected_ends
     if config.tokens is None:
