@@ -29,7 +29,7 @@ from bosch.run.tables import show_table
 from data.loader import Loader, open_tokens
 from data.pack import PackConfig, pack_documents
 from data.sources.files import FileSource
-from data.sources.open import WeightedSource
+from data.sources.source import WeightedSource
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import write_document
 from data.toy_world.tokenizer import train_tokenizer

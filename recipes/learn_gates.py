@@ -27,7 +27,7 @@ def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Ar
     if not _choose.learns_from_tokens(config.method):
         return config, None
     if folder is not None:
-        from data.pack import SUMMARY
+        from data.token_files import SUMMARY
 
         summary = read_sealed_json(follow_reference(folder) / SUMMARY)
         length = summary["seq_len"]
