@@ -13,7 +13,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test slow faults gpu clean
+.PHONY: help recover test slow faults gpu study clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -43,6 +43,12 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 	@status=0; $(PYTEST) -m gpu $(ARGS) || status=$$?; \
 	.venv/bin/python -m benchmarks gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
 	exit $$status
+
+study: ## the paper's tables in miniature, on the embedded model (hours; again to go on)
+	@$(SETUP)
+	.venv/bin/python recipes/sweep.py --methods bosch,bosch_plus,bosch_layer,fisher,interleave \
+		--ratios .25,.5,.75,.875 --seeds 3 --baseline bosch --windows 16,32,128,256 \
+		--lengths 4096,8192 --rows runs/study.jsonl $(ARGS)
 
 clean: ## remove .venv and caches; run folders stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

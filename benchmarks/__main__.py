@@ -1,14 +1,15 @@
-"""Measures one part of the toolkit: `python -m benchmarks data`. Each file of
-recipes/benchmarks is one benchmark.
+"""Measures one part of the toolkit: `python -m benchmarks latency`. Each file of benchmarks/ is one
+benchmark: `Options`, and `measure(options)`, which gives rows.
 
 A benchmark compares alternatives within one run, alternating, so that a busy machine slows both.
-`--out FILE` keeps the figures as JSON with device, versions and date, as in benchmarks/."""
+`--out FILE` keeps the figures as JSON with device, versions and date, as in benchmarks/results/.
+"""
 
 import datetime
 import json
+import os
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -24,61 +25,50 @@ PACKAGE = "benchmarks"
 def main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print(describe_benchmarks())
+        print("usage: python -m benchmarks NAME [options], or NAME --help; NAME is one of")
+        for name in list_plugins(PACKAGE):
+            print(f"  {name:12} {describe_plugin(PACKAGE, name)}")
         return
     exit_on_user_error(lambda: run_benchmark(name, arguments), debug="--debug" in arguments)
 
 
-def describe_benchmarks() -> str:
-    lines = [f"  {name:15} {describe_plugin(PACKAGE, name)}" for name in list_plugins(PACKAGE)]
-    return "\n".join(["usage: benchmark.py NAME [options], or NAME --help; NAME is one of", *lines])
-
-
 def run_benchmark(name: str, arguments: list[str]) -> None:
+    """Print the rows that have a target; a benchmark shows its tables itself. The file is written
+    after each row, so that a run that is stopped keeps what it has measured."""
     benchmark = load_plugin(PACKAGE, name)
-    options = tyro.cli(
-        benchmark.Options,
-        args=arguments,
-        prog=f"benchmark.py {name}",
-        description=benchmark.__doc__,
-    )
+    about: dict[str, Any] = {
+        "prog": f"python -m benchmarks {name}",
+        "description": benchmark.__doc__,
+    }
+    options = tyro.cli(benchmark.Options, args=arguments, **about)
+    if hasattr(benchmark, "PRESETS"):  # what is not said otherwise is the preset's
+        preset = benchmark.PRESETS[options.preset]
+        options = tyro.cli(benchmark.Options, args=arguments, default=preset, **about)
     progress.set_up()
-    rows = benchmark.measure(options)
-    shows_table = getattr(benchmark, "SHOWS_TABLE", False)
+    facts: dict[str, Any] = {"benchmark": name, "date": datetime.date.today().isoformat()}
+    facts |= {"machine": describe_machine(), **provenance()}
+    rows: list[dict[str, Any]] = []
+    for row in benchmark.measure(options):
+        rows.append(row)
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(options.out, json.dumps(facts | {"rows": rows}, indent=1) + "\n")
     for row in rows:
-        if not shows_table or "at_least" in row or "at_most" in row:
+        if "at_least" in row or "at_most" in row:
             print(describe_row(row))
-    if options.out:
-        write_results(options.out, name, rows)
 
 
 def describe_row(row: dict[str, Any]) -> str:
-    """`row` has a name, a value, a unit, and maybe a target that it should reach or stay under."""
-    target = ""
+    """`row` has a name, a value, a unit, and a target that it should reach or stay under."""
     if "at_least" in row:
-        verdict = "met" if row["value"] >= row["at_least"] else "MISSED"
-        target = f"   (at least {row['at_least']:g}: {verdict})"
-    if "at_most" in row:
-        verdict = "met" if row["value"] <= row["at_most"] else "MISSED"
-        target = f"   (at most {row['at_most']:g}: {verdict})"
-    return f"{row['name']:58} {row['value']:14,.4g} {row['unit']}{target}"
-
-
-def write_results(path: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    content = {
-        "benchmark": name,
-        "date": datetime.date.today().isoformat(),
-        "machine": describe_machine(),
-        **provenance(),
-        "rows": rows,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+        target, is_met = f"at least {row['at_least']:g}", row["value"] >= row["at_least"]
+    else:
+        target, is_met = f"at most {row['at_most']:g}", row["value"] <= row["at_most"]
+    verdict = "met" if is_met else "MISSED"
+    return f"{row['name']:58} {row['value']:14,.4g} {row['unit']}   ({target}: {verdict})"
 
 
 def describe_machine() -> dict[str, Any]:
-    import os
-
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()

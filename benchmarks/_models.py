@@ -23,62 +23,48 @@ from bosch.hybrid.models import family_of, hybrid_config
 from bosch.masks.mask import num_windowed
 from bosch.plugins import suggest
 
+
+def _shape(
+    hidden_size: int,
+    intermediate_size: int,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    **others: Any,
+) -> dict[str, Any]:
+    return {
+        "vocab_size": 151_936,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": False,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": num_attention_heads,
+        **others,
+    }
+
+
 # From the config.json of the models' pages, so that no hub is needed.
-SHAPES: dict[str, dict[str, Any]] = {
-    "Qwen3-1.7B": {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-4B": {
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-8B": {
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-    },
-    "Qwen3-14B": {
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-    },
-    "Qwen3-30B-A3B": {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 40_960,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-    },
+SHAPES = {
+    "Qwen3-1.7B": _shape(2048, 6144, 28, 16, tie_word_embeddings=True),
+    "Qwen3-4B": _shape(2560, 9728, 36, 32, tie_word_embeddings=True),
+    "Qwen3-8B": _shape(4096, 12_288, 36, 32),
+    "Qwen3-14B": _shape(5120, 17_408, 40, 40),
+    "Qwen3-30B-A3B": _shape(
+        2048,
+        6144,
+        48,
+        32,
+        num_key_value_heads=4,
+        max_position_embeddings=40_960,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    ),
     # 4 layers of 8 heads, each its own group: what a laptop core can do.
-    "mini": {
-        "vocab_size": 1024,
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "head_dim": 64,
-    },
-}
-COMMON = {
-    "vocab_size": 151_936,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": False,
+    "mini": _shape(256, 768, 4, 8, vocab_size=1024, head_dim=64),
 }
 
 
@@ -86,18 +72,17 @@ def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
     """The config of a known name (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder, and the folder
     if there are weights in it.
     """
-    name = model.rsplit("/", 1)[-1].removesuffix("-Base")
-    known = {shape.lower(): shape for shape in SHAPES}
     folder = Path(model)
     if folder.is_dir():
-        return AutoConfig.from_pretrained(folder), folder if any(
-            folder.glob("*.safetensors")
-        ) else None
+        has_weights = any(folder.glob("*.safetensors"))
+        return AutoConfig.from_pretrained(folder), folder if has_weights else None
+    name = model.rsplit("/", 1)[-1].removesuffix("-Base")
+    known = {shape.lower(): values for shape, values in SHAPES.items()}
     if name.lower() not in known:
         raise ValueError(
             f"--model {model}: neither a folder nor a known shape; {suggest(name, list(SHAPES))}"
         )
-    values = {**COMMON, **SHAPES[known[name.lower()]]}
+    values = known[name.lower()]
     return (Qwen3MoeConfig if "num_experts" in values else Qwen3Config)(**values), None
 
 
@@ -119,10 +104,9 @@ def make_hybrid(
     """A hybrid with the weights of a folder, or random ones. `set_hybrid` gives it ratio and
     window.
     """
-    everything = [[1] * config.num_key_value_heads] * config.num_hidden_layers
-    if getattr(config, "bosch", None) is not None:
-        hybrid = config
-    else:
+    hybrid = config
+    if getattr(config, "bosch", None) is None:
+        everything = spread_mask(0.0, config.num_hidden_layers, config.num_key_value_heads)
         hybrid = hybrid_config(config, everything, window_tokens=1)
     if folder is None:
         return make_dense(hybrid, device, dtype, attention="bosch")
@@ -136,11 +120,8 @@ def make_hybrid(
 def set_hybrid(model: PreTrainedModel, ratio: float, window_tokens: int) -> None:
     """Put this share of the groups on the window, as `spread_mask` does. The next cache follows."""
     z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
-    model.config.bosch = {
-        **model.config.bosch,
-        "window": window_tokens,
-        "num_full": [sum(row) for row in z],
-    }
+    changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
+    model.config.bosch = {**model.config.bosch, **changes}
 
 
 def spread_mask(ratio: float, num_layers: int, num_groups: int) -> list[list[int]]:

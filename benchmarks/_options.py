@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
@@ -10,3 +12,22 @@ class BenchmarkOptions:
     """JSON file for the figures."""
     debug: bool = False
     """Show the traceback of a mistake."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(BenchmarkOptions):
+    device: str | None = None
+    """None: the GPU if there is one."""
+    threads: int = 1
+
+    def start(self) -> torch.device:
+        """The device to measure on, once torch has its number of threads."""
+        torch.set_num_threads(self.threads)
+        if self.device is None:
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(
+                f"--device {self.device}: this machine has no CUDA device. Leave it out, or say "
+                "cpu."
+            )
+        return torch.device(self.device)

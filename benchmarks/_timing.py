@@ -1,4 +1,4 @@
-"""Sides of a comparison, timed in turns in one process, and the table of what came out.
+"""Sides of a comparison, timed in turns in one process.
 
 Other work on the machine slows whatever runs at that moment. So each round runs every side, one
 after the other, a figure is the median of its rounds, and a speed-up is the median of the speed-ups
@@ -7,27 +7,11 @@ processes hardly change; elsewhere it is the time on the clock.
 """
 
 import math
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import torch
-from rich.console import Console
-from rich.table import Table
-
-PLAIN_COLUMNS = 120  # width of a table that is piped into a file
-
-
-def choose_device(name: str | None) -> torch.device:
-    """None: the GPU if there is one."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f"--device {name}: this machine has no CUDA device. Leave it out, or say cpu."
-        )
-    return torch.device(name)
 
 
 def time_in_turns(
@@ -79,16 +63,6 @@ def describe_device(device: torch.device) -> str:
 
 def speedup(slow: Sequence[float], fast: Sequence[float]) -> float:
     return median(a / b for a, b in zip(slow, fast, strict=True))
-
-
-def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    """Print a table; numbers are on the right, None is a dash."""
-    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
-    for name in header:
-        table.add_column(name, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(*("–" if cell is None else str(cell) for cell in line))
-    Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS).print(table)
 
 
 def short(tokens: int) -> str:

@@ -1,164 +1,120 @@
-"""Windowed against full causal attention, on every backend that runs here.
+"""The attention backends that run here: windowed against full causal attention, in one layer.
 
-On a CPU one head of 64 in one thread; `benchmark.py gpu` takes the heads of a model's layer. Full
-attention and every window on every backend run in turns, length by length.
+On a CPU one head of 64 in one thread; `python -m benchmarks gpu` takes the heads of a model's
+layer. Full attention (by sdpa) and the window on every backend run in turns, length by length,
+forward alone and with the backward.
 """
-# B batch, H query heads, G kv heads, T tokens, D head size
+# B batch, H query heads, G kv heads, T queries, S keys, D head size
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from statistics import median
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks._memory import is_out_of_memory
-from benchmarks._options import BenchmarkOptions
-from benchmarks._timing import (
-    choose_device,
-    describe_device,
-    short,
-    show_table,
-    speedup,
-    time_in_turns,
-)
+from benchmarks._options import DeviceOptions
+from benchmarks._timing import describe_device, short, speedup, time_in_turns
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid import dispatch
 from bosch.run.progress import say
+from bosch.run.tables import show_table
 
-# Reached by the sketch this was built from (CPU, one thread, fp32, D = 64); 0.9 of it is asked for.
-SPEEDUPS = {(4096, 256): 6.0, (16_384, 256): 21.0}
-SHARE_OF_SKETCH = 0.9
-FULL, MASK = "full", "T x T mask"
-
-
-SHOWS_TABLE = True  # so that benchmark.py prints only the rows with a target
+FULL = "full"
 
 
 @dataclass(frozen=True)
-class Options(BenchmarkOptions):
-    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16_384)
-    windows: tuple[int, ...] = (64, 128, 256, 512, 1024)
+class Options(DeviceOptions):
+    lengths: tuple[int, ...] = (1024, 4096, 16_384)
+    window: int = 256
     heads: int = 1
     groups: int = 1
     head_size: int = 64
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     backends: tuple[str, ...] | None = None
     """None: sdpa on a CPU, every one that runs on a GPU."""
-    with_mask: int = 4096
-    """Up to this length the window as a T x T mask is a side too."""
-    gradients: bool = False
-    """Forward and backward instead of forward alone."""
     rounds: int = 7
-    threads: int = 1
-    device: str | None = None
-    """None: the GPU if there is one."""
 
 
 def gpu_options() -> tuple[Options, ...]:
-    """A layer of Qwen3-1.7B, as evaluation and as training."""
-    forward = Options(
-        lengths=(4096, 32_768),
-        windows=(1024,),
-        heads=16,
-        groups=8,
-        head_size=128,
-        dtype="bfloat16",
-        with_mask=0,
-    )
-    return forward, replace(forward, gradients=True)
+    """A layer of Qwen3-1.7B."""
+    shape: dict[str, Any] = {"heads": 16, "groups": 8, "head_size": 128, "dtype": "bfloat16"}
+    return (Options(lengths=(4096, 32_768), window=1024, **shape),)
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    device = choose_device(options.device)
-    torch.set_num_threads(options.threads)
-    backends = options.backends or runnable_backends(device)
+    device = options.start()
     rows = [
         row
+        for needs_grad in (False, True)
         for tokens in options.lengths
-        for row in measure_length(tokens, backends, device, options)
+        for row in measure_length(tokens, needs_grad, device, options)
     ]
     show_table(
-        f"{kind(options)}, {options.heads} heads of {options.head_size}, {options.dtype}, "
-        f"{describe_device(device)}: milliseconds, and how many times faster than full attention",
-        ("T", "W", "backend", "full ms", "window ms", "faster", "of the ideal"),
-        [describe(row) for row in rows],
+        f"{options.heads} heads of {options.head_size}, window {options.window}, {options.dtype}, "
+        f"{describe_device(device)}: milliseconds",
+        ("T", "pass", "backend", "full", "window", "faster"),
+        [
+            (
+                short(row["tokens"]),
+                row["pass"],
+                row["backend"],
+                f"{1000 * row['full_seconds']:.2f}",
+                f"{1000 * row['window_seconds']:.2f}",
+                f"{row['value']:.2f}x",
+            )
+            for row in rows
+        ],
     )
     return rows
 
 
-def runnable_backends(device: torch.device) -> tuple[str, ...]:
-    if device.type != "cuda":
-        return dispatch.ORDER_ELSEWHERE
-    runs = []
-    for name in dispatch.ORDER_CUDA:
-        reason = dispatch.BACKENDS[name].unavailable()
-        if reason is None:
-            runs.append(name)
-        else:
-            say(f"attention: {name} is not measured: {reason}")
-    return tuple(runs)
-
-
 def measure_length(
-    tokens: int, backends: tuple[str, ...], device: torch.device, options: Options
-) -> list[dict[str, Any]]:
-    full = make_call(tokens, device, options)
-    windows = [window for window in options.windows if window < tokens]
+    tokens: int, needs_grad: bool, device: torch.device, options: Options
+) -> Iterator[dict[str, Any]]:
+    full = make_call(tokens, needs_grad, device, options)
+    windowed = replace(full, window_tokens=options.window)
     sides = {FULL: timed(partial(dispatch.attend, full), full)}
-    shown: dict[str, tuple[int, str]] = {}
-    for window, backend in product(windows, backends):
-        call = replace(full, window_tokens=window)
-        name, side = f"{backend} {window}", timed(partial(dispatch.attend, call, backend), call)
-        if can_run(side, name, tokens):
-            sides[name], shown[name] = side, (window, backend)
-    if windows and tokens <= options.with_mask:
-        name = f"{MASK} {windows[-1]}"
-        mask_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
-        mask_TT = mask_TT.tril().triu(1 - windows[-1])
-        sides[name] = timed(partial(attend_with_mask, full, mask_TT), full)
-        shown[name] = (windows[-1], MASK)
+    order = dispatch.ORDER_CUDA if device.type == "cuda" else dispatch.ORDER_ELSEWHERE
+    for backend in options.backends or order:
+        side = timed(partial(dispatch.attend, windowed, backend), windowed)
+        try:
+            side()
+            sides[backend] = side
+        except Exception as error:  # it does not run here, takes no such call, or lacks memory
+            if not isinstance(error, ValueError) and not is_out_of_memory(error):
+                raise
+            say(f"attention: {backend} at {short(tokens)} tokens is left out: {error}")
     seconds = time_in_turns(sides, options.rounds, device)
-    say(f"attention: {short(tokens)} tokens done")
-    rows = []
-    for name, (window, backend) in shown.items():
-        row = {
-            "name": f"{short(tokens)} tokens, window {window}, {backend}, {kind(options)}",
-            "value": speedup(seconds[FULL], seconds[name]),
+    what = "forward and backward" if needs_grad else "forward"
+    for backend in list(sides)[1:]:
+        yield {
+            "name": f"{short(tokens)} tokens, window {options.window}, {backend}, {what}",
+            "value": speedup(seconds[FULL], seconds[backend]),
             "unit": "x faster than full",
             "tokens": tokens,
-            "window": window,
+            "window": options.window,
             "backend": backend,
-            "gradients": options.gradients,
+            "pass": what,
             "full_seconds": median(seconds[FULL]),
-            "window_seconds": median(seconds[name]),
-            "ideal": ideal_speedup(tokens, window),
+            "window_seconds": median(seconds[backend]),
         }
-        rows.append(row | target_of(row, device, options))
-    return rows
 
 
-def kind(options: Options) -> str:
-    return "forward and backward" if options.gradients else "forward"
-
-
-def make_call(tokens: int, device: torch.device, options: Options) -> AttentionCall:
+def make_call(
+    tokens: int, needs_grad: bool, device: torch.device, options: Options
+) -> AttentionCall:
     generator = torch.Generator().manual_seed(0)
 
     def random(num_heads: int) -> Tensor:
         x_BHTD = torch.randn(1, num_heads, tokens, options.head_size, generator=generator)
-        return x_BHTD.to(device, getattr(torch, options.dtype)).requires_grad_(options.gradients)
+        return x_BHTD.to(device, getattr(torch, options.dtype)).requires_grad_(needs_grad)
 
-    return AttentionCall(
-        random(options.heads),
-        random(options.groups),
-        random(options.groups),
-        scaling=options.head_size**-0.5,
-    )
+    q_BHTD, k_BGSD, v_BGSD = map(random, (options.heads, options.groups, options.groups))
+    return AttentionCall(q_BHTD, k_BGSD, v_BGSD, scaling=options.head_size**-0.5)
 
 
 def timed(attend: Callable[[], Tensor], call: AttentionCall) -> Callable[[], object]:
@@ -166,64 +122,4 @@ def timed(attend: Callable[[], Tensor], call: AttentionCall) -> Callable[[], obj
     if call.needs_grad:
         inputs = (call.q_BHTD, call.k_BGSD, call.v_BGSD)
         return lambda: torch.autograd.grad(attend().sum(), inputs)
-    return lambda: without_autograd(attend)
-
-
-@torch.inference_mode()
-def without_autograd(attend: Callable[[], Tensor]) -> Tensor:
-    return attend()
-
-
-def attend_with_mask(call: AttentionCall, mask_TT: Tensor) -> Tensor:
-    """The window as everybody would write it first: it skips nothing."""
-    q_BHTD, k_BGSD, v_BGSD = call.q_BHTD, call.k_BGSD, call.v_BGSD
-    return F.scaled_dot_product_attention(
-        q_BHTD, k_BGSD, v_BGSD, mask_TT, scale=call.scaling, enable_gqa=call.is_grouped
-    )
-
-
-def can_run(side: Callable[[], object], name: str, tokens: int) -> bool:
-    """Whether a side fits into memory and takes this call; if not, a line says why."""
-    try:
-        side()
-    except Exception as error:
-        if not isinstance(error, ValueError) and not is_out_of_memory(error):
-            raise
-        say(f"attention: {name} at {short(tokens)} tokens is left out: {error}")
-        return False
-    return True
-
-
-def ideal_speedup(tokens: int, window: int) -> float:
-    """Pairs of query and key in full attention for each in the window."""
-    full = tokens * (tokens + 1) / 2
-    return full / (window * (window + 1) / 2 + (tokens - window) * window)
-
-
-def target_of(row: dict[str, Any], device: torch.device, options: Options) -> dict[str, float]:
-    """Only for what the sketch was measured on."""
-    as_sketch = (1, 1, 64, "float32", 1, False, "cpu", "sdpa")
-    settings = (
-        options.heads,
-        options.groups,
-        options.head_size,
-        options.dtype,
-        options.threads,
-        options.gradients,
-    )
-    reached = SPEEDUPS.get((row["tokens"], row["window"]))
-    if reached is None or (*settings, device.type, row["backend"]) != as_sketch:
-        return {}
-    return {"at_least": SHARE_OF_SKETCH * reached}
-
-
-def describe(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        short(row["tokens"]),
-        str(row["window"]),
-        row["backend"],
-        f"{1000 * row['full_seconds']:.2f}",
-        f"{1000 * row['window_seconds']:.2f}",
-        f"{row['value']:.2f}",
-        f"{row['value'] / row['ideal']:.0%}",
-    )
+    return torch.inference_mode()(attend)

@@ -10,33 +10,31 @@ import json
 import math
 import os
 import resource
+import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from benchmarks._options import BenchmarkOptions
 from bosch.run.progress import say
+from bosch.run.tables import show_table
 from data.loader import Loader, open_tokens
 from data.pack import PackConfig, pack_documents
 from data.sources.files import FileSource
-from data.sources.open import WeightedSource
-from data.tokenizer_files import describe_tokenizer
+from data.sources.source import WeightedSource
+from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import write_document
+from data.toy_world.tokenizer import train_tokenizer
 
-END = "<|end|>"
-# How Qwen cuts text into words; Llama 3 differs in keeping up to three digits together.
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+AT_LEAST = {"encode_batch": 0.85, "datasets.map": 1.5}  # times its CPU time beside packing's
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,13 @@ class Options(BenchmarkOptions):
     )
     seq_len: int = 32_768
     tokenizer: str | None = None
-    """A model's folder or id; without it a BPE of 8,000 tokens is trained on the text."""
+    """A model's folder or id; without it a BPE of 8,000 tokens is trained on toy texts."""
     corpus: Path | None = None
     """A .jsonl file to take the documents from; without it they are the toy world's."""
-    against_datasets: bool = True
+
+    @property
+    def packing(self) -> PackConfig:
+        return PackConfig(self.seq_len, held_out_sequences=1, workers=self.cores)
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
@@ -62,15 +63,14 @@ def measure(options: Options) -> list[dict[str, Any]]:
     tokenizer = (
         AutoTokenizer.from_pretrained(options.tokenizer)
         if options.tokenizer
-        else train_bpe(documents)
+        else train_tokenizer(8000, 2000, seed=0)
     )
+    text = describe_tokenizer(tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        corpus = place / "corpus.jsonl"
-        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-        rows = measure_packing(documents, corpus, tokenizer, place, options)
-        rows.append(measure_memory(documents, tokenizer, place, options))
-        rows.append(measure_loader(place / "packed", tokenizer))
+        rows = measure_packing(documents, tokenizer, text, place, options)
+        rows.append(measure_memory(documents, text, place, options))
+        rows.append(measure_loader(place / "packed", text))
     return rows
 
 
@@ -78,95 +78,73 @@ def read_corpus(options: Options) -> list[str]:
     """About the wanted number of bytes. The toy world is told again and again: it is written slower
     than it is read."""
     if options.corpus:
-        told = (json.loads(line)["text"] for line in options.corpus.open())
+        told = [json.loads(line)["text"] for line in options.corpus.open()]
     else:
-        told = (write_document(0, number) for number in range(8_000))
-    documents: list[str] = []
-    size = 0
-    for text in told:
-        documents.append(text)
-        size += len(text)
-        if size > options.megabytes * 1e6:
-            break
-    repeats = max(1, round(options.megabytes * 1e6 / size))
-    return documents * repeats
-
-
-def train_bpe(documents: list[str]) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(WORDS), "isolated"), byte_level]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=8000, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(documents[:2000], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+        told = [write_document(0, number) for number in range(8_000)]
+    size = sum(map(len, told)) / len(told)
+    return list(islice(cycle(told), max(1, round(options.megabytes * 1e6 / size))))
 
 
 def measure_packing(
-    documents: list[str], corpus: Path, tokenizer: Any, place: Path, options: Options
+    documents: list[str], tokenizer: Any, text: TokenizerText, place: Path, options: Options
 ) -> list[dict[str, Any]]:
-    text = describe_tokenizer(tokenizer)
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     os.environ["RAYON_NUM_THREADS"] = str(options.cores)
+    corpus = place / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     bare = text.load()
-    bare.encode_batch(documents[:100], add_special_tokens=False)  # starts its threads
-    counted: dict[str, int] = {}
 
-    def encode() -> None:
+    def encode() -> int:
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
         batches = (documents[i : i + 1000] for i in range(0, len(documents), 1000))
         encoded = (bare.encode_batch(batch, add_special_tokens=False) for batch in batches)
-        counted["encode_batch"] = sum(len(encoding) for batch in encoded for encoding in batch)
+        return sum(len(encoding) for batch in encoded for encoding in batch)
 
     def pack() -> None:
-        clear(place / "packed")
+        shutil.rmtree(place / "packed", ignore_errors=True)
         (place / "packed").mkdir()
-        config = PackConfig(
-            sequence_length=options.seq_len, held_out_sequences=1, workers=options.cores
-        )
-        pack_documents([WeightedSource(FileSource(corpus), 1.0)], text, config, place / "packed")
+        source = WeightedSource(FileSource(corpus), 1.0)
+        pack_documents([source], text, options.packing, place / "packed")
 
-    ways: dict[str, Callable[[], None]] = {"encode_batch": encode, "packing": pack}
-    if options.against_datasets:
-        ways["datasets"] = lambda: map_with_datasets(corpus, tokenizer, place / "mapped", options)
-    clock: dict[str, float] = {}
-    processor: dict[str, float] = {}
+    tokens = encode()  # starts its threads
+    mapped = partial(map_with_datasets, corpus, tokenizer, place / "mapped", options)
+    ways: dict[str, Callable[[], object]] = {
+        "packing": pack,
+        "encode_batch": encode,
+        "datasets.map": mapped,
+    }
+    clock, processor = dict.fromkeys(ways, math.inf), dict.fromkeys(ways, math.inf)
     for number in range(options.rounds):
         for name, way in ways.items():
             begin, begin_cpu = time.perf_counter(), cpu_seconds()
             way()
-            clock[name] = min(clock.get(name, math.inf), time.perf_counter() - begin)
-            processor[name] = min(processor.get(name, math.inf), cpu_seconds() - begin_cpu)
+            clock[name] = min(clock[name], time.perf_counter() - begin)
+            processor[name] = min(processor[name], cpu_seconds() - begin_cpu)
             say(f"round {number + 1}: {name} done")
-    tokens = counted["encode_batch"]
     rows: list[dict[str, Any]] = []
     for name in ways:
-        rows.append(
-            {
-                "name": f"{name}: tokens a CPU second",
-                "value": tokens / processor[name],
-                "unit": "tokens/s",
-            }
-        )
-        rows.append(
-            {"name": f"{name}: tokens a second", "value": tokens / clock[name], "unit": "tokens/s"}
-        )
-    for name, least in (("encode_batch", 0.85), ("datasets", 1.5)):
-        if name in ways:
-            ratio, on_clock = processor[name] / processor["packing"], clock[name] / clock["packing"]
-            rows.append(
-                {
-                    "name": f"packing against {name}, CPU",
-                    "value": ratio,
-                    "unit": "x",
-                    "at_least": least,
-                }
+        row = {
+            "name": f"packing against {name}, CPU",
+            "value": processor[name] / processor["packing"],
+            "unit": "x",
+            "clock": clock[name] / clock["packing"],
+            "tokens_per_cpu_second": tokens / processor[name],
+            "tokens_per_second": tokens / clock[name],
+        }
+        rows.append(row | ({"at_least": AT_LEAST[name]} if name in AT_LEAST else {}))
+    show_table(
+        f"{tokens:,} tokens on {options.cores} cores",
+        ("", "tokens/CPU second", "tokens/s", "packing faster, CPU", "on the clock"),
+        [
+            (
+                name,
+                f"{row['tokens_per_cpu_second']:,.0f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['value']:.2f}x",
+                f"{row['clock']:.2f}x",
             )
-            rows.append({"name": f"packing against {name}, clock", "value": on_clock, "unit": "x"})
+            for name, row in zip(ways, rows, strict=True)
+        ],
+    )
     return rows
 
 
@@ -182,7 +160,7 @@ def map_with_datasets(corpus: Path, tokenizer: Any, cache: Path, options: Option
     import datasets
 
     datasets.disable_progress_bars()
-    clear(cache)
+    shutil.rmtree(cache, ignore_errors=True)
     length = options.seq_len
 
     def tokenize(rows: dict[str, list[Any]]) -> Any:
@@ -197,50 +175,33 @@ def map_with_datasets(corpus: Path, tokenizer: Any, cache: Path, options: Option
         }
         return cut | {"labels": cut["input_ids"].copy()}
 
-    os.environ["TOKENIZERS_PARALLELISM"] = (
-        "false"  # its processes are forked, and are the parallelism
-    )
+    # Its processes are forked, and are the parallelism.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     rows = datasets.load_dataset(
         "json", data_files=str(corpus), split="train", cache_dir=str(cache)
     )
     rows = rows.map(tokenize, batched=True, num_proc=options.cores, remove_columns=["text"])
     rows.map(group_texts, batched=True, num_proc=options.cores)
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 
 def measure_memory(
-    documents: list[str], tokenizer: Any, place: Path, options: Options
+    documents: list[str], text: TokenizerText, place: Path, options: Options
 ) -> dict[str, Any]:
     """Of all processes together, above what this one held before (the documents and the libraries
     of the rivals)."""
-    one = place / "one_document.txt"
+    one, size = place / "one_document.txt", 0
     with one.open("w") as file:
-        size = 0
-        for document in forever(documents):
+        for document in cycle(documents):
             size += file.write(document)
             if size > options.memory_megabytes * 1e6:
                 break
-    folder = place / "one"
-    folder.mkdir()
-    text = describe_tokenizer(tokenizer)
-    config = PackConfig(
-        sequence_length=options.seq_len, held_out_sequences=1, workers=options.cores
-    )
+    (place / "one").mkdir()
     before = resident_bytes()
     with PeakMemory() as peak:
-        pack_documents([WeightedSource(FileSource(one), 1.0)], text, config, folder)
-    value = (peak.bytes - before) / 1e6
-    return {
-        "name": f"peak memory of packing {size / 1e6:,.0f} MB",
-        "value": value,
-        "unit": "MB",
-        "at_most": 1500,
-    }
-
-
-def forever(documents: list[str]) -> Iterator[str]:
-    while True:
-        yield from documents
+        source = WeightedSource(FileSource(one), 1.0)
+        pack_documents([source], text, options.packing, place / "one")
+    name = f"peak memory of packing {size / 1e6:,.0f} MB"
+    return {"name": name, "value": (peak.bytes - before) / 1e6, "unit": "MB", "at_most": 1500}
 
 
 class PeakMemory:
@@ -277,21 +238,14 @@ def resident_bytes() -> int:
     return total
 
 
-def measure_loader(folder: Path, tokenizer: Any) -> dict[str, Any]:
+def measure_loader(folder: Path, text: TokenizerText) -> dict[str, Any]:
     """CPU time of whole batches, every part of them, once the file is in memory."""
-    loader = Loader(open_tokens(folder, describe_tokenizer(tokenizer).hash), batch_sequences=8)
+    loader = Loader(open_tokens(folder, text.hash), batch_sequences=8)
     tokens = 0
     for step in range(loader.num_steps):
         loader.batch(step)
     begin = time.process_time()
     while time.process_time() - begin < 3:
-        for step in range(loader.num_steps):
-            tokens += loader.batch(step).ids_BT.numel()
+        tokens += sum(loader.batch(step).ids_BT.numel() for step in range(loader.num_steps))
     value = tokens / (time.process_time() - begin)
     return {"name": "loader on one core", "value": value, "unit": "tokens/s", "at_least": 20e6}
-
-
-def clear(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)

@@ -3,46 +3,32 @@
 `generate` runs on the model as transformers loads it, with its own attention. Both sides read the
 same prompts one task after the other, in turns. `--run-on` takes the model's end token away, as
 base models behave that go on behind their answer to RULER's 128 tokens; a model that stops itself
-leaves little but the prompt to be saved. With the package lm-eval installed, its own NIAH of the
-same tasks, length and number of samples stands beside them.
+leaves little but the prompt to be saved.
 """
 
-import json
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks._options import BenchmarkOptions
-from benchmarks._timing import (
-    choose_device,
-    describe_device,
-    now,
-    short,
-    show_table,
-    speedup,
-)
+from benchmarks._options import DeviceOptions
+from benchmarks._timing import describe_device, now, short, speedup
 from bosch.model import fetch_model
 from bosch.run.progress import say
+from bosch.run.tables import show_table
 from data.needles import TOY_SIZES
 from eval.generate import Generator, Key
 from eval.judging import Judging, load_judged
-from eval.lm_eval_bridge import run_lm_eval
 from eval.metrics.string_match import string_match_all
-from eval.results import SCORES
-from eval.settings import FAST, PLAIN, Label
+from eval.settings import FAST, PLAIN
 from eval.suites import niah
 from eval.suites._interface import Example, LeftOutError
 
-SHOWS_TABLE = True  # so that benchmark.py prints only the rows with a target
 TARGET = 3.0  # times as fast as plain generate, at RULER's number of tokens
 RULER_TOKENS = 128
 GENERATE, EVERYTHING = "generate", "all speed-ups"
@@ -55,13 +41,12 @@ SIDES = {
     "batch": replace(PLAIN, batch=FAST.batch),
     EVERYTHING: FAST,
 }
-LM_EVAL_TASKS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
 Examples = list[tuple[Key, Example]]
 Side = Callable[[Examples], dict[Key, str]]
 
 
 @dataclass(frozen=True)
-class Options(BenchmarkOptions):
+class Options(DeviceOptions):
     model: str = "tiny-qwen3"
     """A folder or hub id, dense or hybrid."""
     length: int = 2048
@@ -72,18 +57,12 @@ class Options(BenchmarkOptions):
     """Ignore the model's end token, and generate RULER's 128 tokens. Else it stops by itself."""
     only_all: bool = False
     """Leave out the sides with a single speed-up."""
-    lm_eval: bool = True
-    """If it is installed."""
     essays: str = "toy"
     rounds: int = 2
-    threads: int = 1
-    device: str | None = None
-    """None: the GPU if there is one."""
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    device = choose_device(options.device)
-    torch.set_num_threads(options.threads)
+    device = options.start()
     folder = fetch_model(options.model)
     model: Any = load_judged(folder, Judging(())).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -107,10 +86,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
                 texts[name] |= side(examples)
                 seconds[name][round_] += now(device) - begin
             say(f"round {round_ + 1} of {options.rounds}: {task}")
-    rows = report(options, device, tasks, texts, seconds)
-    if options.lm_eval and find_spec("lm_eval"):
-        rows += by_lm_eval(options, device, folder)
-    return rows
+    return report(options, device, tasks, texts, seconds)
 
 
 def build_tasks(options: Options, tokenizer: Any) -> dict[str, Examples]:
@@ -161,85 +137,39 @@ def report(
     seconds: dict[str, list[float]],
 ) -> list[dict[str, Any]]:
     examples = [pair for members in tasks.values() for pair in members]
-    scores = {name: scores_of(examples, texts[name]) for name in texts}
+    scores = {
+        name: [string_match_all(found[key], example.answers) for key, example in examples]
+        for name, found in texts.items()
+    }
     what = f"NIAH at {short(options.length)}, " + ("128 tokens" if options.run_on else "to the end")
-    rows: list[dict[str, Any]] = [
-        {
-            "name": f"{what}, {name}: an example",
-            "value": median(seconds[name]) / len(examples),
-            "unit": "s",
+    rows: list[dict[str, Any]] = []
+    for name in texts:
+        row = {
+            "name": f"{what}, {name}: faster than generate",
+            "value": speedup(seconds[GENERATE], seconds[name]),
+            "unit": "x",
             "side": name,
-            "speedup": speedup(seconds[GENERATE], seconds[name]),
+            "seconds_an_example": median(seconds[name]) / len(examples),
             "score": 100 * sum(scores[name]) / len(examples),
             "differing": sum(map(operator.ne, scores[name], scores[GENERATE])),
         }
-        for name in texts
-    ]
+        if name == EVERYTHING and options.run_on:
+            row["at_least"] = TARGET
+        rows.append(row)
     show_table(
         f"{options.model}, {what}, {len(examples)} examples, {describe_device(device)}",
         ("side", "s an example", "faster", "score", "scores that differ"),
         [
             (
-                r["side"],
-                f"{r['value']:.3f}",
-                f"{r['speedup']:.2f}x",
-                f"{r['score']:.1f}",
-                r["differing"],
+                row["side"],
+                f"{row['seconds_an_example']:.3f}",
+                f"{row['value']:.2f}x",
+                f"{row['score']:.1f}",
+                row["differing"],
             )
-            for r in rows
+            for row in rows
         ],
     )
-    faster = {"name": f"{what}: faster than generate", "value": rows[-1]["speedup"], "unit": "x"}
-    differing = {
-        "name": f"{what}: scores that differ",
-        "value": sum(row["differing"] for row in rows),
-        "unit": "",
-        "at_most": 0,
-    }
-    return [*rows, faster | ({"at_least": TARGET} if options.run_on else {}), differing]
-
-
-def scores_of(examples: Examples, texts: dict[Key, str]) -> list[float]:
-    return [string_match_all(texts[key], example.answers) for key, example in examples]
-
-
-def by_lm_eval(options: Options, device: torch.device, folder: Path) -> list[dict[str, Any]]:
-    """The tasks whose haystack lm-eval need not download, prompts and all."""
-    model: Any = load_judged(folder, Judging(())).to(device)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with TemporaryDirectory() as name:
-        out = Path(name)
-        begin = now(device)
-        run_lm_eval(
-            model,
-            tokenizer,
-            LM_EVAL_TASKS,
-            Label(options.model),
-            out,
-            options.length,
-            (options.length,),
-            options.samples,
-        )
-        seconds = now(device) - begin
-        found = json.loads((out / SCORES).read_text())["rows"]
-    rows = [
-        {
-            "name": f"lm-eval {row['task']} at {short(options.length)}: share right",
-            "value": row["value"],
-            "unit": "",
-            "n": row["n"],
-        }
-        for row in found
-    ]
-    count = sum(row["n"] for row in rows)
-    whole = {
-        "name": f"lm-eval, {len(rows)} tasks, building included: an example",
-        "value": seconds / count,
-        "unit": "s",
-    }
-    show_table(
-        f"lm-eval, {short(options.length)}, {options.samples} examples a task",
-        ("task", "score"),
-        [(row["task"], f"{100 * row['value']:.1f}") for row in found],
-    )
-    return [*rows, whole]
+    differing = sum(row["differing"] for row in rows)
+    name = f"{what}: scores that differ"
+    return [*rows, {"name": name, "value": differing, "unit": "", "at_most": 0}]

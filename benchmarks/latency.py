@@ -1,118 +1,85 @@
 """The paper's figures 5 and 6: prefill and decoding in tokens/s and peak memory, by length.
 
-Figure 5 varies the ratio at one window, figure 6 the window at one ratio; batch 1, the prompt in
-chunks. A point that runs out of memory is kept as missing, with what was in use. Weights are random
-unless --model is a folder that has some: they change no time. `--preset paper` is the paper's
-study (8B, up to 1M tokens, one large GPU), `--preset mini` takes seconds on a CPU.
+Figure 5 varies the ratio at one window, figure 6 the window at one ratio; ratio 0 is full attention
+everywhere. Batch 1, the prompt in chunks. A point that runs out of memory is kept as missing, with
+what was in use. Weights are random unless --model is a folder that has some: they change no time.
+`--preset paper` is the paper's study (8B, up to 1M tokens, one large GPU), `--preset mini` takes
+seconds on a CPU.
 
 The peak of each step, a chunk or a decoded token, is noted; p90 is the 90th percentile over the
 steps of a point. On a GPU it is what torch has allocated, on a CPU the whole process.
 """
 
 import gc
+import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
 
-from benchmarks._inference import Step, decode, empty_cache, prefill
-from benchmarks._memory import PeakMemory, is_out_of_memory, limit_memory
+from benchmarks._memory import PeakMemory, is_out_of_memory
 from benchmarks._models import make_hybrid, random_ids, read_shape, set_hybrid
-from benchmarks._options import BenchmarkOptions
-from benchmarks._timing import choose_device, describe_device, short, show_table
+from benchmarks._options import DeviceOptions
+from benchmarks._timing import describe_device, now, short
 from bosch.hybrid.cache import kv_bytes
 from bosch.run.progress import say, track
+from bosch.run.tables import show_table
 
 K = 1024
 
 
 @dataclass(frozen=True)
-class Study:
-    """What is measured."""
-
-    model: str
-    lengths: tuple[int, ...]
-    ratios: tuple[float, ...]  # at `window`: figure 5
-    window: int
-    windows: tuple[int, ...]  # at `window_ratio`: figure 6
-    window_ratio: float
-    chunk: int
-    tokens: int  # decoded after each prompt
-    rounds: int
-    dtype: str
-
-
-PRESETS = {
-    "paper": Study(
-        model="Qwen3-8B",
-        lengths=(64 * K, 256 * K, 512 * K, 1024 * K),
-        ratios=(0.0, 0.25, 0.5, 0.75, 0.875),
-        window=1024,
-        windows=(256, 512, 1024, 2048, 4096),
-        window_ratio=0.75,
-        chunk=8192,
-        tokens=32,
-        rounds=1,
-        dtype="bfloat16",
-    ),
-    "mini": Study(
-        model="mini",
-        lengths=(512, 1024, 2048),
-        ratios=(0.0, 0.25, 0.5, 0.75, 0.875),
-        window=64,
-        windows=(16, 32, 64, 128, 256),
-        window_ratio=0.75,
-        chunk=256,
-        tokens=8,
-        rounds=2,
-        dtype="float32",
-    ),
-}
-
-
-SHOWS_TABLE = True  # so that benchmark.py prints only the rows with a target
-
-
-@dataclass(frozen=True)
-class Options(BenchmarkOptions):
-    preset: Literal["paper", "mini"] | None = None
-    """None: paper with a GPU, mini without. The settings that are None are the preset's."""
-    model: str | None = None
+class Options(DeviceOptions):
+    preset: Literal["mini", "paper"] = "mini"
+    """What is not said is this preset's."""
+    model: str = "mini"
     """A known shape (mini, Qwen3-1.7B, Qwen3-8B, Qwen3-14B) or a folder, plain or hybrid."""
-    lengths: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] = (512, 1024, 2048)
     """Tokens of the prompt."""
-    ratios: tuple[float, ...] | None = None
-    window: int | None = None
+    ratios: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.875)
+    window: int = 64
     """Of the ratios."""
-    windows: tuple[int, ...] | None = None
-    window_ratio: float | None = None
+    windows: tuple[int, ...] = (16, 32, 64, 128, 256)
+    window_ratio: float = 0.75
     """Of the windows."""
-    chunk: int | None = None
+    chunk: int = 256
     """Tokens of the prompt that are read at once."""
-    tokens: int | None = None
+    tokens: int = 8
     """Decoded after each prompt."""
-    rounds: int | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    rounds: int = 2
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     minutes: float | None = None
     """After this time what is left is skipped, the longest prompts. None: no limit."""
     memory_gb: float | None = None
-    """Take no more, as on a smaller GPU; on a CPU beside what the process has at the start."""
+    """Let torch take no more of a GPU, as on a smaller one."""
     picture: Path | None = None
     """PNG of both figures."""
-    threads: int = 1
-    device: str | None = None
-    """None: the GPU if there is one."""
 
-    def study(self, device: torch.device) -> Study:
-        preset = self.preset or ("paper" if device.type == "cuda" else "mini")
-        values = asdict(PRESETS[preset])
-        given = {name: getattr(self, name) for name in values if getattr(self, name) is not None}
-        return Study(**{**values, **given})
+
+PAPER = Options(
+    preset="paper",
+    model="Qwen3-8B",
+    lengths=(64 * K, 256 * K, 512 * K, 1024 * K),
+    window=1024,
+    windows=(256, 512, 1024, 2048, 4096),
+    chunk=8192,
+    tokens=32,
+    rounds=1,
+    dtype="bfloat16",
+)
+PRESETS = {"mini": Options(), "paper": PAPER}
+
+
+def gpu_options() -> tuple[Options, ...]:
+    """What fits into minutes."""
+    lengths, windows = (64 * K, 256 * K), (256, 1024, 4096)
+    return (replace(PAPER, model="Qwen3-1.7B", lengths=lengths, windows=windows, minutes=4),)
 
 
 @dataclass(frozen=True)
@@ -126,176 +93,162 @@ class Point:
 
 
 @dataclass
-class Rounds:
+class Found:
     """What the rounds of a point gave, or why it is missing."""
 
     prefill_seconds: list[float] = field(default_factory=list)
     decode_seconds: list[float] = field(default_factory=list)  # a token
-    peaks: list[int | None] = field(default_factory=list)  # bytes, of every step
+    peaks: list[int] = field(default_factory=list)  # bytes, of every step; none where unknown
     kv_bytes: int = 0
     missing: str | None = None
-
-    def add(self, read: list[Step], written: list[Step]) -> None:
-        self.prefill_seconds.append(sum(step.seconds for step in read))
-        self.decode_seconds.append(median(step.seconds for step in written))
-        self.peaks += [step.peak_bytes for step in read + written]
 
 
 class OutOfTimeError(Exception):
     """--minutes have passed."""
 
 
-def gpu_options() -> tuple[Options, ...]:
-    """What fits into minutes."""
-    few = Options(
-        preset="paper",
-        model="Qwen3-1.7B",
-        lengths=(64 * K, 256 * K),
-        windows=(256, 1024, 4096),
-        minutes=4,
-    )
-    return (few,)
-
-
 def measure(options: Options) -> list[dict[str, Any]]:
-    device = choose_device(options.device)
-    torch.set_num_threads(options.threads)
-    study = options.study(device)
-    config, folder = read_shape(study.model)
-    say(f"latency: {study.model}, {'random weights' if folder is None else 'its own weights'}")
-    model = make_hybrid(config, folder, device, getattr(torch, study.dtype))
-    with limit_memory(device, options.memory_gb):
-        results = measure_points(model, study, device, options.minutes)
-    rows = [make_row(study, point, rounds) for point, rounds in results.items()]
+    device = options.start()
+    config, folder = read_shape(options.model)
+    say(f"latency: {options.model}, {'random weights' if folder is None else 'its own weights'}")
+    model = make_hybrid(config, folder, device, getattr(torch, options.dtype))
+    if options.memory_gb is not None:
+        if device.type != "cuda":
+            raise ValueError("--memory-gb limits a GPU; there is none here, or --device cpu.")
+        total = torch.cuda.get_device_properties(device).total_memory
+        share = min(1.0, options.memory_gb * 1e9 / total)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+    results = measure_points(model, options, device)
+    rows = [make_row(options, point, found) for point, found in results.items()]
     show_table(
-        f"{study.model}, {study.dtype}, {describe_device(device)}, batch 1, "
-        f"chunks of {study.chunk}",
+        f"{options.model}, {options.dtype}, {describe_device(device)}, batch 1, "
+        f"chunks of {options.chunk}",
         ("T", "ratio", "W", "prefill tokens/s", "decode tokens/s", "p90 peak GB", "KV GB", ""),
         [describe(row) for row in rows],
     )
     if options.picture:
-        draw_figures(rows, study, options.picture)
+        draw_figures(rows, options, options.picture)
     return rows
 
 
 def measure_points(
-    model: PreTrainedModel, study: Study, device: torch.device, minutes: float | None
-) -> dict[Point, Rounds]:
-    """Every point, from the short prompts to the long; those of one length in turns."""
-    results = {point: Rounds() for point in points_of(study)}
-    warm_up(model, study, device)
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    with track("latency", len(results) * study.rounds, "prompts") as bar:
-        for tokens in sorted(set(study.lengths)):
+    model: PreTrainedModel, options: Options, device: torch.device
+) -> dict[Point, Found]:
+    """Every point, from the short prompts to the long; those of one length in turns. A prompt is
+    missing where a shorter one with the same settings is: it needs more.
+    """
+    settings = [(ratio, options.window) for ratio in options.ratios]
+    settings += [(options.window_ratio, window) for window in options.windows]
+    settings = list(dict.fromkeys(settings))
+    lengths = sorted(set(options.lengths))
+    results = {Point(tokens, *setting): Found() for tokens in lengths for setting in settings}
+    warm_up(model, options, device)
+    deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    missing: dict[tuple[float, int], str | None] = {}
+    with track("latency", len(results) * options.rounds, "prompts") as bar:
+        for tokens in lengths:
             ids = random_ids(model.config, tokens, device)
-            for _ in range(study.rounds):
-                for point in (p for p in results if p.tokens == tokens):
-                    if (smaller := missing_before(results, point)) is not None:
-                        results[point].missing = smaller
-                    if results[point].missing is None:
-                        measure_point(model, ids, point, study, results[point], deadline)
+            for _ in range(options.rounds):
+                for setting in settings:
+                    point = Point(tokens, *setting)
+                    found = results[point]
+                    found.missing = missing.get(setting)
+                    if found.missing is None:
+                        measure_point(model, ids, point, options, found, deadline)
+                        missing[setting] = found.missing
                     bar.advance()
     return results
 
 
-def points_of(study: Study) -> Iterator[Point]:
-    settings = [(ratio, study.window) for ratio in study.ratios]
-    settings += [(study.window_ratio, window) for window in study.windows]
-    for tokens in sorted(set(study.lengths)):
-        for ratio, window in dict.fromkeys(settings):
-            yield Point(tokens, ratio, window)
-
-
-def missing_before(results: dict[Point, Rounds], point: Point) -> str | None:
-    """Why a shorter prompt with the same settings is missing: a longer one needs more."""
-    for other, rounds in results.items():
-        same = (other.ratio, other.window) == (point.ratio, point.window)
-        if same and other.tokens < point.tokens and rounds.missing:
-            return rounds.missing
-    return None
-
-
-def warm_up(model: PreTrainedModel, study: Study, device: torch.device) -> None:
+def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> None:
     """Kernels are chosen and loaded, libraries take their workspaces."""
-    ids = random_ids(model.config, min(2 * study.chunk, min(study.lengths)), device)
+    ids = random_ids(model.config, min(2 * options.chunk, min(options.lengths)), device)
     for ratio in (0.0, 0.5):
-        set_hybrid(model, ratio, study.window)
-        cache = empty_cache(model)
-        for _ in (*prefill(model, ids, cache, study.chunk), *decode(model, ids, cache, 2)):
+        set_hybrid(model, ratio, options.window)
+        cache = DynamicCache(config=model.config)
+        for _ in run_steps(
+            model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache
+        ):
             pass
 
 
 def measure_point(
     model: PreTrainedModel,
-    ids_BT: torch.Tensor,
+    ids_BT: Tensor,
     point: Point,
-    study: Study,
-    rounds: Rounds,
-    deadline: float | None,
+    options: Options,
+    found: Found,
+    deadline: float,
 ) -> None:
-    """One prompt more of this point, into `rounds`."""
+    """One prompt more of this point, into `found`. Which tokens are decoded changes no time."""
     set_hybrid(model, point.ratio, point.window)
-    memory, cache = PeakMemory(ids_BT.device), empty_cache(model)
+    # What `generate` would take: transformers' own, which a hybrid turns into one of its own.
+    memory, cache = PeakMemory(ids_BT.device), DynamicCache(config=model.config)
+    prompt, answer = ids_BT.split(options.chunk, dim=1), ids_BT[:, : options.tokens].split(1, dim=1)
     try:
-        read = list(in_time(prefill(model, ids_BT, cache, study.chunk), deadline))
+        read = list(run_steps(model, prompt, cache, deadline))
         held = kv_bytes(cache)
-        written = list(in_time(decode(model, ids_BT, cache, study.tokens), deadline))
-        rounds.add(read, written)
-        rounds.kv_bytes = held
+        written = list(run_steps(model, answer, cache, deadline))
+        found.prefill_seconds.append(sum(seconds for seconds, _ in read))
+        found.decode_seconds.append(median(seconds for seconds, _ in written))
+        found.peaks += [peak for _, peak in read + written if peak is not None]
+        found.kv_bytes = held
     except OutOfTimeError:
-        rounds.missing = "out of time"
+        found.missing = "out of time"
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        rounds.missing = "out of memory"
-        rounds.peaks = [memory.read()]
+        found.missing = "out of memory"
+        found.peaks = [memory.read() or 0]
     # What an error's frames and the cache held goes back before the next point is measured.
     del cache
     gc.collect()
     if ids_BT.device.type == "cuda":
         torch.cuda.empty_cache()
-    if rounds.missing:
-        say(f"latency: {point}: {rounds.missing}")
+    if found.missing:
+        say(f"latency: {point}: {found.missing}")
 
 
-def in_time(steps: Iterable[Step], deadline: float | None) -> Iterator[Step]:
-    for step in steps:
-        yield step
-        if deadline is not None and time.monotonic() > deadline:
+@torch.inference_mode()
+def run_steps(
+    model: PreTrainedModel, pieces: Iterable[Tensor], cache: Cache, deadline: float = math.inf
+) -> Iterator[tuple[float, int | None]]:
+    """Seconds and peak bytes of each piece of a text, read into the cache. Of its logits only the
+    last token's.
+    """
+    for ids_BT in pieces:
+        memory, begin = PeakMemory(ids_BT.device), now(ids_BT.device)
+        model(ids_BT, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        yield now(ids_BT.device) - begin, memory.read()
+        if time.monotonic() > deadline:
             raise OutOfTimeError
 
 
-def make_row(study: Study, point: Point, rounds: Rounds) -> dict[str, Any]:
+def make_row(options: Options, point: Point, found: Found) -> dict[str, Any]:
     row = {
-        "name": f"{study.model}, {point}",
-        "model": study.model,
-        "tokens": point.tokens,
-        "ratio": point.ratio,
-        "window": point.window,
-        "chunk": study.chunk,
-        "missing": rounds.missing,
+        "name": f"{options.model}, {point}",
+        "model": options.model,
+        **asdict(point),
+        "chunk": options.chunk,
+        "missing": found.missing,
         "prefill_tokens_per_second": None,
         "decode_tokens_per_second": None,
         "p90_peak_bytes": None,
         "kv_bytes": None,
     }
-    known = [peak for peak in rounds.peaks if peak is not None]
-    if rounds.missing:
-        in_use = max(known, default=0) / 1e9
-        return row | {"value": in_use, "unit": f"GB in use, then {rounds.missing}"}
-    speed = point.tokens / median(rounds.prefill_seconds)
+    if found.missing:
+        in_use = max(found.peaks, default=0) / 1e9
+        return row | {"value": in_use, "unit": f"GB in use, then {found.missing}"}
+    speed = point.tokens / median(found.prefill_seconds)
+    peaks = torch.tensor(found.peaks, dtype=torch.float64)
     return row | {
         "value": speed,
         "unit": "tokens/s of prefill",
         "prefill_tokens_per_second": speed,
-        "decode_tokens_per_second": 1 / median(rounds.decode_seconds),
-        "p90_peak_bytes": percentile(known, 0.9) if known else None,
-        "kv_bytes": rounds.kv_bytes,
+        "decode_tokens_per_second": 1 / median(found.decode_seconds),
+        "p90_peak_bytes": float(peaks.quantile(0.9)) if found.peaks else None,
+        "kv_bytes": found.kv_bytes,
     }
-
-
-def percentile(values: list[int], share: float) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).quantile(share))
 
 
 def describe(row: dict[str, Any]) -> tuple[str | None, ...]:
@@ -314,7 +267,7 @@ def describe(row: dict[str, Any]) -> tuple[str | None, ...]:
     )
 
 
-def draw_figures(rows: list[dict[str, Any]], study: Study, path: Path) -> None:
+def draw_figures(rows: list[dict[str, Any]], options: Options, path: Path) -> None:
     """Both figures as the paper draws them, one above the other; missing points are missing."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -327,22 +280,20 @@ def draw_figures(rows: list[dict[str, Any]], study: Study, path: Path) -> None:
         "p90 peak memory, GB": ("p90_peak_bytes", 1e-9),
     }
     lines = (
-        [(f"ratio {r:g}, window {study.window}", r, study.window) for r in study.ratios],
-        [
-            (f"window {w}, ratio {study.window_ratio:g}", study.window_ratio, w)
-            for w in study.windows
-        ],
+        [(ratio, options.window) for ratio in options.ratios],
+        [(options.window_ratio, window) for window in options.windows],
     )
     for axes, settings in zip(figure.subplots(2, 3), lines, strict=True):
         for axis, (title, (name, scale)) in zip(axes, panels.items(), strict=True):
-            for label, ratio, window in settings:
+            for ratio, window in settings:
                 chosen = [r for r in rows if (r["ratio"], r["window"]) == (ratio, window)]
                 here = [(r["tokens"], r[name] * scale) for r in chosen if r[name] is not None]
-                axis.plot(*zip(*here, strict=True), marker="o", label=label) if here else None
-            axis.margins(y=0.1)
+                if here:
+                    label = f"ratio {ratio:g}, window {window}"
+                    axis.plot(*zip(*here, strict=True), marker="o", label=label)
             axis.set(title=title, xlabel="tokens")
             axis.set_xscale("log", base=2)
-            ticks = sorted(set(study.lengths))
+            ticks = sorted(set(options.lengths))
             axis.set_xticks(ticks, [short(tokens) for tokens in ticks])
             axis.set_ylim(bottom=0)
         axes[0].legend(frameon=False, fontsize=8)

@@ -19,7 +19,6 @@ fragmentation come on top: MARGIN_GB.
 Time is FLOPs (training/flops.py) over what the GPUs do at the share of their peak that --mfu says.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +27,12 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from benchmarks._models import read_shape, spread_mask
 from benchmarks._options import BenchmarkOptions
-from benchmarks._timing import show_table
 from bosch.hybrid.models import head_size, hybrid_config
 from bosch.plugins import suggest
 from bosch.run.progress import describe_seconds
+from bosch.run.tables import show_table
 from training.flops import PEAK_FLOPS, count_active_weights, training_flops
 
-SHOWS_TABLE = True
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 MARGIN_GB = 6.0  # of the 3 to 8 that CUDA, NCCL and fragmentation take
 
@@ -74,19 +72,20 @@ class Options(BenchmarkOptions):
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    rows = [row for model in options.model for row in plan_model(model, options)]
-    by_name = {row["name"].removeprefix("computed: "): row["value"] for row in rows}
+    rows = []
     lines = []
     for model in options.model:
-        memory, step, dense_step, hours, checkpoint, export = (
-            by_name[f"{model} {figure}"] for figure in FIGURES
-        )
-        fits = "yes" if memory + MARGIN_GB <= options.memory_gb else "NO"
+        found = plan_model(model, options)
+        rows += [
+            {"name": f"computed: {model} {figure}", "value": value, "unit": unit}
+            for (figure, unit), value in found.items()
+        ]
+        memory, step, dense_step, hours, checkpoint, export = found.values()
         lines.append(
             (
                 model,
                 f"{memory:.0f} GB",
-                fits,
+                "yes" if memory + MARGIN_GB <= options.memory_gb else "NO",
                 describe_seconds(step),
                 describe_seconds(dense_step),
                 describe_seconds(3600 * hours),
@@ -111,17 +110,8 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-FIGURES = {
-    "peak memory per GPU": "GB",
-    "step": "s",
-    "step of the dense model": "s",
-    "training": "h",
-    "checkpoint": "GB",
-    "export": "GB",
-}
-
-
-def plan_model(model: str, options: Options) -> Iterator[dict[str, Any]]:
+def plan_model(model: str, options: Options) -> dict[tuple[str, str], float]:
+    """Each figure and its unit."""
     config, _ = read_shape(model)
     weights = count_weights(config)
     mask = spread_mask(options.ratio, config.num_hidden_layers, config.num_key_value_heads)
@@ -132,16 +122,14 @@ def plan_model(model: str, options: Options) -> Iterator[dict[str, Any]]:
         for shape in (hybrid, config)
     )
     steps = options.tokens / (options.batch_sequences * options.seq_len)
-    values = (
-        peak_bytes(config, weights, options) / 1e9,
-        step,
-        dense_step,
-        step * steps / 3600,
-        12 * weights.all / 1e9,  # fp32 and both moments
-        2 * weights.all / 1e9,
-    )
-    for (figure, unit), value in zip(FIGURES.items(), values, strict=True):
-        yield {"name": f"computed: {model} {figure}", "value": value, "unit": unit}
+    return {
+        ("peak memory per GPU", "GB"): peak_bytes(config, weights, options) / 1e9,
+        ("step", "s"): step,
+        ("step of the dense model", "s"): dense_step,
+        ("training", "h"): step * steps / 3600,
+        ("checkpoint", "GB"): 12 * weights.all / 1e9,  # fp32 and both moments
+        ("export", "GB"): 2 * weights.all / 1e9,
+    }
 
 
 def peak_bytes(config: PretrainedConfig, weights: "Weights", options: Options) -> float:

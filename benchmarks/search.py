@@ -1,14 +1,16 @@
-"""Searches with every acceleration beside the same searches with none: time and layer-forwards, and
+"""Searches with every acceleration beside the same searches with none: layer-forwards and time, and
 what each acceleration brings.
 
-Both sides must end in the same mask, or the benchmark fails. A layer-forward is one layer over one
+All sides must end in the same mask, or the benchmark fails. A layer-forward is one layer over one
 text of the calibration set, parts of a layer by their share (bosch/search/layers.py). Seconds are
-CPU time where one thread does all the work; static rankings to start from are not in them.
+those of the evaluations, on the clock; static rankings to start from are not in them.
 """
 
-from collections.abc import Callable, Iterator
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,24 +18,19 @@ from typing import Any
 import torch
 
 from benchmarks._options import BenchmarkOptions
-from benchmarks._search import Searched, Setup, add_row, read_rows, search, set_up
-from benchmarks._timing import describe_device, show_table
 from bosch.config import Config
-from bosch.model import read_model_info
+from bosch.masks.mask import read_mask
+from bosch.methods._settings import default_settings
+from bosch.run.folder import RunFolder
 from bosch.run.progress import say
+from bosch.run.stage import Artifact
+from bosch.run.tables import show_table
 from bosch.search.scorer import Accelerations
-from recipes import presets
+from recipes import calibrate, presets, search_mask
 
-TARGET = 4.0
-PRESET_SECONDS = 180.0
-SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
-    "bosch_plus": ("bosch_plus", {}),
-    "swap": ("global_swap", {}),  # over all groups, from the best of the static rankings
-    "bosch": ("bosch", {}),
-    # From the lowest layers on the window: of masks that answer little, few can be ended early.
-    "bare_swap": ("global_swap", {"rankings": ()}),
-}
-WITH_TARGET = ("bosch_plus", "swap")  # for NOMAD no evaluation may end early
+TARGET = 4.0  # times less work with all than with none
+WITH_TARGET = ("bosch_plus", "global_swap")  # for NOMAD no evaluation may end early
+NONE, ALL = "none", "all"
 SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in (bool, "bool"))
 
 
@@ -41,164 +38,102 @@ SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in 
 class Options(BenchmarkOptions):
     model: str = presets.TINY_MODEL
     """A shipped model; settings are those of the preset `tiny` but for the following."""
-    searches: tuple[str, ...] = ("bosch_plus", "swap", "bosch")
-    """bosch_plus, swap (over all groups, from static rankings), bare_swap (from none), bosch."""
+    methods: tuple[str, ...] = ("bosch_plus", "global_swap", "bosch")
     ratios: tuple[float, ...] = (0.75, 0.5)
     examples: int = presets.tiny().calibration.examples
     """Calibration questions, four in a context."""
     kappa: int = presets.tiny().mask.kappa
     """Evaluations a layer."""
-    switches: str | None = "bosch_plus"
-    """The search whose accelerations are switched off one at a time, at the first ratio."""
-    preset: bool = True
-    """Whether to time the preset's own method with its own settings, at the first ratio."""
+    switches: bool = False
+    """Switch the accelerations off one at a time, too."""
     threads: int = 1
-    rows: Path = Path("benchmarks/results/search-cpu.jsonl")
-    """A line for each figure; comparisons that are there are not measured again."""
     runs: Path = Path("runs/search")
-    """Where calibration sets are kept."""
-
-    def __post_init__(self) -> None:
-        for name in (*self.searches, *((self.switches,) if self.switches else ())):
-            if name not in SEARCHES:
-                raise ValueError(f"--searches {name}: it must be one of {', '.join(SEARCHES)}.")
+    """Where the calibration set and static rankings are kept."""
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(options.threads)
-    setup = set_up(config_of(options), options.runs)
-    about = about_of(setup, options)
-    rows: list[dict[str, Any]] = []
-    for name, make in plan(setup, options):
-        known = [
-            row for row in read_rows(options.rows) if (row["part"], row["about"]) == (name, about)
-        ]
-        if not known:
-            known = [{"part": name, "about": about, **row} for row in make()]
-            for row in known:
-                add_row(options.rows, row)
-        rows += known
-    return rows
-
-
-def plan(setup: Setup, options: Options) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The comparisons. The two sides of one are measured one behind the other, in one run."""
-    for ratio, name in product(options.ratios, options.searches):
-        yield f"{name} at {ratio:g}", partial(compare, setup, name, ratio)
-    if options.switches:
-        name, ratio = options.switches, options.ratios[0]
-        yield f"switches of {name} at {ratio:g}", partial(switch_off, setup, name, ratio)
-    if options.preset:
-        yield "preset", partial(time_preset, options)
-
-
-def about_of(setup: Setup, options: Options) -> dict[str, Any]:
-    """What all rows of one table share."""
-    info = read_model_info(setup.folder)
-    names = ("examples", "kappa", "threads")
-    return {"model": info.weight_hash} | {name: getattr(options, name) for name in names}
-
-
-def config_of(options: Options) -> Config:
     config = presets.tiny(options.model)
-    calibration = replace(config.calibration, examples=options.examples)
-    return replace(config, calibration=calibration, mask=replace(config.mask, kappa=options.kappa))
-
-
-def compare(setup: Setup, name: str, ratio: float) -> list[dict[str, Any]]:
-    """Two rows of one search: how many times less work, and less time, all accelerations take."""
-    slow = run(setup, name, ratio, Accelerations.none())
-    fast = run(setup, name, ratio, Accelerations())
-    check_same(slow, fast, f"{name} at {ratio:g}")
-    target = {"at_least": TARGET} if name in WITH_TARGET else {}
-    shared = {"search": name, "ratio": ratio, "unit": "x", **facts_of(setup, fast)}
-    figures = {
-        "layer-forwards": (slow.layer_forwards, fast.layer_forwards),
-        "seconds": (slow.seconds, fast.seconds),
-    }
-    return [
-        {
-            "name": f"{name} at {ratio:g}, {what}: none against all",
-            "value": none / every,
-            "none": none,
-            "all": every,
-            **shared,
-            **target,
-        }
-        for what, (none, every) in figures.items()
-    ]
-
-
-def switch_off(setup: Setup, name: str, ratio: float) -> Iterator[dict[str, Any]]:
-    """A row for each acceleration: how many times more work the search takes without it."""
-    every = run(setup, name, ratio, Accelerations())
-    lines = [("all", every.layer_forwards, every.seconds, 1.0, 1.0)]
-    for switch in SWITCHES:
-        without = run(setup, name, ratio, replace(Accelerations(), **{switch: False}))
-        check_same(every, without, f"{name} at {ratio:g} without {switch}")
-        more = without.layer_forwards / every.layer_forwards
-        longer = without.seconds / every.seconds
-        lines.append((f"no {switch}", without.layer_forwards, without.seconds, more, longer))
-        yield {
-            "name": f"{name} at {ratio:g}, layer-forwards: without {switch} against all",
-            "value": more,
-            "unit": "x",
-            "seconds_ratio": longer,
-            "none": without.layer_forwards,
-            "all": every.layer_forwards,
-            "search": name,
-            "ratio": ratio,
-            "switch": switch,
-            **facts_of(setup, without),
-        }
+    config = replace(
+        config,
+        calibration=replace(config.calibration, examples=options.examples),
+        mask=replace(config.mask, kappa=options.kappa),
+    )
+    stage = calibrate.build(config)
+    folder = options.runs / f"set-{stage.fingerprint[:12]}"
+    with RunFolder(folder, say=lambda line: None) as run:
+        calibration = run.complete(stage)
+    sides = {ALL: Accelerations(), NONE: Accelerations.none()}
+    if options.switches:
+        sides |= {f"no {name}": replace(Accelerations(), **{name: False}) for name in SWITCHES}
+    rows = []
+    for ratio, method in product(options.ratios, options.methods):
+        every: dict[str, Any] = {}
+        for side, accelerations in sides.items():
+            asked = replace(config, method=method, ratio=ratio)
+            found = search(asked, accelerations, calibration, folder / "rankings")
+            every = every or found
+            if found["z"] != every["z"]:
+                raise ValueError(
+                    f"{method} at {ratio:g}: the mask is another with {side} of the accelerations "
+                    "than with all. This is a mistake in bosch/search; nothing was measured."
+                )
+            row = {
+                "name": f"{method} at {ratio:g}, layer-forwards: {side} against all",
+                "value": found["layer_forwards"] / every["layer_forwards"],
+                "unit": "x",
+                "side": side,
+                **found,
+                "times_as_long": found["seconds"] / every["seconds"],
+            }
+            if side == NONE and method in WITH_TARGET:
+                row["at_least"] = TARGET
+            rows.append(row)
+            yield row
     show_table(
-        f"{name} at {ratio:g}, accelerations off one at a time, "
-        f"{describe_device(setup.model.device)}",
-        ("side", "layer-forwards", "seconds", "x work", "x time"),
-        [(s, f"{w:,.0f}", f"{t:.1f}", f"{a:.2f}", f"{b:.2f}") for s, w, t, a, b in lines],
+        f"{options.model}, {options.examples} questions, kappa {options.kappa}",
+        ("method", "ratio", "accelerations", "evaluations", "layer-forwards", "s", "work", "time"),
+        [
+            (
+                *(row[name] for name in ("method", "ratio", "side", "evaluations")),
+                f"{row['layer_forwards']:,.0f}",
+                f"{row['seconds']:.1f}",
+                f"{row['value']:.2f}x",
+                f"{row['times_as_long']:.2f}x",
+            )
+            for row in rows
+        ],
     )
 
 
-def time_preset(options: Options) -> list[dict[str, Any]]:
-    """What `search_mask.py --preset tiny` takes behind the calibration."""
-    setup, ratio = set_up(presets.tiny(options.model), options.runs), options.ratios[0]
-    found = search(setup, setup.config.method, ratio)
-    row = {
-        "name": f"{setup.config.method} at {ratio:g}, the preset as it is",
-        "value": found.seconds,
-        "unit": "s",
-        "at_most": PRESET_SECONDS,
-        "layer_forwards": found.layer_forwards,
+def search(
+    config: Config, accelerations: Accelerations, calibration: Artifact, rankings: Path
+) -> dict[str, Any]:
+    """What one search took. It begins with nothing but static rankings: no memo is read."""
+    settings = default_settings(config.method, config.mask)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "mask"
+        folder.mkdir()
+        if rankings.is_dir():
+            shutil.copytree(rankings, folder / "rankings")
+        settings = replace(settings, accelerations=accelerations)
+        search_mask.run_method(folder, config, settings, calibration)
+        if (folder / "rankings").is_dir():
+            shutil.copytree(folder / "rankings", rankings, dirs_exist_ok=True)
+        record, cost = (
+            read_mask(folder / "mask.json"),
+            json.loads((folder / "time.json").read_text()),
+        )
+    found = {
+        "method": config.method,
+        "ratio": config.ratio,
+        "evaluations": dict(record.score_trace or {})["evaluations"],
+        "layer_forwards": cost["layer_forwards"],
+        "seconds": cost["evaluation_seconds"],
+        "z": record.mask.row_texts(),
     }
-    return [row | facts_of(setup, found)]
-
-
-def run(setup: Setup, name: str, ratio: float, accelerations: Accelerations) -> Searched:
-    method, settings = SEARCHES[name]
-    found = search(setup, method, ratio, accelerations=accelerations, **settings)
-    sides = [switch for switch in SWITCHES if getattr(accelerations, switch)]
     say(
-        f"{name} at {ratio:g} with {', '.join(sides) or 'no acceleration'}: "
-        f"{found.evaluations} evaluations, {found.layer_forwards:,.0f} layer-forwards, "
-        f"{found.seconds:.1f} s"
+        f"{config.method} at {config.ratio:g}: {found['evaluations']} evaluations, "
+        f"{found['layer_forwards']:,.0f} layer-forwards, {found['seconds']:.1f} s"
     )
     return found
-
-
-def check_same(one: Searched, other: Searched, what: str) -> None:
-    if one.selection.mask != other.selection.mask:
-        raise ValueError(
-            f"{what}: the accelerations changed the mask. This is a mistake in bosch/search; "
-            "nothing was measured."
-        )
-
-
-def facts_of(setup: Setup, found: Searched) -> dict[str, Any]:
-    return {
-        "evaluations": found.evaluations,
-        "texts": len(setup.calibration.haystacks),
-        "questions": setup.calibration.num_questions,
-        "length": setup.config.calibration.length,
-        "kappa": setup.config.mask.kappa,
-        "device": describe_device(setup.model.device),
-    }

@@ -9,9 +9,8 @@ starting, loading and exporting do not. Each side's peak memory is that of a pro
 import gc
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,32 +24,26 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks._memory import PeakMemory
 from benchmarks._models import make_dense, read_shape, spread_mask
-from benchmarks._options import BenchmarkOptions
-from benchmarks._timing import (
-    choose_device,
-    describe_device,
-    now,
-    short,
-    show_table,
-    speedup,
-)
+from benchmarks._options import DeviceOptions
+from benchmarks._timing import describe_device, now, short, speedup
 from benchmarks.plan import count_weights
 from bosch.config import TrainConfig
-from bosch.hybrid.export import describe_bytes
 from bosch.hybrid.models import deploy
+from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
+from bosch.run.tables import show_table
 from data.loader import Sequences, TokenFolder
 from recipes.presets import TINY_MODEL
 from training.flops import peak_flops, training_flops
 
-SHOWS_TABLE = True
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Of the Trainer's speed. Met where the tiny model trains on a CPU with the default options.
-AT_LEAST = {"ours, dense": 1.0, "ours, ratio 0.75": 1.15}
+AT_LEAST = {DENSE: 1.0, "ours, ratio 0.75": 1.15}
+Side = Callable[[], None]  # trains for options.steps + 1 steps
 
 
 @dataclass(frozen=True)
-class Options(BenchmarkOptions):
+class Options(DeviceOptions):
     model: str = TINY_MODEL
     """A folder, an embedded model, or a known shape (mini, Qwen3-1.7B), which gets random
     weights."""
@@ -63,32 +56,28 @@ class Options(BenchmarkOptions):
     """Timed in a round, behind one that is not."""
     rounds: int = 3
     precision: Literal["fp32", "bf16"] = "fp32"
-    threads: int = 1
-    device: str | None = None
-    """None: the GPU if there is one."""
 
 
 def gpu_options() -> tuple[Options, ...]:
     """One sequence of the paper's recovery data, with Liger and the fastest backend."""
-    return (
-        Options(
-            model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16", rounds=3
-        ),
-    )
+    return (Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16"),)
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    device = choose_device(options.device)
-    torch.set_num_threads(options.threads)
+    device = options.start()
     with tempfile.TemporaryDirectory() as folder:
-        sides = make_sides(options, Path(folder), device)
+        models = save_models(options, Path(folder), device)
+        sides: dict[str, Side] = {
+            name: partial(train_with_ours, options, model) for name, model in models.items()
+        }
+        models = {TRAINER: models[DENSE], **models}
+        sides = {TRAINER: partial(train_with_trainer, options, models[DENSE], device), **sides}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds):
-            for name, (_, side) in sides.items():
+            for name, side in sides.items():
                 seconds[name].append(seconds_of_a_step(side, device))
-        peaks = {name: peak_memory(options, side, device) for name, (_, side) in sides.items()}
-        flops = {name: flops_of_a_step(options, model) for name, (model, _) in sides.items()}
-    tokens = options.batch * options.length
+        peaks = {name: peak_memory(options, side, device) for name, side in sides.items()}
+        flops = {name: flops_of_a_step(options, model) for name, model in models.items()}
     peak = peak_flops(device)
     rows: list[dict[str, Any]] = []
     for name in sides:
@@ -98,7 +87,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "value": speedup(seconds[TRAINER], seconds[name]),
             "unit": "times",
             "side": name,
-            "tokens_per_second": tokens / median(seconds[name]),
+            "tokens_per_second": options.batch * options.length / median(seconds[name]),
             "tflops_per_second": a_second / 1e12,
             "mfu": a_second / peak if peak and options.precision == "bf16" else None,
             "peak_bytes": peaks[name],
@@ -124,42 +113,22 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-# -------------------------------------------------------------------------------------------- sides
-
-Side = Callable[[], None]  # trains for options.steps + 1 steps
-
-
-def make_sides(
-    options: Options, folder: Path, device: torch.device
-) -> dict[str, tuple[Path, Side]]:
-    """The folder of each side's model, and its training."""
-    dense = save_dense(options, folder / "dense", device)
-    sides: dict[str, tuple[Path, Side]] = {
-        TRAINER: (dense, partial(train_with_trainer, options, dense, str(device))),
-        DENSE: (dense, partial(train_with_ours, options, dense)),
-    }
-    for ratio in options.ratios:
-        hybrid = save_hybrid(options, dense, folder / f"hybrid-{ratio:g}", ratio)
-        sides[f"ours, ratio {ratio:g}"] = (hybrid, partial(train_with_ours, options, hybrid))
-    return sides
-
-
-def save_dense(options: Options, folder: Path, device: torch.device) -> Path:
+def save_models(options: Options, folder: Path, device: torch.device) -> dict[str, Path]:
+    """The dense model and the hybrids made from it, a folder each."""
     name = options.model
-    known = find_model(name) if "/" in name or name.startswith("tiny") else None
-    if known is not None:
-        return known
-    model: Any = make_dense(read_shape(name)[0], device, torch.bfloat16, attention="sdpa")
-    model.save_pretrained(folder)
-    return folder
-
-
-def save_hybrid(options: Options, dense: Path, folder: Path, ratio: float) -> Path:
-    model: Any = AutoModelForCausalLM.from_pretrained(dense, attn_implementation="bosch")
-    config = model.config
-    z = spread_mask(ratio, config.num_hidden_layers, config.num_key_value_heads)
-    deploy(model, z, options.window).save_pretrained(folder)
-    return folder
+    dense = find_model(name) if "/" in name or name.startswith("tiny") else None
+    if dense is None:
+        dense = folder / "dense"
+        made = make_dense(read_shape(name)[0], device, torch.bfloat16, attention="sdpa")
+        made.save_pretrained(dense)
+    models = {DENSE: dense}
+    for ratio in options.ratios:
+        model: Any = AutoModelForCausalLM.from_pretrained(dense, attn_implementation="bosch")
+        config = model.config
+        z = spread_mask(ratio, config.num_hidden_layers, config.num_key_value_heads)
+        models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
+        deploy(model, z, options.window).save_pretrained(folder / f"hybrid-{ratio:g}")
+    return models
 
 
 def flops_of_a_step(options: Options, model: Path) -> int:
@@ -167,24 +136,22 @@ def flops_of_a_step(options: Options, model: Path) -> int:
     return training_flops(config, count_weights(config).active, [options.length] * options.batch)
 
 
-def make_rows(options: Options, vocab_size: int) -> np.ndarray[Any, Any]:
-    generator = np.random.default_rng(0)
+def make_rows(options: Options, model: Path) -> np.ndarray[Any, Any]:
+    vocab_size = AutoConfig.from_pretrained(model).vocab_size
     shape = (options.batch * (options.steps + 1), options.length)
-    return generator.integers(5, vocab_size, shape, dtype=np.uint32)
+    return np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.uint32)
 
 
 def train_with_ours(options: Options, model: Path) -> None:
     from training.loop import TrainJob, train
 
-    rows = make_rows(options, AutoConfig.from_pretrained(model).vocab_size)
-    nothing = np.empty(0, np.uint64)
-    order = np.arange(len(rows), dtype=np.uint32)[None]
+    rows, nothing = make_rows(options, model), np.empty(0, np.uint64)
     tokens = TokenFolder(
         Path("memory"),
         {"seq_len": options.length},
         Sequences(rows, nothing),
         Sequences(rows[:0], nothing),
-        order,
+        np.arange(len(rows), dtype=np.uint32)[None],
     )
     settings = TrainConfig(
         batch_sequences=options.batch,
@@ -196,19 +163,14 @@ def train_with_ours(options: Options, model: Path) -> None:
         train(TrainJob(settings, model, tokens, Path(folder) / "train", rows.size, ()))
 
 
-def train_with_trainer(options: Options, folder: Path, device: str) -> None:
+def train_with_trainer(options: Options, folder: Path, device: torch.device) -> None:
     from transformers import Trainer, TrainingArguments
 
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", use_cache=False
     )
-    rows = make_rows(options, model.config.vocab_size).astype(np.int64)
-    examples = [{"input_ids": row, "labels": row} for row in torch.from_numpy(rows)]
-    on_gpu = not device.startswith("cpu")
-    # What ours does there too.
-    on_gpu_only: dict[str, Any] = {}
-    if on_gpu:
-        on_gpu_only = {"gradient_checkpointing": True, "use_liger_kernel": True}
+    rows = torch.from_numpy(make_rows(options, folder).astype(np.int64))
+    on_gpu = device.type != "cpu"
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             out,
@@ -218,37 +180,30 @@ def train_with_trainer(options: Options, folder: Path, device: str) -> None:
             adam_beta2=0.95,
             weight_decay=0.1,
             bf16=options.precision == "bf16",
+            gradient_checkpointing=on_gpu,  # what ours does there too, as Liger's kernels
+            use_liger_kernel=on_gpu,
             use_cpu=not on_gpu,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            **on_gpu_only,
         )
+        examples: Any = [{"input_ids": row, "labels": row} for row in rows]
         Trainer(model, arguments, train_dataset=examples).train()
 
 
-# ---------------------------------------------------------------------------------------- measuring
-
-
 def seconds_of_a_step(side: Side, device: torch.device) -> float:
-    with optimizer_steps(device) as times:
+    """From the end of one optimizer step to that of the next, whichever optimizer makes it."""
+    ends: list[float] = []
+    handle = register_optimizer_step_post_hook(lambda *_: ends.append(now(device)))
+    try:
         side()
+    finally:
+        handle.remove()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the next side, or a process beside this one, needs the room
-    return (times[-1] - times[0]) / (len(times) - 1)
-
-
-@contextmanager
-def optimizer_steps(device: torch.device) -> Iterator[list[float]]:
-    """When each optimizer step ended, whichever optimizer made it."""
-    times: list[float] = []
-    handle = register_optimizer_step_post_hook(lambda *_: times.append(now(device)))
-    try:
-        yield times
-    finally:
-        handle.remove()
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
 def peak_memory(options: Options, side: Side, device: torch.device) -> int | None:
@@ -259,7 +214,7 @@ def peak_memory(options: Options, side: Side, device: torch.device) -> int | Non
 
 
 def _peak_memory_here(options: Options, side: Side, device: torch.device) -> int | None:
-    torch.set_num_threads(options.threads)
+    options.start()
     peak = PeakMemory(device)
     side()
     return peak.read()

@@ -292,7 +292,7 @@ def describe_changes(before: Config, after: Config) -> list[str]:
 
 
 def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in vars(settings).items():
         inside = is_dataclass(value)
         flat |= _flatten(value, f"{name}.") if inside else {prefix + name: value}

@@ -1,35 +1,26 @@
-"""Documents to token ids in worker processes. Order and ids do not depend on how many there are.
-
-A worker is `python -m data.encode`: a small process without torch that reads chunks from its
-standard input and writes ids to its standard output. It ends when the pipe closes, also when its
-parent was killed."""
+"""Documents to token ids, by several threads. Order and ids do not depend on how many there are."""
 
 import collections
+import contextlib
 import itertools
 import os
-import pickle
-import queue
-import subprocess
-import sys
+import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from data.sources.open import Block, Source
+from data.sources.source import Block, Source
 from data.tokenizer_files import TokenizerText
 
-# Encoding takes about a hundred times a text's memory while it lasts, so that no more than this is
-# encoded at once. It decides the ids of longer documents, so a change of it is a change of
-# pack.VERSION.
+# Encoding takes about a hundred times a text's memory, so no more than this is encoded at once. It
+# decides the ids of longer documents, so a change of it is a change of pack.VERSION.
 PIECE_CHARS = 1 << 21
-CHUNK_CHARS = 1 << 18  # text sent to a worker at once, at least
+CHUNK_CHARS = 1 << 18  # text encoded as one task, at least
 CHUNK_BLOCKS = 4096  # at most
 IDS_PER_CHAR = 4  # what an id counts where text is counted in characters
 
@@ -54,8 +45,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The tokens of a chunk, one piece behind the other, each document with its begin and end
-    token."""
+    """A chunk's tokens, piece behind piece, each document with its begin and end token."""
 
     ids: NDArray[Any]
     lengths: NDArray[np.int64]  # of the pieces; 0: a document without text
@@ -91,8 +81,7 @@ def read_chunks(
 def cut_document(
     document: Iterable[Block], piece_chars: int = PIECE_CHARS
 ) -> Iterator[tuple[Block, bool]]:
-    """(piece, whether it is the last one) of a document. How the source had divided it makes no
-    difference."""
+    """(piece, whether it is the last) of a document, however the source had divided it."""
     text = ""
     for block in document:
         if not isinstance(block, str):
@@ -122,10 +111,10 @@ def find_cut(text: str, limit: int) -> int:
 
 
 class Encoder:
-    """Encodes chunks in this process."""
+    """Encodes chunks, one after the other."""
 
     def __init__(self, tokenizer: TokenizerText, source_tokenizer: TokenizerText | None):
-        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
+        self.tokenizer = tokenizer
         self._model = tokenizer.load()
         self._source = source_tokenizer.load() if source_tokenizer else None
 
@@ -147,31 +136,28 @@ class Encoder:
             document = [begin if begins else [], *ids, end if ends else []]
             lengths[number] = sum(map(len, document))
             parts += document
-        ids_array = np.fromiter(
-            itertools.chain.from_iterable(parts), self.tokenizer.dtype, int(lengths.sum())
-        )
+        flat = itertools.chain.from_iterable(parts)
+        ids_array = np.fromiter(flat, self.tokenizer.dtype, int(lengths.sum()))
         return Encoded(
             ids_array, lengths, np.array(chunk.begins), np.array(chunk.ends), chunk.after
         )
 
-    def _texts(self, blocks: Sequence[Block]) -> Sequence[str]:
+    def _texts(self, blocks: Sequence[Block]) -> list[str]:
         """The blocks as text. Ids of another tokenizer are decoded, its special tokens left out."""
-        arrays = [block for block in blocks if not isinstance(block, str)]
-        if not arrays:
-            return [block for block in blocks if isinstance(block, str)]
+        texts = [block for block in blocks if isinstance(block, str)]
+        if len(texts) == len(blocks):
+            return texts
         assert self._source is not None, "a source of ids names their tokenizer"
-        return decode_documents(self._source, arrays)
+        return decode_documents(self._source, [b for b in blocks if not isinstance(b, str)])
 
 
 def decode_documents(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32]]) -> list[str]:
-    """Text of ids. A document cut at a length may begin or end within a character: what is left of
-    it is taken off."""
+    """Text of ids. What is left of a character at the ends of a cut document is taken off."""
     largest = max((int(ids.max()) for ids in documents if len(ids)), default=0)
     if tokenizer.id_to_token(largest) is None:
         raise ValueError(
             f"The source holds the id {largest}, which the tokenizer named for it does not have: "
-            "it is another's. Name the right "
-            "one (?tokenizer=...)."
+            "it is another's. Name the right one (?tokenizer=...)."
         )
     texts = tokenizer.decode_batch([ids.tolist() for ids in documents], skip_special_tokens=True)
     return [text.strip("\ufffd") for text in texts]
@@ -187,10 +173,8 @@ def share_reproduced(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32
     same = total = 0
     for ids, text in zip(documents, decode_documents(tokenizer, documents), strict=True):
         told = [number for number in ids.tolist() if number not in special]
-        before = collections.Counter(itertools.pairwise(told))
-        after = collections.Counter(
-            itertools.pairwise(tokenizer.encode(text, add_special_tokens=False).ids)
-        )
+        again = tokenizer.encode(text, add_special_tokens=False).ids
+        before, after = (collections.Counter(itertools.pairwise(ids)) for ids in (told, again))
         same += (before & after).total()
         total += max(before.total(), after.total())
     return same / max(1, total)
@@ -202,120 +186,40 @@ def encode_in_order(
     source_tokenizer: TokenizerText | None,
     workers: int,
 ) -> Generator[Encoded, None, None]:
-    """The chunks, encoded by that many processes, in their order. Few are in memory at a time."""
-    with (
-        ThreadPoolExecutor(workers) as threads,
-        Workers(tokenizer, source_tokenizer, workers) as pool,
-    ):
-        pending: collections.deque[Future[Encoded]] = collections.deque()
+    """The chunks, encoded by that many threads, in their order. Few are in memory at a time.
+
+    Threads are enough: tokenizers lets go of Python's lock while it encodes, 95 % of the time."""
+    own = threading.local()  # a tokenizer for each thread: its cache is not made to be shared
+
+    def load() -> None:
+        own.encoder = Encoder(tokenizer, source_tokenizer)
+
+    def encode(chunk: Chunk) -> Encoded:
+        encoded: Encoded = own.encoder.encode(chunk)
+        return encoded
+
+    pending: collections.deque[Future[Encoded]] = collections.deque()
+    with one_thread_a_call(), ThreadPoolExecutor(workers, initializer=load) as pool:
         try:
             for chunk in chunks:
-                pending.append(threads.submit(pool.encode, chunk))
+                pending.append(pool.submit(encode, chunk))
                 if len(pending) > 2 * workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         finally:
-            for future in pending:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
-class Workers:
-    """Worker processes. `encode` may be called from as many threads as there are workers."""
-
-    def __init__(
-        self, tokenizer: TokenizerText, source_tokenizer: TokenizerText | None, count: int
-    ):
-        root = str(Path(__file__).resolve().parent.parent)
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        # One thread each: the processes are the parallelism.
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        self._processes = [
-            subprocess.Popen(
-                # -P: a package `data` in the folder where the command runs is not ours.
-                [sys.executable, "-P", "-m", "data.encode"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
-            for _ in range(count)
-        ]
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        for process in self._processes:
-            self._ask(process, (tokenizer, source_tokenizer))
-            self._idle.put(process)
-
-    def encode(self, chunk: Chunk) -> Encoded:
-        process = self._idle.get()
-        try:
-            self._ask(process, chunk)
-            assert process.stdout
-            answer = pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-            raise RuntimeError(
-                f"An encoding process ended by itself (exit code {process.wait()}; -9 is what a "
-                "machine out of memory does). "
-                "Run the same command again, with fewer --workers."
-            ) from error
-        finally:
-            self._idle.put(process)
-        if isinstance(answer, Exception):
-            raise answer
-        assert isinstance(answer, Encoded)
-        return answer
-
-    def _ask(self, process: subprocess.Popen[bytes], message: object) -> None:
-        assert process.stdin
-        pickle.dump(message, process.stdin, protocol=5)
-        process.stdin.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe
-                try:
-                    pipe.close()
-                except BrokenPipeError:  # half a message was waiting in it
-                    continue
-
-
-def run_worker() -> None:
-    """Answer chunks until the pipe closes."""
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    encoder = Encoder(*pickle.load(requests))
-    while True:
-        try:
-            chunk = pickle.load(requests)
-        except EOFError:
-            return
-        answer: Encoded | Exception
-        try:
-            answer = encoder.encode(chunk)
-        except Exception as error:
-            answer = error
-        pickle.dump(answer, answers, protocol=5)
-        answers.flush()
-
-
-if __name__ == "__main__":
-    # Under its own name, not as __main__: the classes in the messages must be those that the parent
-    # knows.
-    from data.encode import run_worker as run
-
+@contextlib.contextmanager
+def one_thread_a_call() -> Iterator[None]:
+    """Without the threads inside tokenizers, which cost a quarter more and heed no --workers."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
     try:
-        run()
-    except (BrokenPipeError, KeyboardInterrupt):  # the parent is gone
-        os._exit(1)
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before

@@ -1,38 +1,23 @@
 """Documents to fixed sequences of tokens, written once and read by every training run on them.
 
-    tokens.bin     training tokens, document behind document; sequence i is [i * seq_len:][:seq_len]
-    doc_ends.npy   where in them each document ends (u64)
-    held_out.bin   the same for the slice that is only ever used for the validation loss,
-    held_out_doc_ends.npy
-    order.npy      [epoch, n]: the sequences in the order of training
-    tokens.json    what they are: tokenizer's hash, length, sources, counts, what was dropped
-
-Tokens are appended as they come. After every shard of work `.progress.json` says how far the files
-are good, with a checksum of each shard: a killed run goes on there. The bytes depend neither on
-kills nor on the number of workers."""
+A killed packing goes on at its last shard. The bytes depend neither on kills nor on the number of
+workers. What the files hold is told in data/token_files.py."""
 
 import contextlib
-import io
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import tyro
-import xxhash
 from numpy.typing import NDArray
 
 from bosch.config import PackingConfig, TokenCount, at_least
-from bosch.run.fingerprint import CHUNK_BYTES, fingerprint, speed_only
-from bosch.run.manifest import (
-    DamagedArtifactError,
-    read_sealed_json,
-    write_atomically,
-    write_sealed_json,
-)
+from bosch.run.fingerprint import fingerprint, speed_only
+from bosch.run.manifest import read_sealed_json, write_sealed_json
 from bosch.run.progress import Bar, say, track
 from data.encode import (
     CHUNK_CHARS,
@@ -45,16 +30,23 @@ from data.encode import (
 )
 from data.sources.files import FileSource
 from data.sources.hub import HubSource
-from data.sources.open import Source, WeightedSource
+from data.sources.source import Source, WeightedSource
+from data.token_files import (
+    DOC_ENDS,
+    HELD_OUT,
+    HELD_OUT_DOC_ENDS,
+    ORDER,
+    PROGRESS,
+    SUMMARY,
+    TOKENS,
+    GrowingFiles,
+    Shard,
+    cut_tail,
+    write_array,
+)
 from data.tokenizer_files import TokenizerText, read_source_tokenizer
 
 VERSION = 1  # raised when the same settings give other bytes
-
-TOKENS, HELD_OUT = "tokens.bin", "held_out.bin"
-DOC_ENDS, HELD_OUT_DOC_ENDS = "doc_ends.npy", "held_out_doc_ends.npy"
-ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".progress.json"
-# In the order of Progress.sizes. The ends become .npy files when their number is known.
-GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
 
 DOCUMENTS_SHOWN = 3
 DOCUMENTS_CHECKED = 20
@@ -99,12 +91,9 @@ class Counts:
     tokens_read: int = 0
     tokens_kept: int = 0
     tokens_held_out: int = 0
-    dropped_behind_held_out: int = (
-        0  # of the document the held-out slice ends in: at most one sequence
-    )
-    dropped_at_budget: int = (
-        0  # of what was read when the budget was met: the rest of a piece of a document
-    )
+    # Of the document that the held-out slice ends in: at most one sequence.
+    dropped_behind_held_out: int = 0
+    dropped_at_budget: int = 0  # of the chunk that was read when the budget was met
     dropped_in_tail: int = 0  # what fills no whole sequence
     documents_too_short: int = 0
     dropped_too_short: int = 0
@@ -120,23 +109,18 @@ class Progress:
     """All that a killed run needs to go on."""
 
     facts: str  # fingerprint of what decides the bytes
+    commits: dict[str, str]  # that sources on the hub are read at
+    counts: list[Counts]
     source: int = 0
     position: Position = field(default_factory=Position)
     gap_left: int = 0  # tokens still to be dropped behind the held-out slice
-    sizes: list[int] = field(
-        default_factory=lambda: [0] * len(GROWING)
-    )  # bytes of the growing files
-    shards: list[tuple[list[int], list[str]]] = field(
-        default_factory=list
-    )  # sizes and checksums after each shard
-    counts: list[Counts] = field(default_factory=list)
-    commits: dict[str, str] = field(default_factory=dict)  # that sources on the hub are read at
+    shards: list[Shard] = field(default_factory=list)
 
     @classmethod
-    def load(cls, path: Path) -> "Progress":
-        told = read_sealed_json(path)
+    def from_json(cls, told: dict[str, Any]) -> "Progress":
         told["position"] = Position(**told["position"])
         told["counts"] = [Counts(**counts) for counts in told["counts"]]
+        told.pop("sizes", None)  # of earlier versions: those of the last shard
         return cls(**told)
 
 
@@ -146,28 +130,40 @@ def pack_documents(
     """Write the folder's files. Called again after a kill it goes on; on a finished folder it does
     nothing."""
     quotas = split_quotas(sources, config)
-    path = folder / PROGRESS
-    begun = next((file for file in (path, folder / SUMMARY) if file.exists()), None)
-    commits = pin_commits(sources, read_sealed_json(begun).get("commits", {}) if begun else {})
-    facts = describe(sources, tokenizer, config)
-    if begun and begun != path:
-        check_same(fingerprint(facts), read_sealed_json(begun)["fingerprint"], folder)
-        return clean_up(folder)
+    begun, finished = (
+        read_sealed_json(folder / name) if (folder / name).exists() else {}
+        for name in (PROGRESS, SUMMARY)
+    )
+    # All that decides the bytes. A source on the hub is read at the commit it was begun with.
+    commits = pin_commits(sources, (begun or finished).get("commits", {}))
+    facts = {
+        "version": VERSION,
+        "config": config,
+        "tokenizer": tokenizer.hash,
+        "sources": [{"weight": source.weight} | source.source.facts() for source in sources],
+    }
+    name = fingerprint(facts)
+    if (begun or finished) and name != (begun.get("facts") or finished["fingerprint"]):
+        raise ValueError(
+            f"{folder} was begun with other settings, another tokenizer or other source files; use "
+            "an empty folder, or the old ones."
+        )
+    if finished and not begun:
+        return cut_tail(folder)
     if begun:
-        progress = Progress.load(path)
-        check_same(fingerprint(facts), progress.facts, folder)
-        verify_shards(folder, progress)
+        progress = Progress.from_json(begun)
     else:
-        progress = Progress(fingerprint(facts), counts=[Counts() for _ in sources])
-    progress.commits = commits
-    with Packer(folder, tokenizer, config, progress) as packer:
-        done = sum(counts.tokens_kept for counts in progress.counts)
-        with track(
-            "tokens", total=sum(train or 0 for _, train in quotas), unit="tokens", done=done
-        ) as bar:
-            while progress.source < len(sources):
-                packer.pack_source(sources[progress.source].source, *quotas[progress.source], bar)
-        finish(folder, tokenizer, config, progress, facts)
+        progress = Progress(name, commits, [Counts() for _ in sources])
+    done = sum(counts.tokens_kept for counts in progress.counts)
+    total = sum(train or 0 for _, train in quotas)
+    with (
+        GrowingFiles(folder, tokenizer.dtype.itemsize, progress.shards) as files,
+        track("tokens", total=total, unit="tokens", done=done) as bar,
+    ):
+        packer = Packer(files, tokenizer, config, progress, bar)
+        while progress.source < len(sources):
+            packer.pack_source(sources[progress.source].source, *quotas[progress.source])
+        finish(files, tokenizer, config, progress, facts)
     for source, counts in zip(sources, progress.counts, strict=True):
         report(source.source.name, counts)
 
@@ -204,18 +200,6 @@ def share_out(total: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
-def describe(
-    sources: Sequence[WeightedSource], tokenizer: TokenizerText, config: PackConfig
-) -> dict[str, Any]:
-    """Everything that decides the bytes."""
-    return {
-        "version": VERSION,
-        "config": config,
-        "tokenizer": tokenizer.hash,
-        "sources": [{"weight": source.weight} | source.source.facts() for source in sources],
-    }
-
-
 def pin_commits(sources: Sequence[WeightedSource], noted: dict[str, str]) -> dict[str, str]:
     """The commits of sources on the hub by name: those with which the tokens were begun, whatever
     the hub has by now, or whether it can be reached."""
@@ -228,67 +212,22 @@ def pin_commits(sources: Sequence[WeightedSource], noted: dict[str, str]) -> dic
     return commits
 
 
-def check_same(wanted: str, found: str, folder: Path) -> None:
-    if wanted != found:
-        raise ValueError(
-            f"{folder} was begun with other settings, another tokenizer or other source files; use "
-            "an empty folder, or the old ones."
-        )
-
-
-def verify_shards(folder: Path, progress: Progress) -> None:
-    """Check what is on the disk before more is appended to it."""
-    for number, name in enumerate(GROWING):
-        path = folder / name
-        begin = 0
-        with path.open("rb") as file:
-            for sizes, checksums in progress.shards:
-                if hash_bytes(file, sizes[number] - begin) != checksums[number]:
-                    raise DamagedArtifactError(
-                        f"{path} is damaged between bytes {begin:,} and {sizes[number]:,}: not "
-                        "what was written there. Make it anew "
-                        "(--fresh tokens)."
-                    )
-                begin = sizes[number]
-
-
-def hash_bytes(file: IO[bytes], count: int) -> str:
-    digest = xxhash.xxh3_128()
-    while count > 0 and (chunk := file.read(min(count, CHUNK_BYTES))):
-        digest.update(chunk)
-        count -= len(chunk)
-    return digest.hexdigest() if count == 0 else "too short"
-
-
-class Packer(contextlib.AbstractContextManager["Packer"]):
-    """Appends to the growing files, and knows how far they are good."""
+class Packer:
+    """Decides where each token goes."""
 
     def __init__(
-        self, folder: Path, tokenizer: TokenizerText, config: PackConfig, progress: Progress
+        self,
+        files: GrowingFiles,
+        tokenizer: TokenizerText,
+        config: PackConfig,
+        progress: Progress,
+        bar: Bar,
     ):
-        self.folder, self.tokenizer, self.config, self.progress = (
-            folder,
-            tokenizer,
-            config,
-            progress,
-        )
-        self.files: list[IO[bytes]] = []
-        for name, size in zip(GROWING, progress.sizes, strict=True):
-            file = (folder / name).open("ab")
-            file.truncate(size)  # what a killed run had appended after its last shard
-            self.files.append(file)
-        self._digests = [xxhash.xxh3_128() for _ in GROWING]
+        self.files, self.tokenizer, self.config = files, tokenizer, config
+        self.progress, self.bar = progress, bar
 
-    def __exit__(self, *error: object) -> None:
-        for file in self.files:
-            file.close()
-        if not self.progress.shards:  # nothing that a next attempt could go on from
-            for name in GROWING:
-                (self.folder / name).unlink(missing_ok=True)
-
-    def pack_source(self, source: Source, held_out: int, train: int | None, bar: Bar) -> None:
-        """Encode a source from where it stands until it ends, or its quota is met; then go to the
-        next."""
+    def pack_source(self, source: Source, held_out: int, train: int | None) -> None:
+        """Encode a source from where it stands until it ends, or its quota is met."""
         counts = self.progress.counts[self.progress.source]
         source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
         if self.progress.position == Position():
@@ -300,11 +239,11 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
                 before = counts.tokens_kept
                 self._append_chunk(chunk, counts, held_out, train)
                 self.progress.position = chunk.after
-                bar.advance(counts.tokens_kept - before, documents=counts.documents)
+                self.bar.advance(counts.tokens_kept - before, documents=counts.documents)
                 if train is not None and counts.tokens_kept == train:
                     break
                 if number % self.config.shard_chunks == 0:
-                    self._commit()
+                    self._end_shard()
         check_quota(source, counts, held_out, train)
         if isinstance(source, FileSource):
             used = counts.documents if train is None else counts.documents_used
@@ -313,40 +252,39 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
             counts.last_file = reached[-1]
         self.progress.source += 1
         self.progress.position, self.progress.gap_left = Position(), 0
-        self._end_document(HELD_OUT)
-        self._end_document(TOKENS)
-        self._commit()
+        self.files.end_document(HELD_OUT)
+        self.files.end_document(TOKENS)
+        self._end_shard()
 
     def _append_chunk(
         self, chunk: Encoded, counts: Counts, held_out: int, train: int | None
     ) -> None:
-        """Where each token of a chunk goes: the held-out slice, the gap behind it, the training
-        tokens, nowhere."""
+        """To the held-out slice, the gap behind it, the training tokens, or nowhere."""
         ids, lengths = self._drop_short(chunk, counts)
         ends = np.cumsum(lengths)[chunk.ends & (lengths > 0)]
         begin = 0
         while begin < len(ids):
             if (left := held_out - counts.tokens_held_out) > 0:
                 end = min(begin + left, len(ids))
-                self._append(HELD_OUT, ids[begin:end], ends[(ends > begin) & (ends <= end)] - begin)
+                inside = ends[(ends > begin) & (ends <= end)]
+                self.files.append(HELD_OUT, ids[begin:end], inside - begin)
                 counts.tokens_held_out += end - begin
                 if counts.tokens_held_out == held_out and end not in ends:
                     self.progress.gap_left = self.config.sequence_length
-                    self._end_document(HELD_OUT)
+                    self.files.end_document(HELD_OUT)
             elif self.progress.gap_left > 0:
                 later = ends[ends > begin]
                 document_end = int(later[0]) if len(later) else len(ids)
                 end = min(begin + self.progress.gap_left, document_end)
                 counts.dropped_behind_held_out += end - begin
-                self.progress.gap_left = (
-                    0
-                    if len(later) and end == document_end
-                    else self.progress.gap_left - (end - begin)
-                )
+                self.progress.gap_left -= end - begin
+                if len(later) and end == document_end:
+                    self.progress.gap_left = 0
             else:
                 left = len(ids) - begin if train is None else train - counts.tokens_kept
                 end = min(begin + left, len(ids))
-                self._append(TOKENS, ids[begin:end], ends[(ends > begin) & (ends <= end)] - begin)
+                inside = ends[(ends > begin) & (ends <= end)]
+                self.files.append(TOKENS, ids[begin:end], inside - begin)
                 counts.tokens_kept += end - begin
                 if train is not None and counts.tokens_kept == train:
                     counts.dropped_at_budget = len(ids) - end
@@ -374,44 +312,9 @@ class Packer(contextlib.AbstractContextManager["Packer"]):
             lengths = np.where(short, 0, lengths)
         return ids, lengths
 
-    def _append(self, name: str, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
-        number = GROWING.index(name)
-        already = self.progress.sizes[number] // self.tokenizer.dtype.itemsize
-        self._write(number, ids)
-        self._write(number + 2, (ends + already).astype("<u8"))
-
-    def _write(self, number: int, array: NDArray[Any]) -> None:
-        data = np.ascontiguousarray(array).view(np.uint8).data
-        self.files[number].write(data)
-        self._digests[number].update(data)
-        self.progress.sizes[number] += len(data)
-
-    def _end_document(self, name: str) -> None:
-        """A document ends with the last token written, if it did not already."""
-        number = GROWING.index(name)
-        count = self.progress.sizes[number] // self.tokenizer.dtype.itemsize
-        self.files[number + 2].flush()
-        if count and last_end(self.folder / GROWING[number + 2]) != count:
-            self._write(number + 2, np.array([count], "<u8"))
-
-    def _commit(self) -> None:
-        """A shard is done: force it to the disk, then say so."""
-        for file in self.files:
-            file.flush()
-            os.fsync(file.fileno())
-        self.progress.shards.append(
-            (list(self.progress.sizes), [digest.hexdigest() for digest in self._digests])
-        )
-        self._digests = [xxhash.xxh3_128() for _ in GROWING]
-        write_sealed_json(self.folder / PROGRESS, asdict(self.progress))
-
-
-def last_end(path: Path) -> int:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return 0
-        file.seek(-8, os.SEEK_END)
-        return int.from_bytes(file.read(), "little")
+    def _end_shard(self) -> None:
+        self.files.end_shard()
+        write_sealed_json(self.files.folder / PROGRESS, asdict(self.progress))
 
 
 def check_quota(source: Source, counts: Counts, held_out: int, train: int | None) -> None:
@@ -472,7 +375,7 @@ def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
 
 
 def finish(
-    folder: Path,
+    files: GrowingFiles,
     tokenizer: TokenizerText,
     config: PackConfig,
     progress: Progress,
@@ -480,42 +383,39 @@ def finish(
 ) -> None:
     """Cut the tail, write what is known only now, and forget the progress. Killed anywhere in here,
     it is done again."""
-    itemsize = tokenizer.dtype.itemsize
-    num_tokens = progress.sizes[0] // itemsize
-    num_sequences = num_tokens // config.sequence_length
+    num_tokens, held_out = files.num_tokens(TOKENS), files.num_tokens(HELD_OUT)
+    num_sequences, tail = divmod(num_tokens, config.sequence_length)
     if num_sequences == 0:
         raise ValueError(
             f"The sources have {num_tokens:,} tokens, less than one sequence of "
             f"{config.sequence_length:,}."
         )
-    tail = num_tokens - num_sequences * config.sequence_length
-    write_ends(folder / GROWING[2], folder / DOC_ENDS, num_sequences * config.sequence_length)
-    write_ends(folder / GROWING[3], folder / HELD_OUT_DOC_ENDS, progress.sizes[1] // itemsize)
+    files.write_ends(TOKENS, DOC_ENDS, num_tokens - tail)
+    files.write_ends(HELD_OUT, HELD_OUT_DOC_ENDS, held_out)
     order = [
         np.random.default_rng([config.seed, epoch]).permutation(num_sequences)
         for epoch in range(config.epochs)
     ]
-    write_array(folder / ORDER, np.array(order, "<u4"))
+    write_array(files.folder / ORDER, np.array(order, "<u4"))
     summary = {
         "fingerprint": progress.facts,
         "tokenizer_hash": tokenizer.hash,
         "num_ids": tokenizer.num_ids,
-        "token_bytes": itemsize,
+        "token_bytes": files.token_bytes,
         "seq_len": config.sequence_length,
         "num_sequences": num_sequences,
-        "num_held_out_sequences": progress.sizes[1] // itemsize // config.sequence_length,
+        "num_held_out_sequences": held_out // config.sequence_length,
         "epochs": config.epochs,
         "sources": describe_counts(facts["sources"], progress.counts, tail),
         "commits": progress.commits,
         "facts": facts,
     }
-    write_sealed_json(folder / SUMMARY, summary)
-    (folder / PROGRESS).unlink()
-    clean_up(folder)
-    kept = num_sequences * config.sequence_length
+    write_sealed_json(files.folder / SUMMARY, summary)
+    (files.folder / PROGRESS).unlink()
+    cut_tail(files.folder)
     say(
-        f"tokens: {num_sequences:,} sequences of {config.sequence_length:,} ({kept:,} tokens), "
-        f"{tail:,} tokens in no sequence"
+        f"tokens: {num_sequences:,} sequences of {config.sequence_length:,} ({num_tokens - tail:,} "
+        f"tokens), {tail:,} tokens in no sequence"
     )
 
 
@@ -531,39 +431,3 @@ def describe_counts(
     return [
         {"source": source} | asdict(count) for source, count in zip(sources, counts, strict=True)
     ]
-
-
-def write_ends(raw: Path, path: Path, num_tokens: int) -> None:
-    """The ends up to a number of tokens, the last one there: where the corpus is cut a document
-    ends."""
-    ends = np.fromfile(raw, "<u8")
-    ends = ends[ends < num_tokens]
-    write_array(path, np.append(ends, np.array([num_tokens] if num_tokens else [], "<u8")))
-
-
-def write_array(path: Path, array: NDArray[Any]) -> None:
-    """On the disk, before the summary says that all is there."""
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    write_atomically(path, buffer.getvalue())
-
-
-def clean_up(folder: Path) -> None:
-    """The last act, when the progress, which vouches for the tail, is no longer there."""
-    summary = read_sealed_json(folder / SUMMARY)
-    os.truncate(
-        folder / TOKENS, summary["num_sequences"] * summary["seq_len"] * summary["token_bytes"]
-    )
-    for name in GROWING[2:]:
-        (folder / name).unlink(missing_ok=True)
-
-
-def read_documents_back(folder: Path) -> Iterator[NDArray[Any]]:
-    """The training documents as they were stored, one after the other (for tests and for looking at
-    a corpus)."""
-    summary = read_sealed_json(folder / SUMMARY)
-    tokens = np.memmap(folder / TOKENS, f"<u{summary['token_bytes']}", mode="r")
-    begin = 0
-    for end in np.load(folder / DOC_ENDS):
-        yield np.asarray(tokens[begin : int(end)])
-        begin = int(end)

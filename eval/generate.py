@@ -20,6 +20,7 @@ more in the plain way.
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -69,14 +70,9 @@ class Job:
     def is_open(self) -> bool:
         return self.ended is None and self.is_certain
 
-    def result(self) -> Generation:
-        assert self.ended is not None
-        return Generation(self.key, self.text, tuple(self.tokens), self.ended)
-
 
 class Generator:
-    """A model that generates. `max_positions`: an example that needs more is an error, never cut;
-    None: no limit."""
+    """A model that generates. `max_positions`: an example that needs more is an error, not cut."""
 
     def __init__(
         self,
@@ -103,18 +99,17 @@ class Generator:
         beginning should come one after the other."""
         pool: list[Job] = []
         jobs = (self._encode(key, example) for key, example in examples)
-        for job, following in with_next(jobs):
+        for job, following in pairwise(chain(jobs, [None])):
+            assert job is not None
             self._read(job, following)
-            if job.ended and job.is_certain:
-                yield job.result()
-            elif not job.is_certain:
-                yield self._redo(job)
-            else:
+            if job.is_open:
                 pool.append(job)
+            else:
+                yield self._finish(job)
             if len(pool) >= self.batch or self._is_full(pool):
-                yield from self._finish(pool)
+                yield from self._decode(pool)
                 pool = []
-        yield from self._finish(pool)
+        yield from self._decode(pool)
 
     def _encode(self, key: Key, example: Example) -> Job:
         prompt = self.tokenizer(example.prompt)["input_ids"]
@@ -139,9 +134,8 @@ class Generator:
 
     @torch.inference_mode()
     def _read(self, job: Job, following: Job | None) -> None:
-        """The prompt and the answer's draft: in one pass, but in half precision, where the plain
-        way has to be left as seldom as can be, one after the other and only if the first token
-        agrees."""
+        """The prompt and the answer's draft, in one pass. In half precision, where the plain way is
+        left as seldom as can be, one after the other, and only if the first token agrees."""
         shared = self._shared_with(following, job.prompt)
         cache, num_read = self._begin(job, keep=shared > 0)
         draft = job.draft if self.is_exact else []
@@ -163,17 +157,18 @@ class Generator:
 
     def _shared_with(self, following: Job | None, prompt: Sequence[int]) -> int:
         """How much of this prompt the next one will begin with; 0 where that is not worth it."""
-        if following is None or not self._may_share(following.example):
+        settings = self.settings
+        if following is None or not settings.share_prefixes:
+            return 0
+        ends_with_draft = (
+            following.example.stop.when_answered
+            and settings.stop_when_answered
+            and settings.draft_answers
+        )
+        if not (self.is_exact or ends_with_draft):
             return 0
         shared = common_length(prompt, following.prompt)
         return shared if shared >= LEAST_SHARED * len(following.prompt) else 0
-
-    def _may_share(self, example: Example) -> bool:
-        settings = self.settings
-        ends_with_draft = (
-            example.stop.when_answered and settings.stop_when_answered and settings.draft_answers
-        )
-        return settings.share_prefixes and (self.is_exact or ends_with_draft)
 
     def _begin(self, job: Job, keep: bool) -> tuple[Cache, int]:
         """A cache to read the prompt into, and how many of its tokens are in there already."""
@@ -217,41 +212,69 @@ class Generator:
             at = slice(row, row + 1)
             self._accept(job, logits_NV[at], ids[at], leads[at], self.margin)
 
-    def _keep(self, num_logits: int) -> dict[str, int]:
-        """Without it a model computes the logits of the whole prompt; some know no other way."""
-        return {"logits_to_keep": num_logits} if self.model._supports_logits_to_keep() else {}
-
     def _forward(self, cache: Cache, tokens: Sequence[int], num_logits: int) -> Tensor:
         """The logits of the last tokens, once the cache has read them all."""
         ids = torch.tensor([tokens], device=self.model.device)
         rows = num_logits if self._skips_rows else None
+        # Without this a model computes the logits of the whole prompt; some know no other way.
+        knows = self.model._supports_logits_to_keep()
+        keep = {"logits_to_keep": num_logits} if knows else {}
         with last_rows_only(self.model, rows):
-            output = self.model(
-                ids, past_key_values=cache, use_cache=True, **self._keep(num_logits)
-            )
+            output = self.model(ids, past_key_values=cache, use_cache=True, **keep)
         logits_TV: Tensor = output.logits[0, -num_logits:]
         return logits_TV
 
     # ------------------------------------------------------------------------------ the answer
 
-    def _finish(self, pool: list[Job]) -> Iterator[Generation]:
-        """Decode what waits."""
+    def _decode(self, pool: list[Job]) -> Iterator[Generation]:
+        """The rest of what waits, side by side."""
         if pool:
-            self._decode(pool)
-        for job in pool:
-            yield job.result() if job.is_certain else self._redo(job)
+            self._decode_together(pool)
+        yield from map(self._finish, pool)
 
     @torch.inference_mode()
-    def _decode(self, jobs: list[Job]) -> None:
-        step = DecodingStep(self.model, jobs)
-        while step.jobs:
-            logits_NV = step.forward()
-            ids, leads = likeliest(logits_NV)
-            for row, job in enumerate(step.jobs):
-                if job.is_open:
-                    at = slice(row, row + 1)
-                    self._accept(job, logits_NV[at], ids[at], leads[at], self.batch_margin)
-            step.drop_closed()
+    def _decode_together(self, jobs: list[Job]) -> None:
+        """A token each at a time."""
+        is_alone, device = len(jobs) == 1, self.model.device
+        cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
+        lengths_N1 = torch.tensor([[num_positions(job)] for job in jobs], device=device)
+        longest = int(lengths_N1.max())
+        # Padding is in front.
+        mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).long()
+        for job in jobs:
+            job.cache, job.is_plain = None, job.is_plain and is_alone
+        while jobs:
+            ids_N1 = torch.tensor([[job.tokens[-1]] for job in jobs], device=device)
+            padding: dict[str, Any] = {}
+            if not is_alone:
+                mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
+                positions_N1 = mask_NT.sum(1, keepdim=True) - 1
+                padding = {"attention_mask": mask_NT, "position_ids": positions_N1}
+            output = self.model(ids_N1, past_key_values=cache, use_cache=True, **padding)
+            self._accept_each(jobs, output.logits[:, -1])
+            rows = [row for row, job in enumerate(jobs) if job.is_open]
+            if len(rows) <= len(jobs) / 2:  # not sooner: dropping some copies the others
+                jobs = [jobs[row] for row in rows]
+                if jobs:
+                    kept = torch.tensor(rows, device=device)
+                    cache.batch_select_indices(kept)
+                    mask_NT = mask_NT[kept]
+
+    def _accept_each(self, jobs: Sequence[Job], logits_NV: Tensor) -> None:
+        ids, leads = likeliest(logits_NV)
+        for row, job in enumerate(jobs):
+            if job.is_open:
+                at = slice(row, row + 1)
+                self._accept(job, logits_NV[at], ids[at], leads[at], self.batch_margin)
+
+    def _finish(self, job: Job) -> Generation:
+        """What is uncertain is done once more in the plain way, which knows no uncertainty."""
+        if job.is_certain:
+            assert job.ended is not None
+            return Generation(job.key, job.text, tuple(job.tokens), job.ended)
+        self.num_redone += 1
+        plain = Generator(self.model, self.tokenizer, in_plain_way(self.settings))
+        return next(plain.generate([(job.key, job.example)]))
 
     def _accept(
         self, job: Job, logits_NV: Tensor, ids: list[int], leads: list[float], margin: float
@@ -259,7 +282,8 @@ class Generator:
         """Append the likeliest token, and see whether that is the end."""
         stop, end_ids = job.example.stop, self.end_ids
         if stop.newline_token:
-            end_ids = end_ids | {self._newline_id()}
+            newline = self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
+            end_ids = end_ids | {newline}
         if len(job.tokens) < stop.min_new_tokens and ids[0] in end_ids:
             ends = torch.tensor(sorted(end_ids), device=logits_NV.device)
             ids, leads = likeliest(logits_NV.index_fill(1, ends, -torch.inf))
@@ -286,65 +310,11 @@ class Generator:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
-    def _newline_id(self) -> int:
-        newline: int = self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
-        return newline
-
-    def _redo(self, job: Job) -> Generation:
-        """In the plain way, which knows no uncertainty."""
-        self.num_redone += 1
-        plain = Generator(self.model, self.tokenizer, in_plain_way(self.settings))
-        return next(plain.generate([(job.key, job.example)]))
-
     def _is_full(self, pool: Sequence[Job]) -> bool:
-        if not pool:
-            return False
         room = CPU_POOL_BYTES
         if self.model.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.model.device)[0] // 2  # joined they need as much
         return sum(kv_bytes(job.cache) for job in pool if job.cache is not None) > room
-
-
-class DecodingStep:
-    """Sequences that are decoded together, a token each at a time."""
-
-    def __init__(self, model: Any, jobs: list[Job]) -> None:
-        self.model, self.jobs = model, list(jobs)
-        caches = [job.cache for job in jobs if job.cache is not None]
-        assert len(caches) == len(jobs)
-        self.cache = caches[0] if len(jobs) == 1 else join_caches(caches)
-        for job in jobs:
-            job.cache = None
-            job.is_plain = job.is_plain and len(jobs) == 1
-        self.is_alone = len(jobs) == 1
-        longest = max(map(num_positions, jobs))
-        self.mask_NT = torch.zeros(len(jobs), longest, dtype=torch.long, device=model.device)
-        for row, job in zip(self.mask_NT, jobs, strict=True):
-            row[longest - num_positions(job) :] = 1
-
-    def forward(self) -> Tensor:
-        device = self.model.device
-        ids = torch.tensor([[job.tokens[-1]] for job in self.jobs], device=device)
-        padding: dict[str, Any] = {}
-        if not self.is_alone:
-            ones = self.mask_NT.new_ones(len(self.jobs), 1)
-            self.mask_NT = torch.cat([self.mask_NT, ones], dim=1)
-            positions = self.mask_NT.sum(1, keepdim=True) - 1
-            padding = {"attention_mask": self.mask_NT, "position_ids": positions}
-        output = self.model(ids, past_key_values=self.cache, use_cache=True, **padding)
-        logits_NV: Tensor = output.logits[:, -1]
-        return logits_NV
-
-    def drop_closed(self) -> None:
-        """Once half of them are done: dropping some copies the others."""
-        open_rows = [row for row, job in enumerate(self.jobs) if job.is_open]
-        if len(open_rows) > len(self.jobs) / 2:
-            return
-        self.jobs = [self.jobs[row] for row in open_rows]
-        if open_rows:
-            rows = torch.tensor(open_rows, device=self.model.device)
-            self.cache.batch_select_indices(rows)
-            self.mask_NT = self.mask_NT[rows]
 
 
 def num_positions(job: Job) -> int:
@@ -389,14 +359,3 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two texts have in common before they part."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def with_next(jobs: Iterable[Job]) -> Iterator[tuple[Job, Job | None]]:
-    """Each job with the one after it."""
-    current: Job | None = None
-    for job in jobs:
-        if current is not None:
-            yield current, job
-        current = job
-    if current is not None:
-        yield current, None

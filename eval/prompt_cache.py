@@ -46,6 +46,8 @@ def copy_cache(cache: Cache, num_tokens: int, whole: bool = False) -> Cache:
 def join_caches(caches: Sequence[Cache]) -> Cache:
     """One cache for several sequences. The shorter ones begin with padding, which the attention
     mask must hide."""
+    if len(caches) == 1:
+        return caches[0]
     columns = zip(*(cache.layers for cache in caches), strict=True)
     return _cache_of([_join_layers(column) for column in columns])
 
@@ -68,7 +70,7 @@ def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
     begin = num_tokens - kept - first
     assert begin >= 0, "the cache has not kept these positions"
     keys, values = (x[:, :, begin : begin + kept] for x in (layer.keys, layer.values))
-    return _filled(_empty_like(layer, whole), keys, values, num_tokens)
+    return _filled_like(layer, keys, values, num_tokens, whole)
 
 
 def _join_layers(layers: Sequence[Any]) -> Any:
@@ -81,22 +83,21 @@ def _join_layers(layers: Sequence[Any]) -> Any:
         _pad_and_stack([getattr(layer, name) for layer in layers]) for name in ("keys", "values")
     )
     num_tokens = max(layer.get_seq_length() for layer in layers)
-    return _filled(_empty_like(first, whole=False), keys, values, num_tokens)
+    return _filled_like(first, keys, values, num_tokens)
 
 
-def _empty_like(layer: Any, whole: bool) -> Any:
-    if isinstance(layer, RollingLayer):
-        empty = RollingLayer(layer.window_tokens)
-        empty.record_past = whole
-        return empty
-    return GrowingLayer()
-
-
-def _filled(layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int) -> Any:
-    layer.update(k_BGSD, v_BGSD)
-    if isinstance(layer, RollingLayer):
-        layer.cumulative_length = num_tokens
-    return layer
+def _filled_like(
+    layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int, whole: bool = False
+) -> Any:
+    if not isinstance(layer, RollingLayer):
+        filled = GrowingLayer()
+        filled.update(k_BGSD, v_BGSD)
+        return filled
+    rolling = RollingLayer(layer.window_tokens)
+    rolling.record_past = whole
+    rolling.update(k_BGSD, v_BGSD)
+    rolling.cumulative_length = num_tokens
+    return rolling
 
 
 def _pad_and_stack(rows_BGSD: Sequence[Tensor]) -> Tensor:

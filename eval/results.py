@@ -41,8 +41,8 @@ def write_scores(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def collect_results(folder: Path, run: str) -> list[dict[str, Any]]:
-    """Every row of the evaluations in `folder`, by step and suite, the dense model's first; written
-    to its results.jsonl. Rows of a shared evaluation get this run's name."""
+    """Every row of the evaluations in `folder`, the dense model's first, as results.jsonl has them.
+    Rows of a shared evaluation get this run's name."""
     rows = []
     for evaluation in sorted(path for path in folder.iterdir() if path.is_dir()):
         for path in sorted(follow_reference(evaluation).glob(f"*/{SCORES}")):
@@ -77,13 +77,15 @@ def draw_table(suite: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         table.add_column(name, justify="right", no_wrap=True)
     for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
         mine = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
-        values = [show_value(mine[length]) if length in mine else "" for length in lengths]
+        values = [show_value(mine.get(length)) for length in lengths]
         table.add_row(task, metric, *values, str(max(row["n"] for row in mine.values())))
     text = io.StringIO()
     Console(file=text, width=TABLE_COLUMNS, color_system=None).print(table)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
-def show_value(row: Mapping[str, Any]) -> str:
+def show_value(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
     spread = "" if row["stderr"] is None else f" ±{row['stderr']:.1f}"
     return f"{row['value']:.1f}{spread}"

@@ -1,35 +1,39 @@
-"""Files of rows (JSONL, one object a line) as the suites' commands read and write them."""
+"""Rows of data sets and predictions: JSONL (one object a line), plain or gzipped, and Parquet."""
 
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bosch.run.manifest import write_atomically
 
 Row = dict[str, Any]
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a .jsonl or .jsonl.gz file."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; name a JSONL file, one object a line.")
-    return parse_rows(path.read_bytes(), str(path), gzipped=path.suffix == ".gz")
+    return parse_rows(path.read_bytes(), str(path))
 
 
-def parse_rows(content: bytes, name: str, gzipped: bool = False) -> list[Row]:
-    """The rows in the bytes of a JSONL file. Only line feeds end a line."""
+def parse_rows(content: bytes, name: str) -> list[Row]:
+    """The rows in the bytes of a file of this name."""
+    if name.endswith(".parquet"):
+        return parse_parquet(content, name)
+    gzipped = name.endswith(".gz")
     try:
         text = (gzip.decompress(content) if gzipped else content).decode("utf-8-sig")
     except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         kind = "gzipped UTF-8" if gzipped else "UTF-8"
         raise ValueError(f"{name}: rows must be {kind} text ({error}).") from error
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # only line feeds end a line
         if not line.strip():
             continue
         try:
@@ -43,7 +47,6 @@ def parse_rows(content: bytes, name: str, gzipped: bool = False) -> list[Row]:
 
 
 def parse_parquet(content: bytes, name: str) -> list[Row]:
-    """The rows in the bytes of a Parquet file."""
     import pyarrow
     import pyarrow.parquet
 
@@ -62,31 +65,71 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def write_line(row: Mapping[str, Any]) -> str:
     line = json.dumps(row, ensure_ascii=False)
     # A text may hold half of a surrogate pair, which JSON can escape and UTF-8 cannot say.
-    return (line if is_utf8(line) else json.dumps(row)) + "\n"
+    return (json.dumps(row) if SURROGATES.search(line) else line) + "\n"
 
 
-def is_utf8(text: str) -> bool:
-    return SURROGATES.search(text) is None
+# ----------------------------------------------------------------------------- fields of a row
 
 
 def require_text(row: Row, field: str, where: str) -> str:
     value = row.get(field)
     if not isinstance(value, str):
-        raise ValueError(
-            f"{where}: the field `{field}` must be a text; this row has {shorten(value)}."
-        )
+        raise _wrong_field(field, "a text", value, where)
     return value
 
 
 def require_texts(row: Row, field: str, where: str) -> list[str]:
     value = row.get(field)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(
-            f"{where}: the field `{field}` must be a list of texts; this row has {shorten(value)}."
-        )
+        raise _wrong_field(field, "a list of texts", value, where)
     return value
 
 
-def shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _wrong_field(field: str, kind: str, value: Any, where: str) -> ValueError:
+    told = repr(value)
+    told = told if len(told) <= 60 else told[:57] + "..."
+    return ValueError(f"{where}: the field `{field}` must be {kind}; this row has {told}.")
+
+
+# ------------------------------------------------------------------- where data sets are found
+
+
+def find_one(
+    folder: Path, subfolder: str, name: str, patterns: Sequence[str] = ("{}.parquet",)
+) -> Path:
+    """The one file of a data set, in a folder or its subfolder, as JSONL or by other patterns."""
+    found = [
+        path
+        for place in (folder, folder / subfolder)
+        for pattern in ("{}.jsonl", "{}.jsonl.gz", *patterns)
+        for path in sorted(place.glob(pattern.format(name)))
+    ]
+    return Path(the_only([str(path) for path in found], name, folder))
+
+
+def the_only(found: Sequence[str], name: str, place: Path) -> str:
+    if not found:
+        raise FileNotFoundError(
+            f"{place} holds no {name}: a file {name}.jsonl, .jsonl.gz or .parquet was looked for."
+        )
+    if len(found) > 1:
+        raise ValueError(f"{place} holds {name} more than once: {', '.join(found)}. Keep one.")
+    return found[0]
+
+
+def check_source(source: str, what: str, forms: str) -> None:
+    """Refuse what is neither a path nor could be a hub id."""
+    if not Path(source).exists() and not HUB_ID.fullmatch(source):
+        raise FileNotFoundError(f"{source}: no {what} there. Name {forms}.")
+
+
+@contextmanager
+def from_hub(hub_id: str, what: str) -> Iterator[None]:
+    """Whatever a hub, a cache or a network answers becomes one sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise FileNotFoundError(
+            f"{hub_id}: no such file or folder, and no {what} from the hub either "
+            f"({type(error).__name__}). Download it and name its path."
+        ) from error

@@ -221,8 +221,7 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
 def count_floor(
     evaluation: Evaluation, run: SuiteRun, task: Task, example: Example, scores: Mapping[str, float]
 ) -> list[Scored]:
-    """The example as a model scores it that sees nothing but the last window of its prompt, if its
-    suite knows what that is."""
+    """The scores if a model saw its prompt's last window alone, where the suite knows them."""
     if evaluation.window_tokens is None or not hasattr(run.suite, "floor"):
         return []
     percent = run.suite.floor([example], evaluation.window_tokens)

@@ -21,36 +21,24 @@ def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
         return
     whole, own = layer.forward, vars(layer).get("forward")  # own: accelerate's hooks put one there
 
-    def forward(
-        hidden_BTM: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **others: Any,
-    ) -> Any:
+    def forward(hidden_BTM: Tensor, **inputs: Any) -> Any:
         num_idle = hidden_BTM.shape[1] - num_rows
+        is_masked = inputs.get("attention_mask") is not None
         # Without a cache the rows behind would not see them.
-        if num_idle <= 0 or attention_mask is not None or others.get("past_key_values") is None:
-            return whole(
-                hidden_BTM,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                position_embeddings=position_embeddings,
-                **others,
-            )
+        if num_idle <= 0 or is_masked or inputs.get("past_key_values") is None:
+            return whole(hidden_BTM, **inputs)
 
         def cut(rows: slice) -> dict[str, Any]:
-            return {
-                "attention_mask": None,
-                "position_ids": None if position_ids is None else position_ids[:, rows],
-                "position_embeddings": position_embeddings
-                and tuple(x_BTD[:, rows] for x_BTD in position_embeddings),
+            ids, turns = inputs.get("position_ids"), inputs.get("position_embeddings")
+            return inputs | {
+                "position_ids": None if ids is None else ids[:, rows],
+                "position_embeddings": turns and tuple(x_BTD[:, rows] for x_BTD in turns),
             }
 
         idle, last = slice(0, num_idle), slice(num_idle, None)
         normed_BTM = layer.input_layernorm(hidden_BTM[:, idle])
-        layer.self_attn(normed_BTM, **cut(idle), **others, bosch_no_output=True)
-        return whole(hidden_BTM[:, last], **cut(last), **others)
+        layer.self_attn(normed_BTM, **{"attention_mask": None} | cut(idle), bosch_no_output=True)
+        return whole(hidden_BTM[:, last], **cut(last))
 
     layer.forward = forward
     try:

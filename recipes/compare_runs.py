@@ -1,7 +1,8 @@
 """Compares runs: curves, how far and how fast each recovers, masks and what they cost.
 
     python recipes/compare_runs.py runs/*
-    python recipes/compare_runs.py runs/*-r0.75 --baseline runs/tiny-qwen3-fisher-r0.75
+    python recipes/compare_runs.py runs/*-r0.75 --baseline fisher
+    python recipes/compare_runs.py runs/study.jsonl            # runs that sweep.py --rows kept
     python recipes/compare_runs.py runs/* --rebuild-tb
 
 Writes report.html (one file, for any browser), table.md, pictures and rows into --out. What is no
@@ -21,10 +22,11 @@ from bosch.run.folder import RunFolder
 from bosch.run.lock import FolderInUseError
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
+from eval.report.archive import is_archive
 from eval.report.compare import Comparison, compare
-from eval.report.page import write_comparison, write_report
-from eval.report.runs import is_run
-from eval.report.tables import align, short_table, warnings
+from eval.report.page import write_report
+from eval.report.runs import RunResults, is_run
+from eval.report.tables import align, baseline_table, short_table, warnings
 
 MOST_WARNINGS = 12  # on the terminal; the report holds all
 
@@ -33,9 +35,10 @@ MOST_WARNINGS = 12  # on the terminal; the report holds all
 class Options:
     """Compare runs, and write a report."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]] = ()  # run folders; none: all in runs/
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """run folders, or files of finished runs (sweep.py --rows); none: all in runs/"""
     out: Path = Path("comparison")  # folder of the report
-    baseline: str | None = None  # a run: name or folder; the others are measured against it
+    baseline: str | None = None  # a method, or a run; the others are measured against it
     rebuild_tb: tyro.conf.FlagCreatePairsOff[bool] = False
     """write the runs' TensorBoard files anew, and do nothing else"""
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
@@ -48,10 +51,15 @@ def main(arguments: Sequence[str]) -> None:
     if options.rebuild_tb:
         rebuild_tensorboard(folders)
         return
-    comparison = compare(folders, options.baseline)
-    written = write_comparison(comparison, options.out)
-    for line in align(short_table(comparison)):
-        say(line)
+    compare_and_show(folders, options.out, options.baseline)
+
+
+def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str | None) -> None:
+    comparison = compare(runs, baseline)
+    written = write_report(comparison, out)
+    for table in (short_table(comparison), baseline_table(comparison)):
+        for line in align(table) if table.rows else ():
+            say(line)
     warn(comparison)
     say(f"report {written[0]}")
 
@@ -60,7 +68,7 @@ def build(run_path: Path, made_from: Sequence[Stage]) -> Stage:
     """The stage `report` of recover.py, on one run."""
 
     def run(out: Path, **_: Artifact) -> None:
-        write_report([run_path], out)
+        write_report(compare([run_path]), out)
 
     inputs = {stage.name: stage for stage in made_from}
     return Stage("report", run=run, inputs=inputs, derived=True)
@@ -70,8 +78,8 @@ def find_runs(given: Sequence[Path]) -> list[Path]:
     """Those of the folders that are runs. ValueError if none is."""
     for path in given:
         if not path.exists():
-            raise FileNotFoundError(f"{path}: there is no such folder; name run folders: runs/*")
-    found = [path for path in given if is_run(path)]
+            raise FileNotFoundError(f"{path}: there is no such folder or file; name runs: runs/*")
+    found = [path for path in given if is_run(path) or is_archive(path)]
     if not found:
         told = ", ".join(map(str, given)) or "runs/ holds none"
         raise ValueError(f"No run folders to compare: {told}. Name some: runs/*")
@@ -81,7 +89,7 @@ def find_runs(given: Sequence[Path]) -> list[Path]:
 def rebuild_tensorboard(folders: Sequence[Path]) -> None:
     from bosch.run.tensorboard import rebuild_tensorboard
 
-    for folder in folders:
+    for folder in filter(Path.is_dir, folders):  # an archive has no curves
         try:
             with RunFolder(folder, say=say):  # a run that trains is writing them
                 rebuild_tensorboard(folder)

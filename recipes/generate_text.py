@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
 from bosch.hybrid.cache import kv_bytes
-from bosch.hybrid.export import describe_bytes
+from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error

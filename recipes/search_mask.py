@@ -152,7 +152,7 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> "Learning":
     from bosch.methods._interface import Learning
     from data.loader import open_tokens
     from data.tokenizer_files import read_tokenizer
-    from training.fit import LoopFit
+    from training.learner import LoopFit
 
     opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
     loop = LoopFit(config.train, model, opened, config.data.document_mask)
@@ -252,7 +252,7 @@ def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Ar
     if not _choose.learns_from_tokens(config.method):
         return config, None
     if folder is not None:
-        from data.pack import SUMMARY
+        from data.token_files import SUMMARY
 
         summary = read_sealed_json(follow_reference(folder) / SUMMARY)
         length = summary["seq_len"]

@@ -2,10 +2,21 @@
 
     python recipes/sweep.py --methods bosch,fisher,interleave,bosch_layer --ratios .5,.75 --seeds 3
     python recipes/sweep.py --methods bosch,razor --ratios .25,.5,.75,.875 --zero-shot
+    python recipes/sweep.py --methods bosch,fisher --seeds 3 --baseline bosch --windows 16,32,128 \\
+        --lengths 4096,8192 --rows runs/study.jsonl
 
 Options that are not the sweep's own go to recipes/recover.py as they are (--eval.samples 50). Runs
 share calibration, tokens and the dense model's evaluation through runs/shared. A run that is done
 is passed over, one that fails does not stop the others: run the same command again for the rest.
+
+--windows and --lengths judge each finished run's hybrid once more, as it was before training, by
+the run's own tests: its mask, chosen for the run's window, under each further window; and NIAH in
+texts of each further length (there the dense model too), YaRN stretching the positions by as much
+as a length needs. This is done in one process, into eval/window and eval/length of the run folder.
+
+--rows FILE keeps each finished run as a line: settings, mask, losses, scores by example. A run that
+has its line there, with the settings and the model as they are now, is not run again, on whatever
+machine, and is in the report.
 """
 
 import itertools
@@ -14,8 +25,11 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +37,18 @@ import tyro
 
 from bosch.command_line import parse_command
 from bosch.config import Config, fill_in
-from bosch.methods._settings import default_settings
-from bosch.model import find_model, read_model_info
+from bosch.methods._settings import default_settings, learning_tokens
+from bosch.model import find_model, read_model_info, read_shape
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import USER_ERRORS, exit_on_user_error
+from bosch.run.folder import RunFolder
 from bosch.run.manifest import MANIFEST
 from bosch.run.progress import say
-from eval.report.runs import is_run
-from recipes import compare_runs, presets
+from eval.judging import judging_of
+from eval.report.archive import append_run, read_archive
+from eval.report.runs import RunResults, is_run, read_run
+from eval.settings import Label
+from recipes import compare_runs, evaluate_model, presets
 
 RECOVER = Path(__file__).with_name("recover.py")
 # The sweep decides these for each run; what they would do to many runs nobody means.
@@ -48,7 +66,11 @@ class Options:
     preset: str | None = None  # tiny, smoke or paper
     model: str | None = None  # a Hugging Face folder or hub id
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False  # stop before training (tables 1 and 2)
-    baseline: str | None = None  # of the comparison: a method, at its first ratio and seed
+    baseline: str | None = None
+    """a method: the report has what every other has over it, at each ratio, with intervals"""
+    windows: str = ""  # further ones that masks are judged under, with commas between them
+    lengths: str = ""  # further ones of NIAH's texts, in tokens, with commas between them
+    rows: Path | None = None  # .jsonl file of finished runs; those in it are not run again
     out: Path | None = None  # of the comparison; None: runs/comparison
     command: str | None = None
     """what starts a chain; None: accelerate launch recipes/recover.py, or python where it would
@@ -63,10 +85,16 @@ class Chain:
     path: Path
     arguments: list[str]  # of recover.py
     config: Config  # what they come to
+    windows: Sequence[int] = ()  # further ones to be judged under
+    lengths: Sequence[int] = ()
+
+    @property
+    def is_zero_shot(self) -> bool:
+        return "--zero-shot" in self.arguments
 
     @property
     def is_complete(self) -> bool:
-        ends = ["report"] if "--zero-shot" in self.arguments else ["report", "train"]
+        ends = ["report"] if self.is_zero_shot else ["report", "train"]
         return all((self.path / end / MANIFEST).is_file() for end in ends)
 
 
@@ -80,7 +108,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     progress.set_up()
     chains = plan_chains(options, rest)
-    failures = run_chains(chains, start_command(options))
+    failures = run_chains(chains, start_command(options), options.rows)
     compare_chains(chains, options)
     if failures:
         say(f"{len(failures)} of {len(chains)} runs failed; the same command tries them again:")
@@ -101,6 +129,8 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         raise ValueError(f"--baseline {options.baseline} is none of the methods: {options.methods}")
     named = {"--preset": options.preset, "--model": options.model}
     shared = [word for name, value in named.items() if value for word in (name, value)] + [*rest]
+    windows = split_numbers("--windows", options.windows)
+    lengths = split_numbers("--lengths", options.lengths)
     chains = []
     for seed in range(options.seeds):
         for ratio, method in itertools.product(split(options.ratios), split(options.methods)):
@@ -108,12 +138,22 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             command = parse_command(words, tuple(presets.PRESETS), presets.choose)
             default_settings(method, command.config.mask)  # are all options its own?
             words += ["--zero-shot"] * options.zero_shot
-            chains.append(Chain(command.run_path, words, command.config))
+            chains.append(Chain(command.run_path, words, command.config, windows, lengths))
     return chains
 
 
 def split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def split_numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in split(text)]
+    except ValueError:
+        numbers = [0]
+    if any(number < 1 for number in numbers):
+        raise ValueError(f"{option} {text}: say numbers of tokens, with commas between them.")
+    return numbers
 
 
 def start_command(options: Options) -> list[str]:
@@ -128,22 +168,79 @@ def start_command(options: Options) -> list[str]:
     return [str(Path(sys.executable).with_name("accelerate")), "launch", str(RECOVER)]
 
 
-def run_chains(chains: Sequence[Chain], start: Sequence[str]) -> dict[Path, str]:
+def run_chains(
+    chains: Sequence[Chain], start: Sequence[str], archive: Path | None
+) -> dict[Path, str]:
     """Run what is not done yet; the runs that failed, and why."""
     failures = {}
+    known = read_archive(archive) if archive and archive.is_file() else []
     for number, chain in enumerate(chains, 1):
         place = f"[{number}/{len(chains)}] {chain.path}"
-        if is_done(chain):
-            say(f"{place}: done before")
+        if find_row(chain, known):
+            say(f"{place}: in {archive}")
             continue
-        say(place)
-        reason = run_chain([*start, *chain.arguments])
-        if reason is None and not chain.is_complete:
-            reason = "stopped before its end"  # on request, and saved
-        if reason is not None:
+        if reason := finish_chain(chain, start, place):
             say(f"{place}: failed: {reason}")
             failures[chain.path] = reason
+        elif archive:
+            append_run(archive, read_run(chain.path))
     return failures
+
+
+def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
+    """Run the chain if it is not done, and what is judged besides; why that failed."""
+    if is_done(chain):
+        say(f"{place}: done before")
+    else:
+        say(place)
+        if reason := run_chain([*start, *chain.arguments]):
+            return reason
+        if not chain.is_complete:
+            return "stopped before its end"  # on request, and saved
+    if not chain.windows and not chain.lengths:
+        return None
+    try:
+        # In a process of its own, with which the memory of its device goes.
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            process.submit(judge_further, chain).result()
+    except (*USER_ERRORS, BrokenProcessPool) as error:
+        return str(error)
+    return None
+
+
+def judge_further(chain: Chain) -> None:
+    """Under other windows and in longer texts than the run's own."""
+    config, positions = chain.config, read_shape(chain.config.model).positions
+    own = judging_of(config)
+    needles = own.suites[0]
+    judgings = {f"eval/window/{n}": replace(own, window_tokens=n) for n in chain.windows}
+    for length in chain.lengths:
+        run = replace(needles, settings=replace(needles.settings, lengths=(length,)))
+        yarn = length / positions if length > positions else None
+        judgings[f"eval/length/{length}"] = replace(own, suites=(run,), yarn=yarn)
+    label = Label(chain.path.name, 0, learning_tokens(config))
+    model, shared = str(chain.path / "model"), chain.path.parent / "shared"
+    progress.set_up()
+    with RunFolder(chain.path, say=say) as folder:
+        for name, judging in judgings.items():
+            folder.complete(evaluate_model.make_stage(name, model, judging, label, shared))
+            if "length" in name:  # a window is nothing to the dense model
+                dense = Label(Path(config.model).name)
+                stage = evaluate_model.make_stage(f"{name}-dense", config.model, judging, dense)
+                folder.complete(stage)
+
+
+def find_row(chain: Chain, known: Sequence[RunResults]) -> RunResults | None:
+    """A finished run with these settings, of the model as it is now, that has come as far."""
+    wanted = [{"window": n} for n in chain.windows] + [{"text_tokens": n} for n in chain.lengths]
+    for run in known:
+        has_all = all(any(one.items() <= row.items() for row in run.variants) for one in wanted)
+        reaches = chain.is_zero_shot or "train" in run.stage_seconds
+        if not has_all or not reaches or run.mask is None:
+            continue
+        if is_made_so(run.config, run.mask.model.weight_hash, chain.config):
+            return run
+    return None
 
 
 def is_done(chain: Chain) -> bool:
@@ -154,19 +251,20 @@ def is_done(chain: Chain) -> bool:
     try:
         run = json.loads((chain.path / "run.json").read_bytes())
         mask = json.loads((chain.path / "mask" / "mask.json").read_bytes())
-        return run["command"] == chain.arguments and is_made_so(run, mask, chain.config)
+        weights = mask["model"]["weight_hash"]
+        return run["command"] == chain.arguments and is_made_so(
+            fill_in(run["config"]), weights, chain.config
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def is_made_so(run: dict[str, Any], mask: dict[str, Any], config: Config) -> bool:
-    """Whether a run, by its run.json and mask.json, has these settings and is of the model as it is
-    now."""
+def is_made_so(made: Mapping[str, Any], weight_hash: str | None, config: Config) -> bool:
+    """Whether a run has these settings, and is of the model as it is now."""
+    if made != json.loads(json.dumps(asdict(config))):
+        return False
     folder = find_model(config.model)
-    same_model = folder is None or (
-        mask["model"]["weight_hash"] == read_model_info(folder).weight_hash
-    )
-    return same_model and fill_in(run["config"]) == json.loads(json.dumps(asdict(config)))
+    return folder is None or weight_hash == read_model_info(folder).weight_hash
 
 
 def run_chain(command: Sequence[str]) -> str | None:
@@ -197,17 +295,21 @@ def find_reason(errors: str, status: int) -> str:
 
 
 def compare_chains(chains: Sequence[Chain], options: Options) -> None:
-    paths = [chain.path for chain in chains if is_run(chain.path)]
-    if not paths:
-        return
-    out = options.out or chains[0].path.parent / "comparison"
-    first = {chain.arguments[1]: chain.path for chain in reversed(chains)}
-    baseline = first.get(options.baseline or "")
-    if options.baseline and baseline not in paths:
-        say(f"--baseline {options.baseline}: no run of this method to compare with")
+    known = read_archive(options.rows) if options.rows and options.rows.is_file() else []
+    runs: list[Path | RunResults] = []
+    methods = set()
+    for chain in chains:
+        run = find_row(chain, known) or chain.path
+        if isinstance(run, RunResults) or is_run(run):
+            runs.append(run)
+            methods.add(chain.config.method)
+    baseline = options.baseline
+    if baseline and baseline not in methods:
+        say(f"--baseline {baseline}: no run of this method to compare with")
         baseline = None
-    words = [*map(str, paths), "--out", str(out)]
-    compare_runs.main([*words, *(["--baseline", str(baseline)] if baseline else [])])
+    if runs:
+        out = options.out or chains[0].path.parent / "comparison"
+        compare_runs.compare_and_show(runs, out, baseline)
 
 
 if __name__ == "__main__":

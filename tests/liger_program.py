@@ -19,9 +19,10 @@ from triton.runtime import interpreter
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bosch.hybrid.models import deploy
+from data.loader import IGNORED
 from tests.model_factory import random_tokens, tiny_model
 from training.kernels import choose_kernels, install_kernels
-from training.loss import IGNORED, install_loss_head, model_loss
+from training.loss import install_loss_head, model_loss
 
 TOLERANCE = 1e-6
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
+from bosch.hybrid.cache import held_tensors
 from bosch.plugins import list_plugins, load_plugin
 
 FAMILIES = list_plugins("bosch.families")
@@ -61,9 +62,20 @@ def random_tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(2, TINY["vocab_size"], (batch, length), generator=generator)
 
 
+def packed_positions(*lengths: int) -> torch.Tensor:
+    return torch.cat([torch.arange(n) for n in lengths])[None]
+
+
 def same_mask(bit: int, model: PreTrainedModel) -> list[list[int]]:
     return [[bit] * model.config.num_key_value_heads for _ in range(model.config.num_hidden_layers)]
 
 
 def rows_of(z: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(row) for row in z]
+
+
+def kv_entries(cache: Cache) -> list[int]:
+    """Live entries of each layer, one per position and KV head (of one batch row)."""
+    return [
+        sum(x.shape[1] * x.shape[2] for x in held_tensors(layer)) // 2 for layer in cache.layers
+    ]

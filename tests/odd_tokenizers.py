@@ -55,6 +55,16 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
+def one_token_a_byte() -> PreTrainedTokenizerFast:
+    vocabulary = {character: number for number, character in enumerate(sorted(BYTES))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, bos_token="<s>"
+    )
+
+
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"

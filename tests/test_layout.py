@@ -1,4 +1,5 @@
-"""The layout of the repository: which package may import which, and what files may be called.
+"""The layout of the repository: which package may import which, that no modules import each other
+in a circle, and what files may be called.
 
 `recipes -> {training, eval} -> data -> bosch`; training and eval do not know each other.
 """
@@ -23,6 +24,12 @@ MAY_IMPORT = {
 SCRIPTS = {"tests", "launch"}  # folders of Python files that no package may import
 # Functions whose first argument, when it is written out, names a module or package to load.
 LOADERS = {"import_module", "__import__", "find_spec", "load_plugin", "list_plugins"}
+# Circles that are still to be undone. Only ever take one away.
+KNOWN_CIRCLES = [
+    "bosch.search.pictures <-> bosch.search.search",
+    "data.sources.files <-> data.sources.hub <-> data.sources.mds <-> data.sources.open"
+    " <-> data.sources.prolong",
+]
 
 
 # --- the checker ---
@@ -30,36 +37,56 @@ LOADERS = {"import_module", "__import__", "find_spec", "load_plugin", "list_plug
 
 def wrong_imports(root: Path) -> list[str]:
     """`file:line: a package imports another that it may not`, for all packages below root."""
-    ours = MAY_IMPORT.keys() | SCRIPTS
-    problems = []
-    for package, allowed in MAY_IMPORT.items():
-        for path in sorted((root / package).rglob("*.py")):
-            relative = path.relative_to(root)
-            for line, module in imported_modules(path, relative.parent.parts):
-                target = module.split(".")[0]
-                if target in ours - allowed - {package}:
-                    problems.append(f"{relative}:{line}: {package} imports {module}")
-    return problems
+    ours = MAY_IMPORT.keys() | SCRIPTS | {""}  # "": a relative import, which does not say of what
+    return [
+        f"{path.relative_to(root)}:{line}: {package} imports {module}"
+        for package, allowed in MAY_IMPORT.items()
+        for path in sorted((root / package).rglob("*.py"))
+        for line, module, _ in imported_modules(path)
+        if module.split(".")[0] in ours - allowed - {package}
+    ]
 
 
-def imported_modules(path: Path, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Line and full name of each module a file imports, anywhere in it; `package` is its own."""
+def import_circles(root: Path) -> list[str]:
+    """`a <-> b <-> c`: modules of our packages each of which imports the others, by some way."""
+    paths = [path for package in MAY_IMPORT for path in sorted((root / package).rglob("*.py"))]
+    modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in paths}
+    imports = {
+        name.removesuffix(".__init__"): {
+            f"{module}.{part}" if f"{module}.{part}" in modules else module
+            for _, module, parts in imported_modules(path)
+            for part in parts or [""]
+        }
+        for name, path in modules.items()
+    }
+    reached = {name: _reachable(name, imports) for name in imports}
+    circles = {
+        frozenset(other for other in reached[name] if name in reached.get(other, ()))
+        for name in imports
+    }
+    return sorted(" <-> ".join(sorted(circle)) for circle in circles if len(circle) > 1)
+
+
+def _reachable(name: str, imports: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    left = [name]
+    while left:
+        new = imports.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def imported_modules(path: Path) -> Iterator[tuple[int, str, list[str]]]:
+    """Line and name of each module a file imports, anywhere in it, and what it takes of it."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            yield from ((node.lineno, alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = [*_ancestors(package, node.level), *filter(None, [node.module])]
-            names = [".".join(base)] if base else [alias.name for alias in node.names]
-            yield from ((node.lineno, name) for name in names)
-        elif isinstance(node, ast.Call) and (literal := _loaded_name(node)):
-            module = literal.lstrip(".")
-            parts = _ancestors(package, len(literal) - len(module))
-            yield node.lineno, ".".join([*parts, module])
-
-
-def _ancestors(package: tuple[str, ...], level: int) -> tuple[str, ...]:
-    """What the dots of a relative import stand for: one the file's own package, two its parent."""
-    return package[: max(0, len(package) - level + 1)] if level else ()
+            module = "." * node.level + (node.module or "")
+            yield node.lineno, module, [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and (name := _loaded_name(node)):
+            yield node.lineno, name, []
 
 
 def _loaded_name(call: ast.Call) -> str | None:
@@ -71,25 +98,21 @@ def _loaded_name(call: ast.Call) -> str | None:
 
 def wrong_names(root: Path) -> list[str]:
     """What is called as it must not be: a package beside ours, a recipe that hides one, utils."""
-    problems = []
-    for folder in sorted(root.iterdir()):
-        known = MAY_IMPORT.keys() | SCRIPTS
-        if folder.is_dir() and (folder / "__init__.py").is_file() and folder.name not in known:
-            problems.append(f"{folder.name}: a top-level package that DESIGN does not name")
-    for path in sorted(root.glob("*.py")):
-        problems.append(f"{path.name}: Python files live in packages")
+    known = MAY_IMPORT.keys() | SCRIPTS
+    problems = [f"{path.name}: Python files live in packages" for path in root.glob("*.py")]
+    for path in root.glob("*/__init__.py"):
+        if path.parent.name not in known:
+            problems.append(f"{path.parent.name}: a top-level package that DESIGN does not name")
     for package in MAY_IMPORT:
         if not (root / package / "__init__.py").is_file():
             problems.append(f"{package}: the package is missing")
     # A script's own folder comes first on the import path: recipes/eval.py would hide the package.
-    hidden = MAY_IMPORT.keys() | SCRIPTS | sys.stdlib_module_names
-    for path in sorted((root / "recipes").glob("*.py")):
-        if path.stem in hidden and path.stem != "__init__":
+    for path in (root / "recipes").glob("*.py"):
+        if path.stem in known | sys.stdlib_module_names:
             problems.append(f"recipes/{path.name}: hides the module {path.stem}")
-    for package in sorted(MAY_IMPORT.keys() | SCRIPTS):
-        for path in sorted((root / package).rglob("util*.py")):
-            if path.stem in ("util", "utils"):
-                problems.append(f"{path.relative_to(root)}: say in its name what it is for")
+    for path in (path for package in known for path in (root / package).rglob("*.py")):
+        if path.stem in ("util", "utils"):
+            problems.append(f"{path.relative_to(root)}: say in its name what it is for")
     return problems
 
 
@@ -98,6 +121,10 @@ def wrong_names(root: Path) -> list[str]:
 
 def test_imports_point_one_way() -> None:
     assert wrong_imports(ROOT) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert import_circles(ROOT) == KNOWN_CIRCLES
 
 
 def test_files_are_called_as_the_design_says() -> None:
@@ -113,7 +140,7 @@ def tree(tmp_path: Path) -> Path:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
     (tmp_path / "data" / "pack.py").write_text("import json\nfrom bosch import mask\n")
-    (tmp_path / "eval" / "runner.py").write_text("import data.pack\nfrom . import suites\n")
+    (tmp_path / "eval" / "runner.py").write_text("import data.pack\nfrom eval import suites\n")
     (tmp_path / "recipes" / "train_model.py").write_text("from training import loop\nimport eval\n")
     assert wrong_imports(tmp_path) == []
     assert wrong_names(tmp_path) == []
@@ -123,51 +150,50 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "line", "told"),
     [
-        ("bosch/masks/mask.py", "import data", "bosch imports data"),
-        ("bosch/masks/mask.py", "import data.pack as p", "bosch imports data.pack"),
-        ("bosch/masks/mask.py", "import os, recipes.recover", "bosch imports recipes.recover"),
+        ("bosch/mask.py", "import data", "bosch imports data"),
+        ("bosch/mask.py", "import os, recipes.recover", "bosch imports recipes.recover"),
         ("bosch/methods/apl.py", "from training.loop import train", "bosch imports training.loop"),
-        ("data/pack.py", "from eval import runner", "data imports eval"),
         ("training/loop.py", "import eval.runner", "training imports eval.runner"),
         ("eval/runner.py", "from training import loop", "eval imports training"),
-        ("eval/runner.py", "import recipes", "eval imports recipes"),
         ("eval/suites/niah.py", "import tests.conftest", "eval imports tests.conftest"),
-        ("recipes/recover.py", "import launch", "recipes imports launch"),
-        ("data/pack.py", "from ..eval import runner", "data imports eval"),
-        ("data/pack.py", "from .. import eval", "data imports eval"),
-        ("data/toy/world.py", "from ...training.loop import x", "data imports training.loop"),
+        ("data/pack.py", "from ..eval import runner", "data imports ..eval"),
+        ("data/pack.py", "from . import encode", "data imports ."),
         ("data/pack.py", "def f():\n    import eval", "data imports eval"),
         ("data/pack.py", "if TYPE_CHECKING:\n    import eval", "data imports eval"),
         ("data/pack.py", "importlib.import_module('eval.runner')", "data imports eval.runner"),
-        ("data/pack.py", "import_module('..eval', __package__)", "data imports eval"),
         ("data/pack.py", "__import__('training')", "data imports training"),
         ("bosch/run/stage.py", "load_plugin('eval.suites', name)", "bosch imports eval.suites"),
+        ("data/pack.py", "import evaluate", None),  # another project's, whose name begins as ours
+        ("data/pack.py", "import_module('bosch.masks.mask')", None),
+        ("data/pack.py", "import_module(name)", None),
+        ("data/pack.py", "text = 'import eval'", None),
     ],
 )
 def test_the_checker_names_an_import_against_the_direction(
-    tree: Path, file: str, line: str, told: str
+    tree: Path, file: str, line: str, told: str | None
 ) -> None:
     path = tree / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"{line}\n")
     number = line.count("\n") + 1
-    assert wrong_imports(tree) == [f"{file}:{number}: {told}"]
+    assert wrong_imports(tree) == ([f"{file}:{number}: {told}"] if told else [])
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "circles"),
     [
-        "from .toy import world",
-        "from ..data import toy",
-        "import evaluate",  # another project's package whose name begins as ours
-        "import_module('bosch.masks.mask')",
-        "import_module(name)",
-        "text = 'import eval'",
+        ("from data import pack", ["data.encode <-> data.pack"]),
+        ("def f():\n    import data.pack", ["data.encode <-> data.pack"]),
+        ("if TYPE_CHECKING:\n    from data.pack import Packer", ["data.encode <-> data.pack"]),
+        ("import data.far", ["data.encode <-> data.far <-> data.pack"]),
+        ("import data", []),
     ],
 )
-def test_the_checker_lets_good_imports_through(tree: Path, line: str) -> None:
-    (tree / "data" / "pack.py").write_text(f"{line}\n")
-    assert wrong_imports(tree) == []
+def test_the_checker_finds_a_circle(tree: Path, line: str, circles: list[str]) -> None:
+    (tree / "data" / "pack.py").write_text("from data.encode import encode\n")
+    (tree / "data" / "far.py").write_text("from data.pack import pack\n")
+    (tree / "data" / "encode.py").write_text(f"{line}\n")
+    assert import_circles(tree) == circles
 
 
 @pytest.mark.parametrize(
@@ -185,8 +211,5 @@ def test_the_checker_names_a_wrong_name(tree: Path, file: str, told: str) -> Non
     (tree / file).parent.mkdir(parents=True, exist_ok=True)
     (tree / file).touch()
     assert wrong_names(tree) == [told]
-
-
-def test_the_checker_names_a_missing_package(tree: Path) -> None:
     (tree / "data" / "__init__.py").unlink()
-    assert wrong_names(tree) == ["data: the package is missing"]
+    assert "data: the package is missing" in wrong_names(tree)

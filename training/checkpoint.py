@@ -26,9 +26,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from bosch.hybrid.export import describe_bytes
+from bosch.masks.mask import describe_bytes
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
+from bosch.run.group import Group
 from bosch.run.manifest import (
     MANIFEST,
     NO_RESULT,
@@ -44,6 +45,7 @@ from bosch.run.plan import differences
 from bosch.run.progress import say
 from training.checkpoint_content import (
     CheckpointReader,
+    TrainState,
     compare_names,
     describe_state,
     prepare_optimizer,
@@ -51,16 +53,7 @@ from training.checkpoint_content import (
     restore_random_state,
     save_random_state,
 )
-from training.checkpoint_folder import (
-    checkpoints_in,
-    remove,
-    remove_leftovers,
-    set_aside,
-    step_name,
-)
-from training.consensus import Consensus
 from training.parallel import COLLECTIVE_TIMEOUT
-from training.state import TrainState
 
 TRAINER = "trainer.json"  # what is no tensor
 ROOM = 1.1  # free space asked for, of what the tensors take
@@ -88,16 +81,14 @@ class Checkpoints:
         asynchronous: bool = False,
         circumstances: Mapping[str, Any] | None = None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"{keep} checkpoints to keep: at least one is needed to resume.")
         self.folder, self.keep = folder, keep
-        self._ranks = Consensus()
+        self._ranks = Group.current()
         self._facts: dict[str, Any] = plain(facts)
         self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
         self._resumed_from: int | None = None
         self._pending: _Save | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
-        self._group = self._ranks.group
+        self._group = self._ranks.gloo
         if asynchronous:
             # Its messages come from a thread: on a shared group they would mix with others.
             self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
@@ -105,8 +96,7 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------- resuming
 
     def load_newest(self, state: TrainState) -> int:
-        """Load the newest checkpoint that is true; the step it was made after, 0 if there is
-        none."""
+        """Load the newest checkpoint that is true. Its step; 0 if there is none."""
         found = self._ranks.from_rank_0(self._find_newest)
         if found is None:
             return 0
@@ -114,7 +104,7 @@ class Checkpoints:
         tensors = self._ranks.all_succeed(lambda: self._matching_tensors(path, state))
         reader = CheckpointReader(path)
         try:
-            dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.group)
+            dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.gloo)
         except CheckpointException as error:
             raise CheckpointError(f"{path} cannot be read: {_cause(error)}.") from error
         self._ranks.all_succeed(lambda: self._restore_rest(path, manifest, state, tensors))
@@ -141,12 +131,12 @@ class Checkpoints:
         return None
 
     def _check_facts(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        if changed := _differences(manifest["facts"], self._facts):
+        if changed := differences(manifest["facts"], self._facts):
             raise ValueError(
                 f"{path} was made with other settings ({changed}). Three ways on: another "
                 f"--run-dir, --fresh {self.folder.parent.name} to begin anew, or the old setting."
             )
-        if changed := _differences(manifest["circumstances"], self._circumstances):
+        if changed := differences(manifest["circumstances"], self._circumstances):
             say(f"resumed with {changed}: results may differ in the last digits")
 
     def _matching_tensors(self, path: Path, state: TrainState) -> dict[str, Tensor]:
@@ -177,11 +167,9 @@ class Checkpoints:
         """Save the state after `step` steps. Milestones stay; of the others the newest `keep`."""
         self.finish()
         tensors, skeleton = describe_state(state)
-        num_bytes = self._ranks.total(sum(map(_local_bytes, tensors.values())))
-        save = _Save(
-            self.folder / f".{step_name(step)}.tmp",
-            {"step": step, "milestone": milestone, "tensor_bytes": num_bytes},
-        )
+        num_bytes = sum(self._ranks.gather(sum(map(_local_bytes, tensors.values()))))
+        facts = {"step": step, "milestone": milestone, "tensor_bytes": num_bytes}
+        save = _Save(step, self.folder / f".{step_name(step)}.tmp", facts)
         with self._explaining(save):
             if not self._ranks.from_rank_0(lambda: self._open(save, num_bytes)):
                 return
@@ -197,17 +185,17 @@ class Checkpoints:
             else:
                 saving: Any = dcp.async_save(tensors, **target)
                 saving = getattr(saving, "upload_completion", saving)  # as versions differ
-                save.done = self._background.submit(self._await_files, save, saving)
+                save.done = self._background.submit(self._describe_own_files, save, saving)
                 self._pending = save
 
     def poll(self) -> None:
-        """Put in place a save that was written meanwhile. Call it after each step; it asks no other
-        rank, and so costs nothing."""
+        """Put in place a save that was written meanwhile. Asks no other rank: costs nothing."""
         save = self._pending
         if save and save.done and save.done.done():
             with self._explaining(save):
                 save.done.result()  # raises what the thread met
-                if self._ranks.rank == 0 and not self._undescribed(save):
+                is_written = all(path.is_file() for path in self._descriptions(save))
+                if self._ranks.rank == 0 and is_written:
                     self._pending = None
                     self._place(save)
 
@@ -246,12 +234,10 @@ class Checkpoints:
         if self._ranks.rank == 0:
             (save.folder / TRAINER).write_text(json.dumps(skeleton))
 
-    def _await_files(self, save: "_Save", saving: "Future[Any]") -> None:
-        saving.result()
-        self._describe_own_files(save)
-
-    def _describe_own_files(self, save: "_Save") -> None:
+    def _describe_own_files(self, save: "_Save", saving: "Future[Any] | None" = None) -> None:
         """Leave sizes and checksums of this rank's files, read while they are in memory."""
+        if saving is not None:
+            saving.result()
         rank = self._ranks.rank
         names = [path.name for path in save.folder.glob(f"__{rank}_*")] + [_random_state_name(rank)]
         names += [".metadata", TRAINER] if rank == 0 else []
@@ -262,23 +248,21 @@ class Checkpoints:
             }
             for name in sorted(names)
         }
-        write_atomically(save.folder / _description_name(rank), json.dumps(files))
+        write_atomically(self._descriptions(save)[rank], json.dumps(files))
 
-    def _undescribed(self, save: "_Save") -> list[int]:
-        """Ranks that are not done."""
-        ranks = range(self._ranks.world)
-        return [rank for rank in ranks if not (save.folder / _description_name(rank)).is_file()]
+    def _descriptions(self, save: "_Save") -> list[Path]:
+        """What each rank says of its files once they are written."""
+        return [save.folder / f".files-{rank:05d}.json" for rank in range(self._ranks.world)]
 
     def _place(self, save: "_Save") -> None:
         """Rank 0, when everything is written: the manifest, the name, and older ones removed."""
-        if missing := self._undescribed(save):
-            raise CheckpointError(
-                f"rank 0 does not see what rank {missing[0]} wrote to {save.folder}: all nodes "
-                "must share the run folder's file system."
-            )
         files: dict[str, Any] = {}
-        for rank in range(self._ranks.world):
-            description = save.folder / _description_name(rank)
+        for rank, description in enumerate(self._descriptions(save)):
+            if not description.is_file():
+                raise CheckpointError(
+                    f"rank 0 does not see what rank {rank} wrote to {save.folder}: all nodes must "
+                    "share the run folder's file system."
+                )
             files |= json.loads(description.read_text())
             description.unlink()
         manifest = save.facts | {"facts": self._facts, "circumstances": self._circumstances}
@@ -288,8 +272,7 @@ class Checkpoints:
         self._prune()
 
     def _prune(self) -> None:
-        """Remove rolling checkpoints that newer ones have replaced; never the one this run came
-        from, the only one known to load."""
+        """Remove old rolling checkpoints, but not the one this run came from: that one loads."""
         rolling = []
         for step, path in sorted(checkpoints_in(self.folder).items()):
             try:
@@ -315,9 +298,8 @@ class Checkpoints:
             ) from error
 
     def _way_on(self) -> str:
-        steps = [
-            s for s, path in checkpoints_in(self.folder).items() if (path / MANIFEST).is_file()
-        ]
+        found = checkpoints_in(self.folder).items()
+        steps = [step for step, path in found if (path / MANIFEST).is_file()]
         last = f"Step {max(steps)} is saved and whole" if steps else "There is no earlier one"
         return f"{last}; make room (or mend what is wrong) and run the same command again."
 
@@ -326,13 +308,10 @@ class Checkpoints:
 class _Save:
     """One save under way."""
 
+    step: int
     folder: Path
     facts: dict[str, Any]
     done: "Future[None] | None" = None  # this rank's files, in the background
-
-    @property
-    def step(self) -> int:
-        return int(self.facts["step"])
 
 
 def _local_bytes(tensor: Tensor) -> int:
@@ -340,11 +319,6 @@ def _local_bytes(tensor: Tensor) -> int:
     if isinstance(tensor, DTensor):
         return tensor.to_local().nbytes
     return tensor.nbytes if dist.get_rank() == 0 else 0
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    known = {"version": 1, "inputs": {}}
-    return "; ".join(differences(known | {"settings": old}, known | {"settings": new}))
 
 
 def _cause(error: BaseException) -> str:
@@ -360,5 +334,40 @@ def _random_state_name(rank: int) -> str:
     return f"random-{rank:05d}.pt"
 
 
-def _description_name(rank: int) -> str:
-    return f".files-{rank:05d}.json"
+# ----------------------------------------------------------------------------- folders by name
+# Whatever does not count has a dot in front: half-written, damaged, on its way out.
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """By step. Whether they are whole is not asked. A copy under another name is the user's."""
+    steps = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
+    return {int(number): path for number, path in steps if number.isdecimal()}
+
+
+def set_aside(path: Path) -> Path:
+    """Where a damaged checkpoint is kept from now on."""
+    number, aside = 1, path.with_name(f".{path.name}.bad")
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f".{path.name}-{number}.bad")
+    path.rename(aside)
+    sync_directory(path.parent)
+    return aside
+
+
+def remove(path: Path) -> None:
+    """Renamed first: killed in between, half a checkpoint under its name would look damaged."""
+    hidden = path.with_name(f".{path.name}.removed")
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Of saves and removals that were killed."""
+    for kind in ("tmp", "removed"):
+        for path in folder.glob(f".step-*.{kind}"):
+            shutil.rmtree(path, ignore_errors=True)

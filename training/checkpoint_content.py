@@ -7,38 +7,48 @@ too: it is read with nothing but DCP's own classes allowed.
 """
 
 import pickle
-import random
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model_state_dict
 from torch.optim import Optimizer
-
-from training.state import TrainState
 
 TENSOR = "tensor in"  # the key of {"tensor in": name}, which stands for a tensor in the JSON part
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in parameters' names, of no meaning here
+
+
+class Stateful(Protocol):
+    """An object that a checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """All that a step changes. Data order and learning rate are functions of the step."""
+
+    model: nn.Module  # its parameters are DTensors, sharded by fully_shard
+    optimizer: Optimizer
+    extra: dict[str, Stateful] = field(default_factory=dict)  # the same on every rank
 
 
 # ---------------------------------------------------------------------------------- there and back
 
 
 def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors by name, sharing memory with the state, and the rest as JSON.
-
-    An optimizer that has made no step yet has nothing to save.
-    """
+    """The tensors by name, sharing memory with the state, and the rest as JSON."""
     tree = {
-        "model": _model_tensors(
-            state.model
-        ),  # first: it also brings all parameters to their shards
+        # First: it also brings all parameters to their shards.
+        "model": _model_tensors(state.model),
         "optimizer": _optimizer_state(state),
         "extra": {name: part.state_dict() for name, part in state.extra.items()},
     }
@@ -50,7 +60,7 @@ def prepare_optimizer(state: TrainState, names: set[str]) -> None:
     """Give a fresh optimizer the state for which there are tensors, to be loaded in place."""
     optimizer = state.optimizer
     if any(name.startswith("optimizer.") for name in names) and not optimizer.state:
-        _make_empty_state(optimizer)
+        _init_optim_state(optimizer)  # by a step of no length
     for name, parameter in _named_parameters(state):
         # A parameter that never had a gradient has no moments.
         if not any(found.startswith(f"optimizer.{name}.") for found in names):
@@ -79,18 +89,13 @@ def compare_names(wanted: Mapping[str, Tensor], there: Mapping[str, Any]) -> Non
             raise ValueError(f"it lacks {name}, which this run's model or optimizer has.")
         if name not in wanted:
             raise ValueError(f"it holds {name}, which this run's model or optimizer lacks.")
-        found: TensorStorageMetadata = there[name]
-        ours, theirs = (
-            (tuple(wanted[name].shape), wanted[name].dtype),
-            (tuple(found.size), found.properties.dtype),
-        )
-        if ours != theirs:
-            raise ValueError(
-                f"{name} is {_describe(*theirs)} in it and {_describe(*ours)} in this run."
-            )
+        ours, found = wanted[name], there[name]
+        mine, theirs = _kind(ours.shape, ours.dtype), _kind(found.size, found.properties.dtype)
+        if mine != theirs:
+            raise ValueError(f"{name} is {theirs} in it and {mine} in this run.")
 
 
-def _describe(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
     return f"{' x '.join(map(str, shape)) or 'a number'} of {str(dtype).removeprefix('torch.')}"
 
 
@@ -129,20 +134,6 @@ def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
             yield names[parameter], parameter
 
 
-def _make_empty_state(optimizer: Optimizer) -> None:
-    """As the first step makes it: a step of no length with gradients of zero, and no change."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-
-
 def plain_name(name: str) -> str:
     """A parameter's name without what checkpointing of activations and compilation put into it."""
     for wrapper in WRAPPERS:
@@ -158,9 +149,9 @@ def _take_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value.detach()
         return {TENSOR: name}
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {
-            _key(key, name): _take_tensors(inner, f"{name}.{key}".lstrip("."), tensors)
+            key: _take_tensors(inner, f"{name}.{key}".lstrip("."), tensors)
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
@@ -168,15 +159,9 @@ def _take_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(
-        f"{name} is a {type(value).__name__}; a checkpoint takes tensors, numbers, texts, lists "
-        "and dicts."
+        f"{name} is a {type(value).__name__}: {value}; a checkpoint takes tensors, numbers, texts, "
+        "lists, and dicts whose keys are texts."
     )
-
-
-def _key(key: Any, name: str) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"{name} has the key {key!r}; a checkpoint takes keys that are texts.")
-    return key
 
 
 def _put_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -193,23 +178,14 @@ def _put_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def save_random_state(path: Path) -> None:
-    """The generators of this process. Without dropout nothing draws from them."""
-    kind, keys, *rest = np.random.get_state()
-    content = {
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-    }
+    """torch's generators in this process. Only dropout draws from them."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     with path.open("wb") as file:  # given a path, torch hides a full disk in an error of its own
-        torch.save(content, file)
+        torch.save({"torch": torch.get_rng_state(), "cuda": cuda}, file)
 
 
 def restore_random_state(path: Path) -> None:
     content = torch.load(path, weights_only=True)
-    kind, keys, *rest = content["numpy"]
-    random.setstate(content["python"])
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(content["torch"])
     if content["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(content["cuda"])

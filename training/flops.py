@@ -7,7 +7,6 @@ the active ones); a pair is one query of one head that sees one key, where windo
 documents count. What is computed a second time to save memory does not count.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -55,21 +54,6 @@ def count_active_weights(model: Any) -> int:
     return count
 
 
-def attention_pairs(config: PretrainedConfig, lengths: Iterable[int]) -> int:
-    """Query-key pairs over all layers and query heads, for documents of these lengths."""
-    groups = config.num_key_value_heads
-    heads_per_group = config.num_attention_heads // groups
-    hybrid = getattr(config, "bosch", None)
-    num_full = hybrid["num_full"] if hybrid else [groups] * config.num_hidden_layers
-    full_heads = sum(num_full) * heads_per_group
-    windowed_heads = config.num_hidden_layers * config.num_attention_heads - full_heads
-    window = hybrid["window"] if hybrid else None
-    return sum(
-        full_heads * visible_pairs(length, None) + windowed_heads * visible_pairs(length, window)
-        for length in lengths
-    )
-
-
 def visible_pairs(length: int, window: int | None) -> int:
     """Of one head and one document: query i sees itself and those before it, at most `window`."""
     reach = length if window is None else min(window, length)
@@ -78,5 +62,14 @@ def visible_pairs(length: int, window: int | None) -> int:
 
 def training_flops(config: PretrainedConfig, num_weights: int, lengths: list[int]) -> int:
     """Forward and backward over documents of these lengths."""
-    pairs = attention_pairs(config, lengths)
+    groups = config.num_key_value_heads
+    hybrid = getattr(config, "bosch", None)
+    num_full = hybrid["num_full"] if hybrid else [groups] * config.num_hidden_layers
+    full_heads = sum(num_full) * (config.num_attention_heads // groups)
+    windowed_heads = config.num_hidden_layers * config.num_attention_heads - full_heads
+    window = hybrid["window"] if hybrid else None
+    pairs = sum(
+        full_heads * visible_pairs(length, None) + windowed_heads * visible_pairs(length, window)
+        for length in lengths
+    )
     return 6 * num_weights * sum(lengths) + 12 * head_size(config) * pairs

@@ -1,5 +1,5 @@
-"""What is watched while a model trains: numbers that are no numbers, losses that jump, and at the
-first step whether the model is the one that was meant."""
+"""What is watched: numbers that are no numbers, losses that jump, and at the first step whether the
+model is the one that was meant."""
 
 import math
 import statistics
@@ -53,9 +53,8 @@ class Guards:
         self.in_a_row = 0
         jumped = [
             f"{name} {value:.4g} against {statistics.fmean(history):.4g} before"
-            for name, value, history in (
-                ("loss", loss, self.losses),
-                ("gradient norm", norm, self.norms),
+            for name, value, history in zip(
+                ("loss", "gradient norm"), (loss, norm), (self.losses, self.norms), strict=True
             )
             if is_spike(value, history)
         ]
@@ -88,8 +87,7 @@ def is_spike(value: float, history: list[float]) -> bool:
 
 
 def check_gradients(model: Any, world: World) -> None:
-    """After the first backward: every parameter has a gradient, and one that is more than the
-    rounding of others."""
+    """After the first backward: name parameters without a gradient, but for rounding."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     squares = [
         0.0 if p.grad is None else float(local(p.grad).detach().float().square().sum())
@@ -106,8 +104,7 @@ def check_gradients(model: Any, world: World) -> None:
 
 
 def describe_first_losses(hybrid: float, full: float | None, vocab_size: int) -> list[str]:
-    """What the untrained model's losses tell, a line each. `full`: of the same model without its
-    windows."""
+    """What the untrained model's losses tell. `full`: of the same model without its windows."""
     guessing = math.log(vocab_size)
     if full is None:
         lines = [f"step 0: loss {hybrid:.4f}"]

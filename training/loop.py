@@ -18,39 +18,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_
 
 from bosch.config import TrainConfig
 from bosch.methods._interface import Learner
+from bosch.run.group import Group
 from bosch.run.progress import say, track
 from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
-from training.along import Along
 from training.checkpoint import Checkpoints
-from training.consensus import Consensus
+from training.checkpoint_content import TrainState
 from training.export import export_model
 from training.guards import Guards, check_gradients, describe_first_losses, without_windows
 from training.kernels import choose_kernels
 from training.loss import model_loss
-from training.meter import Meter
-from training.metrics import MetricsLog
+from training.metrics import Meter, MetricsLog
 from training.model_start import start_model
 from training.optimizer import (
-    clip_gradient,
+    Along,
     gradient_norm,
     make_optimizer,
-    set_learning_rate,
     trained_parameters,
 )
 from training.parallel import (
-    World,
     choose_switches,
     describe_environment,
     reshard,
     set_gradient_sync,
     start_world,
 )
-from training.schedule import TrainPlan, learning_rate, make_plan
+from training.schedule import learning_rate, make_plan
 from training.signals import Interruption
-from training.state import TrainState
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it, at every evaluated
 # step, and once more after a kill: it must find its own work done.
@@ -77,9 +74,8 @@ class TrainJob:
 
 
 def train(job: TrainJob) -> str | None:
-    """Train to the end. None: finished; else why training stopped before it (a signal, a STOP
-    file), everything saved."""
-    run = prepare(job)
+    """None: finished; else why it stopped before (a signal, a STOP file), everything saved."""
+    run = Run(job)
     settings, plan, world, model = job.settings, run.plan, run.world, run.model
     optimizer, parameters = run.state.optimizer, trained_parameters(model)
     along = run.along
@@ -104,9 +100,8 @@ def train(job: TrainJob) -> str | None:
             for done, batch in batches:
                 step = done + 1  # steps that are made once this one is
                 rate = learning_rate(settings, done, plan.num_steps)
-                set_learning_rate(optimizer, rate)
-                along.set_rates(done)
-                meter.got_data()
+                along.set_rates(rate, done)
+                meter.lap("data")
 
                 # Every target of the whole batch counts the same. fully_shard averages gradients
                 # over the ranks: times their number it is the sum.
@@ -130,11 +125,11 @@ def train(job: TrainJob) -> str | None:
                 worst = float(norm) if math.isfinite(along.gradient_norm) else math.nan
                 skipped = run.guards.judge(step, loss_value, worst, sequences)
                 if skipped is None:
-                    clip_gradient(parameters, norm, settings.clip_norm)
+                    clip_grads_with_norm_(parameters, settings.clip_norm, norm)
                     optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
                 along.after_step(step)
-                meter.computed()
+                meter.lap("compute")
 
                 is_evaluated = step in plan.evaluated_steps
                 log.write(
@@ -153,14 +148,14 @@ def train(job: TrainJob) -> str | None:
                 )
                 bar.advance(plan.batch_tokens, loss=loss_value)
 
-                reason = interruption.requested(step)
+                reason = interruption.requested()
                 run.checkpoints.poll()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step, milestone=is_evaluated)
                 if is_evaluated and not (reason and step < plan.num_steps):
                     run.checkpoints.finish()  # a kill during hours of evaluation shall not lose it
                     run.publish(step)
-                meter.saved()
+                meter.lap("checkpoint")
                 if reason and step < plan.num_steps:
                     run.checkpoints.finish()
                     return reason
@@ -168,62 +163,48 @@ def train(job: TrainJob) -> str | None:
     return None
 
 
-def prepare(job: TrainJob) -> "Run":
-    """Everything that is needed, checked, and told in a few lines."""
-    settings, world = job.settings, start_world()
-    switches = choose_switches(settings, world.device)
-    kernels, why = choose_kernels(settings.kernels, world.device)
-    seq_len, device = job.tokens.seq_len, world.device.type
-    plan = make_plan(
-        settings,
-        job.budget_tokens,
-        seq_len,
-        job.evaluated_shares,
-        world.size,
-        device,
-        job.tokens_before,
-    )
-    loader = Loader(job.tokens, plan.batch_sequences, job.document_mask)
-    loader.sequences(plan.num_steps - 1)  # refuses a plan that is longer than the tokens
-    introduction = [plan.describe(), f"{switches.describe()}, kernels {kernels} ({why})"]
-    if plan.evaluated_steps and (behind := plan.num_steps - plan.evaluated_steps[-1]):
-        introduction.append(
-            f"warning: the last {behind:,} steps are in no exported model; evaluate at 1.0 too"
-        )
-    for line in [*describe_environment(settings), *introduction]:
-        say(line)
-
-    model = start_model(job.model, world, switches, kernels)
-    guards = Guards(settings.spike)
-    optimizer = make_optimizer(model, settings)
-    along = Along(job.learner, optimizer, world)
-    state = TrainState(model, optimizer, {"guards": guards, **along.modules})
-    checkpoints = Checkpoints(
-        job.folder / "checkpoints",
-        {**job.facts, "num_steps": plan.num_steps},
-        settings.keep_checkpoints,
-        settings.async_checkpoints,
-        {"micro_batch_sequences": plan.micro_batch_sequences, "kernels": kernels},
-    )
-    # Made at once: ranks that are saving because their launcher is gone can meet nobody new.
-    ranks = Consensus()
-    return Run(job, plan, world, model, loader, state, guards, checkpoints, along, ranks)
-
-
-@dataclass(frozen=True)
 class Run:
-    """What the loop works with, and what it does at single steps."""
+    """What the loop works with, checked and told, and what it does at single steps."""
 
-    job: TrainJob
-    plan: TrainPlan
-    world: World
-    model: Any
-    loader: Loader
-    state: TrainState
-    guards: Guards
-    checkpoints: Checkpoints
-    along: Along
-    ranks: Consensus
+    def __init__(self, job: TrainJob) -> None:
+        settings, world = job.settings, start_world()
+        switches = choose_switches(settings, world.device)
+        kernels, why = choose_kernels(settings.kernels, world.device)
+        self.job, self.world = job, world
+        self.plan = plan = make_plan(
+            settings,
+            job.budget_tokens,
+            job.tokens.seq_len,
+            job.evaluated_shares,
+            world.size,
+            world.device.type,
+            job.tokens_before,
+        )
+        self.loader = Loader(job.tokens, plan.batch_sequences, job.document_mask)
+        self.loader.sequences(plan.num_steps - 1)  # refuses a plan that is longer than the tokens
+        for line in describe_environment(settings):
+            say(line)
+        say(plan.describe())
+        say(f"{switches.describe()}, kernels {kernels} ({why})")
+        if plan.evaluated_steps and (behind := plan.num_steps - plan.evaluated_steps[-1]):
+            say(f"warning: the last {behind:,} steps are in no exported model; evaluate at 1.0 too")
+
+        self.model = start_model(job.model, world, switches, kernels)
+        self.guards = Guards(settings.spike)
+        optimizer = make_optimizer(self.model, settings)
+        self.along = Along(job.learner, optimizer, world)
+        self.state = TrainState(
+            self.model, optimizer, {"guards": self.guards, **self.along.modules}
+        )
+        self.checkpoints = Checkpoints(
+            job.folder / "checkpoints",
+            {**job.facts, "num_steps": plan.num_steps},
+            settings.keep_checkpoints,
+            settings.async_checkpoints,
+            {"micro_batch_sequences": plan.micro_batch_sequences, "kernels": kernels},
+        )
+        # Made at once: ranks that are saving because their launcher is gone can meet nobody new.
+        self.ranks = Group.current()
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.world.rank, self.world.size)

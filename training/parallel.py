@@ -25,7 +25,6 @@ from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
-    OffloadPolicy,
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
@@ -240,28 +239,20 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
         return
     options: dict[str, Any] = {
         "mesh": world.mesh,
-        "mp_policy": precision_policy(switches.precision),
-        "offload_policy": offload_policy(switches.cpu_offload, world.device),
         "reshard_after_forward": switches.reshard_after_forward,
     }
+    if switches.precision != "fp32":
+        # Parameters are fp32 always; bf16 copies compute, and gradients are summed in fp32.
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+    if switches.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
     for block in layers:
         fully_shard(block, **options)
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         fully_shard(model.model.embed_tokens, **options)
     fully_shard(model, **(options | {"reshard_after_forward": False}))
-
-
-def precision_policy(precision: str) -> MixedPrecisionPolicy:
-    """Parameters are fp32 always; bf16 copies compute, and gradients are summed in fp32."""
-    if precision == "fp32":
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-def offload_policy(offload: bool, device: torch.device) -> OffloadPolicy:
-    if not offload:
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
 
 def state_device(world: World, switches: Switches) -> torch.device:

@@ -75,8 +75,7 @@ def make_plan(
 
 
 def choose_micro_batch(settings: Any, seq_len: int, world_size: int, device_type: str) -> int:
-    """Sequences at once on a rank: as asked, else as many as MICRO_BATCH_TOKENS and the batch
-    allow."""
+    """Sequences at once on a rank: as asked, else what MICRO_BATCH_TOKENS and the batch allow."""
     batch, asked = settings.batch_sequences, settings.micro_batch_sequences
     if batch % world_size:
         raise ValueError(

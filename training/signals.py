@@ -1,9 +1,9 @@
 """Ending well: a signal or a STOP file ends training after the step, and nobody outlives its
-launcher or waits for the dead.
+launcher. (That nobody waits for a dead rank is in bosch/run/ranks.py.)
 
     with Interruption(folder) as interruption:
         ...
-        if reason := interruption.requested(step):    # the same answer on every rank
+        if reason := interruption.requested():    # the same answer on every rank
             save, and return
 
 `accelerate launch` with one process leaves that process behind, unsignaled, when it is ended
@@ -18,11 +18,10 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
-from training.consensus import Consensus
-from training.heartbeat import Heartbeat
+from bosch.run.group import Group
 
 STOP = "STOP"
 STOP_NUMBER = 1_000  # above every signal's
@@ -41,38 +40,31 @@ class Interruption:
     def __init__(self, folder: Path) -> None:
         """folder: of the stage; a STOP file may lie in it or in the run's folder above."""
         self._stop_files = (folder / STOP, folder.parent / STOP)
-        self._ranks = Consensus()
-        self._signal: int | None = None
+        self._ranks = Group.current()
+        self._signal = 0
         self._since = 0.0  # when the signal came
         self._handlers: dict[signal.Signals, Any] = {}
-        self._heartbeat = Heartbeat(folder / ".heartbeat", self._ranks.rank, self._ranks.world)
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._handlers[number] = signal.signal(number, self._request)
-        self._follow_launcher()
-        self._heartbeat.clear()
-        self._ranks.wait()  # now nobody takes an earlier launch's dead for one of this
-        self._heartbeat.start()
+        if sys.platform == "linux" and any(name in os.environ for name in LAUNCHER_VARIABLES):
+            parent = os.getppid()
+            ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != parent:  # it ended before the kernel knew
+                self._signal = signal.SIGTERM
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._heartbeat.stop(ended=error is None)
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def requested(self, step: int) -> str | None:
-        """Why training should end after this step, or None. Every rank calls this, after each
-        step."""
-        wish = self._signal or 0
+    def requested(self) -> str | None:
+        """Why training should end now, or None. Every rank calls this, after each step."""
+        wish = self._signal
         if self._ranks.rank == 0 and any(path.exists() for path in self._stop_files):
             wish = STOP_NUMBER
-        wish = self._ranks.largest(wish)
+        wish = max(self._ranks.gather(wish))
         if wish < STOP_NUMBER:
             return signal.Signals(wish).name if wish else None
         if self._ranks.rank == 0:
@@ -82,18 +74,10 @@ class Interruption:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._signal is None:
+        if not self._signal:
             self._since = now
             if self._ranks.rank == 0:  # not `say`: a signal may come in the midst of a print
                 os.write(2, f"{signal.Signals(number).name}: {ENDS}\n".encode())
         elif number == signal.SIGINT and now > self._since + SAME_CTRL_C_SECONDS:
             raise KeyboardInterrupt
         self._signal = self._signal or number
-
-    def _follow_launcher(self) -> None:
-        if sys.platform != "linux" or not any(name in os.environ for name in LAUNCHER_VARIABLES):
-            return
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the kernel knew
-            self._signal = self._signal or signal.SIGTERM

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +31,7 @@ class Documents:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """Ends over the rows laid behind one another, as the flash kernels want them: int32,
-        starting with 0.
-        """
+        """Ends in one row of all rows, from 0 on, int32: what the flash kernels take."""
         num_tokens = self.rows[0][-1]
         ends = [row * num_tokens + end for row, ends in enumerate(self.rows) for end in ends[1:]]
         return torch.tensor([0, *ends], dtype=torch.int32, device=self.device)
@@ -79,9 +77,8 @@ class AttentionCall:
         return self.q_BHTD.shape[1] != self.k_BGSD.shape[1]
 
     def without_idle_window(self) -> AttentionCall:
-        """The same call with keys no query can reach dropped, and no window where it hides nothing.
-
-        A decoding step over a rolling cache becomes plain attention over what the cache holds.
+        """The same call without keys no query can reach, and without a window that hides nothing:
+        a decoding step over a rolling cache becomes plain attention over what the cache holds.
         """
         if self.window_tokens is None:
             return self
@@ -97,22 +94,18 @@ class AttentionCall:
         return replace(self, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, window_tokens=window)
 
 
-class Backend(Protocol):
-    """The shape of a module in this folder."""
-
-    def unavailable(self) -> str | None: ...
-
-    def supports(self, call: AttentionCall) -> str | None: ...
-
-    def attend(self, call: AttentionCall) -> Tensor: ...
+def check_window(window_tokens: int) -> int:
+    if isinstance(window_tokens, bool) or not isinstance(window_tokens, int) or window_tokens < 1:
+        raise ValueError(
+            f"the window is {window_tokens!r}; it is a whole number of tokens, 1 or more."
+        )
+    return window_tokens
 
 
 def window_size(window_tokens: int | None) -> tuple[int, int]:
     """(left, right) as flash-attn and torch's varlen_attn count them: W tokens, the own one
-    included, are (W-1, 0).
-
-    The only place where the two conventions meet. Torch's documentation of varlen_attn says that
-    (W, 0) is a window of size W; its kernel, the same as flash-attn's, shows W+1 keys then.
+    included, are (W-1, 0). (Torch's documentation of varlen_attn says (W, 0); its kernel shows W+1
+    keys then.)
     """
     return (-1, 0) if window_tokens is None else (window_tokens - 1, 0)
 
@@ -123,9 +116,7 @@ def repeat_groups(x_BGSD: Tensor, num_heads: int) -> Tensor:
 
 
 def cumulative_lengths(call: AttentionCall) -> dict[str, Any]:
-    """The arguments of a variable-length kernel: `cu_seqlens` of queries and keys, and their
-    longest lengths.
-    """
+    """For a variable-length kernel: `cu_seqlens` of queries and keys, their longest lengths."""
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
     if call.documents is not None:
         ends, longest = call.documents.cu_seqlens, call.documents.max_tokens

@@ -70,13 +70,11 @@ def _documents_mask(
     with torch.inference_mode(False):
         index_BT, see = documents.index_BT(), _sees(0, window_tokens)
 
-        def see_own_document(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        def see_own(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return see(b, h, q, k) & (index_BT[b, q] == index_BT[b, k])
 
         device = documents.device
-        return create_block_mask(
-            see_own_document, batch, None, num_tokens, num_tokens, device=device
-        )
+        return create_block_mask(see_own, batch, None, num_tokens, num_tokens, device=device)
 
 
 @lru_cache(maxsize=64)

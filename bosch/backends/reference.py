@@ -1,6 +1,4 @@
-"""Attention written out in a few lines, to be read beside the paper; every other backend is tested
-against it.
-"""
+"""Attention in a few lines, to read beside the paper; every other backend is tested against it."""
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, N 1 or H
 
 from collections.abc import Sequence

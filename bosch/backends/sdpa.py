@@ -103,8 +103,8 @@ def _full(call: AttentionCall) -> Tensor:
 
 
 def _behind_past(call: AttentionCall, past: int) -> Tensor:
-    """What the queries see before the first of them, without a mask, and what they see of
-    themselves, put together by their shares of the softmax: 0.75 of the time that a mask takes."""
+    """What the queries see of the past and of themselves, each without a mask, put together by
+    their shares of the softmax: 0.75 of the time that a mask takes."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     parts = [
         kernel(call.q_BHTD, call.k_BGSD[:, :, keys], call.v_BGSD[:, :, keys], 0.0, is_causal,
@@ -123,8 +123,7 @@ def _is_decoding_on_cpu(call: AttentionCall) -> bool:
 
 
 def _banded(call: AttentionCall) -> Iterator[Tensor]:
-    """Windowed attention of one batch row, piece by piece as (M, H, C, D): M blocks of C query
-    rows.
+    """Windowed attention of one batch row in pieces (M, H, C, D): M blocks of C query rows.
 
     `without_idle_window` has cut the keys: S <= T + W - 1.
     """
@@ -175,9 +174,7 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
 def _diagonal_blocks(
     mask_BNTS: Tensor, row: int, column: int, num_blocks: int, block: int, reach: int
 ) -> Tensor:
-    """(M, N, C, L): the parts of a mask that the blocks of a band look at, as a view along its
-    diagonal.
-    """
+    """(M, N, C, L): the parts of a mask that the blocks look at, a view along its diagonal."""
     mask_NTS = mask_BNTS[0]
     by_head, by_row, by_column = mask_NTS.stride()
     offset = mask_NTS.storage_offset() + row * by_row + column * by_column
@@ -188,11 +185,9 @@ def _diagonal_blocks(
 
 
 def _block_queries(window: int, needs_grad: bool) -> int:
-    """32 queries a block are the fastest or within 5 % of it for every window (one CPU thread, W 64
-    to 1024).
+    """32 are the fastest or within 5 % of it for every window (one CPU thread, W 64 to 1024).
 
-    Training makes the gradient of the overlapping view, (C+W-1)/C copies of K and V: larger blocks
-    there.
+    Training makes the gradient of the overlapping view, (C+W-1)/C copies of K and V: larger blocks.
     """
     return max(64, window // 2) if needs_grad else 32
 
@@ -253,12 +248,5 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
         # Grouped heads under a mask fall back to the slow math kernel everywhere but on the CPU.
         k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
     return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        dropout_p=call.dropout,
-        scale=call.scaling,
-        is_causal=is_causal,
-        enable_gqa=grouped,
+        q, k, v, mask, call.dropout, is_causal, scale=call.scaling, enable_gqa=grouped
     )

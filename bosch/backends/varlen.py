@@ -1,6 +1,4 @@
-"""The flash attention of torch's core, `torch.nn.attention.varlen.varlen_attn` (torch >= 2.11,
-CUDA).
-"""
+"""The flash attention of torch's core, `varlen_attn` (torch >= 2.11, CUDA)."""
 # B batch, H query heads, T queries, D head size
 
 import inspect

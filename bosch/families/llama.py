@@ -1,7 +1,5 @@
 """Llama as a hybrid."""
 
-from typing import Any
-
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bosch.hybrid.models import HybridCausalLM, HybridConfig
@@ -12,7 +10,6 @@ plain_model_class = LlamaForCausalLM
 
 class BoschLlamaConfig(HybridConfig, LlamaConfig):
     model_type = "bosch_llama"
-    bosch: dict[str, Any] | None = None
 
 
 class BoschLlamaForCausalLM(HybridCausalLM, LlamaForCausalLM):

@@ -1,7 +1,5 @@
 """Mistral as a hybrid."""
 
-from typing import Any
-
 from transformers import MistralConfig, MistralForCausalLM
 
 from bosch.hybrid.models import HybridCausalLM, HybridConfig
@@ -12,7 +10,6 @@ plain_model_class = MistralForCausalLM
 
 class BoschMistralConfig(HybridConfig, MistralConfig):
     model_type = "bosch_mistral"
-    bosch: dict[str, Any] | None = None
 
 
 class BoschMistralForCausalLM(HybridCausalLM, MistralForCausalLM):

@@ -1,7 +1,5 @@
 """Qwen2 as a hybrid."""
 
-from typing import Any
-
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from bosch.hybrid.models import HybridCausalLM, HybridConfig
@@ -12,7 +10,6 @@ plain_model_class = Qwen2ForCausalLM
 
 class BoschQwen2Config(HybridConfig, Qwen2Config):
     model_type = "bosch_qwen2"
-    bosch: dict[str, Any] | None = None
 
 
 class BoschQwen2ForCausalLM(HybridCausalLM, Qwen2ForCausalLM):

@@ -1,7 +1,5 @@
 """Qwen3 as a hybrid."""
 
-from typing import Any
-
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from bosch.hybrid.models import HybridCausalLM, HybridConfig
@@ -12,7 +10,6 @@ plain_model_class = Qwen3ForCausalLM
 
 class BoschQwen3Config(HybridConfig, Qwen3Config):
     model_type = "bosch_qwen3"
-    bosch: dict[str, Any] | None = None
 
 
 class BoschQwen3ForCausalLM(HybridCausalLM, Qwen3ForCausalLM):

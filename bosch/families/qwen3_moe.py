@@ -1,7 +1,5 @@
 """Qwen3Moe as a hybrid."""
 
-from typing import Any
-
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from bosch.hybrid.models import HybridCausalLM, HybridConfig
@@ -12,7 +10,6 @@ plain_model_class = Qwen3MoeForCausalLM
 
 class BoschQwen3MoeConfig(HybridConfig, Qwen3MoeConfig):
     model_type = "bosch_qwen3_moe"
-    bosch: dict[str, Any] | None = None
 
 
 class BoschQwen3MoeForCausalLM(HybridCausalLM, Qwen3MoeForCausalLM):

@@ -1,3 +1,1 @@
-"""Hybrid attention: the functions registered with transformers, the caches and the model classes of
-our checkpoints.
-"""
+"""Hybrid attention: the functions registered with transformers, caches and model classes."""

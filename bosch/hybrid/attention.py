@@ -1,19 +1,11 @@
 """The attention function and the mask function registered with transformers under the name `bosch`.
 
-SEARCH: a stock model of a family in bosch/families, loaded with `attn_implementation="bosch"` and
-called as
+SEARCH: a stock model of a family in bosch/families, loaded with `attn_implementation="bosch"`,
+takes a mask of groups as an argument of its call (bosch/hybrid/search_mode.py). DEPLOY: a
+materialized model carries `config.bosch`; its groups are ordered [full..., window...] in each
+layer.
 
-    model(ids, use_cache=False, bosch_mask=z, bosch_window=W)
-
-computes group g of layer l with full attention where `z[l][g]` is 1 and with a window of W tokens
-where it is 0. z travels through transformers' keyword arguments; nothing is stored, so changing it
-costs nothing. Without a mask the model is the dense one. With `bosch_gates` groups lie between the
-two (bosch/hybrid/mixed.py).
-
-DEPLOY: a materialized model carries `config.bosch`; its groups are ordered [full..., window...] in
-each layer.
-
-Each layer makes one call over its full groups and one over its window groups (`dispatch` picks the
+A layer makes one call over its full groups and one over its window groups (`dispatch` picks the
 backends). Further keyword arguments of a call: `bosch_backend` names a backend, `cu_seq_lens_q`
 tells where packed documents end if their position_ids do not; `bosch_no_output` is for a call that
 fills the cache and whose output nobody reads: zeros.
@@ -21,7 +13,6 @@ fills the cache and whose output nobody reads: zeros.
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +20,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from bosch.backends._interface import AttentionCall, Documents
+from bosch.backends._interface import AttentionCall, Documents, check_window
 from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
 from bosch.hybrid.documents import (
@@ -39,8 +30,7 @@ from bosch.hybrid.documents import (
     given_documents,
     hide_other_documents,
 )
-from bosch.hybrid.groups import original_order, pick
-from bosch.hybrid.mixed import check_gates, mixed_attention
+from bosch.hybrid.search_mode import has_empty_slots, search_attention
 from bosch.plugins import list_plugins
 
 NAME = "bosch"
@@ -50,35 +40,18 @@ FAMILIES = list_plugins("bosch.families")
 # refused: an ignored `s_aux`, `softcap` or misspelled `bosch_mask` would give wrong numbers in
 # silence.
 HARMLESS = frozenset(
-    {
-        "use_cache",
-        "cache_position",
-        "position_embeddings",
-        "num_items_in_batch",
-        "ignore_index",
-        "shift_labels",
-        "return_dict",
-        "output_hidden_states",
-        "output_router_logits",
-        "cu_seq_lens_k",  # the same as those of the queries, which are read
-        "max_length_q",
-        "max_length_k",
-    }
+    "use_cache cache_position position_embeddings num_items_in_batch ignore_index shift_labels "
+    "return_dict output_hidden_states output_router_logits max_length_q max_length_k "
+    "cu_seq_lens_q cu_seq_lens_k".split()  # the queries' are read, those of the keys are the same
 )
 NOT_CAUSAL = (
     "attn_implementation='bosch' computes causal attention only; this call, or its config, says "
     "is_causal=False."
 )
-STATIC_FOR_BASE = (
-    "a static cache was given to the base model of a hybrid alone, where its empty slots count "
-    "as text. Call the whole model (logits_to_keep=1 leaves out the rest), or use a DynamicCache."
-)
 
 
 def register() -> None:
-    """Make `attn_implementation="bosch"` known. Without its own mask function transformers would
-    drop the padding.
-    """
+    """Make `attn_implementation="bosch"` known, with a mask function: or padding gets lost."""
     AttentionInterface.register(NAME, bosch_attention)
     AttentionMaskInterface.register(NAME, bosch_mask_function)
 
@@ -109,43 +82,34 @@ def bosch_attention(
             f"attn_implementation='bosch' was given a mask of {attention_mask.dtype}; it takes "
             "boolean ones (True: visible)."
         )
-    num_queries, groups = query_BHTD.shape[2], None
+    num_queries = query_BHTD.shape[2]
     num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
     mask, documents = _keep_documents_apart(
         module, query_BHTD, num_past, attention_mask, position_ids, others.get("cu_seq_lens_q")
     )
-    common: dict[str, Any] = {
-        "scaling": scaling,
-        "mask_BNTS": mask,
-        "documents": documents,
-        "dropout": dropout,
-    }
+    common: dict[str, Any] = {"scaling": scaling, "dropout": dropout}
+    common |= {"mask_BNTS": mask, "documents": documents}
     is_hybrid = isinstance(key, Split) or getattr(module.config, "bosch", None) is not None
     if is_hybrid or bosch_window is not None:
         _refuse_looking_ahead(attention_mask, num_past)
-    if is_hybrid:
-        if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
-            raise ValueError(
-                "bosch_mask, bosch_window and bosch_gates are for stock models; the groups of this "
-                "one are fixed already."
-            )
-        calls = _deploy_calls(module, query_BHTD, key, value, common)
-    else:
+    if not is_hybrid:
         assert isinstance(key, Tensor)
         assert isinstance(value, Tensor)
         call = AttentionCall(query_BHTD, key, value, **common)
-        if bosch_gates is not None:
-            row, window = _mixed_row(module, call, bosch_mask, bosch_window, bosch_gates)
-            gates_G = bosch_gates[module.layer_idx]
-            return mixed_attention(call, gates_G, row, window, bosch_backend).contiguous(), None
-        calls, groups = _search_calls(module, call, bosch_mask, bosch_window)
-
+        out_BTHD = search_attention(
+            module, call, bosch_mask, bosch_window, bosch_gates, bosch_backend
+        )
+        return out_BTHD.contiguous(), None
+    if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
+        raise ValueError(
+            "bosch_mask, bosch_window and bosch_gates are for stock models; the groups of this "
+            "one are fixed already."
+        )
+    calls = _deploy_calls(module, query_BHTD, key, value, common)
     outputs = [attend(call, bosch_backend).transpose(1, 2) for call in calls]
     out_BTHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    if groups is not None:
-        out_BTHD = original_order(out_BTHD, groups)
     return out_BTHD.contiguous(), None
 
 
@@ -160,10 +124,8 @@ def bosch_mask_function(
     **others: Any,
 ) -> Tensor | None:
     """None for every causal call without padding, packed ones included: the attention function
-    aligns queries and keys itself and finds documents in the position ids, so that no T x S mask is
-    ever built for a long text.
-
-    transformers builds such masks for chunks of a prompt and for packed documents.
+    aligns queries and keys itself and finds documents in the position ids. So no T x S mask is ever
+    built for a long text, where transformers does for chunks of a prompt and packed documents.
     """
     if others.get("allow_is_bidirectional_skip") or not getattr(
         others.get("config"), "is_causal", True
@@ -199,90 +161,6 @@ def bosch_mask_function(
     return None if mask_BNTS is None else as_type(mask_BNTS, MASK_TYPE)
 
 
-# ------------------------------------------------------------------------------------------- search
-
-
-def _search_calls(
-    module: Any, call: AttentionCall, bosch_mask: Any, bosch_window: int | None
-) -> tuple[list[AttentionCall], list[int] | None]:
-    """The calls of a layer of a stock model, and the groups in the order their outputs come (None:
-    as they are).
-    """
-    if (bosch_mask is None) != (bosch_window is None):
-        raise ValueError(
-            "bosch_mask and bosch_window belong together: give both, or neither for the dense "
-            "model."
-        )
-    if bosch_mask is None or bosch_window is None:
-        return [call], None
-    row = _mask_row(bosch_mask, module, call.k_BGSD.shape[1])
-    window = check_window(bosch_window)
-    full, windowed = ([g for g, bit in enumerate(row) if bit == kind] for kind in (1, 0))
-    if windowed:
-        _refuse_empty_slots(call)
-    calls = [replace(pick(call, full), window_tokens=None)] if full else []
-    if windowed:
-        calls.append(replace(pick(call, windowed), window_tokens=window))
-    return calls, (full + windowed if full and windowed else None)
-
-
-def _mixed_row(
-    module: Any, call: AttentionCall, bosch_mask: Any, bosch_window: int | None, bosch_gates: Any
-) -> tuple[list[int | None], int]:
-    """What the groups of a layer compute (1: full, 0: window, None: both), and the window."""
-    if bosch_window is None:
-        raise ValueError("bosch_gates and bosch_window belong together: give both.")
-    num_groups = call.k_BGSD.shape[1]
-    check_gates(bosch_gates, module.config.num_hidden_layers, num_groups)
-    _refuse_empty_slots(call)
-    window = check_window(bosch_window)
-    if bosch_mask is None:
-        return [None] * num_groups, window
-    return _mask_row(bosch_mask, module, num_groups, (0, 1, None)), window
-
-
-def _mask_row(
-    bosch_mask: Any, module: Any, num_groups: int, known: tuple[Any, ...] = (0, 1)
-) -> list[Any]:
-    """z of this layer as a list of 0 and 1, and None where it may stand."""
-    num_layers, layer = module.config.num_hidden_layers, module.layer_idx
-    if len(bosch_mask) != num_layers:
-        raise ValueError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
-    row = bosch_mask[layer]
-    row = row.tolist() if hasattr(row, "tolist") else list(row)
-    if len(row) != num_groups or any(bit not in known for bit in row):
-        raise ValueError(
-            f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
-            "heads, 1 for full attention "
-            "or 0 for the window."
-        )
-    return [bit if bit is None else int(bit) for bit in row]
-
-
-def check_window(window_tokens: int) -> int:
-    if isinstance(window_tokens, bool) or not isinstance(window_tokens, int) or window_tokens < 1:
-        raise ValueError(
-            f"the window is {window_tokens!r}; it is a whole number of tokens, 1 or more."
-        )
-    return window_tokens
-
-
-def _refuse_empty_slots(call: AttentionCall) -> None:
-    """A stock static cache ends in empty slots: where the queries stand, and so their windows,
-    cannot be known.
-    """
-    if _has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
-        raise ValueError(
-            "bosch_mask with a static cache: use a DynamicCache (or none) in search mode, or "
-            "materialize the model first."
-        )
-
-
-def _has_empty_slots(q_BHTD: Tensor, k_BGSD: Tensor, mask_BNTS: Tensor | None) -> bool:
-    has_past = k_BGSD.shape[2] > q_BHTD.shape[2]
-    return has_past and mask_BNTS is not None and not bool(mask_BNTS[:, :, -1, -1].any())
-
-
 # ------------------------------------------------------------------------------------------- deploy
 
 
@@ -297,8 +175,12 @@ def _deploy_calls(
     if common["mask_BNTS"] is not None and common["mask_BNTS"].shape[1] != 1:
         raise ValueError("a mask for single heads: the heads of this hybrid are in another order.")
     if not isinstance(key, Split):  # no cache, or a plain dynamic one, which holds every position
-        if _has_empty_slots(query_BHTD, key, common["mask_BNTS"]):
-            raise ValueError(STATIC_FOR_BASE)
+        if has_empty_slots(query_BHTD, key, common["mask_BNTS"]):
+            raise ValueError(
+                "a static cache was given to the base model of a hybrid alone, where its empty "
+                "slots count as text. Call the whole model (logits_to_keep=1 leaves out the rest), "
+                "or use a DynamicCache."
+            )
         num_past = key.shape[2] - num_queries
         key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
 
@@ -310,11 +192,15 @@ def _deploy_calls(
             k_BGSD, v_BGSD = k_BGSD[:, :, :num_keys], v_BGSD[:, :, :num_keys]
         calls.append(AttentionCall(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD, **common))
     if num_full < num_groups:
-        q_BHTD, window = query_BHTD[:, num_full_heads:], check_window(config.bosch["window"])
-        k_BGLD, v_BGLD = key.window_BGLD, value.window_BGLD
-        call = AttentionCall(q_BHTD, k_BGLD, v_BGLD, window_tokens=window, **common)
-        in_ring = key.positions_L is not None
-        calls.append(_at_positions(call, key) if in_ring else _at_the_end(call))
+        window: int | None = check_window(config.bosch["window"])
+        mask_BNTS, num_keys = common["mask_BNTS"], key.window_BGLD.shape[2]
+        if key.positions_L is not None:
+            mask_BNTS, window = _ring_mask(mask_BNTS, key, window, num_queries), None
+        elif mask_BNTS is not None:  # its last columns belong to the keys
+            mask_BNTS = mask_BNTS[..., -num_keys:]
+        parts = query_BHTD[:, num_full_heads:], key.window_BGLD, value.window_BGLD
+        common = common | {"mask_BNTS": mask_BNTS}
+        calls.append(AttentionCall(*parts, window_tokens=window, **common))
     return calls
 
 
@@ -330,29 +216,15 @@ def _refuse_part_of_groups(module: Any, key: Any, num_groups: int) -> None:
         )
 
 
-def _at_the_end(call: AttentionCall) -> AttentionCall:
-    """The keys are the last positions, in order: the last columns of the mask belong to them."""
-    if call.mask_BNTS is None:
-        return call
-    return replace(call, mask_BNTS=call.mask_BNTS[..., -call.k_BGSD.shape[2] :])
-
-
-def _at_positions(call: AttentionCall, key: Split) -> AttentionCall:
-    """The keys lie in the ring of a static cache: the window goes into the mask, by their
-    positions.
-    """
-    positions_L, window = key.positions_L, call.window_tokens
-    assert positions_L is not None
-    assert window is not None
-    assert call.mask_BNTS is not None
-    queries_T1 = (
-        key.first_query + torch.arange(call.q_BHTD.shape[2], device=positions_L.device)[:, None]
-    )
+def _ring_mask(mask_BNTS: Tensor, key: Any, window: int | None, num_queries: int) -> Tensor:
+    """For keys that lie in the ring of a static cache: their positions say what a window hides."""
+    positions_L = key.positions_L
+    queries_T1 = key.first_query + torch.arange(num_queries, device=positions_L.device)[:, None]
     inside_TL = (
         (positions_L >= 0) & (positions_L <= queries_T1) & (positions_L > queries_T1 - window)
     )
-    columns_BNTL = call.mask_BNTS.index_select(-1, positions_L.clamp_min(0))
-    return replace(call, mask_BNTS=columns_BNTL & inside_TL, window_tokens=None)
+    columns_BNTL: Tensor = mask_BNTS.index_select(-1, positions_L.clamp_min(0))
+    return columns_BNTL & inside_TL
 
 
 # --------------------------------------------------------------------------------------------- both
@@ -367,10 +239,8 @@ def _keep_documents_apart(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor | None, Documents | None]:
     """The mask as bool, with packed documents hidden from each other, or the documents where there
-    is none. A mask of the caller's own is followed as it is.
-
-    transformers sees them only without a cache, and with `use_cache` left at its default a stock
-    model has one.
+    is none. A mask of the caller's own is followed as it is. (transformers itself sees packed
+    documents only without a cache, which a stock model has by default.)
     """
     batch, _, num_queries, _ = query_BHTD.shape
     is_ours = mask_BNTS is not None and mask_BNTS.dtype == MASK_TYPE
@@ -400,9 +270,7 @@ def _refuse_looking_ahead(mask_BNTS: Tensor | None, num_past: int | Tensor) -> N
 
 
 def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:
-    """Whether no query sees the next token: so it is for causal and packed masks, not for blocks
-    that see all of themselves.
-    """
+    """Whether no query sees the next token, as in causal and packed masks."""
     if mask_function is None or num_tokens < 2:
         return True
     here = torch.arange(num_tokens - 1, device=device)
@@ -426,15 +294,13 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
             if value is False:
                 raise ValueError(NOT_CAUSAL)
             continue
-        if name in HARMLESS or name == "cu_seq_lens_q" or value is None or value is False:
+        if name in HARMLESS or value is None or value is False:
             continue
         if name == "sliding_window":
             raise ValueError(
                 f"this model has a sliding window of its own ({value} tokens), which "
-                "attn_implementation='bosch' does not "
-                "mix with its own groups. Load it with sliding_window=None (full attention "
-                "everywhere) if that is the "
-                "model you mean."
+                "attn_implementation='bosch' does not mix with its own groups. Load it with "
+                "sliding_window=None (full attention everywhere) if that is the model you mean."
             )
         raise ValueError(
             f"attn_implementation='bosch' cannot honor the argument {name}; it would be ignored. "

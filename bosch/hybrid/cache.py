@@ -2,16 +2,15 @@
 groups.
 
 `hybridize_cache` swaps the layers of any cache transformers has just built (dynamic, static,
-quantized, offloaded) for `HybridLayer`s; `generate` and `forward` of our models call it. What a
-`HybridLayer` returns instead of keys and values is a `Split`, which transformers hands to the
-attention function untouched.
+quantized, offloaded) for `HybridLayer`s; `generate` and `forward` of our models call it. A
+`HybridLayer` returns a `Split` for keys and for values, which transformers hands to the attention
+function untouched.
 """
 # B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, D head size
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,29 +20,22 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
 
 class Split(NamedTuple):
-    """What the cache holds for one layer after an update, the new tokens included; None where a
-    part has no groups.
-    """
+    """What the cache holds for one layer, new tokens included; None where a part has no groups."""
 
     full_BGSD: Tensor | None
-    window_BGLD: (
-        Tensor | None
-    )  # the last L positions, in order, unless `positions_L` says otherwise
+    window_BGLD: Tensor | None  # the last L positions in order, unless `positions_L` tells others
     first_query: int | Tensor  # position of the first new token; a 0-dim tensor in a static cache
-    positions_L: Tensor | None = (
-        None  # position of each entry of the window part; negative: not filled
-    )
+    # Position of each entry of the window part; negative: not filled.
+    positions_L: Tensor | None = None
 
 
 # ------------------------------------------------------------------------------- one kind of groups
 
 
 class GrowingLayer(DynamicLayer):
-    """All positions, in a buffer that grows by a quarter: a token at a long context does not copy
-    the cache.
+    """All positions, in a buffer that grows by a quarter; `keys` and `values` are views of it.
 
-    (transformers' `DynamicLayer` concatenates, which copies everything for each new token.) `keys`
-    and `values` are views of the tokens held.
+    (transformers' `DynamicLayer` concatenates, which copies everything for each new token.)
     """
 
     SPARE_TOKENS = 256  # room left behind a prompt, so that a short answer never moves it
@@ -56,11 +48,11 @@ class GrowingLayer(DynamicLayer):
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
-        return None if self._buffers is None else self._buffers[0][:, :, self._start : self._stop]
+        return None if self._buffers is None else self._held()[0]
 
     @property
     def values(self) -> Tensor | None:  # type: ignore[override]
-        return None if self._buffers is None else self._buffers[1][:, :, self._start : self._stop]
+        return None if self._buffers is None else self._held()[1]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -147,8 +139,7 @@ class RollingLayer(GrowingLayer):
     """The last W-1 positions, what a new token sees beside itself. Returns them with the new ones.
 
     With `record_past` (assisted decoding) nothing is dropped before the next `crop`, so that
-    rejected tokens can be taken back. W = 1 holds nothing; transformers'
-    `DynamicSlidingWindowLayer` keeps everything there.
+    rejected tokens can be taken back.
     """
 
     is_sliding = True
@@ -173,7 +164,8 @@ class RollingLayer(GrowingLayer):
         if self.record_past or new <= self.SPARE_TOKENS:
             self._append(key_states, value_states)
             keys, values = self._held()
-            self._drop_old()
+            if not self.record_past:
+                self._drop_old()
             return keys[:, :, -(past + new) :], values[:, :, -(past + new) :]
         # A long piece of prompt passes by; only its end is worth a buffer.
         keys, values = key_states, value_states
@@ -197,14 +189,13 @@ class RollingLayer(GrowingLayer):
         if self.num_held - remove < min(left, self.window_tokens - 1):
             raise RuntimeError(
                 f"cannot take back {remove} tokens: the rolling cache holds {self.num_held} "
-                "positions, and a "
-                f"window of {self.window_tokens} would need {min(left, self.window_tokens - 1)} of "
-                "those left. Call "
+                f"positions, and a window of {self.window_tokens} would need "
+                f"{min(left, self.window_tokens - 1)} of those left. Call "
                 "activate_past_recording() on the cache before the tokens are added."
             )
         self._stop -= remove
         self.cumulative_length = left
-        self._start = max(self._start, self._stop - (self.window_tokens - 1))
+        self._drop_old()
 
     def reset(self) -> None:
         record = self.record_past
@@ -212,8 +203,7 @@ class RollingLayer(GrowingLayer):
         self.record_past = record
 
     def _drop_old(self) -> None:
-        if not self.record_past:
-            self._start = max(self._start, self._stop - (self.window_tokens - 1))
+        self._start = max(self._start, self._stop - (self.window_tokens - 1))
 
 
 class RingLayer(StaticLayer):
@@ -229,15 +219,8 @@ class RingLayer(StaticLayer):
         super().__init__(max_cache_len=min(window_tokens, max_cache_len))
         self.window_tokens = window_tokens
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        raise AssertionError("a HybridLayer calls `roll`, which tells the positions too")
-
     def roll(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values the new tokens can see, and their positions (None: they are the new
-        tokens only).
-        """
+        """Keys and values the new tokens can see, and their positions (None: new tokens only)."""
         slots, new = self.max_cache_len, k_BGTD.shape[2]
         is_first = not self.is_initialized
         if is_first:
@@ -276,6 +259,16 @@ class RingLayer(StaticLayer):
 # ------------------------------------------------------------------------------ the composite layer
 
 
+def _of_each_part(name: str) -> Callable[..., None]:
+    """A method that calls its namesake of each part, the window first: only that may refuse."""
+
+    def method(self: HybridLayer, *args: Any) -> None:
+        for part in reversed(self.parts):
+            getattr(part, name)(*args)
+
+    return method
+
+
 class HybridLayer(CacheLayerMixin):
     """A cache layer for the first `num_full` KV heads (`full`) and one for the others (`window`);
     either may be None.
@@ -293,8 +286,7 @@ class HybridLayer(CacheLayerMixin):
         num_full: int,
         max_tokens: int,
     ) -> None:
-        # No super().__init__(): it would assign keys, values and is_initialized, which the parts
-        # own.
+        # No super().__init__(): it would assign what the parts own.
         self.full, self.window, self.num_full = full, window, num_full
         self.max_tokens = max_tokens  # -1: no maximum
         self.parts: list[Any] = [part for part in (full, window) if part is not None]
@@ -327,11 +319,6 @@ class HybridLayer(CacheLayerMixin):
     @property
     def record_past(self) -> bool:
         return getattr(self.window, "record_past", False)
-
-    @record_past.setter
-    def record_past(self, record: bool) -> None:
-        if isinstance(self.window, RollingLayer):
-            self.window.record_past = record
 
     # What transformers asks.
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -369,35 +356,16 @@ class HybridLayer(CacheLayerMixin):
         return self.max_tokens
 
     def activate_past_recording(self) -> None:
-        self.record_past = True
+        if isinstance(self.window, RollingLayer):
+            self.window.activate_past_recording()
 
-    def offload(self) -> None:
-        for part in self.parts:
-            part.offload()
-
-    def prefetch(self) -> None:
-        for part in self.parts:
-            part.prefetch()
-
-    def reset(self) -> None:
-        for part in self.parts:
-            part.reset()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        for part in self.parts:
-            part.reorder_cache(beam_idx)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        for part in reversed(self.parts):  # the window part first: it is the one that may refuse
-            part.crop(tokens_to_remove)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        for part in self.parts:
-            part.batch_repeat_interleave(repeats)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        for part in self.parts:
-            part.batch_select_indices(indices)
+    offload = _of_each_part("offload")
+    prefetch = _of_each_part("prefetch")
+    reset = _of_each_part("reset")
+    crop = _of_each_part("crop")
+    reorder_cache = _of_each_part("reorder_cache")
+    batch_repeat_interleave = _of_each_part("batch_repeat_interleave")
+    batch_select_indices = _of_each_part("batch_select_indices")
 
     def _cut(self, x_BGTD: Tensor) -> tuple[Tensor, ...]:
         if len(self.parts) == 1:
@@ -408,54 +376,48 @@ class HybridLayer(CacheLayerMixin):
 # ------------------------------------------------------------------------------------- whole caches
 
 
-@dataclass(frozen=True)
-class HybridShape:
-    """What a cache must know of a model: the window, and how many groups are full in each layer."""
-
-    window_tokens: int
-    num_full: tuple[int, ...]
-    num_groups: int
-
-    @classmethod
-    def of(cls, config: PretrainedConfig) -> HybridShape:
-        hybrid = config.bosch
-        return cls(hybrid["window"], tuple(hybrid["num_full"]), config.num_key_value_heads)
-
-
 def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
-    """Swap the layers of a cache nothing was written to, in place. One already ours is checked and
-    left alone.
+    """Swap the layers of a cache nothing was written to, in place.
+
+    One of ours is left as it is, and so is a plain dynamic one with content: it holds every
+    position, which is right though it saves no memory.
     """
-    shape = HybridShape.of(config)
+    window_tokens, num_groups = config.bosch["window"], config.num_key_value_heads
     if cache.layers and isinstance(cache.layers[0], HybridLayer):
-        _check_window(cache, shape)
-        return cache
-    # A bare DynamicCache() makes its layers late.
-    if not cache.layers and cache.layer_class_to_replicate is not None:
-        cache.layers = [cache.layer_class_to_replicate() for _ in shape.num_full]
-    layers = list(zip(cache.layers, shape.num_full, strict=True))
-    cache.layers = [_hybrid_layer(layer, num_full, shape) for layer, num_full in layers]
+        held = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
+        if held - {window_tokens}:
+            raise ValueError(
+                f"this cache was made for a window of {held.pop()} tokens; config.bosch['window'] "
+                f"is {window_tokens} now. Start a new cache."
+            )
+    elif int(cache.get_seq_length()) == 0:
+        # A bare DynamicCache() makes its layers late.
+        if not cache.layers and cache.layer_class_to_replicate is not None:
+            cache.layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
+        cache.layers = [
+            _hybrid_layer(layer, num_full, num_full < num_groups, window_tokens)
+            for layer, num_full in zip(cache.layers, config.bosch["num_full"], strict=True)
+        ]
+    elif cache.is_compileable:
+        raise ValueError(
+            "this static cache was filled before it came to the hybrid model; hand it over empty, "
+            "or use a DynamicCache."
+        )
     return cache
 
 
-def is_untouched(cache: Cache) -> bool:
-    """Whether nothing was written to a cache yet."""
-    return int(cache.get_seq_length()) == 0
-
-
-def _hybrid_layer(layer: Any, num_full: int, shape: HybridShape) -> HybridLayer:
-    if isinstance(layer, StaticLayer):
-        return _static_hybrid_layer(layer, num_full, shape)
-    full = GrowingLayer() if type(layer) is DynamicLayer else layer  # quantized stays quantized
-    window = RollingLayer(shape.window_tokens) if num_full < shape.num_groups else None
-    return HybridLayer(full if num_full else None, window, num_full, max_tokens=-1)
-
-
-def _static_hybrid_layer(layer: StaticLayer, num_full: int, shape: HybridShape) -> HybridLayer:
+def _hybrid_layer(layer: Any, num_full: int, has_window: bool, window_tokens: int) -> HybridLayer:
+    if not isinstance(layer, StaticLayer):
+        full = GrowingLayer() if type(layer) is DynamicLayer else layer  # quantized stays quantized
+        window = RollingLayer(window_tokens) if has_window else None
+        return HybridLayer(full if num_full else None, window, num_full, max_tokens=-1)
     size = layer.max_cache_len
-    full = StaticLayer(max_cache_len=size) if num_full else None
-    window = RingLayer(shape.window_tokens, size) if num_full < shape.num_groups else None
-    hybrid = HybridLayer(full, window, num_full, max_tokens=size)
+    hybrid = HybridLayer(
+        StaticLayer(max_cache_len=size) if num_full else None,
+        RingLayer(window_tokens, size) if has_window else None,
+        num_full,
+        max_tokens=size,
+    )
     if layer.is_initialized and layer.keys is not None:
         # generate(cache_implementation="static", prefill_chunk_size=...) has made room for all
         # groups; make it for those of each part.
@@ -464,33 +426,17 @@ def _static_hybrid_layer(layer: StaticLayer, num_full: int, shape: HybridShape) 
     return hybrid
 
 
-def _check_window(cache: Cache, shape: HybridShape) -> None:
-    windows = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
-    if windows - {shape.window_tokens}:
-        raise ValueError(
-            f"this cache was made for a window of {windows.pop()} tokens; config.bosch['window'] "
-            f"is {shape.window_tokens} now. Start a new cache."
-        )
-
-
-def kv_entries(cache: Cache) -> list[int]:
-    """Live entries of each layer, one per position and KV head (of one batch row)."""
-    return [sum(x.shape[1] * x.shape[2] for x in _tensors(layer)) // 2 for layer in cache.layers]
-
-
 def kv_bytes(cache: Cache) -> int:
-    """Bytes of the keys and values a cache holds. (Buffers of dynamic layers keep some spare room
-    beside them.)
-    """
-    return sum(x.numel() * x.element_size() for layer in cache.layers for x in _tensors(layer))
+    """Bytes of the keys and values held, without the spare room of dynamic layers."""
+    return sum(x.numel() * x.element_size() for layer in cache.layers for x in held_tensors(layer))
 
 
-def _tensors(layer: Any) -> list[Tensor]:
+def held_tensors(layer: Any) -> list[Tensor]:
+    """Keys and values of each part of a layer."""
     parts = layer.parts if isinstance(layer, HybridLayer) else [layer]
     if any(hasattr(part, "_quantized_keys") for part in parts):
         raise ValueError(
-            "a quantized cache keeps its numbers in a format of its own: its bytes are not counted "
-            "here."
+            "a quantized cache has a number format of its own, whose bytes are not counted here."
         )
     return [x for part in parts for x in (part.keys, part.values) if x is not None and x.dim() == 4]
 
@@ -506,7 +452,6 @@ def _with_room(x_BGSD: Tensor, num_tokens: int) -> Tensor:
 def _tokens_to_remove(tokens_to_remove: int) -> int:
     if tokens_to_remove > 0:
         raise ValueError(
-            f"crop({tokens_to_remove}): give the number of tokens to take back as a negative "
-            "number."
+            f"crop({tokens_to_remove}): the number of tokens to take back is a negative one."
         )
     return -tokens_to_remove

@@ -59,13 +59,8 @@ def capture_attention(
     if bosch_collect is not None:
         bosch_collect(module.layer_idx, query_BHTD[0], key_BGTD[0], value_BGTD[0], scaling)
     if bosch_collect_gradient is not None:
-        out_BTHD = _Tap.apply(
-            out_BTHD,
-            query_BHTD,
-            key_BGTD,
-            value_BGTD,
-            (module.layer_idx, scaling, bosch_collect_gradient),
-        )
+        told = (module.layer_idx, scaling, bosch_collect_gradient)
+        out_BTHD = _Tap.apply(out_BTHD, query_BHTD, key_BGTD, value_BGTD, told)
     return out_BTHD, None
 
 
@@ -83,16 +78,16 @@ class _Tap(torch.autograd.Function):
         query_BHTD: Tensor,
         key_BGTD: Tensor,
         value_BGTD: Tensor,
-        call: tuple[int, float, CollectGradient],
+        told: tuple[int, float, CollectGradient],
     ) -> Tensor:
         ctx.save_for_backward(query_BHTD, key_BGTD, value_BGTD)
-        ctx.call = call
+        ctx.told = told
         return out_BTHD.view_as(out_BTHD)
 
     @staticmethod
     def backward(ctx: Any, do_BTHD: Tensor) -> tuple[Tensor | None, ...]:
         query_BHTD, key_BGTD, value_BGTD = ctx.saved_tensors
-        layer, scaling, collect = ctx.call
+        layer, scaling, collect = ctx.told
         do_HTD = do_BTHD[0].transpose(0, 1)
         collect(layer, query_BHTD[0], key_BGTD[0], value_BGTD[0], scaling, do_HTD)
         return do_BTHD, None, None, None, None

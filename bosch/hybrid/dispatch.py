@@ -1,6 +1,4 @@
-"""Which backend computes an attention call: asked in a stated order, and every refusal is shown
-once.
-"""
+"""Which backend computes an attention call: asked in order, and every refusal is shown once."""
 
 import logging
 from types import ModuleType
@@ -43,9 +41,7 @@ _attend_documents = torch.compiler.disable(_attend)
 
 
 def choose(call: AttentionCall, backend: str | None = None) -> str:
-    """The name of the backend that will compute this call. A named one that cannot is an error, not
-    a fallback.
-    """
+    """The backend that will compute this call. A named one that cannot is an error."""
     if backend is not None:
         if backend not in BACKENDS:
             raise ValueError(

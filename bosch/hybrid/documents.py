@@ -18,9 +18,7 @@ _MEMO = "_bosch_documents"  # attribute of a position_ids tensor: every layer as
 
 @torch.compiler.disable
 def find_documents(position_ids: Tensor, batch: int, num_past: int, layer: int) -> Documents | None:
-    """The documents of an unpadded batch; None if each row is one. A new one begins where positions
-    do not go up by 1.
-    """
+    """The documents of an unpadded batch (None: each row is one), from positions that restart."""
     is_inference = position_ids.is_inference()
     call = (batch, num_past, None if is_inference else position_ids._version)
     memo = getattr(position_ids, _MEMO, None)
@@ -90,24 +88,19 @@ def hide_other_documents(made_BNTS: Tensor, position_ids: Tensor) -> Tensor:
 
 
 def as_type(mask_BNTS: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of ours as bool, or back. A view costs nothing, but inductor (torch 2.13) compiles it
-    into C++ that is none.
-    """
+    """A mask of ours as bool, or back. A view is free, but inductor (torch 2.13) miscompiles it."""
     if torch.compiler.is_compiling():
         return mask_BNTS.to(dtype)
     return mask_BNTS.view(dtype)
 
 
 def _document_index(mask_BNTS: Tensor, position_ids: Tensor) -> Tensor:
-    """(B, T): the number of the document of each token; padding carries that of the token before
-    it.
-    """
+    """(B, T): the number of each token's document; padding carries that of the token before."""
     is_real_BT = mask_BNTS[:, 0].diagonal(dim1=-2, dim2=-1)
     here_T = torch.arange(is_real_BT.shape[-1], device=mask_BNTS.device)
     last_real_BT = torch.where(is_real_BT, here_T, -1).cummax(-1).values
-    previous_BT = torch.nn.functional.pad(
-        last_real_BT, (1, -1), value=-1
-    )  # the last real token before each
+    # The last real token before each.
+    previous_BT = torch.nn.functional.pad(last_real_BT, (1, -1), value=-1)
     position_BT = position_ids.expand_as(is_real_BT)
     before_BT = position_BT.gather(-1, previous_BT.clamp_min(0))
     begins_BT = is_real_BT & (previous_BT >= 0) & (position_BT <= before_BT)

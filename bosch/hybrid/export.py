@@ -1,9 +1,6 @@
-"""What makes a hybrid's folder fit to hand on: the model card, the picture of its mask, and the
-mask's origin inside config.json."""
+"""What makes a hybrid's folder fit to hand on: model card, picture and origin of its mask."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +9,65 @@ from transformers import PretrainedConfig
 
 from bosch.hybrid.models import head_size
 from bosch.hybrid.remote_code import ENTRY, write_remote_code
-from bosch.masks.mask import GroupMask, MaskFile
+from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
 from bosch.run.manifest import write_atomically
 
 CARD = "README.md"
 PICTURE = "mask.png"
-MASK_KEY = "mask"  # in config.bosch: everything of mask.json that window, num_full and permutation
-# do not say
+MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
 CONTEXTS = (4_096, 32_768, 131_072)  # tokens for which the card tells KV bytes
+
+CARD_TEXT = """\
+---
+{front}
+---
+
+# {name}, hybrid of full and sliding-window attention
+
+A group is one KV head with the query heads that share it. Each group of this model has either full
+causal attention or a sliding window; the KV cache of a window group stays at W-1 entries however
+long the text is.
+
+{facts}
+
+![Groups with full attention, layer by layer]({picture})
+
+## KV cache of one text
+
+{cache}
+
+## How to load it
+
+{how_to_load}
+
+The groups are ordered `[full..., window...]` in each layer; `config.bosch` holds the window, the
+order and where the mask is from. A plain class of the base model's family refuses this folder:
+computed with full attention everywhere it would be another model.
+"""
+WITH_PACKAGE = """\
+With the package `bosch-hybrid` installed:
+
+```python
+import bosch  # makes transformers know the model
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", dtype="auto")
+```"""
+STANDALONE = f"""\
+The code comes with the weights:
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(
+    "path/to/this/folder", dtype="auto", trust_remote_code=True
+)
+```
+
+It starts in `{ENTRY}`. `AutoTokenizer` wants the same argument, because it reads the config first.
+Where the package `bosch-hybrid` is installed, `import bosch` takes the place of the argument."""
 
 
 def write_exports(out: Path, config: PretrainedConfig, source: Path, standalone: bool) -> None:
@@ -35,21 +81,6 @@ def write_exports(out: Path, config: PretrainedConfig, source: Path, standalone:
 
 
 # ------------------------------------------------------------------------------- the mask's origin
-
-
-def describe_record(record: MaskFile) -> dict[str, Any]:
-    """A mask's origin, for config.bosch."""
-    return {
-        "method": record.method,
-        "ratio": record.mask.ratio,
-        "ratio_asked": record.ratio_asked,
-        "unit": record.mask.unit,
-        "model": asdict(record.model),
-        "settings": dict(record.settings),
-        "seed": record.seed,
-        "score_trace": record.score_trace,
-        "provenance": dict(record.provenance),
-    }
 
 
 def mask_rows(config: PretrainedConfig) -> list[list[int]]:
@@ -74,13 +105,9 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
         num_query_heads=config.num_attention_heads,
         head_dim=head_size(config),
     )
-    kept = ("ratio_asked", "settings", "seed", "score_trace", "provenance")
-    return MaskFile(
-        mask,
-        ModelInfo(**told["model"]) if "model" in told else shape,
-        told.get("method", "unknown"),
-        **{name: told[name] for name in kept if name in told},
-    )
+    model = ModelInfo(**told["model"]) if "model" in told else shape
+    kept = {name: told[name] for name in ORIGIN if name in told}
+    return MaskFile(mask, model, **{"method": "unknown", **kept})
 
 
 # ----------------------------------------------------------------------------------- the model card
@@ -102,100 +129,33 @@ def model_card(
         ("chosen by", record.method + (f", seed {record.seed}" if record.seed is not None else "")),
         ("chosen per", mask.unit),
     ]
-    return "\n".join(
-        [
-            "---",
-            *front,
-            "---",
-            "",
-            f"# {model.id.split('/')[-1]}, hybrid of full and sliding-window attention",
-            "",
-            "A group is one KV head with the query heads that share it. Each group of this model "
-            "has either full",
-            "causal attention or a sliding window; the KV cache of a window group stays at W-1 "
-            "entries however long the",
-            "text is.",
-            "",
-            *_table(("", ""), facts),
-            "",
-            f"![Groups with full attention, layer by layer]({PICTURE})",
-            "",
-            "## KV cache of one text",
-            "",
-            *_table(("tokens", "this model", "full attention", "share"), kv_rows(config, mask)),
-            "",
-            "## How to load it",
-            "",
-            *(_how_to_load_alone() if standalone else _how_to_load()),
-            "",
-            "The groups are ordered `[full..., window...]` in each layer; `config.bosch` holds the "
-            "window, the order and where",
-            "the mask is from. A plain class of the base model's family refuses this folder: "
-            "computed with full attention",
-            "everywhere it would be another model.",
-            "",
-        ]
+    return CARD_TEXT.format(
+        front="\n".join(front),
+        name=model.id.split("/")[-1],
+        facts=_table(("", ""), facts),
+        picture=PICTURE,
+        cache=_table(("tokens", "this model", "full attention", "share"), kv_rows(config, mask)),
+        how_to_load=STANDALONE if standalone else WITH_PACKAGE,
     )
 
 
 def kv_rows(config: PretrainedConfig, mask: GroupMask) -> list[tuple[str, str, str, str]]:
     """A row for each context length up to the longest the model was made for."""
     longest = config.max_position_embeddings
-    lengths = [*(tokens for tokens in CONTEXTS if tokens < longest), longest]
-    dense = replace(mask, z=((1,) * mask.num_groups,) * mask.num_layers)
     dtype: Any = config.dtype or torch.float32
     size = (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
     rows = []
-    for tokens in lengths:
-        ours, full = (m.kv_bytes(tokens, head_size(config), size) for m in (mask, dense))
+    for tokens in [*(tokens for tokens in CONTEXTS if tokens < longest), longest]:
+        ours = mask.kv_bytes(tokens, head_size(config), size)
+        full = mask.dense_kv_bytes(tokens, head_size(config), size)
         rows.append(
             (f"{tokens:,}", describe_bytes(ours), describe_bytes(full), f"{ours / full:.3f}")
         )
     return rows
 
 
-def describe_bytes(count: float) -> str:
-    """Bytes as one reads them, in powers of 1,000."""
-    count = float(f"{count:.3g}")  # first, so that 999,999 is 1 MB and not 1,000 kB
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    power = min(int(math.log10(count)) // 3, 4)
-    return f"{count / 1000**power:.3g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
-
-
-def _how_to_load() -> list[str]:
-    return [
-        "With the package `bosch-hybrid` installed:",
-        "",
-        "```python",
-        "import bosch  # makes transformers know the model",
-        "from transformers import AutoModelForCausalLM",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", dtype="auto")',
-        "```",
-    ]
-
-
-def _how_to_load_alone() -> list[str]:
-    return [
-        "The code comes with the weights:",
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM",
-        "",
-        "model = AutoModelForCausalLM.from_pretrained(",
-        '    "path/to/this/folder", dtype="auto", trust_remote_code=True',
-        ")",
-        "```",
-        "",
-        f"It starts in `{ENTRY}`. `AutoTokenizer` wants the same argument, because it reads the "
-        "config first. Where the",
-        "package `bosch-hybrid` is installed, `import bosch` takes the place of the argument.",
-    ]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def _license_lines(source: Path) -> list[str]:

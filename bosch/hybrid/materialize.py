@@ -3,7 +3,7 @@
     materialize(Path("Qwen3-8B"), read_mask(Path("mask.json")), Path("hybrid"))
     unmaterialize(Path("hybrid"), Path("dense-again"))          # the original weights, bit for bit
 
-The weights go through tensor by tensor (bosch/hybrid/shards.py). A check then compares the logits
+The weights go through file by file (bosch/hybrid/shards.py). A check then compares the logits
 of the new folder with those of the source in search mode, one model in memory at a time;
 config.json comes after it, so that a folder that was not checked loads nowhere.
 
@@ -11,14 +11,13 @@ Loaded as the plain family, such a folder would be a dense model that answers fl
 Its config.json names layer types that plain families refuse, whether they are asked for by class or
 by an edited model_type (bosch/hybrid/models.py). What cannot be prevented: a caller who passes a
 plain config object, or a tool that never reads layer_types. The tensors' names are the plain
-family's on purpose, for LoRA and quantizers. (Tensor parallelism is refused: a rank would hold some
-groups of a layer, and which of them are full is counted among all.)
+family's on purpose, for LoRA and quantizers.
 """
 
 import copy
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from bosch.hybrid.models import (
     hybrid_config,
     plain_config,
 )
-from bosch.hybrid.permute import inverse
+from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
@@ -45,23 +44,16 @@ from bosch.run.progress import say
 
 # Left behind: weights in any format (those we write come from shards.py), code, and what is ours to
 # write. All else goes along: tokenizer, chat template, generation config, license.
-LEFT_BEHIND = (
-    ".safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot .index.json .py".split()
-)
+SKIPPED = ".safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot .index.json .py".split()
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
 
-# The check. A window shorter than the mask's shows a wrong order of groups more clearly, and its
-# text is short whatever the mask's window is, which is but a number in the config.
+# The check. A short window shows a wrong order of groups more clearly, and needs a short text only.
 CHECK_WINDOW = 32
 CHECK_TOKENS = 128
 CHECK_ROWS = 64  # logits compared: the last ones, for which the window has hidden something
 # Of the largest logit. Both sides compute in float64; transformers' norms round through float32, so
 # that a difference is zero or some 1e-7. Two groups in wrong places give 1e-3 and more.
 CHECK_TOLERANCE = 1e-5
-
-
-class WrongFolderError(ValueError):
-    """A folder just written does not compute what it must."""
 
 
 def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = False) -> None:
@@ -71,14 +63,10 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
     """
     plain = read_config(source)
     refuse_unless_plain(source, plain)
-    mask = record.mask
-    config = hybrid_config(
-        plain, mask.z, mask.window_tokens, **{export.MASK_KEY: export.describe_record(record)}
-    )
+    origin = {export.MASK_KEY: record.origin()}
+    config = hybrid_config(plain, record.mask.z, record.mask.window_tokens, **origin)
     config.architectures = [family_of(config).model_class.__name__]
-    _start(source, out)
-    rewrite_weights(source, out, config.bosch["permutation"], head_size(config))
-    copy_companions(source, out)
+    _write(source, out, config.bosch["permutation"], config)
     keep_tokenizer(source, plain, out, config)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source, standalone)
@@ -86,35 +74,23 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
 
 
 def unmaterialize(source: Path, out: Path) -> None:
-    """Write the dense model a hybrid was made from, its weights bit for bit (or as they were
-    trained since)."""
-    hybrid = read_config(source)
-    _refuse_unless_hybrid(source, hybrid)
+    """Write the dense model a hybrid was made from, with the hybrid's weights bit for bit."""
+    hybrid = _read_hybrid(source)
     config = plain_config(hybrid)
     config.architectures = [family_of(config).plain_model_class.__name__]
     vars(config).pop("auto_map", None)  # of the code that came along with the hybrid
-    _start(source, out)
-    rewrite_weights(source, out, inverse(hybrid.bosch["permutation"]), head_size(hybrid))
-    copy_companions(source, out)
+    _write(source, out, inverse(hybrid.bosch["permutation"]), config)
     keep_tokenizer(source, hybrid, out, config)
     _judge(out, source, compare_logits(out, config, source, hybrid))
     _publish(out, config)
 
 
 def export_hybrid(source: Path, out: Path, standalone: bool = False) -> None:
-    """Write a hybrid once more (a trained checkpoint, say) with model card, picture and, if asked
-    for, code."""
-    config = read_config(source)
-    _refuse_unless_hybrid(source, config)
-    _start(source, out)
-    rewrite_weights(source, out, None, head_size(config))
-    copy_companions(source, out)
+    """Write a hybrid once more, a trained checkpoint say, with card, picture and perhaps code."""
+    config = _read_hybrid(source)
+    _write(source, out, None, config)
     export.write_exports(out, config, source, standalone)
     _publish(out, config)
-
-
-def is_hybrid(folder: Path) -> bool:
-    return str(read_model_config(folder).get("model_type")).startswith(PREFIX)
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -140,19 +116,26 @@ def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
     check_native_window(config)
 
 
-def _refuse_unless_hybrid(folder: Path, config: PretrainedConfig) -> None:
+def _read_hybrid(folder: Path) -> PretrainedConfig:
+    config = read_config(folder)
     if not config.model_type.startswith(PREFIX):
         raise ValueError(
             f"{folder} is a {config.model_type}, not a hybrid of ours ({PREFIX}...), so there is "
             "nothing to undo or to export; materializing it takes a mask."
         )
+    return config
 
 
-def _start(source: Path, out: Path) -> None:
+def _write(
+    source: Path, out: Path, permutation: Permutation | None, config: PretrainedConfig
+) -> None:
+    """Everything of `source` but its config: without one the folder loads nowhere."""
     if out.resolve() == source.resolve():
         raise ValueError(f"{out} is the model's own folder; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").unlink(missing_ok=True)  # until the check it must not load
+    (out / "config.json").unlink(missing_ok=True)
+    rewrite_weights(source, out, permutation, head_size(config))
+    copy_companions(source, out)
 
 
 def _publish(out: Path, config: PretrainedConfig) -> None:
@@ -165,7 +148,7 @@ def copy_companions(source: Path, out: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.name.startswith(".") or path.name in WRITTEN_ANEW:
             continue
-        if path.is_file() and not path.name.endswith(tuple(LEFT_BEHIND)):
+        if path.is_file() and not path.name.endswith(tuple(SKIPPED)):
             write_atomically(out / path.name, path.read_bytes())
         elif path.is_dir() and path.name == "additional_chat_templates":
             shutil.copytree(path, out / path.name, dirs_exist_ok=True)
@@ -177,8 +160,7 @@ def copy_companions(source: Path, out: Path) -> None:
 def compare_logits(
     plain_folder: Path, plain: PretrainedConfig, hybrid_folder: Path, hybrid: PretrainedConfig
 ) -> float:
-    """How far the hybrid's logits are from those of the plain model in search mode, as a share of
-    the largest."""
+    """The largest difference of the hybrid's logits from those of search mode, relative."""
     family, z = family_of(hybrid), export.mask_rows(hybrid)
     window = min(CHECK_WINDOW, hybrid.bosch["window"])
     length = min(CHECK_TOKENS, hybrid.max_position_embeddings)
@@ -197,7 +179,7 @@ def compare_logits(
 def _judge(out: Path, source: Path, difference: float) -> None:
     if not difference <= CHECK_TOLERANCE:  # true for nan too
         forget_progress(out)
-        raise WrongFolderError(
+        raise ValueError(
             f"{out} does not compute what {source} computes with its mask: logits differ by "
             f"{difference:.2g} of the largest, more than {CHECK_TOLERANCE:g}. It was not "
             "published; run again, and if the source was not changed meanwhile, report a bug."
@@ -232,8 +214,7 @@ def logits(
 
 @contextmanager
 def _computing_in_float64(model: nn.Module) -> Iterator[None]:
-    """Widen each module's own weights while it runs: an exact comparison for the memory of one
-    module more."""
+    """Widen each module's own weights while it runs: costs the memory of one module more."""
     narrow: dict[nn.Parameter, Tensor] = {}
 
     def widen(module: nn.Module, args: Sequence[Any]) -> None:
@@ -245,16 +226,12 @@ def _computing_in_float64(model: nn.Module) -> Iterator[None]:
         for weight in module.parameters(recurse=False):
             weight.data = narrow.pop(weight)
 
-    handles = []
-    for module in model.modules():
-        if next(module.parameters(recurse=False), None) is not None:
-            handles.append(module.register_forward_pre_hook(widen))
-            handles.append(module.register_forward_hook(restore))
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                hooks.callback(module.register_forward_pre_hook(widen).remove)
+                hooks.callback(module.register_forward_hook(restore).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _device_with_room(folder: Path) -> str:

@@ -1,5 +1,5 @@
 """Config and model of a materialized hybrid: what each family's two classes share, and the way
-there in memory.
+there and back in memory.
 
 A family is a plain transformers model class with these two mixins in front of it. Its modules,
 parameter names and forward are the plain family's; new are `config.bosch`, the attention function,
@@ -18,18 +18,22 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 
-from bosch.hybrid.attention import NAME, check_window
-from bosch.hybrid.cache import HybridLayer, hybridize_cache, is_untouched
-from bosch.hybrid.conversions import share_conversions
-from bosch.hybrid.permute import groups_in_order, inverse, permute_groups
+from bosch.backends._interface import check_window
+from bosch.hybrid.attention import NAME
+from bosch.hybrid.cache import hybridize_cache
+from bosch.hybrid.permute import Permutation, groups_in_order, inverse, permute_groups
 from bosch.plugins import list_plugins, load_plugin
 
 PREFIX = "bosch_"  # of the model_type
@@ -42,15 +46,16 @@ SAVED_LAYER_TYPE = "bosch_hybrid"
 # ----------------------------------------------------------------------------------- the two mixins
 
 
+@dataclass
 class HybridConfig:
     """In front of a family's config class."""
 
-    bosch: dict[str, Any] | None
+    bosch: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         own_types = getattr(self, "layer_types", None)
         if own_types is not None and SAVED_LAYER_TYPE in own_types:
-            self.layer_types: list[str] | None = full_layer_types(own_types)
+            self.layer_types: list[str] | None = ["full_attention"] * len(own_types)
         if SAVED_LAYER_TYPE in (kwargs.get("layer_types") or ()):
             del kwargs["layer_types"]
         super().__post_init__(**kwargs)  # type: ignore[misc]
@@ -93,22 +98,11 @@ class HybridCausalLM:
         family: Any = super()
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
+        if past_key_values is None and use_cache:
+            past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None:
-            self._use_cache(past_key_values)
-        elif use_cache:
-            past_key_values = hybridize_cache(DynamicCache(config=self.config), self.config)
+            hybridize_cache(past_key_values, self.config)
         return family.forward(past_key_values=past_key_values, use_cache=use_cache, **kwargs)
-
-    def _use_cache(self, cache: Cache) -> None:
-        is_hybrid = bool(cache.layers) and isinstance(cache.layers[0], HybridLayer)
-        if is_hybrid or is_untouched(cache):
-            hybridize_cache(cache, self.config)
-        elif cache.is_compileable:
-            raise ValueError(
-                "this static cache was filled before it came to the hybrid model; hand it over "
-                "empty, or use a DynamicCache."
-            )
-        # A plain dynamic cache with content holds every position: right, though it saves no memory.
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -119,7 +113,7 @@ class HybridCausalLM:
         )
         cache = model_kwargs.get("past_key_values")
         if cache is not None:
-            self._use_cache(cache)
+            hybridize_cache(cache, self.config)
             if generation_config.is_assistant:  # asked for on the plain layers, which are gone
                 cache.activate_past_recording()
         return result
@@ -130,16 +124,14 @@ class HybridCausalLM:
         if requested_attention not in (None, "sdpa", NAME):
             raise ValueError(
                 f"attn_implementation={requested_attention!r} would compute every group of this "
-                "hybrid with full attention. "
-                f"Leave it out ({NAME!r}); bosch_backend names the kernel."
+                f"hybrid with full attention. Leave it out ({NAME!r}); bosch_backend names the "
+                "kernel."
             )
         return NAME
 
 
 def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -> Any:
-    """`forward` with the signature of `plain_forward`: transformers reads there which arguments a
-    model takes, and hands over no others.
-    """
+    """`forward` with the signature in which transformers reads what arguments a model takes."""
     parameters = inspect.signature(plain_forward).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # without self
 
@@ -155,9 +147,7 @@ def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -
 
 
 def family_of(config: PretrainedConfig) -> ModuleType:
-    """The family of a plain or a hybrid config: a module with config_class, model_class and their
-    plain counterparts.
-    """
+    """The module in bosch/families of a plain or a hybrid config."""
     name = config.model_type.removeprefix(PREFIX)
     known = list_plugins("bosch.families")
     if name not in known:
@@ -176,14 +166,22 @@ def register_families() -> None:
         family = load_plugin("bosch.families", name)
         AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
         AutoModelForCausalLM.register(family.config_class, family.model_class, exist_ok=True)
-        plain_type = family.plain_model_class.config_class.model_type
-        share_conversions(plain_type, family.config_class.model_type)
+        share_conversions(family.plain_config_class, family.config_class)
+
+
+def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
+    """Load and save a hybrid's files as the plain family's.
+
+    transformers keeps by model_type how tensors in files become a model's: the experts of a
+    Qwen3-MoE lie one by one in its files and are one tensor in its modules.
+    """
+    conversions = get_checkpoint_conversion_mapping(plain_class.model_type)
+    if conversions is not None:
+        register_checkpoint_conversion_mapping(hybrid_class.model_type, conversions, overwrite=True)
 
 
 def check_native_window(config: PretrainedConfig) -> None:
-    """Refuse a model that has a sliding window already: dropping it would change the model, keeping
-    it our windows.
-    """
+    """Refuse a model with a window of its own, which is neither dropped nor mixed with ours."""
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
         windowed = any(kind != "full_attention" for kind in layer_types)
@@ -192,19 +190,16 @@ def check_native_window(config: PretrainedConfig) -> None:
     if windowed:
         raise ValueError(
             f"this {config.model_type} has a sliding window of its own "
-            f"(sliding_window={config.sliding_window}), which is "
-            "neither dropped nor mixed with ours. If full attention in every layer is the model "
-            "you mean, say so in a copy of its config.json (sliding_window: null)."
+            f"(sliding_window={config.sliding_window}), which is neither dropped nor mixed with "
+            "ours. If full attention in every layer is the model you mean, say so in a copy of its "
+            "config.json (sliding_window: null)."
         )
 
 
 def check_hybrid(config: PretrainedConfig) -> None:
     """Refuse a `config.bosch` that does not fit the model it is in."""
-    num_layers, num_groups, hybrid = (
-        config.num_hidden_layers,
-        config.num_key_value_heads,
-        config.bosch,
-    )
+    num_layers, num_groups = config.num_hidden_layers, config.num_key_value_heads
+    hybrid = config.bosch
     for key in ("window", "num_full", "permutation"):
         if key not in hybrid:
             raise ValueError(f"config.bosch has no {key!r}.")
@@ -232,48 +227,37 @@ def hybrid_config(
     config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
 ) -> PretrainedConfig:
     """The config of the hybrid made from a plain model and a mask (1: full attention)."""
-    check_native_window(config)
     rows = [[int(bit) for bit in row] for row in z]
     shape = {(len(rows), len(row)) for row in rows}
     if shape != {(config.num_hidden_layers, config.num_key_value_heads)}:
         raise ValueError(
             f"the mask has {len(rows)} layers of {sorted({len(row) for row in rows})} groups; the "
-            "model has "
-            f"{config.num_hidden_layers} of {config.num_key_value_heads}."
+            f"model has {config.num_hidden_layers} of {config.num_key_value_heads}."
         )
-    values = _without_type(config.to_dict())
     hybrid = {
         "window": window_tokens,
         "num_full": [sum(row) for row in rows],
         "permutation": groups_in_order(rows),
     }
     made: PretrainedConfig = family_of(config).config_class(
-        **values, bosch={**hybrid, **provenance}
+        **_values(config), bosch={**hybrid, **provenance}
     )
     return made
 
 
 def plain_config(config: PretrainedConfig) -> PretrainedConfig:
     """The config of the model a hybrid was made from."""
-    values = _without_type(config.to_dict())
-    values.pop("bosch")
-    saved_types, plain_class = values.pop("layer_types"), family_of(config).plain_config_class
+    values, plain_class = _values(config), family_of(config).plain_config_class
+    del values["bosch"], values["layer_types"]
     if hasattr(plain_class, "layer_types"):  # said, not left to its sliding_window
-        values["layer_types"] = full_layer_types(saved_types)
+        values["layer_types"] = ["full_attention"] * config.num_hidden_layers
     made: PretrainedConfig = plain_class(**values)
     return made
 
 
-def hybrid_state(state: Mapping[str, Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
-    """The weights of a plain model, reordered for `config` (a hybrid's)."""
-    permutation, size = config.bosch["permutation"], head_size(config)
-    return {name: permute_groups(name, tensor, permutation, size) for name, tensor in state.items()}
-
-
-def plain_state(state: Mapping[str, Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
-    """The weights of a hybrid in the order of the model it was made from, bit for bit."""
-    permutation, size = inverse(config.bosch["permutation"]), head_size(config)
-    return {name: permute_groups(name, tensor, permutation, size) for name, tensor in state.items()}
+def _values(config: PretrainedConfig) -> dict[str, Any]:
+    types = ("model_type", "architectures")
+    return {key: value for key, value in config.to_dict().items() if key not in types}
 
 
 def head_size(config: PretrainedConfig) -> int:
@@ -282,44 +266,38 @@ def head_size(config: PretrainedConfig) -> int:
     )
 
 
-@torch.no_grad()
 def deploy(
     model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
 ) -> PreTrainedModel:
-    """A new hybrid model from a plain one in memory. Weights without groups are copied too: the two
-    stay apart.
-    """
+    """A new hybrid from a plain model in memory, which it shares no weights with."""
     config = hybrid_config(model.config, z, window_tokens, **provenance)
-    return _made_from(
-        model, family_of(config).model_class, config, hybrid_state(model.state_dict(), config)
-    )
+    return _made_from(model, family_of(config).model_class, config, config.bosch["permutation"])
+
+
+def undeploy(model: PreTrainedModel) -> PreTrainedModel:
+    """The plain model a hybrid was made from, in memory, its weights bit for bit."""
+    plain_class = family_of(model.config).plain_model_class
+    permutation = inverse(model.config.bosch["permutation"])
+    return _made_from(model, plain_class, plain_config(model.config), permutation)
 
 
 @torch.no_grad()
-def undeploy(model: PreTrainedModel) -> PreTrainedModel:
-    """The plain model a hybrid was made from, in memory."""
-    state = plain_state(model.state_dict(), model.config)
-    return _made_from(
-        model, family_of(model.config).plain_model_class, plain_config(model.config), state
-    )
-
-
 def _made_from(
     source: PreTrainedModel,
     model_class: type[PreTrainedModel],
     config: PretrainedConfig,
-    state: dict[str, Tensor],
+    permutation: Permutation,
 ) -> PreTrainedModel:
-    """A model with these weights, and all else (unsaved buffers, tied weights, settings) as in
-    `source`.
-    """
+    """The weights of `source` reordered; unsaved buffers, tied weights and settings as there."""
     # How experts are computed is a setting of the running model, not of the saved config.
     config._experts_implementation = source.config._experts_implementation
     with torch.device("meta"):
         made = model_class(config)
-    made.load_state_dict(
-        {name: tensor.detach().clone() for name, tensor in state.items()}, assign=True
-    )
+    state = {
+        name: permute_groups(name, tensor, permutation, head_size(config)).detach().clone()
+        for name, tensor in source.state_dict().items()
+    }
+    made.load_state_dict(state, assign=True)
     buffers = dict(source.named_buffers())
     for name, buffer in list(made.named_buffers()):
         if buffer.is_meta:
@@ -328,14 +306,3 @@ def _made_from(
     made.tie_weights()
     made.generation_config = copy.deepcopy(source.generation_config)
     return made.train(source.training)
-
-
-def full_layer_types(layer_types: Sequence[str]) -> list[str]:
-    """Full attention in each of these layers."""
-    return ["full_attention"] * len(layer_types)
-
-
-def _without_type(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: value for key, value in values.items() if key not in ("model_type", "architectures")
-    }

@@ -1,9 +1,8 @@
-"""Reordering the KV groups of a layer, weight by weight: [full..., window...] in each layer of a
-materialized model.
+"""Reordering the KV groups of a layer, weight by weight: a materialized model has its full groups
+first.
 
 A group is a block of rows of q_proj, k_proj and v_proj (and of their biases) and a block of columns
-of o_proj. The model's function does not change. Pure functions of one tensor, so that a checkpoint
-of any size goes through shard by shard; `inverse` gives the original back bit for bit.
+of o_proj. The model's function does not change, and `inverse` gives the original back bit for bit.
 """
 
 import re
@@ -18,16 +17,11 @@ ATTENTION_NAME = re.compile(r"\blayers\.(\d+)\.self_attn\.(.+)$")
 GROUPED_ROWS = {f"{p}_proj.{kind}" for p in "qkv" for kind in ("weight", "bias")}
 GROUPED_COLUMNS = {"o_proj.weight"}
 UNGROUPED = {"o_proj.bias"}
-PER_HEAD_SIZE = {
-    "q_norm.weight",
-    "k_norm.weight",
-}  # shared by all heads, if they are as long as one head
+PER_HEAD_SIZE = {"q_norm.weight", "k_norm.weight"}  # of all heads, if as long as one head
 
 
 def groups_in_order(z: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The permutation that puts each layer's full groups first and keeps the order within both
-    kinds.
-    """
+    """Each layer's full groups first, in their order, then the others in theirs."""
     return [sorted(range(len(row)), key=lambda g, row=row: -row[g]) for row in z]  # type: ignore[misc]
 
 
@@ -36,9 +30,7 @@ def inverse(permutation: Permutation) -> list[list[int]]:
 
 
 def permute_groups(name: str, tensor: Tensor, permutation: Permutation, head_size: int) -> Tensor:
-    """A parameter of the model with its groups reordered; one that has no groups comes back as it
-    is.
-    """
+    """A parameter with its groups reordered; one that has no groups comes back as it is."""
     match = ATTENTION_NAME.search(name)
     if match is None:
         return tensor
@@ -53,9 +45,8 @@ def permute_groups(name: str, tensor: Tensor, permutation: Permutation, head_siz
         return tensor
     raise ValueError(
         f"{name} of shape {tuple(tensor.shape)} is an attention parameter whose groups are not "
-        "known here (a quantized "
-        "checkpoint, or another family): it cannot be permuted. Start from the unquantized "
-        "checkpoint of a known family."
+        "known here (a quantized checkpoint, or another family): it cannot be permuted. Start from "
+        "the unquantized checkpoint of a known family."
     )
 
 

@@ -1,33 +1,27 @@
-"""A checkpoint's safetensors files, rewritten with their KV groups in another order, tensor by
-tensor.
+"""A checkpoint's safetensors files, rewritten one by one with their KV groups in another order.
 
-Reordering changes neither shapes nor types, so a file keeps its header and every tensor its place:
-memory holds one tensor and its reordered copy at most, whatever the size of the file, and the way
-back gives the original file byte for byte.
+The library maps the old file and writes the new one from there: memory holds the reordered tensors
+of one file, and its mapped pages as long as nobody else needs the room. Measured with safetensors
+0.8: 51 and 230 MB for a file of 240 MB, 22 and 60 MB for files of 60 MB.
 """
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shutil
 from pathlib import Path
-from typing import Any, BinaryIO
 
-import torch
-import xxhash
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
 from bosch.hybrid.permute import Permutation, permute_groups
 from bosch.model import read_json_object
-from bosch.run.fingerprint import CHUNK_BYTES, fingerprint, hash_file
+from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.manifest import sync_directory, write_atomically
 from bosch.run.progress import track
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PROGRESS = ".shards.json"  # which files are complete; gone when all of the folder is
-# Entries move as whole numbers of their size: any type goes through, and no bit of it changes.
-WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def rewrite_weights(
@@ -78,10 +72,9 @@ def weight_files(folder: Path) -> list[str]:
 
 def _read_progress(out: Path, job: str) -> dict[str, str]:
     """Checksums of the files that are complete and still what they were."""
-    try:
-        progress = read_json_object(out / PROGRESS)
-    except FileNotFoundError:
+    if not (out / PROGRESS).is_file():
         return {}
+    progress = read_json_object(out / PROGRESS)
     if progress["job"] != job:
         return {}
     return {
@@ -91,84 +84,25 @@ def _read_progress(out: Path, job: str) -> dict[str, str]:
     }
 
 
-# ----------------------------------------------------------------------------------------- one file
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor in a safetensors file."""
-
-    name: str
-    shape: list[int]
-    num_bytes: int
-
-    @property
-    def number_type(self) -> torch.dtype:
-        return WHOLE_NUMBERS[self.num_bytes // torch.Size(self.shape).numel()]
-
-
 def _rewrite_file(
     source: Path, target: Path, permutation: Permutation | None, head_size: int
 ) -> str:
     """The checksum of what was written: the whole file, or none of it under its name."""
     temporary = target.with_name(f".{target.name}.tmp")
-    digest = xxhash.xxh3_128()
-    with source.open("rb") as reader, temporary.open("wb") as writer:
-        for piece in _pieces(reader, source, permutation, head_size):
-            digest.update(piece)
-            writer.write(piece)
-        writer.flush()
-        os.fsync(writer.fileno())
+    try:
+        with safe_open(source, framework="pt") as file:
+            metadata = file.metadata()
+    except SafetensorError as error:
+        raise ValueError(f"{source} is not a whole safetensors file: {error}.") from error
+    if permutation is None:
+        shutil.copyfile(source, temporary)
+    else:
+        tensors = {
+            name: permute_groups(name, tensor, permutation, head_size)
+            for name, tensor in load_file(source).items()
+        }
+        save_file(tensors, temporary, metadata)
+    checksum = hash_file(temporary, sync=True)
     os.replace(temporary, target)
     sync_directory(target.parent)
-    return digest.hexdigest()
-
-
-def _pieces(
-    reader: BinaryIO, path: Path, permutation: Permutation | None, head_size: int
-) -> Iterator[Any]:
-    """The bytes of the new file, in order."""
-    header, entries = _read_header(reader, path)
-    yield header
-    for entry in entries:
-        if permutation is not None and ".self_attn." in entry.name and entry.num_bytes:
-            tensor = _read_tensor(reader, entry)
-            yield permute_groups(entry.name, tensor, permutation, head_size).numpy().data.cast("B")
-        else:
-            left = entry.num_bytes
-            while left:
-                piece = reader.read(min(left, CHUNK_BYTES))
-                left -= len(piece)
-                yield piece
-
-
-def _read_tensor(reader: BinaryIO, entry: Entry) -> Tensor:
-    content = bytearray(entry.num_bytes)
-    reader.readinto(content)  # type: ignore[attr-defined]  # a buffered file has it
-    return torch.frombuffer(content, dtype=entry.number_type).view(entry.shape)
-
-
-def _read_header(reader: BinaryIO, path: Path) -> tuple[bytes, list[Entry]]:
-    """The bytes in front of the tensors, and the tensors in the order they lie in the file."""
-    _check_file(path)
-    length = reader.read(8)
-    header = reader.read(int.from_bytes(length, "little"))
-    told = json.loads(header)
-    told.pop("__metadata__", None)
-    placed = sorted(told.items(), key=lambda item: item[1]["data_offsets"])
-    entries = [
-        Entry(name, info["shape"], info["data_offsets"][1] - info["data_offsets"][0])
-        for name, info in placed
-    ]
-    return length + header, entries
-
-
-def _check_file(path: Path) -> None:
-    """Let the library judge the header: lengths that fit, no gaps, nothing twice."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}.") from error
+    return checksum

@@ -16,10 +16,6 @@ from bosch.run.manifest import write_atomically
 CONFIG = "tokenizer_config.json"
 
 
-class WrongTokenizerError(ValueError):
-    """The copy of a tokenizer gives other ids."""
-
-
 def keep_tokenizer(
     source: Path, source_config: PretrainedConfig, out: Path, config: PretrainedConfig
 ) -> None:
@@ -33,7 +29,7 @@ def keep_tokenizer(
     told["tokenizer_class"] = type(original).__name__
     write_atomically(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     if describe(original) != describe(load(out, config)):
-        raise WrongTokenizerError(
+        raise ValueError(
             f"{source} loads its tokenizer as {type(original).__name__}, which {out} cannot be "
             f"made to do. Save the tokenizer as transformers has it loaded "
             "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) into a copy of the model, "

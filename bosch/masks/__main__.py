@@ -1,15 +1,22 @@
-"""The commands of `python -m bosch.masks.mask`: import, export, show."""
+"""The commands of `python -m bosch.masks`: import, export, show.
 
+    python -m bosch.masks import full_attention_heads.tsv --format duo --model DIR --window 256 \\
+        --ratio 0.5 --out mask.json
+    python -m bosch.masks export mask.json --format headwise --out headwise.json
+    python -m bosch.masks show mask.json --png mask.png
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 
 from bosch.assets import asset_folder
 from bosch.masks.formats import Request, export_mask, import_mask
-from bosch.masks.mask import MaskFile, describe_ratio, read_mask, write_mask
+from bosch.masks.mask import MaskFile, describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_rows, mask_title
 from bosch.model import read_model_info
 from bosch.run.errors import exit_on_user_error
@@ -22,16 +29,12 @@ class Import:
     """Turn another project's mask into mask.json."""
 
     file: tyro.conf.Positional[Path]  # the other project's file
-    format: (
-        Format  # duo: TSV of DuoAttention and PruLong, headwise: rtp-llm, layer_types: Hugging Face
-    )
+    format: Format  # duo: TSV of DuoAttention, PruLong; headwise: rtp-llm; layer_types: HF
     model: Path  # folder of the model that the mask is for, or an embedded model's name
     out: Path = Path("mask.json")
     window: int | None = None  # keys a query sees, its own included; None: what the file says
     ratio: float | None = None  # share of groups on the window, met exactly (duo)
-    threshold: float | None = (
-        None  # instead of a ratio: groups at or above it keep full attention (duo)
-    )
+    threshold: float | None = None  # or: groups at or above it keep full attention (duo)
     seed: int = 0  # of the tie-break among groups of equal value (duo)
     debug: bool = False  # show tracebacks
 
@@ -65,19 +68,8 @@ Command = (
 
 
 def main(args: list[str] | None = None) -> None:
-    command: Import | Export | Show = tyro.cli(
-        Command, args=args, prog="python -m bosch.masks.mask"
-    )
-    exit_on_user_error(lambda: run(command), command.debug)
-
-
-def run(command: Import | Export | Show) -> None:
-    if isinstance(command, Import):
-        run_import(command)
-    elif isinstance(command, Export):
-        run_export(command)
-    else:
-        run_show(command)
+    command: Import | Export | Show = tyro.cli(Command, args=args, prog="python -m bosch.masks")
+    exit_on_user_error(lambda: RUN[type(command)](command), command.debug)
 
 
 def run_import(command: Import) -> None:
@@ -99,10 +91,8 @@ def run_export(command: Export) -> None:
 
 
 def run_show(command: Show) -> None:
-    for name, value in (
-        ("context", min(command.context, default=1)),
-        ("bytes-per-value", command.bytes_per_value),
-    ):
+    shortest = min(command.context, default=1)
+    for name, value in (("context", shortest), ("bytes-per-value", command.bytes_per_value)):
         if value < 1:
             raise ValueError(f"--{name} is {value}, it must be 1 or more.")
     record = read_mask(command.mask)
@@ -127,17 +117,10 @@ def numbers(record: MaskFile, contexts: tuple[int, ...], bytes_per_value: int) -
     ]
     for tokens in contexts:
         hybrid = mask.kv_bytes(tokens, head_dim, bytes_per_value)
-        dense = mask.num_total * tokens * 2 * head_dim * bytes_per_value
-        sizes = f"{readable_bytes(hybrid)} of {readable_bytes(dense)}"
+        dense = mask.dense_kv_bytes(tokens, head_dim, bytes_per_value)
+        sizes = f"{describe_bytes(hybrid)} of {describe_bytes(dense)}"
         lines.append(f"KV cache at {tokens:>7} tokens: {sizes} ({hybrid / dense:.1%})")
     return lines
-
-
-def readable_bytes(count: int) -> str:
-    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.4g} {units[0]}"
 
 
 def _report(out: Path, notes: tuple[str, ...]) -> None:
@@ -145,6 +128,8 @@ def _report(out: Path, notes: tuple[str, ...]) -> None:
         print(f"note: {note}")
     print(f"wrote {out}")
 
+
+RUN: dict[type, Callable[[Any], None]] = {Import: run_import, Export: run_export, Show: run_show}
 
 if __name__ == "__main__":
     main()

@@ -19,13 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bosch.masks.mask import (
-    GroupMask,
-    MaskFile,
-    check_window,
-    describe_ratio,
-    num_windowed,
-)
+from bosch.masks.mask import GroupMask, MaskFile, describe_ratio, num_windowed
 from bosch.model import ModelInfo, read_json_object
 from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import provenance, write_atomically
@@ -62,9 +56,7 @@ def import_mask(
     if not path.is_file():
         wrong = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path} {wrong}; the first argument is the file to import.")
-    if request.window_tokens is not None:
-        check_window(request.window_tokens)
-    imported = IMPORTERS[format_name](path, model, request)
+    imported = FORMATS[format_name][0](path, model, request)
     record = MaskFile(
         mask=imported.mask,
         model=model,
@@ -84,7 +76,7 @@ def import_mask(
 
 def export_mask(record: MaskFile, format_name: str, path: Path) -> tuple[str, ...]:
     """Write a mask in a foreign format; returns the notes to print."""
-    text, notes = EXPORTERS[format_name](record)
+    text, notes = FORMATS[format_name][1](record)
     write_atomically(path, text)
     return notes
 
@@ -148,12 +140,8 @@ def smallest(
     if not 0 < count < len(ranked) or values[count - 1] != values[count]:
         return ranked[:count], None
     border = values[count]
-    tie = {
-        "value": border,
-        "num_tied": values.count(border),
-        "num_windowed": values[:count].count(border),
-    }
-    return ranked[:count], tie
+    tied, windowed = values.count(border), values[:count].count(border)
+    return ranked[:count], {"value": border, "num_tied": tied, "num_windowed": windowed}
 
 
 def _duo_window(path: Path, request: Request) -> tuple[int, tuple[str, ...]]:
@@ -253,15 +241,12 @@ def _headwise_row(path: Path, layer: int, heads: Any, model: ModelInfo) -> list[
 
 def export_headwise(record: MaskFile) -> tuple[str, tuple[str, ...]]:
     mask, size = record.mask, record.model.query_heads_per_group
-    config: dict[str, Any] = {
-        "sink_token_num": 0,
-        "swa_token_num": mask.window_tokens - 1,
-        "seqlen_threshold": 0,
-    }
+    left = mask.window_tokens - 1
+    config: dict[str, Any] = {"sink_token_num": 0, "swa_token_num": left, "seqlen_threshold": 0}
     for layer, row in enumerate(mask.z):
         config[str(layer)] = [bit for bit in row for _ in range(size)]
     note = (
-        f"swa_token_num is {mask.window_tokens - 1}: rtp-llm counts the tokens before the own one; "
+        f"swa_token_num is {left}: rtp-llm counts the tokens before the own one; "
         "sink_token_num and seqlen_threshold are 0: no sinks, and the window holds at every length."
     )
     return json.dumps({"headwise_config": config}, indent=1) + "\n", (note,)
@@ -295,20 +280,19 @@ def import_layer_types(path: Path, model: ModelInfo, request: Request) -> Import
 
 def export_layer_types(record: MaskFile) -> tuple[str, tuple[str, ...]]:
     mask = record.mask
-    for layer, row in enumerate(mask.z):
+    for layer, row in enumerate(mask.row_texts()):
         if len(set(row)) > 1:
             raise ValueError(
-                f"Layer {layer} mixes full and windowed groups ({mask.row_texts()[layer]}), and "
-                "layer_types has one kind a layer: export with --format headwise or duo."
+                f"Layer {layer} mixes full and windowed groups ({row}), and layer_types has one "
+                "kind a layer: export with --format headwise or duo."
             )
     config = {
         "layer_types": [LAYER_TYPES[row[0]] for row in mask.z],
         "sliding_window": mask.window_tokens,
         "use_sliding_window": True,  # without it, Qwen2 and Qwen3 forget sliding_window
     }
-    return json.dumps(config, indent=1) + "\n", (
-        "these are fields of config.json: merge them into the model's.",
-    )
+    note = "these are fields of config.json: merge them into the model's."
+    return json.dumps(config, indent=1) + "\n", (note,)
 
 
 # --- shared by the formats ---
@@ -331,9 +315,7 @@ def _choose_window(
 
 
 def _check_fixed_ratio(path: Path, mask: GroupMask, request: Request) -> None:
-    """Zeros and ones leave nothing to choose: another ratio or a threshold is a
-    misunderstanding.
-    """
+    """Zeros and ones leave nothing to choose."""
     if request.threshold is not None:
         raise ValueError(f"{path} holds zeros and ones, not reals: leave --threshold out.")
     if request.ratio is not None and not mask.meets(request.ratio):
@@ -351,13 +333,10 @@ def _sinks_dropped(num_sinks: int) -> str:
     )
 
 
-IMPORTERS: dict[str, Callable[[Path, ModelInfo, Request], Imported]] = {
-    "duo": import_duo,
-    "headwise": import_headwise,
-    "layer_types": import_layer_types,
-}
-EXPORTERS: dict[str, Callable[[MaskFile], tuple[str, tuple[str, ...]]]] = {
-    "duo": export_duo,
-    "headwise": export_headwise,
-    "layer_types": export_layer_types,
+Importer = Callable[[Path, ModelInfo, Request], Imported]
+Exporter = Callable[[MaskFile], tuple[str, tuple[str, ...]]]  # the text, and notes to print
+FORMATS: dict[str, tuple[Importer, Exporter]] = {
+    "duo": (import_duo, export_duo),
+    "headwise": (import_headwise, export_headwise),
+    "layer_types": (import_layer_types, export_layer_types),
 }

@@ -1,21 +1,13 @@
-"""`GroupMask`, the choice of KV groups that keep full attention, and its file `mask.json`.
-
-From the shell (bosch/masks/__main__.py):
-
-    python -m bosch.masks import full_attention_heads.tsv --format duo --model DIR --window 256 \\
-        --ratio 0.5 --out mask.json
-    python -m bosch.masks export mask.json --format headwise --out headwise.json
-    python -m bosch.masks show mask.json --png mask.png
-"""
+"""`GroupMask`, the choice of KV groups that keep full attention, and its file `mask.json`."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 from bosch.model import ModelInfo, read_json_object
 from bosch.run.manifest import write_atomically
@@ -77,15 +69,13 @@ class GroupMask:
         unit: Unit = "group",
     ) -> "GroupMask":
         """Full attention but for the (layer, group) pairs in `windowed`."""
-        chosen = set(windowed)
-        everything = {(layer, group) for layer in range(num_layers) for group in range(num_groups)}
-        if not chosen <= everything:
-            outside = min(chosen - everything)
-            raise ValueError(f"{outside} is outside {num_layers} layers x {num_groups} groups.")
-        rows = [
-            [int((layer, group) not in chosen) for group in range(num_groups)]
-            for layer in range(num_layers)
-        ]
+        rows = [[1] * num_groups for _ in range(num_layers)]
+        for layer, group in windowed:
+            if not (0 <= layer < num_layers and 0 <= group < num_groups):
+                raise ValueError(
+                    f"{(layer, group)} is outside {num_layers} layers x {num_groups} groups."
+                )
+            rows[layer][group] = 0
         return cls.from_rows(rows, window_tokens, unit)
 
     @property
@@ -120,11 +110,6 @@ class GroupMask:
         """The same share, layer by layer."""
         return tuple(row.count(0) / self.num_groups for row in self.z)
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether no layer mixes full and windowed groups."""
-        return all(len(set(row)) == 1 for row in self.z)
-
     def meets(self, ratio: float) -> bool:
         """Whether exactly as much is on the window as this ratio means."""
         if self.unit == "layer":
@@ -138,10 +123,13 @@ class GroupMask:
         A windowed group keeps W-1 entries: the next token adds its own before it looks. (The static
         cache holds W.)
         """
-        entries = self.num_full * context_tokens + self.num_windowed * min(
-            context_tokens, self.window_tokens - 1
-        )
+        in_window = min(context_tokens, self.window_tokens - 1)
+        entries = self.num_full * context_tokens + self.num_windowed * in_window
         return entries * 2 * head_dim * bytes_per_value  # 2: keys and values
+
+    def dense_kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
+        """The same with full attention everywhere."""
+        return self.num_total * context_tokens * 2 * head_dim * bytes_per_value
 
     def row_texts(self) -> list[str]:
         """One string of 0 and 1 a layer."""
@@ -166,6 +154,15 @@ def describe_ratio(ratio: float, num_layers: int, num_groups: int, unit: Unit = 
     realised = chosen / total
     text = f"--ratio {ratio:g} means {chosen} of {total} {unit}s"
     return text if math.isclose(realised, ratio) else f"{text}, {realised:.6g}"
+
+
+def describe_bytes(count: float) -> str:
+    """Bytes as one reads them, in powers of 1,000."""
+    count = float(f"{count:.3g}")  # first, so that 999,999 is 1 MB and not 1,000 kB
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    power = min(int(math.log10(count)) // 3, 4)
+    return f"{count / 1000**power:.3g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
 
 
 def check_ratio(ratio: float) -> None:
@@ -208,29 +205,20 @@ class MaskFile:
                 f"{asked}, but z has {mask.num_windowed} of {mask.num_total} groups on the window."
             )
 
-
-def write_mask(path: Path, record: MaskFile) -> None:
-    """Write mask.json: the whole file or none of it."""
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "mask_convention": MASK_CONVENTION,
-        "window_convention": WINDOW_CONVENTION,
-        "window_tokens": record.mask.window_tokens,
-        "unit": record.mask.unit,
-        "model": asdict(record.model),
-        "ratio_asked": record.ratio_asked,
-        "ratio": record.mask.ratio,
-        "z": record.mask.row_texts(),
-        "method": record.method,
-        "settings": dict(record.settings),
-        "seed": record.seed,
-        "score_trace": record.score_trace,
-        "provenance": dict(record.provenance),
-    }
-    write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    def origin(self) -> dict[str, Any]:
+        """All of it but z and the window, as JSON has it."""
+        kept = {name: getattr(self, name) for name in ORIGIN}
+        return kept | {
+            "unit": self.mask.unit,
+            "ratio": self.mask.ratio,
+            "model": asdict(self.model),
+            "settings": dict(self.settings),
+            "provenance": dict(self.provenance),
+        }
 
 
-# JSON types of the fields of mask.json, and of its field `model`.
+ORIGIN = ("method", "ratio_asked", "settings", "seed", "score_trace", "provenance")
+# The fields of mask.json in their order, and of its field `model`, with their types in JSON.
 FIELDS: dict[str, tuple[type, ...]] = {
     "schema_version": (int,),
     "mask_convention": (str,),
@@ -247,15 +235,20 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "score_trace": (dict, NoneType),
     "provenance": (dict,),
 }
-MODEL_FIELDS: dict[str, tuple[type, ...]] = {
-    "id": (str,),
-    "revision": (str, NoneType),
-    "weight_hash": (str, NoneType),
-    "num_layers": (int,),
-    "num_groups": (int,),
-    "num_query_heads": (int,),
-    "head_dim": (int,),
+MODEL_FIELDS = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(ModelInfo).items()}
+CONVENTIONS = {
+    "schema_version": SCHEMA_VERSION,
+    "mask_convention": MASK_CONVENTION,
+    "window_convention": WINDOW_CONVENTION,
 }
+
+
+def write_mask(path: Path, record: MaskFile) -> None:
+    """Write mask.json: the whole file or none of it."""
+    content = CONVENTIONS | record.origin()
+    content |= {"window_tokens": record.mask.window_tokens, "z": record.mask.row_texts()}
+    in_order = {name: content[name] for name in FIELDS}
+    write_atomically(path, json.dumps(in_order, indent=1, allow_nan=False) + "\n")
 
 
 def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
@@ -264,96 +257,86 @@ def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
     Every ValueError is one sentence that names the file and the field.
     """
     content = read_json_object(path)
+    try:
+        return _read(content, model)
+    except _WrongFieldError as error:
+        raise ValueError(f"{path}, field {error}") from error
+
+
+class _WrongFieldError(ValueError):
+    """`NAME: what is wrong with it`."""
+
+
+def _read(content: dict[str, Any], model: ModelInfo | None) -> MaskFile:
     version = content.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
-        _refuse(
-            path,
-            "schema_version",
-            f"{version!r} is unknown; this code reads version {SCHEMA_VERSION}.",
+        raise _WrongFieldError(
+            f"schema_version: {version!r} is unknown; this code reads version {SCHEMA_VERSION}."
         )
-    _check_fields(path, content, FIELDS)
-    _check_fields(path, content["model"], MODEL_FIELDS, "model.")
-    for name, convention in [
-        ("mask_convention", MASK_CONVENTION),
-        ("window_convention", WINDOW_CONVENTION),
-    ]:
-        if content[name] != convention:
-            _refuse(path, name, f"it says {content[name]!r}, but this code reads {convention!r}.")
-    with _naming(path, "model"):
+    _check_fields(content, FIELDS)
+    _check_fields(content["model"], MODEL_FIELDS, "model.")
+    for name, known in CONVENTIONS.items():
+        if content[name] != known:
+            raise _WrongFieldError(
+                f"{name}: it says {content[name]!r}, but this code reads {known!r}."
+            )
+    with _naming("model"):
         made_for = ModelInfo(**content["model"])
-    _check_rows(path, content["z"], made_for)
-    with _naming(path, "window_tokens"):
+    with _naming("window_tokens"):
         check_window(content["window_tokens"])
-    with _naming(path, "unit"):
-        mask = GroupMask.from_rows(content["z"], content["window_tokens"], content["unit"])
+    with _naming("z"):
+        mask = _read_rows(content["z"], made_for, content["window_tokens"])
+    with _naming("unit"):
+        mask = replace(mask, unit=content["unit"])
     if not math.isclose(content["ratio"], mask.ratio, abs_tol=1e-9):
-        _refuse(
-            path,
-            "ratio",
-            f"it says {content['ratio']}, but z has {mask.num_windowed} of {mask.num_total} "
-            f"groups on the window, {mask.ratio:.6g}.",
+        raise _WrongFieldError(
+            f"ratio: it says {content['ratio']}, but z has {mask.num_windowed} of "
+            f"{mask.num_total} groups on the window, {mask.ratio:.6g}."
         )
-    copied = {
-        name: content[name]
-        for name in ("method", "ratio_asked", "settings", "seed", "score_trace", "provenance")
-    }
-    with _naming(path, "ratio_asked"):
-        record = MaskFile(mask, made_for, **copied)
+    with _naming("ratio_asked"):
+        record = MaskFile(mask, made_for, **{name: content[name] for name in ORIGIN})
     if model is not None and not model.is_same_model(made_for):
-        _refuse(
-            path,
-            "model",
-            f"the mask was made for {made_for.describe()}, not for {model.describe()}; search a "
-            "new one, or pass the model it belongs to.",
+        raise _WrongFieldError(
+            f"model: the mask was made for {made_for.describe()}, not for {model.describe()}; "
+            "search a new one, or pass the model it belongs to."
         )
     return record
 
 
 def _check_fields(
-    path: Path, content: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], prefix: str = ""
+    content: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], prefix: str = ""
 ) -> None:
-    for name in known:
+    for name in [*known, *content]:
         if name not in content:
-            _refuse(path, prefix + name, "it is missing.")
-    for name, value in content.items():
+            raise _WrongFieldError(f"{prefix}{name}: it is missing.")
         if name not in known:
-            _refuse(path, prefix + name, "it is unknown; a mask.json has no such field.")
-        if type(value) not in known[name]:
-            kinds = " or ".join(
-                "null" if kind is NoneType else kind.__name__ for kind in known[name]
+            raise _WrongFieldError(f"{prefix}{name}: it is unknown; a mask.json has no such field.")
+        if type(content[name]) not in known[name]:
+            kinds = ["null" if kind is NoneType else kind.__name__ for kind in known[name]]
+            raise _WrongFieldError(
+                f"{prefix}{name}: it is {content[name]!r}, it must be {' or '.join(kinds)}."
             )
-            _refuse(path, prefix + name, f"it is {value!r}, it must be {kinds}.")
 
 
-def _check_rows(path: Path, rows: list[Any], model: ModelInfo) -> None:
+def _read_rows(rows: list[Any], model: ModelInfo, window_tokens: int) -> GroupMask:
     if len(rows) != model.num_layers:
-        _refuse(
-            path, "z", f"it has {len(rows)} layers, but the file's model has {model.num_layers}."
-        )
+        raise ValueError(f"it has {len(rows)} layers, but the file's model has {model.num_layers}.")
     for layer, row in enumerate(rows):
-        if type(row) is not str or len(row) != model.num_groups:
-            _refuse(
-                path,
-                "z",
-                f"layer {layer} is {row!r}, it must be a string of {model.num_groups} groups.",
+        if type(row) is not str or len(row) != model.num_groups or set(row) - {"0", "1"}:
+            raise ValueError(
+                f"layer {layer} is {row!r}, it must be a string of {model.num_groups} groups, "
+                "each 0 or 1."
             )
-        if set(row) - {"0", "1"}:
-            _refuse(
-                path, "z", f"layer {layer} is {row!r}, only the characters 0 and 1 may stand in it."
-            )
+    return GroupMask.from_rows(rows, window_tokens)
 
 
 @contextmanager
-def _naming(path: Path, field_name: str) -> Iterator[None]:
-    """Put file and field before what a ValueError says."""
+def _naming(field_name: str) -> Iterator[None]:
+    """Put the field before what a ValueError says."""
     try:
         yield
     except ValueError as error:
-        _refuse(path, field_name, str(error))
-
-
-def _refuse(path: Path, field_name: str, what: str) -> NoReturn:
-    raise ValueError(f"{path}, field {field_name}: {what}")
+        raise _WrongFieldError(f"{field_name}: {error}") from error
 
 
 def _bit(value: Any) -> int:

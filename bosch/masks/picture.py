@@ -15,9 +15,7 @@ WINDOW_COLOR = "#c6dbef"  # pale blue: sees the window
 
 
 def draw_mask(record: MaskFile, path: Path) -> None:
-    """Write the heat map, each layer's share of windowed groups beside it. Same mask, same
-    bytes.
-    """
+    """Write the heat map beside each layer's share of windowed groups. Same mask, same bytes."""
     # A Figure of its own: pyplot would keep state and pick a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap

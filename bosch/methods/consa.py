@@ -1,8 +1,8 @@
 """ConSA: gates that are learned with the weights, under the constraint that they meet the ratio.
 
 Chen et al., arXiv 2606.18056. One hard-concrete gate a group, or a layer, mixes its full and its
-windowed attention (bosch/hybrid/mixed.py); an augmented Lagrangian drives the expected share on the
-window to the ratio (bosch/gates/constraint.py); the lowest gates go on the window.
+windowed attention (bosch/hybrid/search_mode.py); an augmented Lagrangian drives the expected
+share on the window to the ratio (bosch/gates/constraint.py); the lowest gates go on the window.
 
 The paper leaves open how fast gates and multipliers learn. At the weights' rate (3e-4) nothing
 moves within its 1,000 steps. On a convex toy of 28 x 8 gates, at ratios .25, .5 and .75 and four

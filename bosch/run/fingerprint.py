@@ -1,9 +1,8 @@
 """Fingerprints: one short name for everything that decides a result, so that equal work is
-recognized and reused.
+recognized and reused. It is the hash of a canonical JSON text.
 
-A fingerprint is the hash of a canonical JSON text. A stage's covers its name, version, settings and
-the fingerprints of its inputs, so it is known before anything has run, and a change early in the
-chain changes every name after it.
+A stage's covers its name, version, settings and the fingerprints of its inputs, so it is known
+before anything has run, and a change early in the chain changes every name after it.
 """
 
 import dataclasses
@@ -21,22 +20,21 @@ _AFFECTS_RESULT = "affects_result"
 
 
 def speed_only(default: Any) -> Any:
-    """A config field that changes how fast a result comes, never the result: fingerprints leave it
-    out."""
+    """A config field that changes only how fast a result comes: fingerprints leave it out."""
     return dataclasses.field(default=default, metadata={_AFFECTS_RESULT: False})
 
 
 def fingerprint(value: Any) -> str:
     """32 hexadecimal digits that stand for `value` (settings, mappings, nested as they come)."""
-    return xxhash.xxh3_128_hexdigest(canonical_json(value).encode())
+    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def fingerprint_files(folder: Path) -> str:
-    """Fingerprint, by content, of all files below a folder that no stage of ours wrote (names with
-    a dot in front left out)."""
-    files = [
-        path for path in sorted(folder.rglob("*")) if path.is_file() and not is_hidden(path, folder)
-    ]
+    """Fingerprint, by content, of all files below a folder that no stage of ours wrote, except
+    hidden ones."""
+    paths = sorted(folder.rglob("*"))
+    files = [path for path in paths if path.is_file() and not is_hidden(path, folder)]
     if not files:
         raise FileNotFoundError(
             f"{folder} holds no files; an input must be a folder with something in it."
@@ -45,14 +43,12 @@ def fingerprint_files(folder: Path) -> str:
 
 
 def is_hidden(path: Path, folder: Path) -> bool:
-    """Whether a name on the way from folder to path begins with a dot: such files are book-keeping,
-    not results."""
+    """Whether a name from folder to path begins with a dot: such files are book-keeping."""
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def hash_file(path: Path, sync: bool = False) -> str:
-    """xxh3 (128 bits) of a file's bytes. `sync` forces them to the disk first, before a manifest
-    vouches for them."""
+    """xxh3 (128 bits) of a file's bytes. sync: force them to the disk first, for a manifest."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         if sync:
@@ -62,14 +58,8 @@ def hash_file(path: Path, sync: bool = False) -> str:
     return digest.hexdigest()
 
 
-def canonical_json(value: Any) -> str:
-    """One text for one meaning: sorted keys, no spaces."""
-    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
 def plain(value: Any) -> Any:
-    """`value` as JSON has it: dataclasses become dicts without their speed-only fields, and 1.0 is
-    1."""
+    """`value` as JSON has it: dataclasses become dicts without speed-only fields, and 1.0 is 1."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kept = [f for f in dataclasses.fields(value) if f.metadata.get(_AFFECTS_RESULT, True)]
         return {f.name: plain(getattr(value, f.name)) for f in kept}

@@ -1,6 +1,7 @@
 """A run's folder: completes stages in it, each once, for all ranks of a launch (the protocol is in
 bosch/run/stage.py)."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -8,14 +9,13 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from bosch.run import manifest
 from bosch.run.errors import USER_ERRORS
-from bosch.run.lock import BEAT_SECONDS, STALE_SECONDS, FolderInUseError, FolderLock, LockRecord
+from bosch.run.lock import FolderInUseError, FolderLock, LockRecord
 from bosch.run.manifest import STARTED
-from bosch.run.plan import REFERENCE, Step, examine, examine_folder, plan_run, refuse_blocked
+from bosch.run.plan import REFERENCE, Step, examine, plan_run, refuse_blocked
 from bosch.run.progress import describe_seconds
 from bosch.run.ranks import RANKS, Ranks
 from bosch.run.stage import Artifact, Stage, locate
@@ -39,15 +39,12 @@ class RunFolder:
         rank: int = 0,
         world: int = 1,
         say: Callable[[str], None] = print,
-        beat_seconds: float = BEAT_SECONDS,
-        stale_seconds: float = STALE_SECONDS,
         home: Path | None = None,
     ) -> None:
         """home: what is locked, if it is not the whole folder (`home_of`)."""
         self.path, self.rank, self.world, self.say = path, rank, world, say
-        home = home or path
-        self._lock = FolderLock(home, say, beat_seconds=beat_seconds, stale_seconds=stale_seconds)
-        self._ranks = Ranks(home, rank, world, stale_seconds)
+        self._lock = FolderLock(home or path, say)
+        self._ranks = Ranks(home or path, rank, world)
         self._verified: set[Path] = set()
         self._calls = 0  # tells the events of one stage from those of the next
 
@@ -59,15 +56,9 @@ class RunFolder:
             self._ranks.follow()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if error is None:
-                self._ranks.leave()
+            self._ranks.leave(error)
         finally:
             if self.rank == 0:
                 self._lock.release(as_ended=error is not None and self.world > 1)
@@ -75,8 +66,7 @@ class RunFolder:
     def plan(
         self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None
     ) -> list[Step]:
-        """Plan as `plan_run` does, and remember which folders were found true, so that no file is
-        read twice."""
+        """As `plan_run`, remembering which folders were found true: no file is read twice."""
         return plan_run(self.path, stages, fresh, start, self._verified)
 
     def save_config(self, config: Any, command: Sequence[str]) -> None:
@@ -92,7 +82,7 @@ class RunFolder:
         self._calls += 1
         artifact = Artifact(locate(self.path, stage), stage.fingerprint)
         if self.rank == 0:
-            self._lead(stage, self._calls)
+            self._lead(stage, artifact.folder, self._calls)
         else:
             self._follow(stage, artifact.folder, self._calls)
         return artifact
@@ -106,7 +96,7 @@ class RunFolder:
                 shared = locate(self.path, stage)
                 self._set_aside(shared, shared.parent / "replaced", stage)
 
-    def _set_aside(self, folder: Path, kept_in: Path, stage: Stage) -> None:
+    def _set_aside(self, folder: Path, base: Path, stage: Stage) -> None:
         if not folder.is_dir():
             return
         record = LockRecord.read(folder)
@@ -116,40 +106,42 @@ class RunFolder:
                 f"{stage.name} anew."
             )
         self._verified.discard(folder)
-        kept = _move_into(kept_in, folder, stage.name)
+        number = 1
+        while (kept := base / f"{stage.name.replace('/', '-')}-{number}").exists():
+            number += 1
+        base.mkdir(parents=True, exist_ok=True)
+        folder.rename(kept)
+        manifest.sync_directory(base)
         self.say(
             f"{stage.name}: the old one is kept in {kept}; delete it when you no longer need it"
         )
 
-    def _lead(self, stage: Stage, call: int) -> None:
-        step = examine(self.path, stage, self._verified)
-        refuse_blocked([step])
-        if step.action == "reuse":
-            self.say(f"{stage.name}: {step.reason}")
-        elif stage.shared:
-            self._make_shared(stage, call)
-        else:
-            self._make(stage, self.path / stage.name, step, call)
-        if stage.shared:
-            _refer_to(locate(self.path, stage), self.path / stage.name, stage)
-        self._announce(call, "done")
-
-    def _follow(self, stage: Stage, folder: Path, call: int) -> None:
-        if stage.ranks == "all" and self._wait_for(0, call, "run", "done") == "run":
-            stage.run(folder, **self._inputs(stage))
-            self._announce(call, "ran")
-        self._wait_for(0, call, "done")
-
-    def _make_shared(self, stage: Stage, call: int) -> None:
-        folder = locate(self.path, stage)
-        with FolderLock(folder, self.say, True, self._lock.beat_seconds, self._lock.stale_seconds):
-            # Another run may have made it while this one waited.
-            step = examine_folder(folder, stage, self._verified)
-            refuse_blocked([step])
+    def _lead(self, stage: Stage, folder: Path, call: int) -> None:
+        step = self._examine(stage)
+        alone: Any = contextlib.nullcontext()
+        if stage.shared and step.action != "reuse":
+            alone = FolderLock(folder, self.say, wait=True)
+        with alone:
+            step = self._examine(stage)  # another run may have made it while this one waited
             if step.action == "reuse":
                 self.say(f"{stage.name}: {step.reason}")
             else:
                 self._make(stage, folder, step, call)
+        if stage.shared:
+            _refer_to(folder, self.path / stage.name, stage)
+        self._ranks.announce(f"{call} done")
+
+    def _follow(self, stage: Stage, folder: Path, call: int) -> None:
+        run, done = f"{call} run", f"{call} done"
+        if stage.ranks == "all" and self._ranks.wait_for(0, run, done) == run:
+            self._run(stage, folder)
+            self._ranks.announce(f"{call} ran")
+        self._ranks.wait_for(0, done)
+
+    def _examine(self, stage: Stage) -> Step:
+        step = examine(self.path, stage, self._verified)
+        refuse_blocked([step])
+        return step
 
     def _make(self, stage: Stage, folder: Path, step: Step, call: int) -> None:
         if stage.derived and step.action == "run":
@@ -157,17 +149,16 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         manifest.remove_leftovers(folder)
         self.say(f"{stage.name}: {step.reason}")
+        facts = stage.facts | {"fingerprint": stage.fingerprint}
         if step.action == "run":
-            manifest.write_sealed_json(
-                folder / STARTED, stage.facts | {"fingerprint": stage.fingerprint}
-            )
+            manifest.write_sealed_json(folder / STARTED, facts)
         wall_time = WallTime(folder)
         self._lock.on_beat.append(wall_time.save)
         try:
-            self._announce(call, "run")
-            stage.run(folder, **self._inputs(stage))
+            self._ranks.announce(f"{call} run")
+            self._run(stage, folder)
             for rank in range(1, self.world) if stage.ranks == "all" else ():
-                self._wait_for(rank, call, "ran")
+                self._ranks.wait_for(rank, f"{call} ran")
         except KeyboardInterrupt:
             self.say(
                 f"{stage.name}: interrupted; the same command, without --fresh or --from, goes on "
@@ -181,30 +172,23 @@ class RunFolder:
             self._lock.on_beat.remove(wall_time.save)
         self._lock.check_held()
         seconds = wall_time.finish()
-        facts = stage.facts | {"fingerprint": stage.fingerprint, "wall_seconds": seconds}
-        manifest.seal_folder(folder, facts | manifest.provenance())
+        manifest.seal_folder(folder, facts | {"wall_seconds": seconds} | manifest.provenance())
         self._verified.add(folder)
         self.say(f"{stage.name}: done in {describe_seconds(sum(seconds))}")
 
-    def _inputs(self, stage: Stage) -> dict[str, Artifact]:
-        return {
+    def _run(self, stage: Stage, folder: Path) -> None:
+        inputs = {
             name: Artifact(locate(self.path, source), source.fingerprint)
             if isinstance(source, Stage)
             else source
             for name, source in stage.inputs.items()
         }
-
-    def _announce(self, call: int, event: str) -> None:
-        self._ranks.announce(f"{call} {event}")
-
-    def _wait_for(self, rank: int, call: int, *events: str) -> str:
-        event = self._ranks.wait_for(rank, *(f"{call} {event}" for event in events))
-        return event.split()[1]
+        with self._ranks.watching() if stage.ranks == "all" else contextlib.nullcontext():
+            stage.run(folder, **inputs)
 
 
 class WallTime:
-    """Seconds spent on a stage in each attempt, saved at every heartbeat so that a killed attempt
-    counts too."""
+    """Seconds spent on a stage in each attempt, saved at every beat so that a killed one counts."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".wall_seconds.json"
@@ -236,13 +220,3 @@ def _refer_to(shared: Path, folder: Path, stage: Stage) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         relative = os.path.relpath(shared, folder)  # so that the folder of all runs can be moved
         manifest.write_sealed_json(folder / REFERENCE, {"folder": relative, "facts": stage.facts})
-
-
-def _move_into(base: Path, folder: Path, name: str) -> Path:
-    number = 1
-    while (target := base / f"{name.replace('/', '-')}-{number}").exists():
-        number += 1
-    base.mkdir(parents=True, exist_ok=True)
-    folder.rename(target)
-    manifest.sync_directory(base)
-    return target

@@ -1,9 +1,6 @@
-"""One process at a time in a folder: a lock file that names its owner, and the heartbeat by which
-others see that it lives.
-
-The lock is `.lock` in the folder: host, boot id, pid and start time of the owner, and a beat
-counted up every few seconds. On one machine the process itself tells whether it lives; from another
-machine only the beat does.
+"""One process at a time in a folder: `.lock` names its owner, and counts a beat up every few
+seconds. On one machine the process itself tells whether it lives; from another machine or container
+only the beat does.
 """
 
 import contextlib
@@ -18,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
@@ -28,6 +26,10 @@ POLL_SECONDS = 0.2
 
 LOCK = ".lock"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# What torchrun and SLURM tell each rank, equal for all ranks of one launch.
+LAUNCH_VARIABLES = (
+    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT SLURM_JOB_ID".split()
+)
 
 
 class FolderInUseError(UserError):
@@ -47,15 +49,12 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity":
-        boot_id = _read(BOOT_ID)
-        return cls(platform.node(), boot_id, _pid_namespace(), pid, _process_state(pid)[1])
+        return cls(*_this_machine(), pid, _process_state(pid)[1])
 
     def alive(self) -> bool | None:
         """Whether the process still runs; None where this machine cannot tell. Another boot of this
         host may be another machine of its name, so that the beat has to tell."""
-        if (self.host, self.boot_id) != (platform.node(), _read(BOOT_ID)):
-            return None
-        if self.pid_namespace != _pid_namespace():
+        if (self.host, self.boot_id, self.pid_namespace) != _this_machine():
             return None
         state, started = _process_state(self.pid)
         return state not in ("gone", "Z", "X") and started == self.started
@@ -66,38 +65,40 @@ class ProcessIdentity:
 
 @dataclass(frozen=True)
 class LockRecord:
-    """What a lock file says."""
+    """What a lock file says, and the sign of life of each rank (bosch/run/ranks.py)."""
 
     owner: ProcessIdentity
     parent: ProcessIdentity  # the launcher, or the shell
     launch: str  # new each time the lock is taken
-    launch_key: str
+    launch_key: str  # equal for all ranks of a launch; with a fixed port, for other launches too
     beat: int = 0
     ended: bool = False  # the owner failed; left behind so that other ranks need not wait for it
 
     @classmethod
     def of_this_process(cls) -> "LockRecord":
         owner, parent = (ProcessIdentity.of(pid) for pid in (os.getpid(), os.getppid()))
-        return cls(owner, parent, uuid.uuid4().hex, launch_key())
+        key = "/".join(os.environ.get(name, "") for name in LAUNCH_VARIABLES)
+        return cls(owner, parent, uuid.uuid4().hex, key)
 
     def is_of_this_launch(self) -> bool:
         """Whether its owner was started together with this process, by one `accelerate launch`."""
         here = LockRecord.of_this_process()
-        on_one_host = self.parent.host == here.parent.host
-        return self.launch_key == here.launch_key and (
-            not on_one_host or self.parent == here.parent
-        )
+        same_parent = self.parent == here.parent or self.parent.host != here.parent.host
+        return self.launch_key == here.launch_key and same_parent
+
+    @classmethod
+    def parse(cls, told: dict[str, Any]) -> "LockRecord":
+        owner, parent = (ProcessIdentity(**told.pop(name)) for name in ("owner", "parent"))
+        return cls(owner, parent, **told)
 
     @classmethod
     def read(cls, folder: Path) -> "LockRecord | None":
         """The record in the folder's lock file; None where there is none."""
         try:
-            found = json.loads((folder / LOCK).read_text())
-            owner, parent = (ProcessIdentity(**found.pop(name)) for name in ("owner", "parent"))
-            return cls(owner, parent, **found)
+            return cls.parse(json.loads((folder / LOCK).read_text()))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise FolderInUseError(
                 f"{folder / LOCK} cannot be read ({error}); if no run uses this folder, delete it."
             ) from error
@@ -110,65 +111,54 @@ class FolderLock:
     """Holds a folder from `with FolderLock(folder):` on, until the block or the process ends."""
 
     def __init__(
-        self,
-        folder: Path,
-        say: Callable[[str], None] = print,
-        wait: bool = False,
-        beat_seconds: float = BEAT_SECONDS,
-        stale_seconds: float = STALE_SECONDS,
+        self, folder: Path, say: Callable[[str], None] = print, wait: bool = False
     ) -> None:
-        """wait: a folder in use is waited for instead of refused (two runs that need the same
-        shared artifact)."""
+        """wait: for a folder in use, instead of refusing it."""
         self.folder, self.say, self.wait = folder, say, wait
-        self.beat_seconds, self.stale_seconds = beat_seconds, stale_seconds
         self.on_beat: list[Callable[[], None]] = []
         self.record = LockRecord.of_this_process()
         self._released = threading.Event()
 
-    def __enter__(self) -> "FolderLock":
+    def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        watch = LivenessWatch(self.stale_seconds)
+        watch = LivenessWatch()
         told = None
+        doing = "waiting for it" if self.wait else "looking whether it still runs"
         while not self._try_to_take(watch):
-            # Someone else has it and may live. A wait also serves to see whether a beat from
-            # another machine still moves.
-            holder = watch.record
+            holder = watch.record  # it lives, or its beat from another machine may still move
             if holder and holder.launch != told:
                 told = holder.launch
-                self.say(
-                    f"{self.folder} is in use by {holder.owner}: "
-                    + ("waiting for it" if self.wait else "looking whether it still runs")
-                )
+                self.say(f"{self.folder} is in use by {holder.owner}: {doing}")
             time.sleep(POLL_SECONDS)
-        self._released.clear()
-        threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
+        self._released = start_beating(self._beat)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self, as_ended: bool = False) -> None:
-        """Give the folder free. `as_ended` leaves a record of it, for ranks that have not looked
-        yet."""
+        """as_ended: leave a record of it, for ranks that have not looked yet."""
         self._released.set()
         with _one_at_a_time(self.folder):
-            found = LockRecord.read(self.folder)
-            if not found or found.launch != self.record.launch:
+            if not self._is_held():
                 return
             if as_ended:
-                dataclasses.replace(found, ended=True).write(self.folder)
+                dataclasses.replace(self.record, ended=True).write(self.folder)
             else:
                 (self.folder / LOCK).unlink()
 
     def check_held(self) -> None:
-        """Stop if another process took the folder over, as it may after a long suspension of this
-        one."""
-        found = LockRecord.read(self.folder)
-        if not found or found.launch != self.record.launch:
+        """Stop if another process took the folder over, as after a long suspension of this one."""
+        if not self._is_held():
+            found = LockRecord.read(self.folder)
             by = f"by {found.owner}" if found else "by hand"
             raise FolderInUseError(
                 f"{self.folder} was taken over {by} while this run stood still; this run ends here."
             )
+
+    def _is_held(self) -> bool:
+        found = LockRecord.read(self.folder)
+        return found is not None and found.launch == self.record.launch
 
     def _try_to_take(self, watch: "LivenessWatch") -> bool:
         with _one_at_a_time(self.folder):
@@ -187,61 +177,63 @@ class FolderLock:
             self.record.write(self.folder)
             return True
 
-    def _keep_beating(self) -> None:
-        while not self._released.wait(self.beat_seconds):
-            with contextlib.suppress(OSError, FolderInUseError), _one_at_a_time(self.folder):
-                # A full disk must not end the heart: the next beat tries again.
-                found = LockRecord.read(self.folder)
-                if self._released.is_set() or not found or found.launch != self.record.launch:
-                    return
-                self.record = dataclasses.replace(self.record, beat=self.record.beat + 1)
-                self.record.write(self.folder)
-                for action in self.on_beat:
-                    action()
+    def _beat(self) -> None:
+        with _one_at_a_time(self.folder):
+            if self._released.is_set() or not self._is_held():
+                return
+            self.record = dataclasses.replace(self.record, beat=self.record.beat + 1)
+            self.record.write(self.folder)
+            for action in self.on_beat:
+                action()
+
+
+def start_beating(beat: Callable[[], None]) -> threading.Event:
+    """Call `beat` every few seconds from a thread, until the event that is returned is set."""
+    stopped = threading.Event()
+
+    def keep_beating() -> None:
+        while not stopped.wait(BEAT_SECONDS):
+            # A full disk must not end the heart: the next beat tries again.
+            with contextlib.suppress(OSError, FolderInUseError):
+                beat()
+
+    threading.Thread(target=keep_beating, daemon=True, name="heartbeat").start()
+    return stopped
 
 
 class LivenessWatch:
-    """Tells from repeated looks at a lock whether its owner lives: True, False, or None for not
+    """Tells from repeated looks at a record whether its owner lives: True, False, or None for not
     known yet."""
 
-    def __init__(self, stale_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stale_seconds, self.clock = stale_seconds, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.record: LockRecord | None = None
         self.alive: bool | None = None
         self._since = clock()
 
     def look(self, record: LockRecord | None) -> None:
-        known = False if record is None or record.ended else record.owner.alive()
-        if record is None or known is not None:
-            self.alive = known
-        elif self.record is None or self.record.launch != record.launch:
-            self.alive = None
-        elif self.record.beat != record.beat:
-            self.alive = True
-        elif self.clock() - self._since > self.stale_seconds:
-            self.alive = False
-        if record != self.record:
+        before, self.record = self.record, record
+        if record != before:
             self._since = self.clock()
-        self.record = record
+        if record is None or record.ended:
+            self.alive = False
+        elif (known := record.owner.alive()) is not None:
+            self.alive = known
+        elif before is None or before.launch != record.launch:
+            self.alive = None
+        elif before.beat != record.beat:
+            self.alive = True
+        elif self.stands_still():
+            self.alive = False
 
-
-def launch_key() -> str:
-    """Equal for all ranks of one launch: what torchrun tells each of them. Keeps the ranks of two
-    launches apart."""
-    names = (
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_RESTART_COUNT",
-        "SLURM_JOB_ID",
-    )
-    return "/".join(os.environ.get(name, "") for name in names)
+    def stands_still(self) -> bool:
+        """Whether nothing has changed for longer than a live owner takes for a beat."""
+        return self.clock() - self._since > STALE_SECONDS
 
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Only for the moment of looking at a lock and changing it; the kernel frees it whatever
-    happens."""
+    """For the moment of looking at a lock and changing it; the kernel frees it whatever happens."""
     with (folder / ".lock_guard").open("a") as guard:
         # Some network file systems have no flock (ENOSYS, ENOLCK). Without it only two starts
         # within the same millisecond could both take a lock.
@@ -250,9 +242,16 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
+def _this_machine() -> tuple[str, str, str]:
+    """Host, boot and pid namespace."""
+    namespace = ""
+    with contextlib.suppress(OSError):  # not Linux
+        namespace = os.readlink("/proc/self/ns/pid")
+    return platform.node(), _read(BOOT_ID), namespace
+
+
 def _process_state(pid: int) -> tuple[str, str]:
-    """State letter and start time of a process, as Linux has them; elsewhere only whether there is
-    one of this pid."""
+    """State letter and start time, as Linux has them; elsewhere only whether the pid is there."""
     if os.path.exists("/proc/self/stat"):
         # The name, in parentheses, may hold anything: fields count from behind it. Number 3 is the
         # state, 22 the start.
@@ -265,13 +264,6 @@ def _process_state(pid: int) -> tuple[str, str]:
     except PermissionError:
         pass
     return "R", ""
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def _read(path: str) -> str:

@@ -6,6 +6,7 @@ Written to a temporary name, forced to the disk, renamed: whoever looks sees non
 whatever was killed when.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -28,6 +29,10 @@ STARTED = "started.json"
 # and of no use once the run that wrote them has ended.
 NO_RESULT = ".no_result"
 HASH_THREADS = 8  # xxhash releases the GIL, so large checkpoints are read in parallel
+# Whose versions a manifest tells.
+PACKAGES = (
+    "bosch-hybrid torch transformers accelerate datasets safetensors numpy PyNomadBBO liger-kernel"
+)
 
 
 class DamagedArtifactError(ValueError):
@@ -36,7 +41,7 @@ class DamagedArtifactError(ValueError):
 
 def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the folder's manifest, its last file: `facts`, and every file's size and checksum."""
-    manifest = dict(facts) | {"files": _describe_files(folder, sync=True)}
+    manifest = dict(facts) | {"files": _describe_files(folder)}
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_directory(directory)
     write_sealed_json(folder / MANIFEST, manifest)
@@ -44,36 +49,30 @@ def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def verify_folder(folder: Path) -> dict[str, Any]:
     """The manifest of a complete folder, every file checked against it. DamagedArtifactError names
-    the first that differs.
-
-    Files that the manifest does not list are left alone: a reader's notes beside the results harm
-    nothing.
+    the first that differs. Files that the manifest does not list, a reader's notes, harm nothing.
     """
     manifest = read_sealed_json(folder / MANIFEST)
-    for name, told in manifest["files"].items():
-        path = folder / name
+    files = {folder / name: told for name, told in manifest["files"].items()}
+    for path, told in files.items():
         if not path.is_file():
             raise DamagedArtifactError(f"{path} is missing, though {folder / MANIFEST} lists it.")
-        size = path.stat().st_size
-        if size != told["bytes"]:
+        if (size := path.stat().st_size) != told["bytes"]:
             raise DamagedArtifactError(
                 f"{path} is damaged: it has {size} bytes, its manifest says {told['bytes']}."
             )
-    names = list(manifest["files"])
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        found = pool.map(lambda name: hash_file(folder / name), names)
-        for name, checksum in zip(names, found, strict=True):
-            if checksum != manifest["files"][name]["xxh3"]:
+        for path, checksum in zip(files, pool.map(hash_file, files), strict=True):
+            if checksum != files[path]["xxh3"]:
                 raise DamagedArtifactError(
-                    f"{folder / name} is damaged: its checksum is not the one in its manifest."
+                    f"{path} is damaged: its checksum is not the one in its manifest."
                 )
-    for name in names:
-        if Path(name).name == MANIFEST:
-            verify_folder((folder / name).parent)
+    for path in files:
+        if path.name == MANIFEST:
+            verify_folder(path.parent)
     return manifest
 
 
-def _describe_files(folder: Path, sync: bool) -> dict[str, dict[str, Any]]:
+def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and checksum of each file. A folder inside that is sealed itself is represented by its
     own manifest: its files were read when it was sealed, and checkpoints are too large to read
     twice."""
@@ -89,7 +88,7 @@ def _describe_files(folder: Path, sync: bool) -> dict[str, dict[str, Any]]:
         and not any(inner in path.parents for inner in no_results)
     ]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        checksums = pool.map(lambda path: hash_file(path, sync), paths)
+        checksums = pool.map(lambda path: hash_file(path, sync=True), paths)
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "xxh3": checksum}
         for path, checksum in zip(paths, checksums, strict=True)
@@ -112,18 +111,13 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         intact = False
     if not intact:
-        raise DamagedArtifactError(
-            f"{path} is damaged: its own checksum does not fit what it says."
-        )
+        raise DamagedArtifactError(f"{path} is damaged: its own checksum does not fit its content.")
     return content
 
 
 def _sealed_text(content: dict[str, Any]) -> str:
-    body = json.dumps(content, indent=1)
-    return (
-        json.dumps(content | {"checksum": xxhash.xxh3_128_hexdigest(body.encode())}, indent=1)
-        + "\n"
-    )
+    checksum = xxhash.xxh3_128_hexdigest(json.dumps(content, indent=1).encode())
+    return json.dumps(content | {"checksum": checksum}, indent=1) + "\n"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -141,8 +135,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what was being written when a kill came: the files of write_atomically, and folders
-    (checkpoints, exports) that bear such a name until they are whole.
-    """
+    (checkpoints, exports) that bear such a name until they are whole."""
     for leftover in list(folder.rglob(".*.tmp")):
         if leftover.is_dir():
             shutil.rmtree(leftover)
@@ -162,22 +155,10 @@ def sync_directory(folder: Path) -> None:
 @functools.cache
 def provenance() -> dict[str, Any]:
     """What made a result, for its manifest: package versions and the commit of this code."""
-    packages = [
-        "torch",
-        "transformers",
-        "accelerate",
-        "datasets",
-        "safetensors",
-        "numpy",
-        "PyNomadBBO",
-        "liger-kernel",
-    ]
     versions = {"python": platform.python_version()}
-    for package in ["bosch-hybrid", *packages]:
-        try:
+    for package in PACKAGES.split():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {"packages": versions, "commit": _commit()}
 
 
@@ -187,17 +168,9 @@ def _commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    command = [
-        "git",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(describe, cwd=root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -37,24 +37,17 @@ def plan_run(
     verified: set[Path] | None = None,
 ) -> list[Step]:
     """What each stage of a chain will do, in order. Reads files' bytes, changes nothing."""
-    redone = {stage.name for stage in stages_to_redo(stages, fresh, start)}
+    redone = stages_to_redo(stages, fresh, start)
     asked = f"asked for by --fresh {fresh}" if fresh else f"asked for by --from {start}"
-    steps: dict[str, Step] = {}
+    steps: list[Step] = []
     for stage in stages:
-        blocked = [
-            i.name
-            for i in stage.inputs.values()
-            if isinstance(i, Stage) and i.name in steps and steps[i.name].action == "blocked"
-        ]
-        if stage.name in redone:
-            steps[stage.name] = Step(stage, "run", asked)
-        else:
-            steps[stage.name] = examine(run_path, stage, verified)
-        if blocked and steps[stage.name].action != "blocked":
-            steps[stage.name] = Step(
-                stage, "blocked", f"{stage.name} needs {blocked[0]}, which is blocked"
-            )
-    return list(steps.values())
+        step = Step(stage, "run", asked) if stage in redone else examine(run_path, stage, verified)
+        blocked = {before.stage.name for before in steps if before.action == "blocked"}
+        needed = [source.name for source in stage.inputs.values() if isinstance(source, Stage)]
+        if step.action != "blocked" and (missing := [name for name in needed if name in blocked]):
+            step = Step(stage, "blocked", f"{stage.name} needs {missing[0]}, which is blocked")
+        steps.append(step)
+    return steps
 
 
 def follow_reference(folder: Path) -> Path:
@@ -99,79 +92,75 @@ def is_called(stage: Stage, name: str | None) -> bool:
 def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Step:
     """What `complete` would do with the stage as its folder is now. `verified`: folders whose
     checksums were read already."""
-    if stage.shared:
-        reference = run_path / stage.name / REFERENCE
-        if reference.is_file():
-            try:
-                known = manifest.read_sealed_json(reference)
-            except DamagedArtifactError as damage:
-                return Step(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
-            if known["facts"] != stage.facts:
-                return Step(
-                    stage, "blocked", _describe_conflict(reference.parent, stage, known["facts"])
-                )
-        return examine_folder(locate(run_path, stage), stage, verified)
-    return examine_folder(run_path / stage.name, stage, verified)
-
-
-def examine_folder(folder: Path, stage: Stage, verified: set[Path] | None) -> Step:
-    # Listed first: what another run is beginning has its start file by the time that is looked for.
-    has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
+    verified = set() if verified is None else verified
     try:
-        if (folder / MANIFEST).is_file():
-            if verified is None or folder not in verified:
-                manifest.verify_folder(folder)
-            found = manifest.read_sealed_json(folder / STARTED)
-        elif (folder / STARTED).is_file():
-            found = manifest.read_sealed_json(folder / STARTED)
-        elif has_files:
-            return Step(
-                stage,
-                "blocked",
-                f"{folder} holds files but no {STARTED}, so no run of ours made it; move it away.",
-            )
-        else:
-            return Step(
-                stage, "run", "starts" if not stage.shared else f"starts, to be shared in {folder}"
-            )
+        reference = run_path / stage.name / REFERENCE
+        if stage.shared and reference.is_file():
+            known = manifest.read_sealed_json(reference)["facts"]
+            if known != stage.facts:
+                return Step(stage, "blocked", _describe_conflict(reference.parent, stage, known))
+        return _examine_folder(locate(run_path, stage), stage, verified)
     except DamagedArtifactError as damage:
         return Step(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
+
+
+def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Step:
+    # Listed first: what another run is beginning has its start file by the time that is looked for.
+    has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
+    is_complete = (folder / MANIFEST).is_file()
+    if is_complete and folder not in verified:
+        manifest.verify_folder(folder)
+    if not is_complete and not (folder / STARTED).is_file():
+        if has_files:
+            reason = f"{folder} holds files but no {STARTED}, so no run of ours made it; "
+            return Step(stage, "blocked", reason + "move it away.")
+        return Step(stage, "run", f"starts, to be shared in {folder}" if stage.shared else "starts")
+    found = manifest.read_sealed_json(folder / STARTED)
     if found["fingerprint"] != stage.fingerprint:
         if stage.derived:
-            changed = "; ".join(differences(found, stage.facts))
+            changed = describe_changes(found, stage.facts)
             return Step(stage, "run", f"made anew, since this changed: {changed}")
         return Step(stage, "blocked", _describe_conflict(folder, stage, found))
-    if not (folder / MANIFEST).is_file():
+    if not is_complete:
         return Step(stage, "resume", "goes on where it was stopped")
-    if verified is not None:
-        verified.add(folder)
-    return Step(
-        stage, "reuse", f"complete, reused from {folder}" if stage.shared else "complete, reused"
+    verified.add(folder)
+    where = f" from {folder}" if stage.shared else ""
+    return Step(stage, "reuse", f"complete, reused{where}")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Did the settings change? What did, by name (`ratio: 0.75 -> 0.5; seed: 0 -> 1`), else ''."""
+    before, after = _flatten(old), _flatten(new)
+    return "; ".join(
+        f"{name}: {before.get(name, '(not there)')} -> {after.get(name, '(not there)')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, ABSENT) != after.get(name, ABSENT)
     )
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What changed between the facts of two stages, a phrase each: `ratio: 0.75 -> 0.5`."""
-    changed = []
-    if old["version"] != new["version"]:
-        changed.append(f"version of the stage: {old['version']} -> {new['version']}")
-    before, after = _flatten(old["settings"]), _flatten(new["settings"])
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name, ABSENT) != after.get(name, ABSENT):
-            changed.append(f"{name}: {_show(before, name)} -> {_show(after, name)}")
-    for name in sorted(old["inputs"].keys() | new["inputs"].keys()):
-        if old["inputs"].get(name) != new["inputs"].get(name):
-            changed.append(f"its input {name}")
-    return changed
+def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Between the facts of two stages: their version, settings, and which input is another one."""
+    versions = [{"version of the stage": facts["version"]} for facts in (old, new)]
+    names = sorted(old["inputs"].keys() | new["inputs"].keys())
+    changed = [
+        differences(*versions),
+        differences(old["settings"], new["settings"]),
+        *(
+            f"its input {name}"
+            for name in names
+            if old["inputs"].get(name) != new["inputs"].get(name)
+        ),
+    ]
+    return "; ".join(filter(None, changed))
 
 
 def _describe_conflict(folder: Path, stage: Stage, found: Mapping[str, Any]) -> str:
-    changed = "; ".join(differences(found, stage.facts))
     return (
-        f"{folder} was made with other settings or inputs ({changed}). Three ways on: another "
-        f"--run-dir, --fresh {stage.name} to make it and what depends on it anew, or the old "
-        "setting. (search_mask.py: --fresh alone. Recipes that have neither: another --out, or "
-        "delete the folder.)"
+        f"{folder} was made with other settings or inputs "
+        f"({describe_changes(found, stage.facts)}). Three ways on: another --run-dir, --fresh "
+        f"{stage.name} to make it and what depends on it anew, or the old setting. "
+        "(search_mask.py: --fresh alone. Recipes that have neither: another --out, or delete the "
+        "folder.)"
     )
 
 
@@ -182,7 +171,3 @@ def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return flat
-
-
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return str(values[name]) if name in values else "(not there)"

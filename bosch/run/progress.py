@@ -41,14 +41,13 @@ def set_up(rank: int = 0) -> None:
         logger.propagate = False
         return
     _console = console if on_terminal else None
-    logger.addHandler(_LineHandler(console))
+    logger.addHandler(_LineHandler())
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
 def log_to(path: Path) -> None:
-    """Write every line from now on to a file as well, behind what it holds, each with date and
-    time."""
+    """Append every line from now on to a file as well, each with date and time."""
     if any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,12 +80,12 @@ class Bar:
         total: int,
         unit: str,
         done: int = 0,
-        draw: Callable[[int, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.title, self.total, self.unit, self.done = title, total, unit, done
         self.figures: dict[str, float | str] = {}
-        self._draw, self._clock = draw, clock
+        self.draw: Callable[[], None] = lambda: None  # on a terminal
+        self._clock = clock
         self._done_at_start = done  # an earlier attempt says nothing about the speed of this
         self._begin = self._told = clock()
         self._told_done = -1
@@ -95,8 +94,7 @@ class Bar:
         """`count` more are done; `figures` (loss=2.31) stand beside the bar from now on."""
         self._count(count)
         self.figures |= figures
-        if self._draw:
-            self._draw(self.done, self.describe_pace())
+        self.draw()
         now = self._clock()
         if now - self._told >= max(LINE_SECONDS, LINE_SHARE * (now - self._begin)):
             self.tell()
@@ -125,12 +123,15 @@ class Bar:
         seconds, done = self._clock() - self._begin, self.done - self._done_at_start
         parts = []
         if seconds > 0 and done > 0:
-            parts.append(f"{_round(done / seconds)} {self.unit}/s")
-            left = (self.total - self.done) * seconds / done
+            pace = done / seconds
+            shown = f"{pace:,.0f}" if pace >= 100 else f"{pace:.3g}"
+            parts.append(f"{shown} {self.unit}/s")
+            left = (self.total - self.done) / pace
             in_all = f"in {describe_seconds(seconds)}"
             parts.append(f"{describe_seconds(left)} left" if left > 0 else in_all)
         for name, value in self.figures.items():
-            parts.append(f"{name.replace('_', ' ')} {_show(value)}")
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            parts.append(f"{name.replace('_', ' ')} {shown}")
         return ", ".join(parts)
 
     def finish(self) -> None:
@@ -141,27 +142,23 @@ class Bar:
 
 @contextlib.contextmanager
 def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
-    """Show work of `total` units (0: not known). `done` of them were finished by an earlier
-    attempt."""
+    """Show work of `total` units (0: not known), `done` of them by an earlier attempt."""
+    bar = Bar(title, total, unit, done)
     if _console is None:
-        bar = Bar(title, total, unit, done)
         yield bar
-        bar.finish()
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        TextColumn("{task.completed:,.0f}" + ("/{task.total:,.0f}" if total else "")),
-        TextColumn("{task.fields[pace]}", style="dim"),
-    )
-    with Progress(*columns, console=_console, transient=True) as display:
-        task = display.add_task(title, total=total, completed=done, pace="")
-
-        def draw(now_done: int, pace: str) -> None:
-            display.update(task, completed=now_done, total=bar.total, pace=pace)
-
-        bar = Bar(title, total, unit, done, draw)
-        yield bar
+    else:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.completed:,.0f}" + ("/{task.total:,.0f}" if total else "")),
+            TextColumn("{task.fields[pace]}", style="dim"),
+        )
+        with Progress(*columns, console=_console, transient=True) as display:
+            task = display.add_task(title, total=total, completed=done, pace="")
+            bar.draw = lambda: display.update(
+                task, completed=bar.done, total=bar.total, pace=bar.describe_pace()
+            )
+            yield bar
     bar.finish()
 
 
@@ -190,21 +187,9 @@ def _disable_bars_of_libraries() -> None:
 class _LineHandler(logging.Handler):
     """Lines on standard output: above a bar that is being drawn, or simply printed."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.console = console
-
     def emit(self, record: logging.LogRecord) -> None:
         if _console is None:
             print(record.getMessage(), file=sys.stdout, flush=True)
         elif not getattr(record, "bar", False):
             line = getattr(record, "styled", record.getMessage())
-            self.console.print(line, markup=False, highlight=False)
-
-
-def _round(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _show(value: float | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+            _console.print(line, markup=False, highlight=False)

@@ -1,33 +1,31 @@
 """The ranks of one launch follow rank 0 through small files in the folder it has locked: no
-collective, whose timeout a search outlasts.
+collective, whose timeout a search outlasts. (What they decide together: bosch/run/group.py.)
 
-Each rank appends events to `.ranks/<launch>/rank-N`, and the others poll. A rank that has died is
-seen by its process on the same machine, rank 0 from anywhere by the beat of its lock: nobody waits
-for the dead.
+Each rank keeps `.ranks/<launch>/rank-N`: its sign of life, as in a lock, and the events that it has
+announced. The others poll. Nobody waits for the dead, and where nothing else would wake a rank that
+does, as in a GPU's collective, its own beat ends it.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import platform
 import shutil
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bosch.run.errors import UserError
-from bosch.run.lock import (
-    POLL_SECONDS,
-    STALE_SECONDS,
-    LivenessWatch,
-    LockRecord,
-    ProcessIdentity,
-)
+from bosch.run.lock import POLL_SECONDS, LivenessWatch, LockRecord, start_beating
+from bosch.run.manifest import write_atomically
 
 RANKS = ".ranks"
-JOIN_SECONDS = (
-    600.0  # how long a rank waits for rank 0 to appear; rank 0 may itself wait for a stale lock
-)
+LEFT = "left"
+JOIN_SECONDS = 600.0  # a rank waits for another to appear; rank 0 may itself wait for a stale lock
+PEER_DIED = 1  # exit code of a rank that ends because another did
 
 
 class RankGoneError(UserError):
@@ -37,39 +35,35 @@ class RankGoneError(UserError):
 class Ranks:
     """This process among the ranks of its launch."""
 
-    def __init__(
-        self, home: Path, rank: int, world: int, stale_seconds: float = STALE_SECONDS
-    ) -> None:
+    def __init__(self, home: Path, rank: int, world: int) -> None:
         self.home, self.rank, self.world = home, rank, world
-        self.stale_seconds = stale_seconds
         self.folder = Path()  # known once joined
-        self._opened = time.monotonic()
+        self._record = LockRecord.of_this_process()
+        self._events: list[str] = []
+        self._others = {n: LivenessWatch() for n in range(world) if n != rank}
+        self._watching = 0  # blocks of `watching` that this process is in
+        self._writing = threading.Lock()
+        self._left = threading.Event()
 
     def lead(self, launch: str) -> None:
-        """Rank 0, once it holds the lock: open the board of this launch, remove those of earlier
-        ones."""
-        self._join(launch, clear=True)
+        """Rank 0, once it holds the lock: open the board of this launch, remove earlier ones."""
+        for board in (self.home / RANKS).glob("*"):
+            if board.name != launch:  # others of this launch may be here already
+                shutil.rmtree(board)
+        self._join(launch)
 
     def follow(self, join_seconds: float = JOIN_SECONDS) -> None:
         """Any other rank: wait until rank 0 of the same launch holds the folder."""
-        watch = LivenessWatch(self.stale_seconds)
-        begin = time.monotonic()
-        give_up = begin + join_seconds
-        found_first = LockRecord.read(self.home)
+        watch = LivenessWatch()
+        give_up = time.monotonic() + join_seconds
         while True:
             watch.look(LockRecord.read(self.home))
             if watch.record and watch.record.is_of_this_launch():
                 if watch.alive:
                     return self._join(watch.record.launch)
-                # With a fixed port every launch has the same key: what lay there before may be of
-                # an earlier one, which rank 0 takes over as soon as it is here and sees it dead.
-                may_be_old = (
-                    found_first is not None
-                    and watch.record.launch == found_first.launch
-                    and watch.record.parent.host != platform.node()
-                    and time.monotonic() < begin + 2 * self.stale_seconds
-                )
-                if watch.alive is False and not may_be_old:
+                # With a fixed port every launch has the same key: what another machine has left
+                # may be of an earlier one, which rank 0 takes over as soon as it is here.
+                if watch.alive is False and watch.record.parent.host == platform.node():
                     raise RankGoneError(
                         f"Rank 0 ended before rank {self.rank} joined; see its message above."
                     )
@@ -80,68 +74,99 @@ class Ranks:
                 )
             time.sleep(POLL_SECONDS)
 
-    def leave(self) -> None:
-        """Tell rank 0 that this rank has read all it needs; rank 0 waits for that, so that nobody
-        looks for it in vain, and removes the board."""
-        self.announce("left")
-        if self.rank == 0:
-            for rank in range(1, self.world):
-                self.wait_for(rank, "left")
+    def leave(self, error: BaseException | None = None) -> None:
+        """This rank has read all it needs. Rank 0 waits until all have, so that nobody looks for it
+        in vain, and removes the board. With an error nobody waits, and the others end too."""
+        self._left.set()
+        if self.world == 1:
+            return
+        if error is not None and not isinstance(error, SystemExit):
+            self._record = dataclasses.replace(self._record, ended=True)
+            with contextlib.suppress(OSError):  # the error is told, not what it leads to
+                self._write()
+            return
+        self.announce(LEFT)
+        if self.rank == 0 and error is None:
+            for rank in self._others:
+                self.wait_for(rank, LEFT)
             shutil.rmtree(self.folder.parent, ignore_errors=True)
 
     def announce(self, event: str) -> None:
         """Let the other ranks know of an event (one line of text)."""
-        with (self.folder / f"rank-{self.rank}").open("a") as board:
-            board.write(event + "\n")
-            board.flush()
-            os.fsync(board.fileno())
+        if self.world > 1:
+            self._events.append(event)
+            self._write()
 
     def wait_for(self, rank: int, *events: str) -> str:
         """The first of `events` that the other rank announces. RankGoneError if it ends without."""
-        watch = LivenessWatch(self.stale_seconds)
+        watch = LivenessWatch()
+        give_up = time.monotonic() + JOIN_SECONDS
         while True:
             # In this order: a rank that announces and then ends must not be taken for one that
             # ended without a word.
-            alive = self._alive(rank, watch)
-            said = self._read(rank)
+            watch.look(self._read(rank)[0])
+            said = self._read(rank)[1]
             for event in events:
                 if event in said:
                     return event
-            if not alive:
-                raise RankGoneError(
-                    f"Rank {rank} ended before rank {self.rank} could go on, so this one ends too; "
-                    "see its message above."
-                )
+            if watch.alive is False and (watch.record or time.monotonic() > give_up):
+                raise RankGoneError(self._describe_end(rank))
             time.sleep(POLL_SECONDS)
 
-    def _join(self, launch: str, clear: bool = False) -> None:
-        self.folder = self.home / RANKS / launch
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for other in self.folder.parent.iterdir() if clear else ():
-            if other != self.folder:
-                shutil.rmtree(other)
-        self.announce(json.dumps(dataclasses.asdict(ProcessIdentity.of(os.getpid()))))
-
-    def _alive(self, rank: int, watch: LivenessWatch) -> bool:
-        if rank == 0:
-            record = LockRecord.read(self.home)
-            watch.look(record if record and record.launch == self.folder.name else None)
-            return watch.alive is not False
-        said = self._read(rank)
-        if not said:
-            return time.monotonic() < self._opened + JOIN_SECONDS
-        # Of a process on another machine nothing is known (None): its launcher ends the job when it
-        # dies.
-        return ProcessIdentity(**json.loads(said[0])).alive() is not False
-
-    def _read(self, rank: int) -> list[str]:
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While all ranks work: the death of another ends this process at once."""
+        self._watching += 1
         try:
-            text = (self.folder / f"rank-{rank}").read_text()
-        except FileNotFoundError:
-            return []
-        return text[
-            : text.rfind("\n") + 1
-        ].splitlines()  # a line still being written does not count
+            yield
+        finally:
+            self._watching -= 1
+
+    def _join(self, launch: str) -> None:
+        self.folder = self.home / RANKS / launch
+        if self.world > 1:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write()
+            self._left = start_beating(self._beat)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            self._record = dataclasses.replace(self._record, beat=self._record.beat + 1)
+            self._write(is_beat=True)
+        for rank in self._others:
+            if self._watching and self._has_died(rank):
+                # The main thread may wait in a collective that nothing else can end.
+                print(f"error: {self._describe_end(rank)}", file=sys.stderr, flush=True)
+                os._exit(PEER_DIED)
+
+    def _has_died(self, rank: int) -> bool:
+        watch = self._others[rank]
+        record, said = self._read(rank)
+        watch.look(record)
+        if record is None or LEFT in said or watch.alive is not False:
+            return False
+        # One that failed may just be telling why, and so may this one.
+        return not record.ended or watch.stands_still()
+
+    def _describe_end(self, rank: int) -> str:
+        return (
+            f"Rank {rank} ended before rank {self.rank} could go on, so this one ends too; see its "
+            "message above."
+        )
+
+    def _write(self, is_beat: bool = False) -> None:
+        with self._writing:
+            if not (is_beat and self._left.is_set()):  # nothing is written over the last word
+                told = dataclasses.asdict(self._record) | {"events": self._events}
+                write_atomically(self.folder / f"rank-{self.rank}", json.dumps(told))
+
+    def _read(self, rank: int) -> tuple[LockRecord | None, list[str]]:
+        try:
+            told = json.loads((self.folder / f"rank-{rank}").read_text())
+        except (OSError, ValueError):
+            return None, []  # not there yet, or just replaced and unreadable for a moment (NFS)
+        events = told.pop("events")
+        return LockRecord.parse(told), events
 
 
 def rank_and_world(environment: Callable[[str], str | None] = os.environ.get) -> tuple[int, int]:

@@ -119,7 +119,7 @@ def read_evaluation_rows(run_path: Path) -> list[dict[str, Any]]:
     """The rows of every scores.json of a run. step None: the dense model."""
     rows: list[dict[str, Any]] = []
     for folder in sorted((run_path / "eval").glob("*")):
-        for path in sorted(follow_reference(folder).rglob("scores.json")):
+        for path in sorted(follow_reference(folder).glob("*/scores.json")):
             try:
                 rows += json.loads(path.read_text())["rows"]
             except (ValueError, KeyError, TypeError):

@@ -18,8 +18,8 @@ from typing import Any
 
 from bosch.calibration import Calibration
 from bosch.methods._interface import Context
+from bosch.run.group import agree, gather, joined, rank_and_size
 from bosch.run.progress import Bar, track
-from bosch.search.agreement import agree, gather, joined, rank_and_size
 from bosch.search.journal import Journal, Line, texts_of
 from bosch.search.memo import Memo, Scores, locate_memo, scoring_facts
 from bosch.search.objective import (

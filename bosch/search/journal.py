@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bosch.run.fingerprint import plain
-from bosch.run.plan import differences
+from bosch.run.group import agree, is_first
+from bosch.run.plan import describe_changes
 from bosch.run.progress import say
-from bosch.search.agreement import agree, is_first
 from bosch.search.objective import Rows
 
 FILE = "journal.jsonl"
@@ -78,10 +78,10 @@ class Journal:
         content = path.read_bytes() if path.is_file() else b""
         whole = content.rfind(b"\n") + 1
         header, lines = self._parse(path, content[:whole])
-        changed = [] if header is None else differences(header, self._facts)
+        changed = describe_changes(header, self._facts) if header else ""
         if changed:
             raise ValueError(
-                f"{path} is of a search with other settings ({'; '.join(changed)}); move it away "
+                f"{path} is of a search with other settings ({changed}); move it away "
                 "to search anew, or go back to the old setting."
             )
         self._file = path.open("ab")

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid.attention import NAME, check_window
+from bosch.backends._interface import AttentionCall, check_window
+from bosch.hybrid.attention import NAME
 from bosch.hybrid.dispatch import attend
 from bosch.hybrid.models import family_of
 

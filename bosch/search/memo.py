@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration
 from bosch.model import ModelInfo
 from bosch.run.fingerprint import fingerprint, plain
+from bosch.run.group import agree, is_first
 from bosch.run.manifest import STARTED, write_atomically
-from bosch.search.agreement import agree, is_first
 from bosch.search.journal import rows_of, texts_of
 from bosch.search.objective import Rows
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from bosch.masks.mask import read_mask
 from bosch.methods._interface import Context, Scores, Table
 from bosch.plugins import list_plugins, load_plugin, suggest
+from bosch.run.group import agree, is_first
 from bosch.run.progress import say
-from bosch.search.agreement import agree, is_first
 from bosch.search.optimizers._interface import WITH_PENALTY
 from bosch.search.settings import SearchSettings, check_optimizer
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration, Haystack
-from bosch.search.agreement import rank_and_size
+from bosch.run.group import rank_and_size
 from bosch.search.kept import Kept, Prefixes, Shelf
 from bosch.search.layers import OVERFLOW, Layers
 from bosch.search.objective import Rows

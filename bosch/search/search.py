@@ -19,8 +19,8 @@ from typing import Any
 from bosch.masks.mask import GroupMask, Unit
 from bosch.methods._interface import Context, Selection
 from bosch.run.fingerprint import hash_file, plain
+from bosch.run.group import is_first
 from bosch.run.progress import describe_seconds, say
-from bosch.search.agreement import is_first
 from bosch.search.evaluations import MaskObjective, open_objective
 from bosch.search.objective import (
     Anchors,

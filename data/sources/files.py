@@ -8,14 +8,15 @@ import codecs
 import contextlib
 import functools
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from bosch.run.fingerprint import hash_file, is_hidden
-from data.sources.open import Document, take_field
+from data.sources.source import Document, take_field
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 COMPRESSED = (".gz", ".zst")
@@ -38,15 +39,11 @@ class FileSource:
         found = list_files(self.path)
         for file in found:
             if file.stat().st_size == 0:
-                raise ValueError(
-                    f"{file} is empty; a file of training text must hold some. Remove it, or fill "
-                    "it."
-                )
+                raise ValueError(f"{file} is empty; remove it, or fill it.")
         return found
 
     def facts(self) -> dict[str, Any]:
-        root = root_of(self.path)
-        files = {file.relative_to(root).as_posix(): hash_file(file) for file in self.files}
+        files = {self._name_of(file): hash_file(file) for file in self.files}
         return {"source": "files", "field": self.field, "tokenizer": self.tokenizer, "files": files}
 
     def read(self, start: int) -> Iterator[Document]:
@@ -60,35 +57,31 @@ class FileSource:
                 document += 1
                 continue
             skip = max(0, start - document)
+            unit, read_rows = ("row", read_table) if kind in TABLE else ("line", read_lines)
             number = 0
-            for number, row in read_table(file, skip) if kind in TABLE else read_lines(file, skip):
+            for number, row in read_rows(file, skip):
                 document += 1
                 if row is not None:
-                    where = f"{file}, {'row' if kind in TABLE else 'line'} {number}"
-                    yield (take_field(row, self.field, where, self.tokenizer),)
+                    yield (take_field(row, self.field, f"{file}, {unit} {number}", self.tokenizer),)
             if number == 0:
                 raise ValueError(f"{file} holds no documents; remove it, or fill it.")
 
     def files_of(self, documents: int) -> list[str]:
         """The files that hold the first so many documents, which have been read."""
-        root = root_of(self.path)
-        return [
-            file.relative_to(root).as_posix()
-            for file, first in self._first_documents.items()
-            if first < documents
-        ]
+        begun = self._first_documents.items()
+        return [self._name_of(file) for file, first in begun if first < documents]
 
-
-def root_of(path: Path) -> Path:
-    return path if path.is_dir() else path.parent
+    def _name_of(self, file: Path) -> str:
+        root = self.path if self.path.is_dir() else self.path.parent
+        return file.relative_to(root).as_posix()
 
 
 def list_files(path: Path) -> list[Path]:
+    packed = " or ".join(COMPRESSED)
+    kinds = f"{' '.join(TEXT + LINES + TABLE)}, and but for the last with {packed} behind"
     if path.is_file():
         if kind_of(path) is None:
-            raise ValueError(
-                f"{path} is none of the kinds of file that hold text: {describe_kinds()}."
-            )
+            raise ValueError(f"{path} is none of the kinds of file that hold text: {kinds}.")
         return [path]
     files = [
         file
@@ -96,47 +89,40 @@ def list_files(path: Path) -> list[Path]:
         if file.is_file() and kind_of(file) is not None and not is_hidden(file, path)
     ]
     if not files:
-        raise ValueError(f"{path} holds no file of text; it is read from {describe_kinds()}.")
+        raise ValueError(f"{path} holds no file of text; it is read from {kinds}.")
     return files
 
 
 def kind_of(path: Path) -> str | None:
     """The suffix that says what is inside, or None."""
-    suffixes = path.suffixes
-    known = {*TEXT, *LINES, *TABLE}
-    if suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-        known -= {*TABLE}
-    return suffixes[-1] if suffixes and suffixes[-1] in known else None
-
-
-def describe_kinds() -> str:
-    packed = " or ".join(COMPRESSED)
-    return f"{' '.join(TEXT + LINES + TABLE)}, and but for the last with {packed} behind"
+    *_, before, last = ["", "", *path.suffixes]
+    if last in COMPRESSED:
+        return before if before in TEXT + LINES else None
+    return last if last in TEXT + LINES + TABLE else None
 
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """A file's bytes, unpacked. A damaged archive is a ValueError that names it."""
-    import pyarrow
-
     try:
-        if path.suffix == ".zst":
-            # pyarrow comes with `datasets` and knows zstd, which Python's library does not yet.
-            with pyarrow.input_stream(str(path), compression="zstd") as stream:
-                yield cast(IO[bytes], stream)
-        elif path.suffix == ".gz":
-            with gzip.open(path, "rb") as unpacked:
-                yield cast(IO[bytes], unpacked)
-        else:
-            with path.open("rb") as plain:
-                yield plain
+        with unpack(path) as file:
+            yield file
     except (OSError, EOFError, zlib.error) as error:
         if path.suffix not in COMPRESSED:
             raise
         raise ValueError(
             f"{path} is damaged, or not what its suffix says ({error}); fetch it again."
         ) from error
+
+
+def unpack(path: Path) -> Any:
+    if path.suffix == ".zst":
+        # pyarrow comes with `datasets` and knows zstd, which Python's library does not yet.
+        import pyarrow
+
+        stream = pyarrow.input_stream(str(path), compression="zstd")
+        return io.BufferedReader(stream, BLOCK_BYTES)
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def read_text_blocks(path: Path) -> Iterator[str]:
@@ -146,9 +132,7 @@ def read_text_blocks(path: Path) -> Iterator[str]:
     with open_bytes(path) as file:
         while True:
             chunk = file.read(BLOCK_BYTES)
-            waiting = len(
-                decoder.getstate()[0]
-            )  # bytes of a character that began in the block before
+            waiting = len(decoder.getstate()[0])  # bytes of a character begun in the block before
             try:
                 text = decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
@@ -160,10 +144,9 @@ def read_text_blocks(path: Path) -> Iterator[str]:
 
 
 def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(line number, object) of a file with one JSON object a line. The first `skip` come as None,
-    unread."""
+    """(line number, object) of a file with an object a line. The first `skip` are None, unread."""
     with open_bytes(path) as file:
-        for number, line in enumerate(split_lines(file), start=1):
+        for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             if skip > 0:
@@ -179,25 +162,9 @@ def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
                     f"{path}, line {number} is not JSON ({error}); each line is one object."
                 ) from error
             if not isinstance(row, dict):
-                raise ValueError(
-                    f"{path}, line {number} is a {type(row).__name__}; each line is one JSON "
-                    "object."
-                )
+                kind = type(row).__name__
+                raise ValueError(f"{path}, line {number} is a {kind}; each line is one object.")
             yield number, row
-
-
-def split_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Lines, whatever the stream: pyarrow's can read but not iterate."""
-    parts: list[bytes] = []
-    while chunk := file.read(BLOCK_BYTES):
-        *complete, rest = chunk.split(b"\n")
-        if complete:
-            yield b"".join([*parts, complete[0]])
-            yield from complete[1:]
-            parts = []
-        parts.append(rest)
-    if last := b"".join(parts):
-        yield last
 
 
 def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -217,9 +184,8 @@ def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
                     number += num_rows
                     skip -= num_rows
                     continue
-                for batch in table.iter_batches(
-                    ROWS_AT_ONCE, row_groups=[group], use_threads=False
-                ):
+                batches = table.iter_batches(ROWS_AT_ONCE, row_groups=[group], use_threads=False)
+                for batch in batches:
                     for row in batch.to_pylist():
                         number += 1
                         skip -= 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from bosch.plugins import suggest
 from bosch.run.fingerprint import fingerprint_files
-from data.sources.open import Block, Document, take_field, write_address
+from data.sources.source import Block, Document, take_field, write_address
 
 # By name: which library asks the hub, and so whose errors they are, has changed more than once.
 NETWORK_ERRORS = (
@@ -23,8 +23,7 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class HubSource:
-    """Rows of one split, at one commit. Rows before the start are skipped by the library, not read
-    here."""
+    """Rows of one split, at one commit."""
 
     endless = False
 
@@ -39,15 +38,16 @@ class HubSource:
         tokenizer: str | None = None,
     ):
         if not dataset:
-            raise ValueError(
-                "hf: needs the id of a dataset behind it, as in hf:allenai/c4?config=en."
-            )
+            raise ValueError("hf: needs the id of a dataset, as in hf:allenai/c4?config=en.")
         self.dataset, self.config, self.split, self.field = dataset, config, split, field
         self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
         self._pinned: str | None = None
-        told = {"config": config, "tokenizer": tokenizer}
-        told |= {"split": split if split != "train" else None}
-        told |= {"field": field if field != "text" else None}
+        told = {
+            "config": config,
+            "tokenizer": tokenizer,
+            "split": None if split == "train" else split,
+            "field": None if field == "text" else field,
+        }
         # All that decides the rows: a stage knows the source by it before the hub is asked.
         self.name = write_address(f"hf:{dataset}", told | {"revision": revision})
         self._name_of_copy = write_address(f"hf:{Path(dataset).name}", told)
@@ -85,8 +85,7 @@ class HubSource:
 
     @property
     def commit(self) -> str | None:
-        """The dataset's commit that is read; a folder has none. Without the hub it is that of the
-        library's cache."""
+        """The commit that is read, without the hub that in the library's cache. None: a folder."""
         return None if self.is_local else str(self._builder.hash)
 
     def pin(self, commit: str) -> None:
@@ -119,15 +118,13 @@ class HubSource:
                 builder.download_and_prepare()
                 splits = builder.as_dataset()
         if self.split not in splits:
-            raise ValueError(
-                f"{self.name} has no split {self.split!r}: {suggest(self.split, list(splits))}"
-            )
+            nearest = suggest(self.split, list(splits))
+            raise ValueError(f"{self.name} has no split {self.split!r}: {nearest}")
         rows = splits[self.split]
         columns = rows.column_names
         if columns is not None and self.field not in columns:
-            raise ValueError(
-                f"{self.name} has no field {self.field!r}: {suggest(self.field, columns)}"
-            )
+            nearest = suggest(self.field, columns)
+            raise ValueError(f"{self.name} has no field {self.field!r}: {nearest}")
         return rows
 
     @contextlib.contextmanager
@@ -148,19 +145,16 @@ class HubSource:
         config = f", {self.config!r}" if self.config else ""
         return (
             f"{self.name} is not in the cache of this machine and the hub cannot be reached "
-            f"({first_line(error)}). On a machine "
-            f"with network run `hf download --repo-type dataset {self.dataset} --local-dir "
-            f"{Path(self.dataset).name}`, copy that "
-            f"folder here and give it as {self._name_of_copy}; or fill the cache there "
-            'with `python -c "import datasets; '
-            f'datasets.load_dataset({self.dataset!r}{config})"`, copy it (HF_HOME) and add '
-            "streaming=no."
+            f"({first_line(error)}). On a machine with network run `hf download --repo-type "
+            f"dataset {self.dataset} --local-dir {Path(self.dataset).name}`, copy that folder here "
+            f"and give it as {self._name_of_copy}; or fill the cache there with `python -c "
+            f'"import datasets; datasets.load_dataset({self.dataset!r}{config})"`, copy it '
+            "(HF_HOME) and add streaming=no."
         )
 
 
 def is_out_of_reach(error: BaseException) -> bool:
-    """Whether the network is why: looked for in the chain of causes, since the libraries wrap it in
-    several ways."""
+    """Whether the network is why. The libraries wrap its errors, so all causes are looked at."""
     cause: BaseException | None = error
     while cause is not None:
         if any(kind.__name__ in NETWORK_ERRORS for kind in type(cause).__mro__):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bosch.plugins import suggest
 from bosch.run.fingerprint import hash_file
-from data.sources.open import Document
+from data.sources.source import Document
 
 Array = NDArray[Any]
 

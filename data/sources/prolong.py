@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bosch.plugins import suggest
 from data.sources.hub import first_line, is_out_of_reach
 from data.sources.mds import INDEX, Shard, read_documents, read_index
-from data.sources.open import Document, split_weight, write_address
+from data.sources.source import Document, write_address
 
 REPOSITORIES = {
     "prolong-64k": "princeton-nlp/prolong-data-64K",
@@ -46,19 +46,6 @@ class Repository(Protocol):
     def fetch(self, path: str) -> Path: ...
 
     def facts(self) -> dict[str, Any]: ...
-
-
-def expand_mix(text: str) -> list[str]:
-    """`prolong-64k`, with or without options and a weight, becomes its domains with their
-    weights."""
-    name, weight = split_weight(text)
-    address, mark, query = name.partition("?")
-    if address != "prolong-64k":
-        return [text]
-    return [
-        f"{address}/{domain}{mark}{query}@{share * (weight or 1):g}"
-        for domain, share in MIX_64K.items()
-    ]
 
 
 def open_prolong(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from eval.report.recovery import NEVER, Estimate
+from eval.report.statistics import NEVER, Estimate
 
 MISSING = "–"
 
@@ -40,6 +40,15 @@ def show_estimate(found: Estimate | None, write: Callable[[float], str]) -> str:
         return text
     low, high = write(found.low), write(found.high)
     return text if low == high == text else f"{text} [{low}, {high}]"
+
+
+def show_advantage(found: Estimate | None) -> str:
+    """`+8.1 [+3.1, +12.8]* (3)`: an interval without zero, over three seeds."""
+    text = show_estimate(found, show_change)
+    if found is None or found.value is None:
+        return text
+    seeds = "1 seed" if found.num_seeds == 1 else str(found.num_seeds)
+    return f"{text}{'*' * found.excludes_zero} ({seeds})"
 
 
 def show_score(value: float, stderr: float) -> str:

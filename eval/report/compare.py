@@ -1,23 +1,24 @@
-"""Runs side by side: their curves, how far and fast each recovers, where one falls below step 0.
+"""Runs side by side: their curves, how far and fast each recovers, where one falls below step 0,
+what each kind has over a baseline.
 
-`compare` reads run folders into one `Comparison`; eval/report/page.py shows it.
+`compare` reads runs into one `Comparison`; eval/report/page.py shows it.
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 
 import numpy as np
 
 from bosch.masks.overlap import jaccard_distance
 from bosch.plugins import suggest
-from eval.report import recovery
+from eval.report import statistics
+from eval.report.archive import read_runs
 from eval.report.measures import ROUNDING, Measure, Row, Score, find_measures, score
-from eval.report.recovery import Curve, Estimate, estimate, estimate_difference
-from eval.report.resampling import Samples, draw_from_errors, resample_examples
-from eval.report.runs import RunResults, read_runs
+from eval.report.runs import RunResults
+from eval.report.statistics import Curve, Estimate, Samples, estimate, estimate_difference
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,21 @@ class Comparison:
     measures: Sequence[Measure]  # those that any run was judged by
     curves: Mapping[tuple[str, str, str], Curve]  # by run, suite and measure
     dense: Mapping[tuple[str, str, str], Score]  # alike; the dense model of the run
-    baseline: str | None = None  # name of the run that others are measured against
+    baseline: str | None = None  # a run's name or a method: others are measured against it
 
     def curve(self, run: str, measure: Measure) -> Curve | None:
         return self.curves.get((run, measure.suite, measure.name))
 
+    def dense_score(self, run: str, measure: Measure) -> Score | None:
+        return self.dense.get((run, measure.suite, measure.name))
+
     @property
     def averages(self) -> list[Measure]:
         return [measure for measure in self.measures if measure.kind == "average"]
+
+    @property
+    def variants(self) -> list[Measure]:
+        return [measure for measure in self.measures if measure.kind == "variant"]
 
 
 @dataclass(frozen=True)
@@ -47,14 +55,25 @@ class Recovery:
     tokens_to_half: Estimate
     tokens_to_90: Estimate
     mean_score: Estimate  # area under the curve over its width
-    end_beside_baseline: Estimate | None = None  # points more than the baseline at the end
-    mean_beside_baseline: Estimate | None = None
 
     @property
     def has_clear_gap(self) -> bool:
         """Whether there is surely something to win back: where there is not, the share of it is not
         defined for some of the examples drawn anew, and of any size for others."""
         return self.curve.replicates is None or self.gap_share.low is not None
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """Points that runs of one kind have over the baseline's, in the mean over their seeds. None:
+    not evaluated, or not trained as far."""
+
+    kind: str  # or the run's name, where the baseline is one run
+    measure: Measure
+    start: Estimate | None  # before training
+    end: Estimate | None  # after it
+    mean: Estimate | None  # of the mean score on the way
+    source: str  # of the intervals
 
 
 @dataclass(frozen=True)
@@ -88,46 +107,47 @@ class KindMean:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.values)
+        return fmean(self.values)
 
     @property
-    def stderr(self) -> float | None:
-        if len(self.values) < 2:
-            return None
-        return statistics.stdev(self.values) / math.sqrt(len(self.values))
+    def stderr(self) -> float:
+        """nan for one run."""
+        many = len(self.values) > 1
+        return stdev(self.values) / math.sqrt(len(self.values)) if many else math.nan
 
 
-def compare(folders: Sequence[Path], baseline: str | None = None) -> Comparison:
-    """`baseline`: the name of a run among the folders, or its path."""
-    runs = read_runs(folders)
+def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:
+    """`given`: run folders, and files that `sweep.py --rows` keeps. `baseline`: a method, or the
+    name or folder of one of the runs."""
+    runs = read_runs(given)
     name = None if baseline is None else _find_baseline(baseline, runs)
-    measures: list[Measure] = []
+    measures: dict[tuple[str, str], Measure] = {}
     curves: dict[tuple[str, str, str], Curve] = {}
     dense: dict[tuple[str, str, str], Score] = {}
     for run in runs:
-        for measure in find_measures(run.rows):
-            if (measure.suite, measure.name) not in {(m.suite, m.name) for m in measures}:
-                measures.append(measure)
+        rows = [*run.rows, *run.variants]
+        for measure in find_measures(rows):
+            measures.setdefault((measure.suite, measure.name), measure)
             key = (run.name, measure.suite, measure.name)
-            if curve := make_curve(run, measure):
+            if curve := _make_curve(run, rows, measure):
                 curves[key] = curve
-            if found := score(measure, [row for row in run.rows if row["step"] is None]):
+            if found := score(measure, [row for row in rows if row["step"] is None]):
                 dense[key] = found
-    measures.sort(key=lambda measure: measure.suite != "niah")  # stable: the rest as it came
-    return Comparison(runs, measures, curves, dense, name)
+    ordered = sorted(measures.values(), key=lambda measure: measure.suite != "niah")  # stable
+    return Comparison(runs, ordered, curves, dense, name)
 
 
-def make_curve(run: RunResults, measure: Measure) -> Curve | None:
+def _make_curve(run: RunResults, rows: Sequence[Row], measure: Measure) -> Curve | None:
     """The measure at every step it was evaluated at. None: at none, or tokens are unknown."""
     by_step: dict[int | None, list[Row]] = {}
-    for row in run.rows:
+    for row in rows:
         if row["suite"] == measure.suite:
             by_step.setdefault(row["step"], []).append(row)
     found: dict[int, tuple[float, Score]] = {}
-    for step, rows in by_step.items():
-        value = score(measure, rows)
-        if step is not None and value is not None and rows[0]["tokens"] is not None:
-            found[step] = (rows[0]["tokens"], value)
+    for step, own in by_step.items():
+        value = score(measure, own)
+        if step is not None and value is not None and own[0]["tokens"] is not None:
+            found[step] = (own[0]["tokens"], value)
     if not found:
         return None
     steps = tuple(sorted(found))
@@ -140,69 +160,119 @@ def make_curve(run: RunResults, measure: Measure) -> Curve | None:
         math.nan if dense is None else dense.value,
         math.nan if dense is None else dense.stderr,
     )
-    return add_replicates(curve, run, measure)
+    return _add_replicates(curve, run, measure)
 
 
-def add_replicates(curve: Curve, run: RunResults, measure: Measure) -> Curve:
+def _add_replicates(curve: Curve, run: RunResults, measure: Measure) -> Curve:
     """From the scores of single examples where they give the curve that the suite wrote, else from
     standard errors, else none."""
-    points = [run.samples.get((step, measure.suite), {}) for step in curve.steps]
-    has_dense = not math.isnan(curve.dense)
-    dense = run.samples.get((None, measure.suite), {}) if has_dense else None
-    if measure.weights and _agree(curve, points, dense, measure):
-        paired = resample_examples(points, dense, measure.weights, measure.suite)
+    steps: list[int | None] = [*curve.steps]
+    values = [*curve.values]
+    if has_dense := not math.isnan(curve.dense):
+        steps, values = [*steps, None], [*values, curve.dense]
+    samples = [run.samples.get((step, measure.suite, measure.condition), {}) for step in steps]
+    if measure.weights and all(map(_agrees, [measure] * len(steps), samples, values)):
+        points, dense = (samples[:-1], samples[-1]) if has_dense else (samples, None)
+        paired = statistics.resample_examples(points, dense, measure.weights, measure.suite)
         if paired is not None:
             return replace(curve, replicates=paired)
     title = f"{measure.suite}/{measure.name}"
-    drawn = draw_from_errors(
+    drawn = statistics.draw_from_errors(
         curve.values, curve.stderrs, curve.dense, curve.dense_stderr, title, run.name
     )
     return replace(curve, replicates=drawn)
+
+
+def _agrees(measure: Measure, samples: Samples, value: float) -> bool:
+    """Whether the examples' scores give what the suite wrote."""
+    if any(not samples.get(cell) for cell in measure.weights):
+        return False
+    means = {cell: fmean(samples[cell].values()) for cell in measure.weights}
+    return abs(sum(w * means[cell] for cell, w in measure.weights.items()) - value) <= ROUNDING
+
+
+def _trained(comparison: Comparison, measure: Measure) -> dict[str, Curve]:
+    """Curves of the runs that were trained and evaluated at step 0 and later."""
+    found = {run.name: comparison.curve(run.name, measure) for run in comparison.runs}
+    return {name: curve for name, curve in found.items() if curve and curve.is_trained}
+
+
+def _mean_score(trained: Mapping[str, Curve]) -> statistics.Statistic:
+    """Over the tokens that all have: means over unlike stretches would say nothing of runs. One
+    that learned its mask begins with the tokens that took."""
+    until = min((float(curve.tokens[-1]) for curve in trained.values()), default=0.0)
+    since = max((float(curve.tokens[0]) for curve in trained.values()), default=0.0)
+    return statistics.mean_score(until, since)
 
 
 def recoveries(comparison: Comparison) -> list[Recovery]:
     """A row for each run and average that was trained and evaluated at step 0 and later."""
     rows = []
     for measure in comparison.averages:
-        trained = {
-            run.name: curve
-            for run in comparison.runs
-            if (curve := comparison.curve(run.name, measure)) and curve.is_trained
-        }
-        between = common_stretch(list(trained.values()))
-        base = trained.get(comparison.baseline or "")
-        for name, curve in trained.items():
-            row = Recovery(
+        trained = _trained(comparison, measure)
+        mean_score = _mean_score(trained)
+        rows += [
+            Recovery(
                 name,
                 measure,
                 curve,
-                estimate(curve, recovery.gap_share),
-                estimate(curve, recovery.tokens_to_share(curve.tokens, 0.5)),
-                estimate(curve, recovery.tokens_to_share(curve.tokens, 0.9)),
-                estimate(curve, recovery.mean_score(curve.tokens, *between)),
+                estimate(curve, statistics.gap_share),
+                estimate(curve, statistics.tokens_to_share(0.5)),
+                estimate(curve, statistics.tokens_to_share(0.9)),
+                estimate(curve, mean_score),
             )
-            if base is not None and name != comparison.baseline:
-                row = replace(row, mean_beside_baseline=_mean_difference(curve, base, between))
-                if end_alike(curve, base):
-                    points = estimate_difference(curve, base, recovery.final_value)
-                    row = replace(row, end_beside_baseline=points)
-            rows.append(row)
+            for name, curve in trained.items()
+        ]
     return rows
 
 
-def beside_baseline(comparison: Comparison) -> dict[tuple[str, Measure], Estimate]:
-    """Points more than the baseline before training, by run and average."""
-    found = {}
-    for measure in comparison.averages:
-        base = comparison.curve(comparison.baseline or "", measure)
-        for run in comparison.runs:
-            curve = comparison.curve(run.name, measure)
-            if base is None or curve is None or run.name == comparison.baseline:
-                continue
-            if base.starts_at_zero and curve.starts_at_zero:
-                points = estimate_difference(curve, base, recovery.first_value)
-                found[run.name, measure] = points
+def beside_baseline(comparison: Comparison) -> list[Advantage]:
+    """What each kind of runs has over the baseline's, by average and kind."""
+    found = []
+    paired = pair_runs(comparison)
+    for measure in [*comparison.averages, *comparison.variants]:
+        mean_score = _mean_score(_trained(comparison, measure))
+        for kind, names in paired.items():
+            pairs = [
+                (own, base)
+                for run, other in names
+                if (own := comparison.curve(run, measure))
+                and (base := comparison.curve(other, measure))
+            ]
+            begun = [(a, b) for a, b in pairs if a.starts_at_zero and b.starts_at_zero]
+            trained = [(a, b) for a, b in begun if a.is_trained and b.is_trained]
+            ended = [(a, b) for a, b in trained if end_alike(a, b)]
+            if begun:
+                row = Advantage(
+                    kind,
+                    measure,
+                    estimate_difference(begun, statistics.first_value),
+                    estimate_difference(ended, statistics.final_value) if ended else None,
+                    estimate_difference(trained, mean_score) if trained else None,
+                    begun[0][0].source,
+                )
+                found.append(row)
     return found
+
+
+def pair_runs(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
+    """Runs and the baseline's run beside each, by kind: of the same model, ratio, window and seed
+    where the baseline is a method; where it is a run, every other is a kind of its own."""
+    asked = comparison.baseline
+    if any(run.name == asked for run in comparison.runs):
+        return {r.name: [(r.name, str(asked))] for r in comparison.runs if r.name != asked}
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    for run in comparison.runs:
+        alike = [
+            base
+            for base in comparison.runs
+            if base.method == asked and base.setting == run.setting and run.method != asked
+        ]
+        if alike:
+            # Of several the one that differs in the same other settings.
+            base = next((base for base in alike if base.apart == run.apart), alike[0])
+            pairs.setdefault(run.kind, []).append((run.name, base.name))
+    return pairs
 
 
 def falls(comparison: Comparison) -> list[Fall]:
@@ -215,7 +285,7 @@ def falls(comparison: Comparison) -> list[Fall]:
                 continue
             for place, step in enumerate(curve.steps[1:], 1):
                 if curve.values[place] < curve.values[0] - 1e-9:
-                    points = estimate(_up_to(curve, place), recovery.gain)
+                    points = estimate(curve, statistics.gain_to(place))
                     found.append(Fall(run.name, measure, step, points))
     return sorted(found, key=lambda fall: (fall.measure.kind, not fall.is_clear))
 
@@ -241,16 +311,11 @@ def kind_means(comparison: Comparison, measure: Measure, at_end: bool) -> list[K
 def end_alike(first: Curve, second: Curve) -> bool:
     """Whether two trainings have come as far. A learned mask's share of the tokens ends with a
     step, so that the sums may differ by some tokens."""
-    ends = (float(first.tokens[-1]), float(second.tokens[-1]))
-    return math.isclose(*ends, rel_tol=0.01)
+    return math.isclose(float(first.tokens[-1]), float(second.tokens[-1]), rel_tol=0.01)
 
 
-def jaccard_table(runs: Sequence[RunResults]) -> list[list[float | None]]:
-    """Jaccard distances of the runs' windowed groups. None: no mask, or of another shape."""
-    return [[_distance(first, second) for second in runs] for first in runs]
-
-
-def _distance(first: RunResults, second: RunResults) -> float | None:
+def mask_distance(first: RunResults, second: RunResults) -> float | None:
+    """Jaccard distance of the windowed groups. None: no mask, or of another shape."""
     if first.mask is None or second.mask is None:
         return None
     a, b = first.mask.mask, second.mask.mask
@@ -259,51 +324,15 @@ def _distance(first: RunResults, second: RunResults) -> float | None:
     return jaccard_distance(a, b)
 
 
-def _up_to(curve: Curve, place: int) -> Curve:
-    """The curve as if training had ended at that point."""
-    drawn = curve.replicates
-    return replace(
-        curve,
-        steps=curve.steps[: place + 1],
-        tokens=curve.tokens[: place + 1],
-        values=curve.values[: place + 1],
-        stderrs=curve.stderrs[: place + 1],
-        replicates=replace(drawn, values=drawn.values[:, : place + 1]) if drawn else None,
-    )
-
-
-def common_stretch(curves: Sequence[Curve]) -> tuple[float, float]:
-    """The tokens until which, and those since which, all have scores: means over unlike stretches
-    would say nothing of runs. One that learned its mask begins with the tokens that took."""
-    until = min((float(curve.tokens[-1]) for curve in curves), default=0.0)
-    return until, max((float(curve.tokens[0]) for curve in curves), default=0.0)
-
-
-def _mean_difference(curve: Curve, base: Curve, between: tuple[float, float]) -> Estimate:
-    """Runs may have been evaluated at other tokens, so each has a statistic of its own."""
-    own, other = (recovery.mean_score(c.tokens, *between) for c in (curve, base))
-    return recovery.estimate_pair(curve, own, base, other)
-
-
-def _agree(
-    curve: Curve, points: Sequence[Samples], dense: Samples | None, measure: Measure
-) -> bool:
-    """Whether the examples' scores give what the suite wrote."""
-    told = list(zip(curve.values, points, strict=True))
-    if dense is not None:
-        told.append((np.float64(curve.dense), dense))
-    for value, samples in told:
-        if any(not samples.get(cell) for cell in measure.weights):
-            return False
-        means = {cell: statistics.fmean(samples[cell].values()) for cell in measure.weights}
-        if abs(sum(w * means[cell] for cell, w in measure.weights.items()) - value) > ROUNDING:
-            return False
-    return True
-
-
 def _find_baseline(asked: str, runs: Sequence[RunResults]) -> str:
     for run in runs:
         if asked == run.name or Path(asked).resolve() == run.path.resolve():
             return run.name
-    names = [run.name for run in runs]
-    raise ValueError(f"--baseline {asked}: it is none of the runs; {suggest(asked, names)}")
+    methods = sorted({run.method for run in runs})  # without options before those with some
+    for method in methods:
+        if asked in (method, method.split()[0]):
+            return method
+    names = [*methods, *(run.name for run in runs)]
+    raise ValueError(
+        f"--baseline {asked}: it is none of the methods or runs; {suggest(asked, names)}"
+    )

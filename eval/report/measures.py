@@ -2,19 +2,21 @@
 
 A measure is a weighted mean over cells (a task at a length). The suites write their averages as
 rows of their own, and those are what is shown; the weights are for drawing examples anew and for
-the means over lengths that no suite writes.
+the means over lengths that no suite writes. Averages under other windows and in longer texts than
+the run's own (sweep.py --windows, --lengths) are measures too.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from eval.report.resampling import Cell
+from eval.report.statistics import Cell
 from eval.suites import gsm8k, longbench, niah
 
 Row = Mapping[str, Any]
-Kind = Literal["average", "part"]  # a suite's headline, or one of its tasks and categories
+# A suite's headline, one of its tasks and categories, the headline under other conditions.
+Kind = Literal["average", "part", "variant"]
 
 SUITES = {"niah": "NIAH", "longbench": "LongBench"}
 AVERAGE = "average"
@@ -25,18 +27,22 @@ ROUNDING = 0.02
 @dataclass(frozen=True)
 class Measure:
     suite: str
-    name: str  # average, a NIAH task, a LongBench category
+    name: str  # average, a NIAH task, a LongBench category, the condition of a variant
     kind: Kind
     weights: Mapping[Cell, float] = field(hash=False)  # empty: what it is made of is not known
 
     @property
     def title(self) -> str:
-        return f"{SUITES[self.suite]} {self.name}" if self.kind == "average" else self.name
+        return self.name if self.kind == "part" else f"{SUITES[self.suite]} {self.name}"
 
     @property
     def full_title(self) -> str:
         """Where nothing around it names the suite."""
         return self.title if self.suite in self.name else f"{SUITES[self.suite]} {self.name}"
+
+    @property
+    def condition(self) -> str:
+        return self.name if self.kind == "variant" else ""
 
 
 @dataclass(frozen=True)
@@ -46,19 +52,33 @@ class Score:
     n: int  # examples behind it
 
 
+def condition(row: Row) -> str:
+    """Under which a row was evaluated; empty: as the run asks for it."""
+    if "window" in row:
+        return f"window {row['window']}"
+    return f"{row['text_tokens']:,} tokens" if "text_tokens" in row else ""
+
+
 def find_measures(rows: Sequence[Row]) -> list[Measure]:
     """The measures of which these rows tell, averages first in their suite."""
-    return [*niah_measures(rows), *longbench_measures(rows)]
+    found: list[Measure] = []
+    for name in dict.fromkeys(["", *map(condition, rows)]):
+        own = [row for row in rows if condition(row) == name]
+        measures = [*niah_measures(own), *longbench_measures(own)]
+        averages = [m for m in measures if m.kind == "average"]
+        found += [replace(m, name=name, kind="variant") for m in averages] if name else measures
+    return found
 
 
 def score(measure: Measure, rows: Sequence[Row]) -> Score | None:
     """The measure in the rows of one model at one step; None where it was not evaluated."""
-    own = [row for row in rows if row["suite"] == measure.suite]
+    own = [r for r in rows if (r["suite"], condition(r)) == (measure.suite, measure.condition)]
     written = niah.METRIC if measure.suite == "niah" else "mean"
+    task = AVERAGE if measure.condition else measure.name
     for row in own:
-        if (row["task"], row["metric"]) == (measure.name, written) and not row["length"]:
+        if (row["task"], row["metric"]) == (task, written) and not row["length"]:
             return _score(row)
-    if measure.kind == "average":
+    if measure.kind != "part":
         return None  # an average over what happens to be there would be another number
     cells = {(row["task"], row["length"] or 0): row for row in own if row["metric"] == _metric(row)}
     if not measure.weights or any(cell not in cells for cell in measure.weights):

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from bosch.run.manifest import write_atomically
-from eval.report.compare import Comparison, beside_baseline, compare, recoveries
+from eval.report.compare import Comparison, beside_baseline, recoveries
 from eval.report.pictures import draw_pictures
-from eval.report.recovery import NEVER, Estimate
+from eval.report.statistics import NEVER, Estimate
 from eval.report.tables import Table, make_tables, warnings
 from eval.rows import write_rows
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html.jinja"
 # The page from top to bottom: tables by their names, pictures by their files.
 ORDER = (
-    "runs recovery.png zero_shot.png recovery baseline seeds_before seeds_after niah_tasks.png "
-    "longbench_categories.png falls niah_scores niah_lengths longbench_scores losses.png masks.png "
-    "distances cost"
+    "runs recovery.png zero_shot.png recovery baseline seeds_before seeds_after variants "
+    "niah_tasks.png longbench_categories.png falls niah_scores niah_lengths longbench_scores "
+    "losses.png masks.png distances cost"
 ).split()
 CAPTIONS = {
     "recovery": "Averages over tokens, those of the mask among them; bands: one standard error.",
@@ -36,20 +36,16 @@ CAPTIONS = {
 }
 
 
-def write_report(run_folders: Sequence[Path], out: Path, baseline: str | None = None) -> list[Path]:
-    """Write the report on these runs into `out`; the files written. Parts that a run lacks are
-    named in it. ValueError for a baseline that is none of the runs."""
-    return write_comparison(compare(run_folders, baseline), out)
-
-
-def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
+def write_report(comparison: Comparison, out: Path) -> list[Path]:
+    """Write the report into `out`; the files written."""
     out.mkdir(parents=True, exist_ok=True)
     tables, told = make_tables(comparison), warnings(comparison)
     pictures = draw_pictures(comparison, out)
     paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
+    rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
     write_atomically(paths[0], page(comparison, tables, told, pictures))
     write_atomically(paths[1], markdown(tables.values(), told))
-    write_rows(paths[2], [dict(r) | {"run": run.name} for run in comparison.runs for r in run.rows])
+    write_rows(paths[2], rows)
     write_rows(paths[3], recovery_rows(comparison))
     return [*paths, *pictures]
 
@@ -91,31 +87,27 @@ def markdown(tables: Iterable[Table], told: Sequence[str]) -> str:
 
 
 def recovery_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """How far and how fast: a row a run, suite and statistic. "never": not reached."""
+    """How far and how fast: a row a run, suite and statistic; what kinds of runs have over the
+    baseline: a row a kind, score and statistic. "never": not reached."""
     rows = []
     for found in recoveries(comparison):
-        for name in (
-            "gap_share",
-            "tokens_to_half",
-            "tokens_to_90",
-            "mean_score",
-            "end_beside_baseline",
-            "mean_beside_baseline",
-        ):
-            one: Estimate | None = getattr(found, name)
-            if one is None:
-                continue
-            numbers = {"value": one.value, "low": one.low, "high": one.high}
-            told = {key: "never" if n == NEVER else n for key, n in numbers.items()}
-            row = {"run": found.run, "suite": found.measure.suite, "statistic": name}
-            rows.append(row | told | {"intervals": found.curve.source})
-    for (run, measure), points in beside_baseline(comparison).items():
-        curve = comparison.curve(run, measure)
-        assert curve is not None
-        row = {"run": run, "suite": measure.suite, "statistic": "start_beside_baseline"}
-        numbers = {"value": points.value, "low": points.low, "high": points.high}
-        rows.append(row | numbers | {"intervals": curve.source})
+        told: dict[str, Any] = {"run": found.run, "suite": found.measure.suite}
+        for name in ("gap_share", "tokens_to_half", "tokens_to_90", "mean_score"):
+            rows.append(_row(told, name, getattr(found, name), found.curve.source))
+    for beside in beside_baseline(comparison):
+        told = {"runs": beside.kind, "suite": beside.measure.suite, "score": beside.measure.name}
+        for name in ("start", "end", "mean"):
+            points: Estimate | None = getattr(beside, name)
+            if points is not None:
+                told |= {"seeds": points.num_seeds}
+                rows.append(_row(told, f"{name}_beside_baseline", points, beside.source))
     return rows
+
+
+def _row(told: dict[str, Any], name: str, found: Estimate, source: str) -> dict[str, Any]:
+    numbers = {"value": found.value, "low": found.low, "high": found.high}
+    shown = {key: "never" if number == NEVER else number for key, number in numbers.items()}
+    return told | {"statistic": name} | shown | {"intervals": source}
 
 
 def _line(cells: Sequence[str]) -> str:

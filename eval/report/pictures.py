@@ -15,8 +15,8 @@ from matplotlib.ticker import EngFormatter
 from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
 from eval.report.compare import Comparison, kind_means
 from eval.report.measures import Measure
-from eval.report.recovery import Numbers
 from eval.report.runs import RunResults
+from eval.report.statistics import Numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -284,7 +284,7 @@ def _draw_dense(
     draw = axis.axvline if across else axis.axhline
     heights: dict[str, float] = {}
     for run in comparison.runs:
-        found = comparison.dense.get((run.name, measure.suite, measure.name))
+        found = comparison.dense_score(run.name, measure)
         if found is not None:
             heights.setdefault(run.model, found.value)
     for model, height in heights.items():

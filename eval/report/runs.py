@@ -14,12 +14,14 @@ from bosch.config import fill_in
 from bosch.masks.mask import MaskFile, read_mask
 from bosch.run.manifest import MANIFEST
 from bosch.run.plan import REFERENCE, follow_reference
-from eval.report.measures import Row, headline_metric
-from eval.report.resampling import Samples
+from eval.report.measures import Row, condition, headline_metric
+from eval.report.statistics import Samples
 from eval.results import SCORES
 
 PREDICTIONS = "predictions.jsonl"  # a row an example, as eval/runner.py writes them
-Place = tuple[int | None, str]  # step (None: the dense model) and suite
+# Evaluations in eval/window/128 and eval/length/4096: the column that their rows get.
+VARIANTS = {"window": "window", "length": "text_tokens"}
+Place = tuple[int | None, str, str]  # step (None: the dense model), suite, condition
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class RunResults:
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)  # of run.json
     mask: MaskFile | None = None
-    rows: Sequence[Row] = ()  # of all evaluations; step None: the dense model
+    rows: Sequence[Row] = ()  # of its evaluations; step None: the dense model
+    variants: Sequence[Row] = ()  # of those under other windows and in longer texts
     samples: Mapping[Place, Samples] = field(default_factory=dict)  # scores of single examples
     training: Sequence[Row] = ()  # metrics.jsonl
     mask_cost: Mapping[str, Any] = field(default_factory=dict)  # seconds, evaluations, ...
     stage_seconds: Mapping[str, float] = field(default_factory=dict)  # of complete stages
     problems: Sequence[str] = ()
+    commit: str | None = None  # of the code that began it
     apart: str = ""  # what else tells it from runs of its model, method, ratio and window
 
     @property
@@ -65,6 +69,11 @@ class RunResults:
         return self.config.get("seed")
 
     @property
+    def setting(self) -> tuple[Any, ...]:
+        """What it has in common with the run of another method that it is compared with."""
+        return self.model, self.ratio, self.window, self.seed
+
+    @property
     def validation_losses(self) -> dict[int, float]:
         """By step."""
         rows = [row for row in self.training if "validation_loss" in row]
@@ -91,14 +100,15 @@ class RunResults:
         return max((row["tokens"] - before for row in rows), default=None)
 
 
-def read_run(path: Path, name: str | None = None) -> RunResults:
+def read_run(path: Path) -> RunResults:
     """Everything the folder has. FileNotFoundError if it is no run's folder at all."""
     if not is_run(path):
         raise FileNotFoundError(
             f"{path} is no run folder: it has neither run.json nor mask/mask.json nor eval/."
         )
     problems: list[str] = []
-    told = _read_json(path / "run.json", problems).get("config")
+    told = _read_json(path / "run.json", problems)
+    config = told.get("config")
     mask = None
     if (path / "mask" / "mask.json").is_file():
         try:
@@ -108,33 +118,24 @@ def read_run(path: Path, name: str | None = None) -> RunResults:
     training = _read_lines(path / "train" / "metrics.jsonl", problems)
     rows, samples = _read_evaluations(path, training, problems)
     return RunResults(
-        path,
-        name or path.resolve().name,
-        fill_in(told) if told and isinstance(told, dict) else {},
-        mask,
-        rows,
-        samples,
-        training,
-        _mask_cost(path, mask, problems),
-        _stage_seconds(path, problems),
-        problems,
+        path=path,
+        name=path.resolve().name,
+        config=fill_in(config) if config and isinstance(config, dict) else {},
+        mask=mask,
+        rows=[row for row in rows if not condition(row)],
+        variants=[row for row in rows if condition(row)],
+        samples=samples,
+        training=training,
+        mask_cost=_mask_cost(path, mask, problems),
+        stage_seconds=_stage_seconds(path, problems),
+        problems=problems,
+        commit=told.get("commit"),
     )
 
 
 def is_run(path: Path) -> bool:
     marks = ("run.json", "mask/mask.json", "eval")
     return any((path / mark).exists() for mark in marks)
-
-
-def read_runs(paths: Sequence[Path]) -> list[RunResults]:
-    """Runs by folders, each under a name of its own."""
-    resolved = list(dict.fromkeys(path.resolve() for path in paths))
-    names = [path.name for path in resolved]
-    unique = [
-        name if names.count(name) == 1 else f"{path.parent.name}/{name}"
-        for path, name in zip(resolved, names, strict=True)
-    ]
-    return tell_apart([read_run(path, n) for path, n in zip(resolved, unique, strict=True)])
 
 
 def tell_apart(runs: Sequence[RunResults]) -> list[RunResults]:
@@ -184,23 +185,27 @@ def _read_evaluations(
     path: Path, training: Sequence[Row], problems: list[str]
 ) -> tuple[list[Row], dict[Place, Samples]]:
     tokens_at = {0: 0} | {row.get("step"): row.get("tokens") for row in training}
+    folders: list[tuple[Path, dict[str, Any]]] = [(p, {}) for p in (path / "eval").glob("*/")]
+    for name, column in VARIANTS.items():
+        for one in (path / "eval" / name).glob("[0-9]*/"):
+            folders.append((one, {column: int(one.name.removesuffix("-dense"))}))
     rows: list[Row] = []
     samples: dict[Place, Samples] = {}
-    for folder in sorted((path / "eval").glob("*/")):
+    for folder, columns in sorted(folders, key=lambda item: (sum(item[1].values()), item[0])):
         for file in sorted(_follow(folder, problems).glob(f"*/{SCORES}")):
             told = _read_json(file, problems).get("rows")
             found = told if isinstance(told, list) else []
-            kept = [r | _completed(r, tokens_at) for r in found if _is_row(r)]
+            kept = [r | _completed(r, tokens_at) | columns for r in found if _is_row(r)]
             if len(kept) < len(found):
                 problems.append(f"{file}: {len(found) - len(kept)} rows without a value left out")
             rows += kept
             if kept:
-                place = (kept[0]["step"], kept[0]["suite"])
-                samples[place] = read_samples(file.parent, place[1], problems)
+                place = (kept[0]["step"], kept[0]["suite"], condition(kept[0]))
+                samples[place] = _read_samples(file.parent, place[1], problems)
     return rows, samples
 
 
-def read_samples(folder: Path, suite: str, problems: list[str]) -> Samples:
+def _read_samples(folder: Path, suite: str, problems: list[str]) -> Samples:
     """Scores of single examples, in percent, by the metric that counts."""
     found: dict[tuple[str, int], dict[int, float]] = {}
     num_left_out = 0

@@ -1,11 +1,12 @@
 """The tables of a report, as text in cells: one form for page, markdown and terminal."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eval.report.cells import (
     MISSING,
+    show_advantage,
     show_change,
     show_count,
     show_estimate,
@@ -18,19 +19,17 @@ from eval.report.cells import (
 )
 from eval.report.compare import (
     Comparison,
-    KindMean,
     Recovery,
     beside_baseline,
     end_alike,
     falls,
-    jaccard_table,
     kind_means,
+    mask_distance,
     recoveries,
 )
 from eval.report.measures import SUITES, Measure, Row, Score
-from eval.report.recovery import LEVEL, NO_INTERVALS, Curve
-from eval.report.resampling import FROM_ERRORS, PAIRED
 from eval.report.runs import RunResults
+from eval.report.statistics import FROM_ERRORS, LEVEL, NO_INTERVALS, PAIRED, Curve
 from eval.suites import niah
 
 BYTES_PER_VALUE = 2  # of the KV cache: bf16
@@ -51,8 +50,9 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
         "runs": overview(comparison),
         "recovery": recovery_table(comparison),
         "baseline": baseline_table(comparison),
-        "seeds_before": seed_table(comparison, at_end=False),
-        "seeds_after": seed_table(comparison, at_end=True),
+        "seeds_before": seed_table(comparison, comparison.averages, at_end=False),
+        "seeds_after": seed_table(comparison, comparison.averages, at_end=True),
+        "variants": seed_table(comparison, comparison.variants, at_end=False),
         "falls": falls_table(comparison),
         **{f"{suite}_scores": score_table(comparison, suite) for suite in SUITES},
         "niah_lengths": lengths_table(comparison),
@@ -66,7 +66,9 @@ def overview(comparison: Comparison) -> Table:
     """What each run is and what became of its averages."""
     rows = []
     for run in comparison.runs:
-        cells = [run.name, run.method, _ratio(run), show_count(run.window), _seed(run)]
+        known = (run.ratio, run.seed)
+        ratio, seed = (MISSING if value is None else f"{value:g}" for value in known)
+        cells = [run.name, run.method, ratio, show_count(run.window), seed]
         cells += [kv_saved(run), show_count(run.trained_tokens)]
         for measure in comparison.averages:
             cells.append(_path(comparison, run, measure))
@@ -99,18 +101,12 @@ def short_table(comparison: Comparison) -> Table:
 def course_table(comparison: Comparison, run: RunResults) -> Table:
     """One run's averages and losses, from the dense model over step 0 to the end."""
     losses = run.validation_losses
-    averages = comparison.averages
-    curves = {m: curve for m in averages if (curve := comparison.curve(run.name, m))}
-    dense = [comparison.dense.get((run.name, m.suite, m.name)) for m in averages]
-    rows = [["dense model", MISSING, MISSING, *map(_dense_cell, dense)]]
-    points = {
-        point for curve in curves.values() for point in zip(curve.steps, curve.tokens, strict=True)
-    }
-    for step, tokens in sorted(points):
+    rows = []
+    for step, tokens, cells in _course(comparison, run, comparison.averages):
+        name = "dense model" if step is None else f"step {step}"
         loss = f"{losses[step]:.4f}" if step in losses else MISSING
-        scores = [_curve_cell(curves.get(measure), step) for measure in averages]
-        rows.append([f"step {step}", show_tokens(tokens), loss, *scores])
-    header = ["", "tokens", "validation loss", *(measure.title for measure in averages)]
+        rows.append([name, tokens, loss, *cells])
+    header = ["", "tokens", "validation loss", *(m.title for m in comparison.averages)]
     return Table("", header, rows)
 
 
@@ -140,44 +136,62 @@ def recovery_table(comparison: Comparison) -> Table:
 
 
 def baseline_table(comparison: Comparison) -> Table:
-    trained = {(row.run, row.measure): row for row in recoveries(comparison)}
-    rows = []
-    for (run, measure), points in beside_baseline(comparison).items():
-        row, curve = trained.get((run, measure)), comparison.curve(run, measure)
-        assert curve is not None
-        rows.append(
-            [
-                run,
-                SUITES[measure.suite],
-                show_estimate(points, show_change),
-                show_estimate(row.end_beside_baseline if row else None, show_change),
-                show_estimate(row.mean_beside_baseline if row else None, show_change),
-                SOURCES[curve.source],
-            ]
-        )
-    header = ["run", "suite", "points before training", "points at the end"]
-    header += ["points of mean score", "intervals"]
-    return Table(f"Beside {comparison.baseline}", header, rows, "Positive: better than it.")
-
-
-def seed_table(comparison: Comparison, at_end: bool) -> Table:
-    """Means over seeds, where any kind of run has more than one: tables 1 and 2 before training."""
-    means = {m.title: kind_means(comparison, m, at_end) for m in comparison.averages}
-    found = [mean for of_measure in means.values() for mean in of_measure]
+    """Paired differences, over the seeds that both have."""
     rows = [
-        [kind, *(_seed_cell(kind, of_measure) for of_measure in means.values())]
-        for kind in dict.fromkeys(mean.kind for mean in found)
-        if any(len(mean.values) > 1 for mean in found)
+        [
+            row.kind,
+            row.measure.title,
+            *map(show_advantage, (row.start, row.end, row.mean)),
+            SOURCES[row.source],
+        ]
+        for row in beside_baseline(comparison)
     ]
-    when = "at the end" if at_end else "before training"
+    header = ["runs", "score", "points before training", "points at the end"]
+    header += ["points of mean score", "intervals"]
+    note = (
+        "Points more than the baseline of the same model, ratio, window and seed. In brackets the "
+        f"middle {LEVEL:.0%} of replicates in which seeds and examples are drawn anew, the same "
+        "ones for both; * where they exclude zero; in parentheses the number of seeds. One seed "
+        "says nothing of others, and few make intervals too narrow."
+    )
+    return Table(f"Beside {comparison.baseline}", [*header], rows, note)
+
+
+def seed_table(comparison: Comparison, measures: Sequence[Measure], at_end: bool) -> Table:
+    """Means over seeds: tables 1 and 2 before training. Of averages only where any kind of run has
+    more than one seed; of other windows and lengths (figure 4, table 6) always."""
+    means = [{m.kind: m for m in kind_means(comparison, measure, at_end)} for measure in measures]
+    kinds = dict.fromkeys(kind for of_measure in means for kind in of_measure)
+    shown = any(measure.kind == "variant" for measure in measures)
+    rows = []
+    for kind in kinds:
+        found = [of_measure.get(kind) for of_measure in means]
+        if shown or any(mean and len(mean.values) > 1 for mean in found):
+            cells = (m and f"{show_score(m.mean, m.stderr)} ({len(m.values)})" for m in found)
+            rows.append([kind, *(cell or MISSING for cell in cells)])
+    dense = {model: [MISSING] * len(measures) for model in (r.model for r in comparison.runs)}
+    for run in comparison.runs if shown else ():
+        for place, measure in enumerate(measures):
+            if score := comparison.dense_score(run.name, measure):
+                dense[run.model][place] = show_score(score.value, score.stderr)
+    rows += [[f"{model}, dense", *c] for model, c in dense.items() if {*c} - {MISSING}]
     note = "± standard error over seeds; in parentheses their number."
-    return Table(f"Means over seeds, {when}", ["runs", *means], rows, note)
+    if shown:
+        note += " Of masks as they were chosen, for the run's own window; long texts by YaRN."
+    title = "Other windows and lengths" if shown else "Means over seeds"
+    title += ", at the end" if at_end else ", before training"
+    return Table(title, ["runs", *(measure.title for measure in measures)], rows, note)
 
 
 def score_table(comparison: Comparison, suite: str) -> Table:
     """Every measure of a suite at every checkpoint with its standard error."""
     measures = [measure for measure in comparison.measures if measure.suite == suite]
-    rows = [row for run in comparison.runs for row in _score_rows(comparison, run, measures)]
+    rows = [
+        [run.name, "dense" if step is None else str(step), tokens, *cells]
+        for run in comparison.runs
+        for step, tokens, cells in _course(comparison, run, measures)
+        if step is not None or {*cells} != {MISSING}
+    ]
     header = ["run", "step", "tokens", *(m.name.removeprefix("niah_") for m in measures)]
     note = "± standard error over examples."
     if suite == "niah":
@@ -240,13 +254,12 @@ def distances(comparison: Comparison) -> Table:
     runs = [run for run in comparison.runs if run.mask is not None]
     if len(runs) < 2:
         return Table("Jaccard", [], [])
-    header = ["", *(run.name for run in runs)]
-    rows = [
-        [run.name, *(MISSING if value is None else f"{value:.2f}" for value in values)]
-        for run, values in zip(runs, jaccard_table(runs), strict=True)
-    ]
+    rows = []
+    for run in runs:
+        values = [mask_distance(run, other) for other in runs]
+        rows.append([run.name, *(MISSING if v is None else f"{v:.2f}" for v in values)])
     note = "Of groups on the window. 0: both masks have the same, 1: they have none in common."
-    return Table("Jaccard distance of masks", header, rows, note)
+    return Table("Jaccard distance of masks", ["", *(run.name for run in runs)], rows, note)
 
 
 def warnings(comparison: Comparison) -> list[str]:
@@ -355,7 +368,7 @@ def calibration_score(run: RunResults) -> str:
 def _path(comparison: Comparison, run: RunResults, measure: Measure) -> str:
     """`31.2 → 88.0 (95.8)`."""
     curve = comparison.curve(run.name, measure)
-    dense = comparison.dense.get((run.name, measure.suite, measure.name))
+    dense = comparison.dense_score(run.name, measure)
     beside = f" ({dense.value:.1f})" if dense else f" ({MISSING})"
     if curve is None:
         return MISSING + beside
@@ -364,50 +377,31 @@ def _path(comparison: Comparison, run: RunResults, measure: Measure) -> str:
     return f"{first} → {curve.values[-1]:.1f}{beside}" if trained else f"{first}{beside}"
 
 
-def _score_rows(
+def _course(
     comparison: Comparison, run: RunResults, measures: Sequence[Measure]
-) -> list[list[str]]:
-    curves = {m.name: curve for m in measures if (curve := comparison.curve(run.name, m))}
-    dense = {m.name: comparison.dense.get((run.name, m.suite, m.name)) for m in measures}
-    rows = []
-    if any(dense.values()):
-        rows.append([run.name, "dense", MISSING, *(_dense_cell(dense[m.name]) for m in measures)])
+) -> Iterator[tuple[int | None, str, list[str]]]:
+    """Step, tokens and a cell a measure: of the dense model (step None), then of every point."""
+    curves = [comparison.curve(run.name, measure) for measure in measures]
+    yield None, MISSING, [_score(comparison.dense_score(run.name, m)) for m in measures]
     steps = {
         step: tokens
-        for curve in curves.values()
+        for curve in curves
+        if curve
         for step, tokens in zip(curve.steps, curve.tokens, strict=True)
     }
     for step in sorted(steps):
-        cells = [_curve_cell(curves.get(m.name), step) for m in measures]
-        rows.append([run.name, str(step), show_tokens(steps[step]), *cells])
-    return rows
+        yield step, show_tokens(steps[step]), [_point(curve, step) for curve in curves]
 
 
-def _dense_cell(found: Score | None) -> str:
+def _score(found: Score | None) -> str:
     return MISSING if found is None else show_score(found.value, found.stderr)
 
 
-def _curve_cell(curve: Curve | None, step: int) -> str:
+def _point(curve: Curve | None, step: int) -> str:
     if curve is None or step not in curve.steps:
         return MISSING
     place = curve.steps.index(step)
     return show_score(curve.values[place], curve.stderrs[place])
-
-
-def _seed_cell(kind: str, means: Sequence[KindMean]) -> str:
-    for mean in means:
-        if mean.kind == kind:
-            stderr = math.nan if mean.stderr is None else mean.stderr
-            return f"{show_score(mean.mean, stderr)} ({len(mean.values)})"
-    return MISSING
-
-
-def _ratio(run: RunResults) -> str:
-    return MISSING if run.ratio is None else f"{run.ratio:g}"
-
-
-def _seed(run: RunResults) -> str:
-    return MISSING if run.seed is None else str(run.seed)
 
 
 def align(table: Table) -> list[str]:

@@ -14,7 +14,7 @@ need no model, so predictions can be made anywhere and judged again when a metri
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import stdev
 from typing import Any
 
@@ -50,14 +50,7 @@ class Example:
     facts: Mapping[str, Any] = field(default_factory=dict)  # what scores and reports need besides
 
     def to_row(self) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            "prompt": self.prompt,
-            "answers": list(self.answers),
-            "max_new_tokens": self.max_new_tokens,
-            "stop": {**vars(self.stop), "strings": list(self.stop.strings)},
-            "facts": dict(self.facts),
-        }
+        return asdict(self)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Example":

@@ -5,17 +5,24 @@ read with zipfile. Every data set's number of rows is checked, and what was read
 """
 
 import hashlib
-import re
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from eval.rows import Row, parse_parquet, parse_rows, require_text, require_texts
+from eval.rows import (
+    Row,
+    check_source,
+    find_one,
+    from_hub,
+    parse_rows,
+    require_text,
+    require_texts,
+    the_only,
+)
 
 # Of data.zip as the hub has had it since 2023-08 (its Git LFS page says so).
 PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,12 @@ class DatasetRows:
 def read_dataset(source: str, name: str, num_rows: int) -> DatasetRows:
     """The rows of one data set (`hotpotqa`, `hotpotqa_e`), each with LongBench's fields."""
     path = locate(source)
-    content, where = read_member(path, name) if path.is_file() else read_file(path, name)
-    if where.endswith(".parquet"):
-        rows = parse_parquet(content, where)
+    if path.is_file():
+        content, where = read_member(path, name)
     else:
-        rows = parse_rows(content, where, gzipped=where.endswith(".gz"))
+        found = find_one(path, "data", name, ("{0}.parquet", "{0}/*.jsonl", "{0}/*.parquet"))
+        content, where = found.read_bytes(), str(found)
+    rows = parse_rows(content, where)
     for number, row in enumerate(rows, 1):
         check_row(row, f"{where}, row {number}")
     if len(rows) != num_rows:
@@ -62,30 +70,22 @@ def hash_zip(path: Path) -> str:
 def locate(source: str) -> Path:
     """The zip file or the folder behind a source; a hub id's data.zip is fetched."""
     path = Path(source)
+    check_source(
+        source,
+        "LongBench",
+        "its data.zip, a folder with <data set>.jsonl or .parquet files, a hub id such as "
+        "zai-org/LongBench, or toy",
+    )
     if path.is_dir():
         return path / "data.zip" if (path / "data.zip").is_file() else path
     if path.is_file():
         if not zipfile.is_zipfile(path):
             raise ValueError(f"{path} is not a zip file; name LongBench's data.zip, or a folder.")
         return path
-    if not HUB_ID.fullmatch(source):
-        raise FileNotFoundError(
-            f"{source}: no LongBench there. Name its data.zip, a folder with <data set>.jsonl or "
-            ".parquet files, a hub id such as zai-org/LongBench, or toy."
-        )
-    return download_zip(source)
+    with from_hub(source, "data.zip"):
+        from huggingface_hub import hf_hub_download
 
-
-def download_zip(hub_id: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(hub_id, "data.zip", repo_type="dataset"))
-    except Exception as error:  # whatever a hub, a cache or a network can answer
-        raise FileNotFoundError(
-            f"{hub_id}: no such file or folder, and no data.zip from the hub either "
-            f"({type(error).__name__}). Download data.zip and name its path."
-        ) from error
+        return Path(hf_hub_download(source, "data.zip", repo_type="dataset"))
 
 
 def read_member(path: Path, name: str) -> tuple[bytes, str]:
@@ -96,39 +96,11 @@ def read_member(path: Path, name: str) -> tuple[bytes, str]:
             for member in archive.namelist()
             if member.rsplit("/", 1)[-1] == f"{name}.jsonl" and not member.startswith("__MACOSX")
         ]
-        member = the_only(members, name, str(path))
+        member = the_only(members, name, path)
         try:
             return archive.read(member), f"{path}/{member}"
         except (zipfile.BadZipFile, OSError) as error:
             raise ValueError(f"{path}: the member {member} is damaged ({error}).") from error
-
-
-def read_file(folder: Path, name: str) -> tuple[bytes, str]:
-    patterns = (
-        f"{name}.jsonl",
-        f"{name}.jsonl.gz",
-        f"{name}.parquet",
-        f"{name}/*.jsonl",
-        f"{name}/*.parquet",
-    )
-    files = [
-        str(file)
-        for place in (folder, folder / "data")
-        for pattern in patterns
-        for file in sorted(place.glob(pattern))
-    ]
-    path = the_only(files, name, str(folder))
-    return Path(path).read_bytes(), path
-
-
-def the_only(found: list[str], name: str, place: str) -> str:
-    if not found:
-        raise FileNotFoundError(
-            f"{place} holds no {name}: a file {name}.jsonl, .jsonl.gz or .parquet was looked for."
-        )
-    if len(found) > 1:
-        raise ValueError(f"{place} holds {name} more than once: {', '.join(found)}. Keep one.")
-    return found[0]
 
 
 def check_row(row: Row, where: str) -> None:

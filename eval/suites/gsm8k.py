@@ -2,8 +2,8 @@
 
     python -m eval.suites.gsm8k score --in rows.jsonl --out scored.jsonl
 
-The command scores predictions made anywhere: rows {task, prediction, answer}, where `answer` is the
-data set's own field and `prediction` the raw generation, get `strict` and `flexible`, each 0 or 1.
+The command scores predictions made anywhere: of rows {task, prediction, answer}, `answer` is the
+data set's own field and `prediction` the raw generation.
 """
 
 import json
@@ -11,20 +11,17 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from bosch.plugins import suggest
-from bosch.run.errors import exit_on_user_error
-from eval.rows import Row, parse_parquet, parse_rows, read_rows, require_text, write_rows
+from eval.rows import Row, check_source, find_one, from_hub, read_rows, require_text
+from eval.suites._command import score_command
 from eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
 
 HUB_ID = "openai/gsm8k"
-HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
 NUM_ROWS = {"train": 7473, "test": 1319}
 NUM_SHOTS = 5  # of `gsm8k`; `gsm8k_cot` has its own eight
 SHOTS_SEED = 1234
@@ -55,12 +52,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in self.tasks:
-            check_task(name)
-
-
-def check_task(name: str) -> None:
-    if name not in STRICT:
-        raise ValueError(f"{name!r} is not one of the tasks: {suggest(name, tuple(STRICT))}")
+            if name not in STRICT:
+                raise ValueError(
+                    f"{name!r} is not one of the tasks: {suggest(name, tuple(STRICT))}"
+                )
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -92,13 +87,9 @@ def build_examples(
 
 def cot_prompts() -> Callable[[str], str]:
     """The writer of prompts with the eight chain-of-thought shots."""
-    shots = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in cot_shots())
-    return lambda question: f"{shots}Q: {question}\nA:"
-
-
-@cache
-def cot_shots() -> list[dict[str, str]]:
-    return json.loads(SHOTS_FILE.read_text(encoding="utf-8"))["shots"]
+    shots = json.loads(SHOTS_FILE.read_text(encoding="utf-8"))["shots"]
+    text = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in shots)
+    return lambda question: f"{text}Q: {question}\nA:"
 
 
 def drawn_prompts(source: str) -> Callable[[str], str]:
@@ -121,31 +112,17 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 
 def judge(task: str, prediction: str, answer: str) -> tuple[float, float]:
-    """(strict, flexible): whether the number that each filter finds is the answer's, 1 or 0."""
-    text = cut_at_stop(prediction, STOP_STRINGS[task])
+    """(strict, flexible), 1 or 0: whether the first number in the form of the shots is the
+    answer's, and whether the last thing that looks like a number is."""
+    for stop in STOP_STRINGS[task]:
+        prediction = prediction.split(stop)[0]
     # lm-eval's gsm8k_cot compares with the answer's end, gsm8k with all of it, which IGNORED cuts.
     gold = answer.split("####")[-1].strip() if task == COT.name else answer
-    found = (find_strict(task, text), find_flexible(text))
+    first = STRICT[task].search(prediction)
+    last = [money or number for money, number in FLEXIBLE.findall(prediction)][-1:]
+    found = (first[1] if first else NOTHING_FOUND, last[0] if last else NOTHING_FOUND)
     strict, flexible = (float(normalize(number) == normalize(gold)) for number in found)
     return strict, flexible
-
-
-def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
-    for stop in stop_strings:
-        text = text.split(stop)[0]
-    return text
-
-
-def find_strict(task: str, text: str) -> str:
-    """The first number in the form of the shots."""
-    match = STRICT[task].search(text)
-    return match[1] if match else NOTHING_FOUND
-
-
-def find_flexible(text: str) -> str:
-    """The last thing that looks like a number."""
-    matches = FLEXIBLE.findall(text)
-    return matches[-1][0] or matches[-1][1] if matches else NOTHING_FOUND
 
 
 def normalize(number: str) -> str:
@@ -182,53 +159,23 @@ def read_split(source: str, split: str) -> list[Row]:
 
 
 def load_split(source: str, split: str) -> tuple[list[Row], str]:
+    """The rows, and where they are from."""
     path = Path(source)
+    forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
+    check_source(source, "GSM8K", forms)
     if path.is_dir():
-        path = find_split(path, split)
+        path = find_one(path, "main", split, ("{}*.parquet",))
     elif path.is_file() and split != "test":
         raise ValueError(
             f"{path} is one file, the test rows; the task gsm8k draws its shots from train. Name "
             "a folder with train.jsonl and test.jsonl, or ask for gsm8k_cot."
         )
-    elif not path.is_file() and HUB_ID_PATTERN.fullmatch(source):
-        return download_split(source, split), f"{source}, {split}"
     elif not path.is_file():
-        raise FileNotFoundError(
-            f"{source}: no GSM8K there. Name a folder with train.jsonl and test.jsonl, a file of "
-            f"test rows, or a hub id such as {HUB_ID}."
-        )
-    if path.suffix == ".parquet":
-        return parse_parquet(path.read_bytes(), str(path)), str(path)
-    return parse_rows(path.read_bytes(), str(path), gzipped=path.suffix == ".gz"), str(path)
+        with from_hub(source, f"GSM8K {split}"):
+            from datasets import load_dataset
 
-
-def find_split(folder: Path, split: str) -> Path:
-    patterns = (f"{split}.jsonl", f"{split}.jsonl.gz", f"{split}*.parquet")
-    files = [
-        file
-        for place in (folder, folder / "main")
-        for pattern in patterns
-        for file in sorted(place.glob(pattern))
-    ]
-    if len(files) != 1:
-        found = ", ".join(map(str, files)) or "nothing"
-        raise FileNotFoundError(
-            f"{folder}: GSM8K's {split} must be one file, {split}.jsonl, .jsonl.gz or .parquet; "
-            f"found {found}."
-        )
-    return files[0]
-
-
-def download_split(hub_id: str, split: str) -> list[Row]:
-    from datasets import load_dataset
-
-    try:
-        return load_dataset(hub_id, "main", split=split).to_list()
-    except Exception as error:  # whatever a hub, a cache or a network can answer
-        raise FileNotFoundError(
-            f"{hub_id}: no such file or folder, and nothing from the hub either "
-            f"({type(error).__name__}). Name a folder with train.jsonl and test.jsonl."
-        ) from error
+            return load_dataset(source, "main", split=split).to_list(), f"{source}, {split}"
+    return read_rows(path), str(path)
 
 
 def hash_rows(rows: Sequence[Row]) -> str:
@@ -236,35 +183,12 @@ def hash_rows(rows: Sequence[Row]) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Score:
-    """Score rows {task, prediction, answer}: each gets `strict` and `flexible`, 0 or 1."""
-
-    in_file: Annotated[Path, tyro.conf.arg(name="in")]  # JSONL
-    out: Path  # JSONL: the same rows, each with its two scores
-    debug: bool = False  # show tracebacks
+# ----------------------------------------------------------------------------------- the command
 
 
-def main(args: list[str] | None = None) -> None:
-    command: Score = tyro.extras.subcommand_cli_from_dict(
-        {"score": Score}, prog="python -m eval.suites.gsm8k", args=args
-    )
-    exit_on_user_error(lambda: run_score(command), command.debug)
-
-
-def run_score(command: Score) -> None:
-    rows = read_rows(command.in_file)
-    scored = [
-        row | score_row(row, f"{command.in_file}, row {number}")
-        for number, row in enumerate(rows, 1)
-    ]
-    write_rows(command.out, scored)
-    for task in STRICT:
-        mine = [row for row in scored if row["task"] == task]
-        if mine:
-            strict, flexible = (percent([row[m] for row in mine]) for m in ("strict", "flexible"))
-            print(f"{task:12} strict {strict:6.2f}  flexible {flexible:6.2f}  n={len(mine)}")
-    print(f"wrote {command.out}: {len(scored)} rows")
+def main(args: Sequence[str] | None = None) -> None:
+    told = "Score rows {task, prediction, answer}: each gets `strict` and `flexible`, 0 or 1."
+    score_command("gsm8k", told, score_row, describe_rows, args)
 
 
 def score_row(row: Row, where: str) -> dict[str, float]:
@@ -274,6 +198,15 @@ def score_row(row: Row, where: str) -> dict[str, float]:
     prediction = require_text(row, "prediction", where)
     strict, flexible = judge(task, prediction, require_text(row, "answer", where))
     return {"strict": strict, "flexible": flexible}
+
+
+def describe_rows(scored: Sequence[Row]) -> list[str]:
+    lines = []
+    for task in STRICT:
+        if mine := [row for row in scored if row["task"] == task]:
+            strict, flexible = (percent([row[m] for row in mine]) for m in ("strict", "flexible"))
+            lines.append(f"{task:12} strict {strict:6.2f}  flexible {flexible:6.2f}  n={len(mine)}")
+    return lines
 
 
 if __name__ == "__main__":

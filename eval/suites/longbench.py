@@ -2,8 +2,8 @@
 
     python -m eval.suites.longbench score --in rows.jsonl --out scored.jsonl
 
-The command scores predictions made anywhere: rows {dataset, prediction, answers, all_classes} get a
-`score` from 0 to 1, unrounded. Prompts, limits and tables of categories are data in eval/data.
+The command scores predictions made anywhere, unrounded. Prompts, limits and tables of categories
+are data in eval/data.
 """
 
 import json
@@ -11,23 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-import tyro
 
 from bosch.plugins import suggest
-from bosch.run.errors import exit_on_user_error
 from data.toy_world.tasks import DATASETS as TOY_DATASETS
 from data.toy_world.tasks import longbench_rows
-from eval.metrics.chinese import cut_words
-from eval.metrics.classification import classification
-from eval.metrics.code_similarity import code_sim
-from eval.metrics.counting import count, retrieval, retrieval_zh
-from eval.metrics.qa_f1 import qa_f1, qa_f1_zh
+from eval.metrics.longbench import (
+    classification,
+    code_sim,
+    count,
+    cut_words,
+    qa_f1,
+    qa_f1_zh,
+    retrieval,
+    retrieval_zh,
+)
 from eval.metrics.rouge_l import rouge, rouge_zh
-from eval.rows import Row, read_rows, require_text, require_texts, write_rows
+from eval.rows import Row, require_text, require_texts
 from eval.suites import gsm8k
+from eval.suites._command import score_command
 from eval.suites._interface import (
     Example,
     Result,
@@ -43,16 +47,11 @@ from eval.suites._longbench_source import DatasetRows, describe_source, read_dat
 TOY = "toy"
 MATH = "gsm8k"  # the paper's seventh category is a suite of its own
 DATA_FOLDER = Path(__file__).parents[1] / "data"
+# Besides classification, the one that needs the names of all classes.
 METRICS: dict[str, Callable[[str, str], float]] = {
-    "qa_f1": qa_f1,
-    "qa_f1_zh": qa_f1_zh,
-    "rouge": rouge,
-    "rouge_zh": rouge_zh,
-    "count": count,
-    "retrieval": retrieval,
-    "retrieval_zh": retrieval_zh,
-    "code_sim": code_sim,
-}  # and classification, the one that needs the names of all classes
+    metric.__name__: metric
+    for metric in (qa_f1, qa_f1_zh, rouge, rouge_zh, count, retrieval, retrieval_zh, code_sim)
+}
 LENGTH_BINS = ((4000, "0-4k"), (8000, "4-8k"), (None, "8k+"))  # LongBench-E, in the rows' `length`
 
 
@@ -87,10 +86,10 @@ class Dataset:
     prompt: str  # filled with {context} and {input}
     max_new_tokens: int
     metric: str
-    num_rows: int
-    num_rows_e: int | None  # None: LongBench-E has no such set
     first_line_only: bool  # of the prediction, when it is scored
-    stops_at_newline: bool
+    stops_at_newline: bool = False
+    num_rows: int = 0  # 0: a toy set, of as many as are asked for
+    num_rows_e: int | None = None  # None: LongBench-E has no such set
 
 
 @cache
@@ -100,15 +99,7 @@ def datasets() -> dict[str, Dataset]:
     table = read_table("longbench_datasets.json")["datasets"]
     official = {name: Dataset(prompt=prompts[name], **facts) for name, facts in table.items()}
     toy = {
-        name: Dataset(
-            toy.prompt,
-            toy.max_new_tokens,
-            toy.metric,
-            num_rows=0,  # as many as are asked for
-            num_rows_e=None,
-            first_line_only=toy.category == "few-shot",
-            stops_at_newline=False,
-        )
+        name: Dataset(toy.prompt, toy.max_new_tokens, toy.metric, toy.category == "few-shot")
         for name, toy in TOY_DATASETS.items()
     }
     return official | toy
@@ -142,14 +133,11 @@ def dataset_names(settings: Settings) -> tuple[str, ...]:
 
 def find_dataset(name: str) -> Dataset:
     """By its name, or its LongBench-E name."""
-    spec = datasets().get(name)
-    if spec is None and name.endswith("_e"):
-        base = datasets().get(name.removesuffix("_e"))
-        spec = base if base is not None and base.num_rows_e else None
+    known = datasets()
+    extended = {f"{name}_e": spec for name, spec in known.items() if spec.num_rows_e}
+    spec = known.get(name) or extended.get(name)
     if spec is None:
-        raise ValueError(
-            f"{name!r} is not one of the data sets: {suggest(name, tuple(datasets()))}"
-        )
+        raise ValueError(f"{name!r} is not one of the data sets: {suggest(name, tuple(known))}")
     return spec
 
 
@@ -169,8 +157,7 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 
 
 def describe_data(settings: Settings) -> str:
-    """One line for the log: where the rows come from, whether they are the published ones, and
-    how long a prompt may be."""
+    """One line for the log: which rows these are, and how long a prompt may be."""
     if settings.data == TOY:
         return "LongBench of the toy world"
     most = f"{settings.max_prompt_tokens:,} tokens"
@@ -179,10 +166,8 @@ def describe_data(settings: Settings) -> str:
 
 def check_packages(settings: Settings) -> None:
     """Refuse data sets that could not be scored here."""
-    if any(
-        task.name != MATH and find_dataset(task.name).metric.endswith("_zh")
-        for task in list_tasks(settings)
-    ):
+    names = {task.name for task in list_tasks(settings)} - {MATH}
+    if any(find_dataset(name).metric.endswith("_zh") for name in names):
         cut_words("")
 
 
@@ -238,9 +223,8 @@ def cut_middle(prompt: str, tokenizer: Any, max_tokens: int) -> str:
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
     if task.name == MATH:
         return gsm8k.score(math_settings(settings), gsm8k.COT, example, prediction)
-    value = score_prediction(
-        task.name, prediction, example.answers, example.facts.get("all_classes")
-    )
+    classes = example.facts.get("all_classes")
+    value = score_prediction(task.name, prediction, example.answers, classes)
     return {find_dataset(task.name).metric: value}
 
 
@@ -324,35 +308,15 @@ def math_settings(settings: Settings) -> gsm8k.Settings:
     return gsm8k.Settings(data=settings.gsm8k, tasks=(gsm8k.COT.name,))
 
 
-@dataclass(frozen=True)
-class Score:
-    """Score rows {dataset, prediction, answers, all_classes}: each gets a `score` from 0 to 1."""
-
-    in_file: Annotated[Path, tyro.conf.arg(name="in")]  # JSONL
-    out: Path  # JSONL: the same rows, each with its score
-    debug: bool = False  # show tracebacks
+# ----------------------------------------------------------------------------------- the command
 
 
-def main(args: list[str] | None = None) -> None:
-    command: Score = tyro.extras.subcommand_cli_from_dict(
-        {"score": Score}, prog="python -m eval.suites.longbench", args=args
-    )
-    exit_on_user_error(lambda: run_score(command), command.debug)
+def main(args: Sequence[str] | None = None) -> None:
+    told = "Score rows {dataset, prediction, answers, all_classes}: each gets a `score`, 0 to 1."
+    score_command("longbench", told, score_row, describe_rows, args)
 
 
-def run_score(command: Score) -> None:
-    rows = read_rows(command.in_file)
-    scored = [
-        row | {"score": score_row(row, f"{command.in_file}, row {number}")}
-        for number, row in enumerate(rows, 1)
-    ]
-    write_rows(command.out, scored)
-    for name, value, num_rows in summarize_rows(scored):
-        print(f"{name:24} {value:6.2f}  n={num_rows}")
-    print(f"wrote {command.out}: {len(scored)} rows")
-
-
-def score_row(row: Row, where: str) -> float:
+def score_row(row: Row, where: str) -> dict[str, float]:
     dataset = require_text(row, "dataset", where)
     prediction = require_text(row, "prediction", where)
     answers = require_texts(row, "answers", where)
@@ -360,14 +324,13 @@ def score_row(row: Row, where: str) -> float:
     if row.get("all_classes") is not None:
         classes = require_texts(row, "all_classes", where)
     try:
-        return score_prediction(dataset, prediction, answers, classes)
+        return {"score": score_prediction(dataset, prediction, answers, classes)}
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def summarize_rows(scored: Sequence[Row]) -> list[tuple[str, float, int]]:
-    """(data set or category, percent, rows) of scored rows. The categories are the official ones:
-    the paper's count GSM8K, which has rows of another kind."""
+def describe_rows(scored: Sequence[Row]) -> list[str]:
+    """Data sets, then the official categories: the paper's count GSM8K, rows of another kind."""
     by_dataset: dict[str, list[float]] = {}
     for row in scored:
         by_dataset.setdefault(row["dataset"], []).append(row["score"])
@@ -377,7 +340,7 @@ def summarize_rows(scored: Sequence[Row]) -> list[tuple[str, float, int]]:
     ]
     table = category_table(TOY if set(by_dataset) <= set(TOY_DATASETS) else "official")
     results += summarize_categories(table, results)
-    return [(result.task, result.value, result.n) for result in results]
+    return [f"{result.task:24} {result.value:6.2f}  n={result.n}" for result in results]
 
 
 if __name__ == "__main__":

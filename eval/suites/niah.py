@@ -7,7 +7,6 @@ With a real essay file the rows are upstream's; with `--essays toy` everything c
 embedded toy world, in sizes for the tiny model.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,10 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from bosch.plugins import suggest
-from bosch.run.errors import exit_on_user_error
 from data import needles
 from data.essays import make_essays, read_essays
 from data.key_words import wonderwords_keys
@@ -26,7 +22,8 @@ from data.needles import EssaySource, NeedleTask, Sizes, Words
 from data.toy_world.essays import ToyEssays
 from data.toy_world.world import World
 from eval.metrics.string_match import string_match_all, string_match_part
-from eval.rows import write_rows
+from eval.rows import check_source, from_hub, write_rows
+from eval.suites._command import run_command
 from eval.suites._interface import (
     Example,
     LeftOutError,
@@ -45,7 +42,6 @@ TOY_LENGTHS = (512, 1024, 2048)
 # The paper's two groups; the other tasks count in no average.
 GROUPS = {"single": needles.PAPER_TASKS[:3], "multikey": needles.PAPER_TASKS[3:]}
 METRIC = "string_match_all"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -120,14 +116,11 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
         for task, items in by_task(scored).items()
         for metric in ("string_match_all", "string_match_part")
     ]
+    counted = [result for result in tasks if result.metric == METRIC]
     groups, complete = [], True
     for length in sorted({task.length for task in list_tasks(settings)}):
         for name, members in GROUPS.items():
-            parts = [
-                result
-                for result in tasks
-                if (result.length, result.metric) == (length, METRIC) and result.task in members
-            ]
+            parts = [r for r in counted if r.length == length and r.task in members]
             complete = complete and bool(parts)
             if parts:
                 groups.append(average(name, METRIC, parts, length))
@@ -165,7 +158,8 @@ class Material:
 
 
 def gather(settings: Settings, task: NeedleTask) -> Material:
-    if settings.essays == TOY:
+    source = settings.essays
+    if source == TOY:
         return Material(
             ToyEssays("test", settings.seed),
             World("test", settings.seed).key_words,
@@ -174,46 +168,29 @@ def gather(settings: Settings, task: NeedleTask) -> Material:
             "toy world",
             {"toy_words_sha256": sha256(" ".join(World("test", 0).key_words).encode()).hexdigest()},
         )
+    forms = "a JSON file with a field `text`, a folder of .txt files, a hub id, or toy"
+    check_source(source, "essays", forms)
     words = wonderwords_keys()
     if task.haystack != "essay":
-        check_essays_exist(settings.essays)
         return Material(None, words, Sizes(), task.haystack, words.name, {})
-    essays = load_essays(settings.essays, settings.punkt)
+    essays = load_essays(source, settings.punkt)
     hashes = {"essays_sha256": essays.sha256}
-    is_from_hub = not Path(settings.essays).exists()
-    return Material(essays, words, Sizes(), essays.name, words.name, hashes, is_from_hub)
+    return Material(
+        essays, words, Sizes(), essays.name, words.name, hashes, not Path(source).exists()
+    )
 
 
 @lru_cache(maxsize=2)
 def load_essays(source: str, punkt: Path | None) -> Any:
-    path = Path(source)
-    check_essays_exist(source)
-    if path.exists():
-        return read_essays(path, punkt)
-    return make_essays(download_essays(source), name=f"{source} (not RULER's text)", punkt=punkt)
-
-
-def check_essays_exist(source: str) -> None:
-    if not Path(source).exists() and not HUB_ID.fullmatch(source):
-        raise FileNotFoundError(
-            f"{source}: no essays there. Name a JSON file with a field `text`, a folder of .txt "
-            "files, a hub id, or toy for the embedded toy world."
-        )
-
-
-def download_essays(hub_id: str) -> str:
-    """The texts of a hub data set joined with blanks, as lm-eval joins those of
+    """From the hub the texts are joined with blanks, as lm-eval joins those of
     baber/paul_graham_essays. RULER's own file is another text, cut from other pages."""
-    from datasets import load_dataset
+    if Path(source).exists():
+        return read_essays(Path(source), punkt)
+    with from_hub(source, "essays"):
+        from datasets import load_dataset
 
-    try:
-        texts = load_dataset(hub_id, split="train")["text"]
-    except Exception as error:  # whatever a hub, a cache or a network can answer
-        raise FileNotFoundError(
-            f"{hub_id}: no such file or folder, and no essays on the hub either "
-            f"({type(error).__name__}). Download them and name the file."
-        ) from error
-    return " ".join(texts)
+        texts = load_dataset(source, split="train")["text"]
+    return make_essays(" ".join(texts), name=f"{source} (not RULER's text)", punkt=punkt)
 
 
 def needle_task(name: str) -> NeedleTask:
@@ -262,11 +239,8 @@ class Build:
     debug: bool = False  # show tracebacks
 
 
-def main(args: list[str] | None = None) -> None:
-    command: Build = tyro.extras.subcommand_cli_from_dict(
-        {"build": Build}, prog="python -m eval.suites.niah", args=args
-    )
-    exit_on_user_error(lambda: run_build(command), command.debug)
+def main(args: Sequence[str] | None = None) -> None:
+    run_command("niah", "build", Build, run_build, args)
 
 
 def run_build(command: Build) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from data.pack import PackConfig, Packer, pack_documents
+from data.pack import PackConfig, pack_documents
 from data.sources.open import open_sources
+from data.token_files import GrowingFiles
 from data.tokenizer_files import TokenizerText
 from tests.kill_points import POINT, watch_operations
 
@@ -22,17 +23,15 @@ from tests.kill_points import POINT, watch_operations
 def main() -> None:
     folder, tokenizer = Path(sys.argv[1]), TokenizerText(Path(sys.argv[2]).read_text(), end_id=0)
     options: dict[str, Any] = json.loads(sys.argv[3])
-    append = Packer._write
+    append = GrowingFiles._write
 
-    def append_in_two_steps(packer: Packer, number: int, array: Any) -> None:
+    def append_in_two_steps(files: GrowingFiles, number: int, array: Any) -> None:
         sys.audit(POINT, str(folder))
-        append(packer, number, array)
-        packer.files[
-            number
-        ].flush()  # what was written may reach the disk long before a shard is done
+        append(files, number, array)
+        files.files[number].flush()  # it may reach the disk long before a shard is done
         sys.audit(POINT, str(folder))
 
-    Packer._write = append_in_two_steps  # type: ignore[assignment, method-assign]
+    GrowingFiles._write = append_in_two_steps  # type: ignore[assignment, method-assign]
     seen = watch_operations(folder, at=options.get("kill_at"))
     config = PackConfig(
         sequence_length=64,

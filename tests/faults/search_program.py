@@ -62,8 +62,8 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     os.dup2(log.fileno(), 2)
     import torch
 
+    from bosch.run.group import is_first
     from bosch.search import evaluations, scorer
-    from bosch.search.agreement import is_first
     from tests import search_cases as cases
     from tests.attention_matrices import context_of
 

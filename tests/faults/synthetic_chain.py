@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bosch.run import lock
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import write_atomically
 from bosch.run.ranks import rank_and_world
@@ -86,7 +87,8 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    with RunFolder(run_path, rank, world, say, beat_seconds=0.2, stale_seconds=5) as run:
+    lock.BEAT_SECONDS, lock.STALE_SECONDS = 0.2, 5
+    with RunFolder(run_path, rank, world, say) as run:
         if "hold" in options:  # keeps the folder until standard input closes
             say("held")
             sys.stdin.read()

@@ -2,7 +2,6 @@
 times."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data.encode import Chunk, Position, Workers
-from data.tokenizer_files import TokenizerText, describe_tokenizer
+from data.tokenizer_files import describe_tokenizer
 from data.toy_world.documents import write_document
 from data.toy_world.tokenizer import train_tokenizer
 
@@ -107,10 +105,3 @@ def test_packing_killed_again_and_again_ends_in_the_same_bytes(
     code, output = run(tmp_path, tokenizer, sources)
     assert code == 0, output
     assert files_of(tmp_path) == expected
-
-
-def test_worker_that_is_killed_is_an_error_that_says_so(tokenizer: Path) -> None:
-    with Workers(TokenizerText(tokenizer.read_text()), None, 1) as workers:
-        os.kill(workers._processes[0].pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"exit code -9.*fewer --workers"):
-            workers.encode(Chunk(["text"], [True], [True], Position(1)))

@@ -17,14 +17,26 @@ from transformers import (
 )
 
 from bosch.hybrid.models import deploy
-from tests.model_factory import MIXED, random_tokens, same_mask, tiny_model
+from tests.model_factory import MIXED, packed_positions, random_tokens, same_mask, tiny_model
 
 WINDOW = 8
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "deploy": {},
+    "search": {"bosch_mask": MIXED, "bosch_window": WINDOW},
+    "gates": {"bosch_gates": torch.full((3, 4), 0.3), "bosch_window": WINDOW},
+}
 
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     return tiny_model("qwen3")
+
+
+def model_in(mode: str) -> PreTrainedModel:
+    """A tiny model for calls with ARGUMENTS[mode]."""
+    model = tiny_model("qwen3")
+    return deploy(model, MIXED, WINDOW) if mode == "deploy" else model
 
 
 @torch.no_grad()
@@ -130,26 +142,19 @@ def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None
 # --------------------------------------------------------------------------------- packed documents
 
 
-def packed_positions(*lengths: int) -> Tensor:
-    return torch.cat([torch.arange(n) for n in lengths])[None]
-
-
 @pytest.mark.parametrize("use_cache", [None, False, True])
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("hybrid", ["search", "deploy"])
+@pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
 def test_changing_one_document_leaves_the_others_bitwise_unchanged(
-    hybrid: str, training: bool, use_cache: bool | None
+    mode: str, training: bool, use_cache: bool | None
 ) -> None:
-    model, z = tiny_model("qwen3"), MIXED
-    if hybrid == "deploy":
-        model, z = deploy(model, MIXED, WINDOW), None
-    model.train(training)
-    ids, positions = random_tokens(1, 60), packed_positions(13, 1, 30, 16)
-    arguments = {} if use_cache is None else {"use_cache": use_cache}
-    before = logits(model, ids, z, position_ids=positions, **arguments)
+    model = model_in(mode).train(training)
+    ids, arguments = random_tokens(1, 60), dict(ARGUMENTS[mode])
+    arguments["position_ids"] = packed_positions(13, 1, 30, 16)
+    arguments |= {} if use_cache is None else {"use_cache": use_cache}
     changed = ids.clone()
     changed[:, 14:44] = random_tokens(1, 30, seed=7)
-    after = logits(model, changed, z, position_ids=positions, **arguments)
+    before, after = (logits(model, x, **arguments) for x in (ids, changed))
     others = torch.tensor([i < 14 or i >= 44 for i in range(60)])
     assert torch.equal(before[:, others], after[:, others])
     assert not torch.equal(before[:, ~others], after[:, ~others])
@@ -223,41 +228,33 @@ def test_padding_in_the_middle_begins_no_document(model: PreTrainedModel) -> Non
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
-@pytest.mark.parametrize("hybrid", ["dense", "search", "deploy"])
+@pytest.mark.parametrize("mode", ["dense", "search", "deploy"])
 def test_a_mask_of_the_callers_own_is_followed_whatever_the_positions(
-    hybrid: str, use_cache: bool
+    mode: str, use_cache: bool
 ) -> None:
     """Two answers to one beginning, side by side: positions start again, and nothing is packed."""
-    model, z = tiny_model("qwen3"), None if hybrid == "dense" else MIXED
-    if hybrid == "deploy":
-        model, z = deploy(model, MIXED, WINDOW), None
-    ids = random_tokens(1, 20)
-    positions = torch.tensor([[*range(15), *range(10, 15)]])
+    model, ids = model_in(mode), random_tokens(1, 20)
     mask = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
     mask[..., 15:, 10:15] = False
-    both = logits(model, ids, z, attention_mask=mask, position_ids=positions, use_cache=use_cache)
-    first = logits(model, ids[:, :15], z, use_cache=False)
+    arguments = {"attention_mask": mask, "use_cache": use_cache, **ARGUMENTS[mode]}
+    arguments["position_ids"] = torch.tensor([[*range(15), *range(10, 15)]])
+    both = logits(model, ids, **arguments)
+    first = logits(model, ids[:, :15], use_cache=False, **ARGUMENTS[mode])
     torch.testing.assert_close(both[:, :15], first, rtol=1e-4, atol=1e-4)
-    if hybrid == "dense":  # elsewhere the window counts the tokens of the other answer too
+    if mode == "dense":  # elsewhere the window counts the tokens of the other answer too
         second = logits(model, torch.cat([ids[:, :10], ids[:, 15:]], dim=1), use_cache=False)
         torch.testing.assert_close(both[:, 15:], second[:, 10:], rtol=1e-4, atol=1e-4)
     seen = ids.clone()
     seen[:, 5] += 1  # every token of the second answer sees it
-    changed = logits(
-        model, seen, z, attention_mask=mask, position_ids=positions, use_cache=use_cache
-    )
-    assert not torch.equal(changed[:, 15:], both[:, 15:])
+    assert not torch.equal(logits(model, seen, **arguments)[:, 15:], both[:, 15:])
 
 
-@pytest.mark.parametrize("hybrid", ["search", "deploy"])
-def test_a_mask_that_looks_ahead_is_refused_where_there_are_windows(hybrid: str) -> None:
-    model, z = tiny_model("qwen3"), MIXED
-    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool)
-    logits(model, random_tokens(1, 20), attention_mask=mask)  # full attention follows it
-    if hybrid == "deploy":
-        model, z = deploy(model, MIXED, WINDOW), None
+@pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
+def test_a_mask_that_looks_ahead_is_refused_where_there_are_windows(mode: str) -> None:
+    ids, mask = random_tokens(1, 20), torch.ones(1, 1, 20, 20, dtype=torch.bool)
+    logits(model_in("dense"), ids, attention_mask=mask)  # full attention follows it
     with pytest.raises(ValueError, match="a key behind its own"):
-        logits(model, random_tokens(1, 20), z, attention_mask=mask)
+        logits(model_in(mode), ids, attention_mask=mask, **ARGUMENTS[mode])
 
 
 def test_packed_documents_do_not_continue_a_cache(model: PreTrainedModel) -> None:
@@ -273,38 +270,40 @@ def test_packed_documents_do_not_continue_a_cache(model: PreTrainedModel) -> Non
 # ----------------------------------------------------------------------------------------- training
 
 
-def loss_gradients(model: PreTrainedModel, ids: Tensor, z: Any, **kwargs: Any) -> dict[str, Tensor]:
+def loss_gradients(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> dict[str, Tensor]:
     model.zero_grad()
-    mask = {} if z is None else {"bosch_mask": z, "bosch_window": WINDOW}
-    model(ids, labels=ids, **mask, **kwargs).loss.backward()
+    model(ids, labels=ids, **kwargs).loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
 def test_gradients_are_the_references() -> None:
     model, ids = tiny_model("qwen3"), random_tokens(2, 70)
     ours, reference = (
-        loss_gradients(model, ids, MIXED, bosch_backend=name) for name in ("sdpa", "reference")
+        loss_gradients(model, ids, bosch_backend=name, **ARGUMENTS["search"])
+        for name in ("sdpa", "reference")
     )
     for name, gradient in reference.items():
         torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("hybrid", ["search", "deploy"])
-def test_gradient_checkpointing_changes_no_gradient(hybrid: str) -> None:
-    model, z = tiny_model("qwen3"), MIXED
-    if hybrid == "deploy":
-        model, z = deploy(model, MIXED, WINDOW), None
-    model.train()
-    ids, positions = random_tokens(1, 60), packed_positions(25, 35)
-    plain = loss_gradients(model, ids, z, position_ids=positions)
+@pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
+def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
+    model, arguments = model_in(mode).train(), dict(ARGUMENTS[mode])
+    gates = torch.full((3, 4), 0.3).requires_grad_()
+    if mode == "gates":
+        arguments["bosch_gates"] = gates
+    arguments |= {"ids": random_tokens(1, 60), "position_ids": packed_positions(25, 35)}
+    plain = loss_gradients(model, **arguments)
+    of_gates, gates.grad = gates.grad, None
     # The name since transformers 5.2x, and the one before.
     enable = (
         getattr(model, "activation_checkpointing_enable", None)
         or model.gradient_checkpointing_enable
     )
     enable()
-    checkpointed = loss_gradients(model, ids, z, position_ids=positions)
+    checkpointed = loss_gradients(model, **arguments)
     assert all(torch.equal(checkpointed[name], gradient) for name, gradient in plain.items())
+    assert mode != "gates" or torch.equal(gates.grad, of_gates)
 
 
 @pytest.mark.slow
@@ -316,9 +315,9 @@ def test_a_compiled_training_step_has_the_same_gradients(kind: str) -> None:
         kwargs["position_ids"] = packed_positions(25, 35)
     if kind == "padded":
         kwargs["attention_mask"] = (torch.arange(60) < 50).long()[None]
-    expected = loss_gradients(model, ids, None, **kwargs)
+    expected = loss_gradients(model, ids, **kwargs)
     compiled = torch.compile(model, backend="aot_eager")
-    got = loss_gradients(compiled, ids, None, **kwargs)
+    got = loss_gradients(compiled, ids, **kwargs)
     for name, gradient in expected.items():
         torch.testing.assert_close(
             got[f"_orig_mod.{name}"], gradient, rtol=1e-3, atol=1e-5, msg=name
@@ -347,6 +346,11 @@ def test_a_compiled_training_step_has_the_same_gradients(kind: str) -> None:
         ({"bosch_backend": "nonesuch"}, "does not exist"),
         ({"cu_seq_lens_q": torch.tensor([0, 9])}, "must rise from 0 to the 20 tokens"),
         ({"attention_mask": torch.zeros(1, 1, 20, 20)}, "boolean"),
+        ({"bosch_gates": torch.ones(3, 4)}, "belong together"),
+        ({"bosch_gates": torch.ones(2, 4), "bosch_window": 8}, "3 layers x 4 KV heads"),
+        ({"bosch_gates": [[1.0] * 4] * 3, "bosch_window": 8}, "it must be a tensor"),
+        ({"bosch_gates": torch.ones(3, 4).int(), "bosch_window": 8}, "gates are real numbers"),
+        ({"bosch_mask": [[None, 1, 0, 1]] * 3, "bosch_window": 8}, "1 for full attention"),
     ],
 )
 def test_what_cannot_be_honored_is_refused(
@@ -354,6 +358,13 @@ def test_what_cannot_be_honored_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         logits(model, random_tokens(1, 20), **arguments)
+
+
+def test_a_config_that_is_not_causal_is_refused() -> None:
+    model = tiny_model("qwen3")
+    model.config.is_causal = False
+    with pytest.raises(ValueError, match="causal attention only"):
+        logits(model, random_tokens(1, 20), MIXED)
 
 
 @pytest.mark.parametrize("model_type", ["stablelm", "opt"])
@@ -364,13 +375,6 @@ def test_a_model_of_no_known_family_is_refused(model_type: str) -> None:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="bosch")
     with pytest.raises(ValueError, match=f"does not know model_type '{model_type}'.*qwen3"):
         logits(model, random_tokens(1, 20), [[0] * 4], use_cache=False)
-
-
-def test_attention_that_is_not_causal_is_refused() -> None:
-    model = tiny_model("qwen3")
-    model.config.is_causal = False
-    with pytest.raises(ValueError, match="causal attention only"):
-        logits(model, random_tokens(1, 20), MIXED)
 
 
 def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
@@ -394,8 +398,9 @@ def test_a_window_changed_to_none_at_all_is_refused(window: Any) -> None:
 
 def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCaptureFixture) -> None:
     model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
-    with pytest.raises(ValueError, match="fixed already"):
-        logits(model, random_tokens(1, 20), MIXED)
+    for mode in ("search", "gates"):
+        with pytest.raises(ValueError, match="fixed already"):
+            logits(model, random_tokens(1, 20), **ARGUMENTS[mode])
     per_head = torch.ones(1, 8, 20, 20, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match="a mask for single heads"):
         logits(model, random_tokens(1, 20), attention_mask=per_head)

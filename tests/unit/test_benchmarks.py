@@ -1,9 +1,6 @@
 """Benchmarks at tiny sizes: they run, print a table and write JSON. Times are not judged."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +9,19 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from benchmarks import _inference, _memory, _models, _timing, attention, gpu, latency
+from benchmarks import _memory, _models, _timing, gpu, latency, search
 from benchmarks.__main__ import run_benchmark
-from bosch.backends import reference
-from bosch.hybrid.cache import kv_entries
 from bosch.hybrid.models import deploy
 from bosch.masks.mask import GroupMask, num_windowed
 from bosch.run import progress
-from tests.model_factory import MIXED, random_tokens, tiny_model
+from recipes.presets import SMOKE_MODEL
+from tests.model_factory import MIXED, kv_entries, random_tokens, tiny_model
+from training.parallel import leave_world
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-TINY_LATENCY = "latency --preset mini --rounds 1 --chunk 16 --tokens 2 --window 8".split()
-RunBenchmark = Callable[..., dict[str, Any]]
+ON_CPU = ("--device", "cpu")
+TINY_LATENCY = "--rounds 1 --chunk 16 --tokens 2 --window 8 --device cpu".split()
+RunBenchmark = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
@@ -32,68 +29,41 @@ def threads_and_lines_as_before() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+    leave_world()
     progress.close()
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunBenchmark:
-    """The JSON that a benchmark writes."""
+    """The rows that a benchmark writes."""
 
-    def run_and_read(name: str, *arguments: str) -> dict[str, Any]:
+    def run_and_read(name: str, *arguments: str) -> list[dict[str, Any]]:
         path = tmp_path / "new folder" / "result.json"
-        run_benchmark(name, [*arguments, "--device", "cpu", "--out", str(path)])
+        run_benchmark(name, [*arguments, "--out", str(path)])
         result: dict[str, Any] = json.loads(path.read_text())
         assert result["benchmark"] == name
-        assert {"date", "machine", "packages", "rows"} <= result.keys()
-        return result
+        assert {"date", "machine", "packages"} <= result.keys()
+        rows: list[dict[str, Any]] = result["rows"]
+        return rows
 
     return run_and_read
-
-
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 # ------------------------------------------------------------------------------------- the commands
 
 
-@pytest.mark.parametrize("extra", [[], ["--gradients"]])
-def test_attention_compares_windows_and_a_mask_with_full(
-    run: RunBenchmark, capsys: pytest.CaptureFixture[str], extra: list[str]
-) -> None:
-    arguments = "--lengths 40 80 --windows 8 64 --heads 4 --groups 2 --head-size 16 --rounds 2"
-    rows = run("attention", *arguments.split(), *extra)["rows"]
-    # A window of 64 hides nothing of 40 tokens. The mask is one more side, of the last window.
-    sides = [(40, 8, "sdpa"), (40, 8, "T x T mask")]
-    sides += [(80, 8, "sdpa"), (80, 64, "sdpa"), (80, 64, "T x T mask")]
-    assert [(row["tokens"], row["window"], row["backend"]) for row in rows] == sides
-    assert all(row["value"] > 0 and "at_least" not in row for row in rows)
-    assert "T x T mask" in capsys.readouterr().out.split("window ms")[1]
-
-
-def test_attention_leaves_out_a_backend_that_refuses(
+def test_attention_compares_backends_with_full_attention(
     run: RunBenchmark, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    backends = ["--backends", "sdpa", "varlen"]
-    arguments = "--lengths 40 --windows 8 --head-size 16 --rounds 1 --with-mask 0"
-    rows = run("attention", *arguments.split(), *backends)["rows"]
-    assert [row["backend"] for row in rows] == ["sdpa"]
-    assert "varlen 8 at 40 tokens is left out" in capsys.readouterr().out
-
-
-def test_decode_compares_hybrids_with_the_dense_model(
-    run: RunBenchmark, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = "--lengths 24 48 --window 8 --ratios 0 0.5 1 --tokens 2 --rounds 1"
-    rows = run("decode", *arguments.split(), "--prefill-rounds", "1")["rows"]
-    assert [row["side"] for row in rows] == ["dense", "ratio 0", "ratio 0.5", "ratio 1"] * 2
-    for row in rows:
-        z = _models.spread_mask(row["ratio"], 4, 8)
-        expected = GroupMask.from_rows(z, 8).kv_bytes(row["tokens"], head_dim=64, bytes_per_value=4)
-        assert row["kv_bytes"] == expected
-    assert "(1.00x)" in capsys.readouterr().out
+    arguments = "--lengths 40 80 --window 8 --heads 4 --groups 2 --head-size 16 --rounds 2"
+    rows = run("attention", *arguments.split(), *ON_CPU, "--backends", "sdpa", "varlen")
+    sides = [(40, "forward"), (80, "forward")]
+    sides += [(tokens, "forward and backward") for tokens in (40, 80)]
+    assert [(row["tokens"], row["pass"]) for row in rows] == sides
+    assert all(row["value"] > 0 and row["backend"] == "sdpa" for row in rows)
+    told = capsys.readouterr().out
+    assert "varlen at 40 tokens is left out" in told
+    assert "forward and backward │    sdpa │" in told
 
 
 def test_latency_keeps_every_point_and_draws_both_figures(
@@ -101,7 +71,7 @@ def test_latency_keeps_every_point_and_draws_both_figures(
 ) -> None:
     picture = tmp_path / "figures.png"
     arguments = "--lengths 20 40 --ratios 0 0.75 --windows 4 8".split()
-    rows = run(*TINY_LATENCY, *arguments, "--picture", str(picture))["rows"]
+    rows = run("latency", *TINY_LATENCY, *arguments, "--picture", str(picture))
     points = [(20, 0, 8), (20, 0.75, 8), (20, 0.75, 4), (40, 0, 8), (40, 0.75, 8), (40, 0.75, 4)]
     assert [(row["tokens"], row["ratio"], row["window"]) for row in rows] == points
     for row in rows:
@@ -117,7 +87,7 @@ def test_latency_keeps_every_point_and_draws_both_figures(
 
 def test_latency_skips_what_is_left_when_its_time_is_over(run: RunBenchmark) -> None:
     arguments = "--lengths 20 40 --ratios 0 --windows 8 --minutes 0".split()
-    rows = run(*TINY_LATENCY, *arguments)["rows"]
+    rows = run("latency", *TINY_LATENCY, *arguments)
     assert {row["missing"] for row in rows} == {"out of time"}
 
 
@@ -128,47 +98,96 @@ def test_latency_takes_the_weights_of_a_folder(
     model = tiny_model("llama", attention="sdpa")
     (deploy(model, MIXED, 8) if hybrid else model).save_pretrained(tmp_path / "model")
     arguments = "--lengths 20 --ratios 0.75 --windows 8 --model".split()
-    (row,) = run(*TINY_LATENCY, *arguments, str(tmp_path / "model"))["rows"]
+    (row,) = run("latency", *TINY_LATENCY, *arguments, str(tmp_path / "model"))
     assert row["kv_bytes"] == GroupMask.from_rows(_models.spread_mask(0.75, 3, 4), 8).kv_bytes(
         20, head_dim=16, bytes_per_value=4
     )
     assert "its own weights" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory of a CPU process is limited on Linux")
-def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(tmp_path: Path) -> None:
-    # 4096 tokens of the mini model have a cache of 67 MB; the limit is a process's own, hence one.
-    arguments = "--lengths 16 4096 8192 --ratios 0 --windows 8 --chunk 4096 --memory-gb 0.03"
-    path = tmp_path / "latency.json"
-    result = run_command(*TINY_LATENCY, *arguments.split(), "--device", "cpu", "--out", str(path))
-    assert result.returncode == 0, result.stderr
-    missing = {(row["tokens"], row["ratio"]): row for row in json.loads(path.read_text())["rows"]}
-    for ratio in (0, 0.75):
-        assert missing[16, ratio]["missing"] is None
-        assert missing[4096, ratio]["missing"] == missing[8192, ratio]["missing"] == "out of memory"
-        assert missing[4096, ratio]["prefill_tokens_per_second"] is None
-    assert result.stdout.count("out of memory\n") >= 2
+def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
+    run: RunBenchmark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_steps(model: Any, pieces: Any, *others: Any) -> Iterator[tuple[float, int]]:
+        if sum(ids.shape[1] for ids in pieces) > 20:
+            raise torch.OutOfMemoryError
+        return iter([(1.0, 100)])
+
+    monkeypatch.setattr(latency, "run_steps", run_steps)
+    arguments = "--lengths 16 40 80 --ratios 0 --windows 8".split()
+    rows = run("latency", *TINY_LATENCY, *arguments)
+    assert {(row["tokens"], row["missing"]) for row in rows} == {
+        (16, None),
+        (40, "out of memory"),
+        (80, "out of memory"),
+    }
+    assert all(row["prefill_tokens_per_second"] is None for row in rows if row["missing"])
+    assert capsys.readouterr().out.count("40 tokens, ratio 0.75, window 8: out of memory") == 1
 
 
-def test_the_search_forward_is_compared_with_the_dense_one(run: RunBenchmark) -> None:
-    rows = run("search_forward", *"--length 40 --window 8 --ratios 0.5 1 --rounds 1".split())[
-        "rows"
+def test_the_paper_preset_is_the_papers_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[latency.Options] = []
+    monkeypatch.setattr(latency, "measure", lambda options: asked.append(options) or [])
+    run_benchmark("latency", "--preset paper --rounds 3".split())
+    (options,) = asked
+    # presets.md, "latency study".
+    assert (options.model, options.chunk, options.rounds) == ("Qwen3-8B", 8192, 3)
+    assert [_timing.short(tokens) for tokens in options.lengths] == ["64k", "256k", "512k", "1M"]
+    assert (options.ratios, options.window) == ((0, 0.25, 0.5, 0.75, 0.875), 1024)
+    assert (options.windows, options.window_ratio) == ((256, 512, 1024, 2048, 4096), 0.75)
+
+
+def test_search_measures_accelerations_beside_none(run: RunBenchmark, tmp_path: Path) -> None:
+    small = "--model tiny-qwen3-2layer --examples 4 --kappa 2 --ratios 0.5".split()
+    files = ["--methods", "global_swap", "bosch", "--switches", "--runs", str(tmp_path / "runs")]
+    rows = run("search", *small, *files)
+    sides = ["all", "none", *(f"no {name}" for name in search.SWITCHES)]
+    assert [(row["method"], row["side"]) for row in rows] == [
+        (method, side) for method in ("global_swap", "bosch") for side in sides
     ]
-    assert [row["side"] for row in rows] == ["dense", "ratio 0.5", "ratio 1"]
+    found = {(row["method"], row["side"]): row for row in rows}
+    assert found["global_swap", "none"]["at_least"] == 4
+    assert "at_least" not in found["bosch", "none"]
+    for row in rows:
+        every = found[row["method"], "all"]
+        assert row["z"] == every["z"]
+        assert row["value"] == row["layer_forwards"] / every["layer_forwards"]
+        if row["side"] == "none":
+            # Two layers of one text for each evaluation, but for the dense and the windowed model.
+            assert row["layer_forwards"] >= 2 * (row["evaluations"] - 2)
+            assert row["value"] > 1
+    assert found["bosch", "no answer_rows"]["value"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of the Trainer's
+def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
+    arguments = f"--model {SMOKE_MODEL} --length 64 --window 8 --batch 1 --steps 1 --rounds 1"
+    rows = run("train", *arguments.split(), *ON_CPU)
+    assert [row["side"] for row in rows] == ["Trainer, dense", "ours, dense", "ours, ratio 0.75"]
+    assert rows[0]["value"] == 1
+    assert all(row["tokens_per_second"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("latency --model Qwen3-8C", "did you mean 'Qwen3-8B'"),
-        ("decode --device cuda", "no CUDA device"),
+        ("latency --device cuda", "no CUDA device"),
+        ("latency --memory-gb 1", "--memory-gb limits a GPU"),
         ("latencie", "did you mean 'latency'"),
+        ("gpu --only plan", "--only plan: nothing of this benchmark is for a GPU"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: str, message: str) -> None:
+def test_a_mistake_is_one_sentence(
+    arguments: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("told on a machine without a GPU")
     name, *rest = arguments.split()
+    if name == "gpu":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     with pytest.raises(ValueError, match=message):
         run_benchmark(name, rest)
 
@@ -188,25 +207,32 @@ def test_without_a_gpu_nothing_is_measured_and_that_is_no_error(
     assert not (tmp_path / "gpu.json").exists()
 
 
-def test_a_benchmark_without_a_part_for_a_gpu_is_named() -> None:
-    with pytest.raises(ValueError, match="--only decode: nothing of this benchmark is for a GPU"):
-        gpu.gpu_parts(("attention", "decode"))
-
-
 SMALL_PARTS: dict[str, dict[str, Any]] = {
-    "attention": {"lengths": (40,), "windows": (8,), "rounds": 1},
+    "attention": {"lengths": (40,), "window": 8, "rounds": 1},
     "latency": {"model": "mini", "lengths": (20,), "windows": (4,), "window": 8, "chunk": 16},
-    "search_forward": {"model": "mini", "length": 40, "window": 8, "rounds": 1},
 }
 
 
 def test_the_parts_for_a_gpu_run_at_a_tiny_size_on_a_cpu() -> None:
     parts = gpu.gpu_parts()
-    assert set(SMALL_PARTS) <= set(parts)
+    assert set(parts) == {*SMALL_PARTS, "train"}
     for name, small in SMALL_PARTS.items():
-        rows = gpu.measure_part(name, parts[name], device="cpu", **small)
-        assert rows
+        rows = list(gpu.measure_part(name, parts[name], device="cpu", **small))
         assert {row["benchmark"] for row in rows} == {name}
+
+
+def test_a_gpu_run_that_fails_keeps_the_parts_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(options: gpu.Options) -> Iterator[dict[str, Any]]:
+        yield {"name": "first part", "value": 1.0, "unit": "s"}
+        raise RuntimeError("second part")
+
+    monkeypatch.setattr(gpu, "measure", measure)
+    with pytest.raises(RuntimeError, match="second part"):
+        run_benchmark("gpu", ["--out", str(tmp_path / "gpu.json")])
+    (row,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert row["name"] == "first part"
 
 
 def test_the_file_of_a_gpu_run_names_device_and_date() -> None:
@@ -268,37 +294,13 @@ def test_the_shapes_have_the_parameters_their_names_say() -> None:
         assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.05)
 
 
-def test_the_paper_preset_is_the_papers_study() -> None:
-    # presets.md, "latency study".
-    study = latency.Options(preset="paper").study(CPU)
-    assert study.model == "Qwen3-8B"
-    assert [_timing.short(tokens) for tokens in study.lengths] == ["64k", "256k", "512k", "1M"]
-    assert study.chunk == 8192
-    assert (study.ratios, study.window) == ((0, 0.25, 0.5, 0.75, 0.875), 1024)
-    assert (study.windows, study.window_ratio) == ((256, 512, 1024, 2048, 4096), 0.75)
-
-
-def test_a_prompt_in_chunks_and_tokens_fill_the_cache_of_the_mask() -> None:
+def test_a_ratio_is_set_on_a_hybrid_as_it_is_and_chunks_fill_its_cache() -> None:
     model, ids = deploy(tiny_model("qwen3"), MIXED, 8), random_tokens(1, 30)
-    cache = _inference.empty_cache(model)
-    steps = [*_inference.prefill(model, ids, cache, 16), *_inference.decode(model, ids, cache, 3)]
-    assert [step.tokens for step in steps] == [16, 14, 1, 1, 1]
-    full = [sum(row) for row in MIXED]
-    assert kv_entries(cache) == [n * 33 + (4 - n) * 7 for n in full]
-
-
-def test_a_ratio_is_set_on_a_hybrid_as_it_is() -> None:
-    model = deploy(tiny_model("qwen3"), MIXED, 8)
+    pieces = [*ids.split(16, dim=1), ids[:, :1]]
+    cache = DynamicCache(config=model.config)
+    assert len(list(latency.run_steps(model, pieces, cache))) == 3
+    assert kv_entries(cache) == [n * 31 + (4 - n) * 7 for n in map(sum, MIXED)]
     _models.set_hybrid(model, 0.5, 4)
     cache = DynamicCache(config=model.config)
-    for _ in _inference.prefill(model, random_tokens(1, 30), cache):
-        pass
-    assert kv_entries(cache) == [2 * 30 + 2 * 3] * 3
-
-
-def test_the_ideal_is_the_ratio_of_visible_pairs() -> None:
-    calls = [attention.make_call(40, CPU, attention.Options(head_size=8)) for _ in range(2)]
-    full, windowed = (
-        int(reference.visible(call, w).sum()) for call, w in zip(calls, (None, 8), strict=True)
-    )
-    assert attention.ideal_speedup(40, 8) == pytest.approx(full / windowed)
+    list(latency.run_steps(model, pieces, cache))
+    assert kv_entries(cache) == [2 * 31 + 2 * 3] * 3

@@ -11,10 +11,9 @@ from bosch.hybrid.cache import (
     RollingLayer,
     hybridize_cache,
     kv_bytes,
-    kv_entries,
 )
 from bosch.hybrid.models import deploy
-from tests.model_factory import MIXED, random_tokens, same_mask, tiny_model
+from tests.model_factory import MIXED, kv_entries, random_tokens, same_mask, tiny_model
 
 NUM_FULL = [sum(row) for row in MIXED]  # of 4 groups
 

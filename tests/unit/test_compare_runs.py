@@ -10,11 +10,20 @@ from pathlib import Path
 import pytest
 
 from bosch.run.folder import RunFolder
+from eval.report.archive import append_run, read_archive
 from eval.report.cells import MISSING
-from eval.report.compare import Comparison, compare, falls, kind_means, recoveries
+from eval.report.compare import (
+    Comparison,
+    beside_baseline,
+    compare,
+    falls,
+    kind_means,
+    recoveries,
+)
 from eval.report.page import write_report
 from eval.report.pictures import draw_recovery
-from eval.report.resampling import FROM_ERRORS, PAIRED
+from eval.report.runs import read_run
+from eval.report.statistics import FROM_ERRORS, PAIRED
 from eval.report.summary import summarize
 from eval.report.tables import make_tables, warnings
 from eval.rows import read_rows
@@ -113,41 +122,68 @@ def test_predictions_that_do_not_give_the_scores_are_not_used(tmp_path: Path) ->
     assert [row.curve.source for row in rows] == [FROM_ERRORS, PAIRED]
 
 
-def test_baseline_gives_paired_differences(tmp_path: Path) -> None:
+def test_a_run_as_baseline_gives_paired_differences(tmp_path: Path) -> None:
     better = FakeRun("bosch", skill=recovering(0.3, 0.9)).write(tmp_path)
     worse = FakeRun("fisher", skill=recovering(0.1, 0.5)).write(tmp_path)
     comparison = compare([better, worse], baseline=str(worse))
-    rows = {row.run: row for row in recoveries(comparison) if row.measure.suite == "niah"}
-    beside = rows[better.name].end_beside_baseline
-    assert beside is not None
-    assert beside.value is not None
+    (beside,) = [row for row in beside_baseline(comparison) if row.measure.suite == "niah"]
+    assert beside.kind == better.name
     scores = [averages(comparison, folder.name)["niah"] for folder in (better, worse)]
-    assert beside.value == pytest.approx(scores[0] - scores[1])
-    assert beside.excludes_zero
-    assert rows[worse.name].end_beside_baseline is None
-    assert "baseline" in make_tables(comparison)
+    assert beside.end.value == pytest.approx(scores[0] - scores[1])
+    assert beside.end.excludes_zero
+    starts = [comparison.curves[run.name, "niah", "average"].values[0] for run in (better, worse)]
+    row = make_tables(comparison)["baseline"].rows[0]
+    assert row[:2] == [better.name, "NIAH average"]
+    assert row[2].startswith(f"{starts[0] - starts[1]:+.1f} [")
+    assert row[2].endswith("]* (1 seed)")
 
 
-def test_baseline_counts_before_training_too(tmp_path: Path) -> None:
+def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_path: Path) -> None:
     skills = {"bosch": 0.9, "fisher": 0.2}
     runs = [
-        FakeRun(method, steps=(None, 0), skill=lambda step, task, at=at: at).write(tmp_path)
+        FakeRun(method, ratio, seed, (None, 0), skill=lambda step, task, at=at: at).write(tmp_path)
         for method, at in skills.items()
+        for ratio in (0.5, 0.75)
+        for seed in ((0, 1) if ratio == 0.5 else (0,))
     ]
-    comparison = compare(runs, baseline=runs[1].name)
-    row = make_tables(comparison)["baseline"].rows[0]
-    scores = [averages(comparison, folder.name)["niah"] for folder in runs]
-    assert row[0] == runs[0].name
-    assert row[2].startswith(f"{scores[0] - scores[1]:+.1f} [")
-    assert row[3:] == ["–", "–", "paired"]
+    comparison = compare(runs, baseline="fisher")
+    rows = make_tables(comparison)["baseline"].rows
+    kinds = ["tiny-qwen3 bosch r0.5 W64", "tiny-qwen3 bosch r0.75 W64"]
+    assert [(row[0], row[1]) for row in rows] == [
+        (kind, f"{suite} average") for suite in ("NIAH", "LongBench") for kind in kinds
+    ]
+    scores = [averages(comparison, runs[place].name)["niah"] for place in (0, 3)]
+    for row, seeds in zip(rows, ("2", "1 seed"), strict=False):
+        assert row[2].startswith(f"{scores[0] - scores[1]:+.1f} [")
+        assert row[2].endswith(f"]* ({seeds})")
+        assert row[3:] == ["–", "–", "paired"]
     not_judged = FakeRun("razor", steps=(None,)).write(tmp_path)
     told = warnings(compare([*runs, not_judged], baseline=not_judged.name))
     assert any("no run is measured against it" in line for line in told)
 
 
+def test_runs_kept_as_lines_are_read_like_their_folders(tmp_path: Path) -> None:
+    runs = [FakeRun(method, learning_tokens=7).write(tmp_path) for method in ("bosch", "fisher")]
+    for archive in (tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.gz"):
+        for run in (*runs, runs[0]):  # of lines on one run the last counts
+            append_run(archive, read_run(run))
+        read = read_archive(archive)
+        assert [run.name for run in read] == [run.name for run in runs]
+        for kind in ("table.md", "recovery.jsonl", "results.jsonl", "recovery.png", "losses.png"):
+            for out, given in (("folders", runs), ("lines", [archive])):
+                if not (tmp_path / out / kind).is_file():
+                    write_report(compare(given, runs[0].name), tmp_path / out)
+            assert (tmp_path / "lines" / kind).read_bytes() == (
+                tmp_path / "folders" / kind
+            ).read_bytes()
+    (tmp_path / "rows.jsonl").write_text('{"name": "run"}\n')
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 1 is no run as sweep.py --rows keeps"):
+        read_archive(tmp_path / "rows.jsonl")
+
+
 def test_unknown_baseline_is_refused_by_name(tmp_path: Path) -> None:
     folder = FakeRun().write(tmp_path)
-    with pytest.raises(ValueError, match="--baseline fisher: it is none of the runs"):
+    with pytest.raises(ValueError, match="--baseline fisher: it is none of the methods or runs"):
         compare([folder], baseline="fisher")
 
 
@@ -196,7 +232,7 @@ def test_runs_that_have_not_come_as_far_are_told_and_not_averaged_at_the_end(
     ends = [len(mean.runs) for mean in kind_means(comparison, niah, at_end=True)]
     assert ends == [2, 1]
     assert len(kind_means(comparison, niah, at_end=False)[0].runs) == 3
-    beside = {row.run: row.end_beside_baseline for row in recoveries(comparison)}
+    beside = {row.kind: row.end for row in beside_baseline(comparison)}
     assert beside[whole[1].name] is not None
     assert beside[half.name] is beside[other.name] is None
     names = f"100k in {half.name}, {other.name}"
@@ -250,7 +286,7 @@ class Links(HTMLParser):
 
 def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     runs = [FakeRun(method, skill=forgetting).write(tmp_path) for method in ("bosch", "fisher")]
-    written = write_report(runs, tmp_path / "report", baseline=runs[1].name)
+    written = write_report(compare(runs, runs[1].name), tmp_path / "report")
     assert all(path.is_file() for path in written)
     page = (tmp_path / "report" / "report.html").read_text()
     links = Links()
@@ -271,15 +307,14 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
 
 def test_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     runs = [FakeRun(steps=(None, 0)).write(tmp_path)]
-    first = {path.name: path.read_bytes() for path in write_report(runs, tmp_path / "a")}
-    again = {path.name: path.read_bytes() for path in write_report(runs, tmp_path / "b")}
-    assert first == again
+    first, again = (write_report(compare(runs), tmp_path / name) for name in ("a", "b"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     folder = FakeRun(steps=(None, 0)).write(tmp_path)
     odd = folder.rename(tmp_path / "<b>a|b")
-    write_report([odd], tmp_path / "report")
+    write_report(compare([odd]), tmp_path / "report")
     assert "<b>a" not in (tmp_path / "report" / "report.html").read_text()
     assert "<b>a\\|b" in (tmp_path / "report" / "table.md").read_text()
 
@@ -288,7 +323,7 @@ def test_names_cannot_break_the_pictures(tmp_path: Path) -> None:
     names = ("_first", "a$b_{$c")
     runs = [FakeRun().write(tmp_path / name).rename(tmp_path / name / name) for name in names]
     for run in runs:
-        write_report([run], tmp_path / "report")
+        write_report(compare([run]), tmp_path / "report")
     figure = draw_recovery(compare(runs[:1]))
     assert figure is not None
     assert len(figure.legends[0].get_texts()) == 2  # and the dense model
@@ -327,7 +362,7 @@ def test_parts_that_runs_lack_are_named(tmp_path: Path) -> None:
     assert "empty, tiny-qwen3-dcam-r0.75: no mask yet" in told
     assert "step-000200/niah/scores.json is damaged" in told
     assert "field schema_version" in told or "mask.json, field" in told
-    write_report([zero_shot, unfinished, no_dense, empty, torn], tmp_path / "report")
+    write_report(comparison, tmp_path / "report")
 
 
 @pytest.mark.parametrize(

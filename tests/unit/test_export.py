@@ -16,10 +16,11 @@ from transformers.dynamic_module_utils import (
     get_relative_import_files,
 )
 
-from bosch.hybrid.export import describe_bytes, kv_rows, mask_record, mask_rows
+from bosch.hybrid.export import kv_rows, mask_record, mask_rows
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
 from bosch.hybrid.models import deploy, undeploy
 from bosch.hybrid.remote_code import ENTRY, remote_code
+from bosch.masks.mask import describe_bytes
 from bosch.plugins import list_plugins
 from recipes import materialize_model
 from tests.hybrid_folders import WINDOW, plain_folder, record_for

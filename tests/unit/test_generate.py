@@ -17,9 +17,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from bosch.hybrid.cache import HybridLayer, kv_entries
+from bosch.hybrid.cache import HybridLayer
 from bosch.hybrid.models import deploy
-from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
+from tests.model_factory import FAMILIES, MIXED, kv_entries, random_tokens, tiny_model
 
 WINDOW = 16
 NEW_TOKENS = 12
@@ -57,18 +57,11 @@ def generate(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
 Way = Callable[[PreTrainedModel, Tensor], Tensor]
 
 
-def with_chunks(size: int) -> Way:
-    return lambda model, ids: generate(model, ids, prefill_chunk_size=size)
+STATIC: dict[str, Any] = {"cache_implementation": "static", "disable_compile": True}
 
 
-def static(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    return generate(model, ids, cache_implementation="static", disable_compile=True)
-
-
-def static_in_chunks(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    return generate(
-        model, ids, cache_implementation="static", disable_compile=True, prefill_chunk_size=7
-    )
+def by(**options: Any) -> Way:
+    return lambda model, ids: generate(model, ids, **options)
 
 
 def own_dynamic_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
@@ -101,14 +94,6 @@ def assisted(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return generate(model, ids, assistant_model=assistant(model))
 
 
-def assisted_by_itself(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    return generate(model, ids, assistant_model=model)
-
-
-def prompt_lookup(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    return generate(model, ids, prompt_lookup_num_tokens=3)
-
-
 def assistant(model: PreTrainedModel) -> PreTrainedModel:
     made = hybrid(model.config.model_type.removeprefix("bosch_"), window_tokens=5)
     with torch.no_grad():
@@ -117,23 +102,20 @@ def assistant(model: PreTrainedModel) -> PreTrainedModel:
     return made
 
 
-ANY_BATCH = {
+WAYS: dict[str, Way] = {
     "dynamic": generate,
-    "chunks of 7": with_chunks(7),
-    "chunks of 16": with_chunks(16),
-    "chunks of 50": with_chunks(50),
-    "static": static,
-    "static in chunks": static_in_chunks,
+    "chunks of 7": by(prefill_chunk_size=7),
+    "chunks of 16": by(prefill_chunk_size=16),
+    "chunks of 50": by(prefill_chunk_size=50),
+    "static": by(**STATIC),
+    "static in chunks": by(**STATIC, prefill_chunk_size=7),
     "own dynamic cache": own_dynamic_cache,
     "own static cache": own_static_cache,
     "continued": continued,
-}
-ONE_ROW = {
     "assisted": assisted,
-    "assisted by itself": assisted_by_itself,
-    "prompt lookup": prompt_lookup,
+    "assisted by itself": lambda model, ids: generate(model, ids, assistant_model=model),
+    "prompt lookup": by(prompt_lookup_num_tokens=3),
 }
-WAYS: dict[str, Way] = {**ANY_BATCH, **ONE_ROW}
 
 
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 50])
@@ -151,10 +133,8 @@ def test_every_way_gives_the_recomputed_tokens_in_every_family(way: str, family:
         model = hybrid(family, window_tokens)
         for length in (1, WINDOW - 1, WINDOW, WINDOW + 1, 32, 33, 150):
             ids = random_tokens(1, length, seed=length)
-            assert torch.equal(WAYS[way](model, ids), recomputed(model, ids)), (
-                window_tokens,
-                length,
-            )
+            same = torch.equal(WAYS[way](model, ids), recomputed(model, ids))
+            assert same, (window_tokens, length)
 
 
 @pytest.mark.parametrize("way", ["dynamic", "chunks of 7", "static", "assisted"])
@@ -294,21 +274,21 @@ def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(famil
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
-def test_inductor_gives_the_recomputed_tokens() -> None:
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (("inductor", {"fullgraph": True}), {}),
+        (("aot_eager", {}), {"prefill_chunk_size": 10}),
+    ],
+)
+def test_compilers_give_the_recomputed_tokens(settings: Any, options: dict[str, int]) -> None:
     model, ids = hybrid(), random_tokens(1, 30)
-    settings = compiled("inductor", fullgraph=True)
-    out = generate(model, ids, cache_implementation="static", compile_config=settings)
-    assert torch.equal(out, recomputed(model, ids))
-
-
-@pytest.mark.slow
-def test_a_compiled_prefill_in_chunks_gives_the_recomputed_tokens() -> None:
-    model, ids = hybrid(), random_tokens(1, 30)
+    backend, more = settings
     out = generate(
         model,
         ids,
         cache_implementation="static",
-        prefill_chunk_size=10,
-        compile_config=compiled("aot_eager"),
+        compile_config=compiled(backend, **more),
+        **options,
     )
     assert torch.equal(out, recomputed(model, ids))

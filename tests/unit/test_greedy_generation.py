@@ -95,22 +95,20 @@ def assert_same_scores(
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
-def test_no_speed_up_changes_a_token_or_a_score(kind: str) -> None:
-    model, tokenizer = load("tiny-qwen3-2layer", kind)
-    examples = tasks(tokenizer, lengths=(256,), samples=1, rows=1)
-    expected = run(model, tokenizer, examples, PLAIN)
-    for key, example in examples:
-        assert list(expected[key].tokens) == by_hugging_face(model, tokenizer, example), key
-    for settings in ONE_BY_ONE.values():
-        found = run(model, tokenizer, examples, settings)
-        assert_same_scores(examples, found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "hybrid"])
-def test_no_speed_up_changes_a_score_on_any_task_of_the_tiny_model(kind: str) -> None:
-    model, tokenizer = load("tiny-qwen3", kind)
-    examples = tasks(tokenizer, lengths=(512, 1024), samples=6, rows=4)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("tiny-qwen3-2layer", {"lengths": (256,), "samples": 1, "rows": 1}),
+        pytest.param(
+            "tiny-qwen3",
+            {"lengths": (512, 1024), "samples": 6, "rows": 4},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_no_speed_up_changes_a_token_or_a_score(name: str, sizes: Any, kind: str) -> None:
+    model, tokenizer = load(name, kind)
+    examples = tasks(tokenizer, **sizes)
     expected = run(model, tokenizer, examples, PLAIN)
     for key, example in examples:
         assert list(expected[key].tokens) == by_hugging_face(model, tokenizer, example), key
@@ -134,16 +132,11 @@ def test_an_answer_ends_the_text_and_costs_no_decoding() -> None:
     found = run(model, tokenizer, examples, FAST)
     answered = [found[key] for key, _ in examples if found[key].ended == "answered"]
     assert answered  # the model solves some of them
-    calls = 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
+    calls: list[None] = []
     right = [(key, e) for key, e in examples if found[key].ended == "answered"]
-    model.register_forward_pre_hook(count)
+    model.register_forward_pre_hook(lambda *_: calls.append(None))
     run(model, tokenizer, right, FAST)
-    assert calls == len(right)  # the prompt with its draft; these are too short for chunks
+    assert len(calls) == len(right)  # the prompt with its draft; these are too short for chunks
 
 
 # ------------------------------------------------------------------------- random models, any shape
@@ -196,24 +189,19 @@ def test_a_right_draft_is_taken_as_far_as_the_model_goes_along() -> None:
     examples = texts(PROMPTS, max_new_tokens=8)
     expected = run(model, tokenizer, examples, PLAIN)
     for length in (1, 3, 8):
-        drafted = []
-        for key, example in examples:
+
+        def draft(key: Key, length: int = length) -> list[int]:
             ids = list(expected[key].tokens[:length])
             if length == 3:
                 ids[2] = ids[2] % 90 + 3  # another token than the model's
-            job_text = tokenizer.decode(ids)
-            # The draft begins with a blank of its own unless the prompt ends in one.
-            drafted.append((key, replace(example, prompt=example.prompt, answers=(job_text,))))
+            return ids
+
         generator = Generator(model, tokenizer, replace(FAST, batch=4))
         encode = generator._encode
-
-        def with_draft(key: Key, example: Example, encode: Any = encode) -> Any:
-            job = encode(key, example)
-            job.draft = tokenizer(example.answers[0], add_special_tokens=False)["input_ids"]
-            return job
-
-        generator._encode = with_draft  # type: ignore[method-assign]
-        found = {g.key: g for g in generator.generate(drafted)}
+        generator._encode = lambda key, example, encode=encode, draft=draft: replace(  # type: ignore
+            encode(key, example), draft=draft(key)
+        )
+        found = {g.key: g for g in generator.generate(examples)}
         assert {k: g.tokens for k, g in found.items()} == {k: g.tokens for k, g in expected.items()}
 
 

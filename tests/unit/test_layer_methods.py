@@ -109,4 +109,4 @@ def test_random_groups_of_one_seed_are_nested() -> None:
         assert all(small >= large for small, large in zip(small_row, large_row, strict=True))
     other = random_groups.select(context_of(random_groups, 0.25, seed=4)).mask
     assert other != smaller
-    assert not larger.is_uniform
+    assert any(len(set(row)) > 1 for row in larger.z)

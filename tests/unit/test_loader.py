@@ -13,7 +13,7 @@ from bosch.run.fingerprint import fingerprint
 from bosch.run.manifest import seal_folder
 from data.loader import IGNORED, Loader, Sequences, check_reuse, open_tokens, prefetch
 from data.pack import PackConfig, pack_documents
-from data.sources.open import WeightedSource
+from data.sources.source import WeightedSource
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments
 from data.toy_world.tokenizer import train_tokenizer

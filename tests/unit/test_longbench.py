@@ -11,25 +11,18 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eval.suites import longbench
 from eval.suites._interface import Example, Result, Scored, Stop, Task
 from eval.suites._longbench_source import read_dataset
 from eval.suites.longbench import Settings, cut_middle, datasets, score_prediction
+from tests.odd_tokenizers import one_token_a_byte
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte."""
-    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, clean_up_tokenization_spaces=False, bos_token="<s>"
-    )
+    return one_token_a_byte()
 
 
 def make_row(index: int, name: str, **fields: Any) -> dict[str, Any]:
@@ -73,19 +66,11 @@ PROMPTS_SHA256 = "e7d865d712fe45e2455f5e864ac474001d7758d68d349e76ffbcdd38248335
 def test_limits_metrics_and_sizes_are_the_specifications() -> None:
     official = {n: spec for n, spec in datasets().items() if not n.startswith("toy")}
     assert sum(spec.num_rows for spec in official.values()) == 4750
-    assert [n for n, spec in official.items() if spec.first_line_only] == [
-        "trec",
-        "triviaqa",
-        "samsum",
-        "lsht",
-    ]
+    first_lines = [n for n, spec in official.items() if spec.first_line_only]
+    assert first_lines == ["trec", "triviaqa", "samsum", "lsht"]
     assert [n for n, spec in official.items() if spec.stops_at_newline] == ["samsum"]
-    assert {n: spec.max_new_tokens for n, spec in official.items() if spec.metric == "rouge"} == {
-        "gov_report": 512,
-        "qmsum": 512,
-        "multi_news": 512,
-        "samsum": 128,
-    }
+    limits = {n: spec.max_new_tokens for n, spec in official.items() if spec.metric == "rouge"}
+    assert limits == {"gov_report": 512, "qmsum": 512, "multi_news": 512, "samsum": 128}
     assert official["multifieldqa_en"].num_rows == 150
     assert official["dureader"].metric == official["vcsum"].metric == "rouge_zh"
     assert len([n for n, spec in official.items() if spec.num_rows_e]) == 13
@@ -104,46 +89,46 @@ def test_the_tables_of_categories_hold_every_data_set_once() -> None:
 # --- the loader ---
 
 
-def as_zip(folder: Path, rows: list[dict[str, Any]]) -> str:
+def as_zip(folder: Path, rows: list[dict[str, Any]]) -> Path:
     path = folder / "data.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("data/hotpotqa.jsonl", to_jsonl(rows))
         archive.writestr("data/hotpotqa_e.jsonl", to_jsonl(rows * 2))
         archive.writestr("__MACOSX/data/hotpotqa.jsonl", b"")
-    return str(path)
+    return path
 
 
-def as_folder_with_zip(folder: Path, rows: list[dict[str, Any]]) -> str:
-    return str(Path(as_zip(folder, rows)).parent)
+def as_folder_with_zip(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    return as_zip(folder, rows).parent
 
 
-def as_jsonl(folder: Path, rows: list[dict[str, Any]]) -> str:
+def as_jsonl(folder: Path, rows: list[dict[str, Any]]) -> Path:
     (folder / "data").mkdir()
     (folder / "data" / "hotpotqa.jsonl").write_bytes(to_jsonl(rows))
-    return str(folder)
+    return folder
 
 
-def as_gzip(folder: Path, rows: list[dict[str, Any]]) -> str:
+def as_gzip(folder: Path, rows: list[dict[str, Any]]) -> Path:
     (folder / "hotpotqa.jsonl.gz").write_bytes(gzip.compress(to_jsonl(rows)))
-    return str(folder)
+    return folder
 
 
-def as_parquet(folder: Path, rows: list[dict[str, Any]]) -> str:
+def as_parquet(folder: Path, rows: list[dict[str, Any]]) -> Path:
     (folder / "hotpotqa").mkdir()
     path = folder / "hotpotqa" / "test-00000-of-00001.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return str(folder)
+    return folder
 
 
 @pytest.mark.parametrize("write", [as_zip, as_folder_with_zip, as_jsonl, as_gzip, as_parquet])
 def test_every_source_gives_the_same_rows(
-    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], str]
+    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], Path]
 ) -> None:
-    assert read_dataset(write(tmp_path, ROWS), "hotpotqa", 200).rows == ROWS
+    assert read_dataset(str(write(tmp_path, ROWS)), "hotpotqa", 200).rows == ROWS
 
 
 def test_the_hash_is_of_the_data_sets_bytes(tmp_path: Path) -> None:
-    loaded = read_dataset(as_zip(tmp_path, ROWS), "hotpotqa", 200)
+    loaded = read_dataset(str(as_zip(tmp_path, ROWS)), "hotpotqa", 200)
     assert loaded.sha256 == hashlib.sha256(to_jsonl(ROWS)).hexdigest()
     settings = Settings(data=str(tmp_path / "data.zip"))
     told = longbench.sources(settings, Task("hotpotqa"))
@@ -158,14 +143,6 @@ def test_the_hash_is_of_the_data_sets_bytes(tmp_path: Path) -> None:
     assert hashlib.sha256((tmp_path / "data.zip").read_bytes()).hexdigest() in line
 
 
-def test_a_copy_with_question_instead_of_input_is_refused(tmp_path: Path) -> None:
-    rows = [{"question": row["input"], **row} for row in ROWS]
-    for row in rows:
-        del row["input"]
-    with pytest.raises(ValueError, match=r"row 1 has a field `question` and no `input`"):
-        read_dataset(as_jsonl(tmp_path, rows), "hotpotqa", 200)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -177,25 +154,32 @@ def test_a_copy_with_question_instead_of_input_is_refused(tmp_path: Path) -> Non
 def test_rows_with_wrong_fields_are_refused(tmp_path: Path, fields: dict, message: str) -> None:
     rows = [ROWS[0], ROWS[1] | fields]
     with pytest.raises(ValueError, match=f"row 2: the {message}"):
-        read_dataset(as_jsonl(tmp_path, rows), "hotpotqa", 200)
+        read_dataset(str(as_jsonl(tmp_path, rows)), "hotpotqa", 200)
+
+
+def test_a_copy_with_question_instead_of_input_is_refused(tmp_path: Path) -> None:
+    rows = [
+        {"question": "?"} | {name: row[name] for name in row if name != "input"} for row in ROWS
+    ]
+    with pytest.raises(ValueError, match=r"row 1 has a field `question` and no `input`"):
+        read_dataset(str(as_jsonl(tmp_path, rows)), "hotpotqa", 200)
 
 
 def test_wrong_counts_and_missing_files_are_refused(tmp_path: Path) -> None:
     source = as_jsonl(tmp_path, ROWS[:7])
-    with pytest.raises(ValueError, match="has 7 rows, but LongBench's hotpotqa has 200"):
-        read_dataset(source, "hotpotqa", 200)
-    with pytest.raises(FileNotFoundError, match=r"holds no musique: a file musique\.jsonl"):
-        read_dataset(source, "musique", 200)
+    (tmp_path / "data.txt").write_text("no zip")
+    for place, name, message in (
+        (source, "hotpotqa", "has 7 rows, but LongBench's hotpotqa has 200"),
+        (source, "musique", r"holds no musique: a file musique\.jsonl"),
+        (tmp_path / "nowhere", "hotpotqa", "no LongBench there"),
+        ("nobody/no-such-data-set", "hotpotqa", r"no data\.zip from the hub either"),
+        (tmp_path / "data.txt", "hotpotqa", "not a zip file"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            read_dataset(str(place), name, 200)
     as_gzip(tmp_path, ROWS)
     with pytest.raises(ValueError, match="holds hotpotqa more than once"):
-        read_dataset(source, "hotpotqa", 200)
-    with pytest.raises(FileNotFoundError, match="no LongBench there"):
-        read_dataset(str(tmp_path / "nowhere"), "hotpotqa", 200)
-    with pytest.raises(FileNotFoundError, match=r"no data\.zip from the hub either"):
-        read_dataset("nobody/no-such-data-set", "hotpotqa", 200)
-    (tmp_path / "data.txt").write_text("no zip")
-    with pytest.raises(ValueError, match="not a zip file"):
-        read_dataset(str(tmp_path / "data.txt"), "hotpotqa", 200)
+        read_dataset(str(source), "hotpotqa", 200)
 
 
 # --- prompts ---
@@ -339,7 +323,7 @@ def test_the_toy_world_goes_through_the_same_code(tokenizer: PreTrainedTokenizer
 
 
 def run_score(tmp_path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    (tmp_path / "rows.jsonl").write_bytes(to_jsonl(rows))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "out.jsonl"
     longbench.main(["score", "--in", str(tmp_path / "rows.jsonl"), "--out", str(out)])
     return [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
@@ -353,15 +337,9 @@ def test_the_command_scores_rows_and_keeps_their_fields(
         {"dataset": "lcc", "prediction": "x\u2028y\ud83d", "answers": ["x"], "all_classes": []},
         {"dataset": "trec", "prediction": "\nA B", "answers": ["A"], "all_classes": ["A", "B"]},
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    longbench.main(
-        ["score", "--in", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl")]
-    )
-    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     scores = [0.999999995, 0.4, 0.5]  # lcc: one of 1 and 4 characters, 2 * 1 / 5
-    assert [json.loads(line) for line in lines] == [
-        row | {"score": score} for row, score in zip(rows, scores, strict=True)
-    ]
+    scored = [row | {"score": score} for row, score in zip(rows, scores, strict=True)]
+    assert run_score(tmp_path, rows) == scored
     assert "trec                      50.00  n=1" in capsys.readouterr().out
 
 

@@ -7,20 +7,16 @@ import random
 import numpy as np
 import pytest
 from hypothesis import given
-from numpy.typing import NDArray
 
-from bosch.masks.depth import longest_blocks, nesting
 from bosch.masks.mask import GroupMask
 from bosch.masks.overlap import (
     compare,
-    distribution_of_common,
-    hypergeometric,
     jaccard_distance,
+    longest_blocks,
     overlap_distribution,
     turnover,
     windowed_groups,
 )
-from bosch.masks.performance import Comparable, correlate, rank
 from bosch.masks.replacement import ORIGINS, replace_groups
 from tests.masks import masks
 
@@ -33,12 +29,6 @@ def random_mask(num_layers: int, num_groups: int, windowed: int, seed: int) -> G
     everything = list(itertools.product(range(num_layers), range(num_groups)))
     chosen = random.Random(seed).sample(everything, windowed)
     return GroupMask.from_windowed(chosen, num_layers, num_groups, 16)
-
-
-def mean_and_deviation(chances: NDArray[np.float64]) -> tuple[float, float]:
-    numbers = np.arange(len(chances))
-    mean = chances @ numbers
-    return float(mean), float(np.sqrt(chances @ (numbers - mean) ** 2))
 
 
 # --- overlap ---
@@ -95,32 +85,25 @@ def test_turnover_of_what_cannot_turn_over() -> None:
         turnover(mask_of("1111"), mask_of("0111"))
 
 
-def test_hypergeometric_counts_all_draws() -> None:
+def test_the_chance_of_an_overlap_counts_all_draws() -> None:
     drawn = [len({0, 1, 2} & set(draw)) for draw in itertools.combinations(range(7), 4)]
     counts = np.bincount(drawn, minlength=4) / len(drawn)
-    np.testing.assert_allclose(hypergeometric(7, 3, 4), counts)
-    assert hypergeometric(384, 192, 336).sum() == pytest.approx(
-        1
-    )  # Qwen3 14B and more: no overflow
+    found = overlap_distribution(mask_of("0001111"), mask_of("0000111"))
+    np.testing.assert_allclose(found, counts)
+    # Qwen3 14B and more: no overflow.
+    large = (random_mask(48, 8, windowed, seed=0) for windowed in (192, 336))
+    assert overlap_distribution(*large).sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("null", ["total", "layers"])
-def test_null_models_agree_with_simulation(null: str) -> None:
+def test_what_random_masks_share_agrees_with_simulation() -> None:
     first, second = random_mask(6, 4, 10, seed=1), random_mask(6, 4, 15, seed=2)
-    generator = np.random.default_rng(0)
-    zeros = 1 - np.array(second.z)
-    draws = np.repeat(zeros[None], 20_000, axis=0)
-    if null == "layers":
-        draws = generator.permuted(draws, axis=2)
-    else:
-        draws = generator.permuted(draws.reshape(len(draws), -1), axis=1).reshape(draws.shape)
-    shared = (draws * (1 - np.array(first.z))).sum((1, 2))
-    chances = overlap_distribution(first, second, null)  # type: ignore[arg-type]
-    assert chances.sum() == pytest.approx(1)
-    mean, deviation = mean_and_deviation(chances)
-    assert shared.mean() == pytest.approx(mean, abs=5 * deviation / np.sqrt(len(draws)))
-    assert shared.std() == pytest.approx(deviation, rel=0.03)
-    found = compare(first, second, null)  # type: ignore[arg-type]
+    zeros = 1 - np.array(second.z).ravel()
+    draws = np.random.default_rng(0).permuted(np.repeat(zeros[None], 20_000, axis=0), axis=1)
+    shared = (draws * (1 - np.array(first.z).ravel())).sum(1)
+    found = compare(first, second)
+    error = 5 * found.deviation / np.sqrt(len(draws))
+    assert shared.mean() == pytest.approx(found.expected_shared, abs=error)
+    assert shared.std() == pytest.approx(found.deviation, rel=0.03)
     distances = 1 - shared / (25 - shared)
     assert found.expected_distance == pytest.approx(distances.mean(), abs=0.005)
     assert found.z == pytest.approx((found.shared - shared.mean()) / shared.std(), abs=0.05)
@@ -132,7 +115,6 @@ def test_random_masks_over_layers_are_drawn_layer_by_layer() -> None:
     # One of four layers is drawn, half of them windowed in the first: 3 groups or none.
     np.testing.assert_allclose(overlap_distribution(first, second), [0.5, 0, 0, 0.5])
     assert compare(first, second).z == pytest.approx(1)
-    assert compare(first, second, "layers").z is None
 
 
 @given(masks(), masks())
@@ -175,77 +157,6 @@ def test_blocks_of_random_masks_have_the_expected_length() -> None:
     assert block.expected == pytest.approx(np.mean(lengths), abs=0.12)
 
 
-def test_nesting_names_what_returns_and_what_stays_full() -> None:
-    chain = [mask_of("0111", "1011"), mask_of("0011", "1001"), mask_of("1001", "0001")]
-    found = nesting(chain)
-    assert not found.is_nested
-    assert found.returned == ((0, 0),)  # on the window at two ratios, full at the third
-    assert found.core == ((0, 3), (1, 3))
-    assert found.kept == (1, 0.75)
-    assert found.kept_by_chance == (0.5, pytest.approx(5 / 8))
-    assert nesting(chain[:2]).is_nested
-
-
-def test_core_by_chance_agrees_with_simulation() -> None:
-    sizes = (12, 9, 6)
-    generator = np.random.default_rng(0)
-    common = []
-    for _ in range(4000):
-        sets = [set(generator.choice(16, size, replace=False).tolist()) for size in sizes]
-        common.append(len(set.intersection(*sets)))
-    chances = distribution_of_common(16, sizes)
-    mean, deviation = mean_and_deviation(chances)
-    assert mean == pytest.approx(12 * 9 * 6 / 16**2)
-    assert np.mean(common) == pytest.approx(mean, abs=5 * deviation / np.sqrt(len(common)))
-    assert np.std(common) == pytest.approx(deviation, rel=0.06)
-
-
-# --- distance and performance ---
-
-
-def test_scores_that_follow_the_distances_correlate() -> None:
-    scores = np.array([0.0, 1.0, 2.0, 4.0, 8.0, 9.0, 15.0])
-    distances = np.abs(scores[:, None] - scores[None])
-    found = correlate([Comparable(distances, scores)], draws=500)
-    assert (found.num_masks, found.num_pairs) == (7, 21)
-    assert found.spearman == pytest.approx(1)
-    assert found.pearson == pytest.approx(1)
-    assert found.p_value is not None
-    assert found.p_value < 0.01
-    assert found == correlate([Comparable(distances, scores)], draws=500)
-
-
-def test_p_values_of_unrelated_scores_are_uniform() -> None:
-    generator = np.random.default_rng(3)
-    p_values = []
-    for _ in range(60):
-        distances = generator.random((6, 6))
-        distances = distances + distances.T
-        found = correlate([Comparable(distances, generator.random(6))], draws=99)
-        assert found.p_value is not None
-        p_values.append(found.p_value)
-    assert np.mean(p_values) == pytest.approx(0.5, abs=0.15)
-
-
-def test_ratios_that_differ_in_both_do_not_make_a_correlation() -> None:
-    """Small distances and small differences at one ratio, large ones at another."""
-    small = np.array([[0, 0.1, 0.2], [0.1, 0, 0.3], [0.2, 0.3, 0]])
-    groups = [Comparable(small, np.array([1, 3, 2])), Comparable(3 * small, np.array([10, 30, 20]))]
-    each = [correlate([group], draws=10).spearman for group in groups]
-    assert correlate(groups, draws=10).spearman == pytest.approx(each[0])
-    assert each[0] == pytest.approx(each[1])
-
-
-def test_nothing_to_correlate() -> None:
-    group = Comparable(np.zeros((3, 3)), np.array([1.0, 2.0, 3.0]))
-    found = correlate([group])
-    assert (found.spearman, found.pearson, found.p_value) == (None, None, None)
-
-
-def test_equal_values_share_their_rank() -> None:
-    np.testing.assert_allclose(rank(np.array([3.0, 1.0, 3.0, 2.0])), [2 / 3, -1, 2 / 3, -1 / 3])
-
-
 # --- replacement ---
 
 
@@ -255,23 +166,23 @@ def test_groups_of_the_smaller_ratio_are_swapped_in() -> None:
     incoming = before - chosen
     assert incoming
     for seed in range(3):
-        swapped, control = (replace_groups(smaller, larger, origin, seed) for origin in ORIGINS)
-        assert swapped.num_replaced == control.num_replaced == len(incoming)
-        assert swapped.mask.num_windowed == control.mask.num_windowed == larger.num_windowed
-        assert windowed_groups(swapped.mask) - chosen == incoming
-        assert len(windowed_groups(control.mask) - chosen) == len(incoming)
+        (swapped, count), (control, as_many) = (
+            replace_groups(smaller, larger, origin, seed) for origin in ORIGINS
+        )
+        assert count == as_many == len(incoming)
+        assert swapped.num_windowed == control.num_windowed == larger.num_windowed
+        assert windowed_groups(swapped) - chosen == incoming
+        assert len(windowed_groups(control) - chosen) == len(incoming)
         # The same groups make room in both: only what comes in differs.
-        assert chosen - windowed_groups(swapped.mask) == chosen - windowed_groups(control.mask)
-        assert swapped == replace_groups(smaller, larger, "smaller", seed)
-    assert len({replace_groups(smaller, larger, "smaller", seed).mask for seed in range(3)}) > 1
+        assert chosen - windowed_groups(swapped) == chosen - windowed_groups(control)
+        assert (swapped, count) == replace_groups(smaller, larger, "smaller", seed)
+    assert len({replace_groups(smaller, larger, "smaller", seed)[0] for seed in range(3)}) > 1
 
 
 def test_masks_over_layers_exchange_whole_layers() -> None:
     smaller = mask_of("00", "11", "11", "11", unit="layer")
     larger = mask_of("11", "00", "00", "11", unit="layer")
-    for origin in ORIGINS:
-        found = replace_groups(smaller, larger, origin, seed=0)
-        assert (found.num_replaced, found.mask.unit, found.mask.num_windowed) == (1, "layer", 4)
-    assert 0 in {
-        layer for layer, _ in windowed_groups(replace_groups(smaller, larger, "smaller", 0).mask)
-    }
+    found = {origin: replace_groups(smaller, larger, origin, seed=0) for origin in ORIGINS}
+    for mask, count in found.values():
+        assert (count, mask.unit, mask.num_windowed) == (1, "layer", 4)
+    assert found["smaller"][0].z[0] == (0, 0)

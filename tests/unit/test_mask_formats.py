@@ -34,6 +34,12 @@ def take(path: Path, format_name: str, **request: Any) -> tuple[MaskFile, str]:
     return record, "\n".join(notes)
 
 
+def check_refusal(path: Path, format_name: str, request: dict[str, float], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)) as error:
+        take(path, format_name, **request)
+    assert str(error.value).startswith(str(path))
+
+
 # --- round trips ---
 
 
@@ -51,29 +57,22 @@ def test_a_mask_comes_back_from_a_tsv(folder: Path, mask: GroupMask, by_threshol
     assert back.ratio_asked == (None if by_threshold else mask.ratio)
 
 
-@given(mask=masks(), query_heads_per_group=st.integers(1, 8))
-def test_a_mask_comes_back_from_a_headwise_config(
-    folder: Path, mask: GroupMask, query_heads_per_group: int
+@given(mask=masks(), uniform=masks(uniform=True), query_heads_per_group=st.integers(1, 8))
+def test_a_mask_comes_back_from_the_formats_of_zeros_and_ones(
+    folder: Path, mask: GroupMask, uniform: GroupMask, query_heads_per_group: int
 ) -> None:
-    record = record_of(mask, query_heads_per_group)
-    export_mask(record, "headwise", folder / "headwise.json")
-    back, _ = import_mask(folder / "headwise.json", "headwise", record.model, Request())
-    assert back.mask == mask
-
-
-@given(mask=masks(uniform=True))
-def test_a_uniform_mask_comes_back_from_layer_types(folder: Path, mask: GroupMask) -> None:
-    record = record_of(mask)
-    export_mask(record, "layer_types", folder / "config.json")
-    back, _ = import_mask(folder / "config.json", "layer_types", record.model, Request())
-    assert back.mask == mask
+    for made, name in ((mask, "headwise"), (uniform, "layer_types")):
+        record = record_of(made, query_heads_per_group)
+        export_mask(record, name, folder / "out.json")
+        back, _ = import_mask(folder / "out.json", name, record.model, Request())
+        assert back.mask == made
 
 
 @given(mask=masks())
 def test_layer_types_refuses_a_layer_that_is_mixed(folder: Path, mask: GroupMask) -> None:
     path = folder / "refused.json"
     path.unlink(missing_ok=True)
-    if mask.is_uniform:
+    if all(len(set(row)) == 1 for row in mask.z):
         export_mask(record_of(mask), "layer_types", path)
         assert path.exists()
         return
@@ -100,19 +99,16 @@ def test_the_model_of_a_layer_types_export_slides_as_the_mask_says(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        (
-            "Llama-3-8B-Instruct-Gradient-1048k",
-            {"num_key_value_heads": 8, "num_attention_heads": 32},
-        ),
-        ("Llama-2-7B-32K-Instruct", {"num_attention_heads": 32}),  # every query head its own group
+        ("Llama-3-8B-Instruct-Gradient-1048k", {"num_key_value_heads": 8}),
+        ("Llama-2-7B-32K-Instruct", {}),  # every query head its own group
     ],
 )
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.33, 0.5, 0.75, 0.875, 1.0])
 def test_the_published_patterns_meet_every_ratio_exactly(
     shared_data: Path, tmp_path: Path, name: str, config: dict[str, int], ratio: float
 ) -> None:
-    shape = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096}
-    write_json(tmp_path / "config.json", shape | config)
+    shape = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
+    write_json(tmp_path / "config.json", {"model_type": "llama"} | shape | config)
     model = read_model_info(tmp_path)
     table = shared_data / "duo_patterns" / name / "full_attention_heads.tsv"
 
@@ -156,12 +152,8 @@ def test_equal_values_at_the_border_are_drawn_by_the_seed(tmp_path: Path) -> Non
     assert first.settings == {"tie": {"value": 1.0, "num_tied": 6, "num_windowed": 3}}
     assert first.seed == 1
     assert "6 groups share the value 1 at the border; seed 1 chose the 3 of them" in notes
-
-
-def test_values_that_differ_need_no_draw() -> None:
-    table = [[0.1, 0.4], [0.3, 0.2]]
-    for seed in range(5):
-        assert smallest(table, 2, seed) == ([(0, 0), (1, 1)], None)
+    for seed in range(5):  # values that differ need no draw
+        assert smallest([[0.1, 0.4], [0.3, 0.2]], 2, seed) == ([(0, 0), (1, 1)], None)
 
 
 def test_the_window_of_a_pattern(tmp_path: Path) -> None:
@@ -191,11 +183,7 @@ def test_the_window_of_a_pattern(tmp_path: Path) -> None:
         ("1 1 0 0\n" * 2, {}, "say --ratio or --threshold, one of the two"),
         ("1 1 0 0\n" * 2, {"ratio": 0.5, "threshold": 0.5}, "one of the two"),
         ("1 1 0 0\n" * 2, {"ratio": 1.2}, "ratio is 1.2"),
-        (
-            "1 1 0 0\n" * 2,
-            {"threshold": float("inf")},
-            "threshold is inf, it must be a finite number",
-        ),
+        ("1 1 0 0\n" * 2, {"threshold": float("inf")}, "threshold is inf, it must be a finite"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(
@@ -243,11 +231,7 @@ def test_what_a_headwise_config_leaves_out_is_as_rtp_llm_has_it(tmp_path: Path) 
     ("change", "request_", "told"),
     [
         ({"1": [0] * 4}, {}, "layer 1 must list the 8 query heads of org/small"),
-        (
-            {"1": [0] * 7 + [2]},
-            {},
-            "layer 1 is [0, 0, 0, 0, 0, 0, 0, 2]; each query head is 0 or 1",
-        ),
+        ({"1": [0] * 7 + [2]}, {}, "layer 1 is [0, 0, 0, 0, 0, 0, 0, 2]; each query head is 0 or"),
         ({"1": [0] * 7 + [True]}, {}, "each query head is 0 or 1"),
         ({"1": [0] * 7 + [1]}, {}, "query heads of layer 1, group 3 are [0, 1]; they share one KV"),
         ({"2": [0] * 8}, {}, "'2' is neither a layer of org/small (0123456789ab) (0 to 1) nor"),
@@ -261,10 +245,9 @@ def test_what_a_headwise_config_leaves_out_is_as_rtp_llm_has_it(tmp_path: Path) 
 def test_what_is_wrong_with_a_headwise_config_is_said(
     tmp_path: Path, change: dict[str, Any], request_: dict[str, float], told: str
 ) -> None:
-    path = write_json(tmp_path / "headwise.json", HEADS | change)
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
-        take(path, "headwise", **request_)
-    assert str(error.value).startswith(str(path))
+    check_refusal(
+        write_json(tmp_path / "headwise.json", HEADS | change), "headwise", request_, told
+    )
 
 
 def test_a_file_without_headwise_config_is_refused(tmp_path: Path) -> None:
@@ -311,10 +294,7 @@ def test_layer_types_give_a_mask_of_whole_layers(tmp_path: Path) -> None:
 def test_what_is_wrong_with_layer_types_is_said(
     tmp_path: Path, config: dict[str, Any], request_: dict[str, float], told: str
 ) -> None:
-    path = write_json(tmp_path / "config.json", config)
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
-        take(path, "layer_types", **request_)
-    assert str(error.value).startswith(str(path))
+    check_refusal(write_json(tmp_path / "config.json", config), "layer_types", request_, told)
 
 
 # --- the commands ---
@@ -356,14 +336,11 @@ def test_an_embedded_model_goes_by_its_name(tmp_path: Path) -> None:
     assert read_mask(mask, read_model_info(asset_folder("tiny-qwen3-2layer"))).mask.ratio == 0.5
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_and_one_for_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no\.tsv does not exist"):
         take(tmp_path / "no.tsv", "duo", window_tokens=8, ratio=0.5)
     with pytest.raises(FileNotFoundError, match="is a folder; the first argument is the file"):
         take(tmp_path, "duo", window_tokens=8, ratio=0.5)
-
-
-def test_a_table_for_another_model_is_refused(tmp_path: Path) -> None:
     export_mask(small_record(), "duo", tmp_path / "heads.tsv")
     other: ModelInfo = model_of(GroupMask.from_rows(["11"], 8))
     with pytest.raises(ValueError, match="has 2 lines, but org/any"):

@@ -10,10 +10,9 @@ from transformers import PreTrainedModel
 
 from bosch.backends import reference
 from bosch.backends._interface import AttentionCall
-from bosch.hybrid.mixed import mixed_attention
-from bosch.hybrid.models import deploy
+from bosch.hybrid.search_mode import mixed_attention
 from tests.attention_calls import Case, make_call
-from tests.model_factory import MIXED, random_tokens, tiny_model
+from tests.model_factory import MIXED, packed_positions, random_tokens, tiny_model
 
 WINDOW = 8
 BRANCHES = [None, 1, 0, None]  # of the four groups: the first and the last compute both
@@ -22,10 +21,6 @@ BRANCHES = [None, 1, 0, None]  # of the four groups: the first and the last comp
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     return tiny_model("qwen3").double()
-
-
-def packed_positions(*lengths: int) -> Tensor:
-    return torch.cat([torch.arange(n) for n in lengths])[None]
 
 
 def loss_and_gradients(
@@ -140,72 +135,3 @@ def test_gradients_are_those_of_finite_differences(kind: str) -> None:
 
     tensors = (call.q_BHTD, call.k_BGSD, call.v_BGSD, gates_G)
     assert torch.autograd.gradcheck(output, tensors, fast_mode=True)
-
-
-def test_the_gradient_is_the_same_when_activations_are_computed_again() -> None:
-    model = tiny_model("qwen3").train()
-    gradients = []
-    for recompute in (False, True):
-        if recompute:
-            enable = (
-                getattr(model, "activation_checkpointing_enable", None)
-                or model.gradient_checkpointing_enable
-            )
-            enable()
-        gates = torch.full((3, 4), 0.3).requires_grad_()
-        arguments = {"bosch_gates": gates, "bosch_window": WINDOW, **TEXTS["packed"]}
-        loss_and_gradients(model, **arguments)
-        gradients.append(gates.grad)
-    assert torch.equal(*gradients)
-
-
-def test_documents_stay_apart(model: PreTrainedModel) -> None:
-    ids, gates = random_tokens(1, 60), torch.full((3, 4), 0.5).double()
-    changed = ids.clone()
-    changed[:, 14:44] = random_tokens(1, 30, seed=7)
-    others = torch.tensor([i < 14 or i >= 44 for i in range(60)])
-    with torch.no_grad():
-        before, after = (
-            model(x, use_cache=False, bosch_gates=gates, bosch_window=WINDOW, **TEXTS["packed"])
-            for x in (ids, changed)
-        )
-    assert torch.equal(before.logits[:, others], after.logits[:, others])
-
-
-@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
-def test_one_row_of_positions_serves_batches_of_every_size(
-    model: PreTrainedModel, sizes: tuple[int, int]
-) -> None:
-    """Where documents end is noted with the tensor, for the next layer."""
-    positions, ids = packed_positions(13, 1, 30, 16), random_tokens(2, 60)
-    with torch.no_grad():
-        whole = model(ids, use_cache=False, position_ids=positions.clone()).logits
-        for size in sizes:
-            part = model(ids[:size], use_cache=False, position_ids=positions).logits
-            torch.testing.assert_close(part, whole[:size])
-
-
-# --- refusals ---
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"bosch_gates": torch.ones(3, 4)}, "belong together"),
-        ({"bosch_gates": torch.ones(2, 4), "bosch_window": 8}, "3 layers x 4 KV heads"),
-        ({"bosch_gates": [[1.0] * 4] * 3, "bosch_window": 8}, "it must be a tensor"),
-        ({"bosch_gates": torch.ones(3, 4).int(), "bosch_window": 8}, "gates are real numbers"),
-        ({"bosch_mask": [BRANCHES] * 3, "bosch_window": 8}, "1 for full attention"),
-    ],
-)
-def test_what_is_no_table_of_gates_is_refused(
-    model: PreTrainedModel, arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        model(random_tokens(1, 20), use_cache=False, **arguments)
-
-
-def test_a_hybrid_takes_no_gates() -> None:
-    hybrid = deploy(tiny_model("qwen3"), MIXED, WINDOW)
-    with pytest.raises(ValueError, match="fixed already"):
-        hybrid(random_tokens(1, 20), bosch_gates=torch.ones(3, 4), bosch_window=WINDOW)

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import weight_files
+from bosch.run.group import Group
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact
 from tests.hybrid_folders import plain_folder, record_for
 from tests.model_factory import FAMILIES, random_tokens
-from training.consensus import Consensus
 from training.export import export_model
 from training.model_start import start_model
 from training.parallel import Switches, leave_world, start_world
@@ -59,7 +59,7 @@ def test_untrained_model_is_exported_to_the_very_bytes_it_came_from(
 ) -> None:
     source = hybrid_folder(tmp_path, family=family, dtype=torch.bfloat16, shard_size="60kB")
     assert len(weight_files(source)) > 1
-    export_model(started(source), source, tmp_path / "step-000001", Consensus())
+    export_model(started(source), source, tmp_path / "step-000001", Group.current())
     assert contents(tmp_path / "step-000001") == contents(source)
 
 
@@ -70,7 +70,7 @@ def test_trained_weights_load_as_an_ordinary_model(tied: bool, tmp_path: Path) -
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    export_model(model, source, tmp_path / "step-000001", Consensus())
+    export_model(model, source, tmp_path / "step-000001", Group.current())
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "step-000001")
     ids = random_tokens(1, 40)
     with torch.no_grad():
@@ -86,14 +86,14 @@ def test_trained_weights_load_as_an_ordinary_model(tied: bool, tmp_path: Path) -
 def test_a_complete_export_is_left_as_it_is_and_verifies(tmp_path: Path) -> None:
     source = hybrid_folder(tmp_path)
     model, folder = started(source), tmp_path / "step-000001"
-    export_model(model, source, folder, Consensus())
+    export_model(model, source, folder, Group.current())
     manifest = verify_folder(folder)
     assert set(manifest["files"]) == set(contents(folder))
     assert Artifact.load(folder).fingerprint == manifest["fingerprint"]
     before = (folder / "manifest.json").read_bytes()
     with torch.no_grad():
         model.model.norm.weight.mul_(2)
-    export_model(model, source, folder, Consensus())
+    export_model(model, source, folder, Group.current())
     assert (folder / "manifest.json").read_bytes() == before
 
 
@@ -104,7 +104,7 @@ def test_a_half_written_export_is_made_anew(tmp_path: Path) -> None:
         leftover.mkdir()
         (leftover / "model.safetensors").write_bytes(b"half")
         (leftover / "odd").write_bytes(b"x")
-    export_model(started(source), source, folder, Consensus())
+    export_model(started(source), source, folder, Group.current())
     assert contents(folder) == contents(source)
     assert not (tmp_path / ".step-000001.tmp").exists()
 
@@ -113,7 +113,7 @@ def test_code_that_came_with_a_standalone_hybrid_goes_along(tmp_path: Path) -> N
     plain = plain_folder(tmp_path / "plain")
     source = tmp_path / "model"
     materialize(plain, record_for(plain), source, standalone=True)
-    export_model(started(source), source, tmp_path / "step-000001", Consensus())
+    export_model(started(source), source, tmp_path / "step-000001", Group.current())
     assert contents(tmp_path / "step-000001") == contents(source)
     assert any(name.endswith(".py") for name in contents(source))
 
@@ -123,10 +123,10 @@ def test_a_model_with_more_or_less_than_the_folder_is_refused(tmp_path: Path) ->
     model = started(source)
     model.model.register_parameter("gates", torch.nn.Parameter(torch.zeros(2)))
     with pytest.raises(ValueError, match=r"model\.gates, for which .* has no place"):
-        export_model(model, source, tmp_path / "step-000001", Consensus())
+        export_model(model, source, tmp_path / "step-000001", Group.current())
 
     untied = plain_folder(tmp_path / "untied", tie_word_embeddings=False)
     shutil.copy(source / "tokenizer.json", untied)
     tied = plain_folder(tmp_path / "tied", tie_word_embeddings=True)
     with pytest.raises(ValueError, match="no place"):
-        export_model(started(untied), tied, tmp_path / "step-000002", Consensus())
+        export_model(started(untied), tied, tmp_path / "step-000002", Group.current())

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from data.essays import read_essays
@@ -15,16 +15,12 @@ from data.toy_world.essays import ToyEssays
 from data.toy_world.world import World
 from eval.suites import niah
 from eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
+from tests.odd_tokenizers import one_token_a_byte
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte."""
-    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+    return one_token_a_byte()
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +105,12 @@ def test_real_essays_give_upstreams_sizes_and_words(
         ({"task": "niah_single_4"}, "'niah_single_4' is not one of the NIAH tasks"),
         ({"essays": "nowhere.json"}, "nowhere.json: no essays there"),
         ({"essays": "nowhere.json", "task": "niah_single_1"}, "nowhere.json: no essays there"),
-        ({"essays": "nobody/no-such-essays"}, "no essays on the hub either"),
+        ({"essays": "nobody/no-such-essays"}, "no essays from the hub either"),
         ({"length": 100}, "niah_single_2 cannot be built in 100 tokens"),
         ({"length": 0}, "lengths are numbers of tokens from 1 on"),
         ({"samples": 0}, "cannot build 0 samples"),
         ({"tokenizer": "nowhere"}, "nowhere: no such folder"),
+        ({"tokenizer": Path(__file__).parent}, "holds no tokenizer that transformers can read"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(
@@ -132,14 +129,6 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     assert message in error
     assert error.count("\n") == 1
     assert not out.exists()
-
-
-def test_a_folder_without_a_tokenizer_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        niah.main(build_command(tmp_path, tmp_path / "rows.jsonl"))
-    assert "holds no tokenizer that transformers can read" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_digits_is_refused() -> None:

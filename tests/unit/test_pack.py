@@ -19,19 +19,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json
 from data import encode
 from data.encode import Encoder, Position, read_chunks
-from data.pack import (
-    HELD_OUT,
-    HELD_OUT_DOC_ENDS,
-    SUMMARY,
-    PackConfig,
-    pack_documents,
-    read_documents_back,
-    share_out,
-)
+from data.pack import PackConfig, pack_documents, share_out
 from data.sources.files import FileSource
 from data.sources.hub import HubSource
 from data.sources.mds import MdsSource
-from data.sources.open import WeightedSource, open_sources
+from data.sources.open import open_sources
+from data.sources.source import WeightedSource
+from data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments, write_document
 from data.toy_world.tokenizer import train_tokenizer
@@ -42,27 +36,6 @@ DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "d
 @pytest.fixture(scope="module")
 def tokenizer() -> TokenizerText:
     return describe_tokenizer(train_tokenizer(vocabulary_size=600, num_texts=20, seed=0))
-
-
-@pytest.fixture(autouse=True)
-def encode_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encode in this process, which is a hundred times faster for tiny texts, unless a test wants
-    worker processes."""
-    if "worker_processes" in request.fixturenames:
-        return
-
-    def encode_in_order(
-        chunks: Any, tokenizer: TokenizerText, source: TokenizerText | None, workers: int
-    ) -> Iterator[Any]:
-        encoder = Encoder(tokenizer, source)
-        yield from map(encoder.encode, chunks)
-
-    monkeypatch.setattr("data.pack.encode_in_order", encode_in_order)
-
-
-@pytest.fixture
-def worker_processes() -> None:
-    """For tests that are about them."""
 
 
 def one(source: Any) -> list[WeightedSource]:
@@ -91,8 +64,7 @@ def check_exact(
     stream = [token for document in kept for token in document]
     ends = set(np.cumsum([len(document) for document in kept]).tolist())
     held_out = np.fromfile(folder / HELD_OUT, tokenizer.dtype).tolist()
-    stored = [document.tolist() for document in read_documents_back(folder)]
-    tokens = [token for document in stored for token in document]
+    tokens = np.fromfile(folder / TOKENS, tokenizer.dtype).tolist()
 
     size = config.held_out_sequences * config.sequence_length
     assert held_out == stream[:size]
@@ -105,7 +77,7 @@ def check_exact(
     expected_ends = {end - start for end in ends if start < end < start + len(tokens)} | {
         len(tokens)
     }
-    assert set(np.cumsum([len(document) for document in stored]).tolist()) == expected_ends
+    assert set(np.load(folder / DOC_ENDS).tolist()) == expected_ends
     expected_ends = {end for end in ends if end < size} | ({size} if size else set())
     assert set(np.load(folder / HELD_OUT_DOC_ENDS).tolist()) == expected_ends
     if config.tokens is None:
@@ -203,7 +175,6 @@ def test_long_documents_keep_their_tokens_and_their_one_end(
     check_exact(out, tokenizer, documents[:-1], config)
 
 
-@pytest.mark.usefixtures("worker_processes")
 def test_bytes_are_the_same_for_every_number_of_workers(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
@@ -607,7 +578,6 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("worker_processes")
 def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Path) -> None:
     from benchmarks.data import PeakMemory, resident_bytes
 

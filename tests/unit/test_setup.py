@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import setup_environment
 from launch.setup_environment import check_python, describe_cuda_download, is_linux_without_gpu
 from tests.unit.tiny_wheel import write_wheel
 
@@ -117,28 +118,36 @@ def replace_interpreter(checkout: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "decision"),
+    ("damage", "action", "reason"),
     [
-        (lambda c: change_record(c, finished=False), "build: the last set-up did not finish"),
-        (lambda c: change_record(c, folder="/moved/.venv"), "build: it was made in /moved/.venv"),
-        (lambda c: change_record(c, future=1), "build: its setup.json cannot be read"),
-        (lambda c: (c / ".venv/setup.json").write_text("{"), "build: its setup.json cannot"),
-        (lambda c: replace_interpreter(c, "/nowhere/python"), "build: its Python does not run"),
-        (lambda c: replace_interpreter(c, "/bin/true"), "build: its Python does not run"),
-        (lambda c: remove_modules(c, "torch.py"), "build: it lacks torch"),
-        (lambda c: remove_modules(c, "pip"), "build: it lacks pip"),
-        (lambda c: (c / ".venv/setup.json").unlink(), "update: this set-up did not make it"),
-        (lambda c: shutil.rmtree(c / ".venv"), "build: there is none"),
-        (lambda c: None, "reuse: it is up to date"),
+        (lambda c: change_record(c, finished=False), "build", "the last set-up did not finish"),
+        (lambda c: change_record(c, folder="/moved/.venv"), "build", "it was made in /moved/.venv"),
+        (lambda c: (c / ".venv/setup.json").write_text("{"), "build", "the last set-up did not"),
+        (lambda c: replace_interpreter(c, "/nowhere/python"), "build", "its Python does not run"),
+        (lambda c: replace_interpreter(c, "/bin/true"), "build", "its Python does not run"),
+        (lambda c: remove_modules(c, "torch.py"), "build", "or lacks pip or torch or"),
+        (lambda c: remove_modules(c, "pip"), "build", "or lacks pip"),
+        (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not make it"),
+        (lambda c: shutil.rmtree(c / ".venv"), "build", "there is none"),
+        (lambda c: None, "reuse", "it is up to date"),
     ],
 )
-def test_plan_names_what_is_wrong(
-    copied: Path, damage: Callable[[Path], object], decision: str
+def test_what_is_wrong_is_named(
+    copied: Path,
+    damage: Callable[[Path], object],
+    action: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     damage(copied)
-    before = sorted(copied.rglob("*"))
-    assert run(copied, "--plan").startswith(decision)
-    assert sorted(copied.rglob("*")) == before, "a plan changes nothing"
+    environment = copied / ".venv"
+    monkeypatch.setattr(setup_environment, "ROOT", copied)
+    monkeypatch.setattr(setup_environment, "ENVIRONMENT", environment)
+    monkeypatch.setattr(setup_environment, "RECORD_FILE", environment / "setup.json")
+    monkeypatch.setattr(setup_environment, "PYTHON", str(environment / "bin" / "python"))
+    decided, why = setup_environment.decide([])
+    assert decided == action
+    assert reason in why
 
 
 def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) -> None:

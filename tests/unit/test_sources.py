@@ -15,8 +15,9 @@ import pytest
 from data.needles import NEEDLE_PATTERN, pairs_in
 from data.sources.files import BLOCK_BYTES, FileSource
 from data.sources.hub import HubSource
-from data.sources.open import Source, open_source, open_sources
-from data.sources.prolong import MIX_64K, expand_mix
+from data.sources.open import expand_mix, open_source, open_sources
+from data.sources.prolong import MIX_64K
+from data.sources.source import Source
 from data.toy_world.documents import ToyDocuments
 
 TEXTS = [

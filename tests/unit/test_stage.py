@@ -20,7 +20,6 @@ from bosch.run.manifest import (
     write_sealed_json,
 )
 from bosch.run.plan import StageBlockedError, plan_run, refuse_blocked, stages_to_redo
-from bosch.run.ranks import RankGoneError, Ranks
 from bosch.run.stage import Artifact, Stage, locate
 
 
@@ -46,9 +45,10 @@ def chain(settings: Settings = Settings(), shared: bool = True) -> list[Stage]:
     return [calibration, mask, model, tokens]
 
 
-def complete(path: Path, stages: Sequence[Stage]) -> list[str]:
+def complete(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> list[str]:
     lines: list[str] = []
     with RunFolder(path, say=lines.append) as run:
+        run.set_aside(stages_to_redo(stages, fresh, None))
         for stage in stages:
             run.complete(stage)
     return lines
@@ -58,16 +58,12 @@ def actions(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> di
     return {step.stage.name: step.action for step in plan_run(path, stages, fresh)}
 
 
-def test_complete_stages_are_reused_and_said_so_in_a_line(tmp_path: Path) -> None:
-    complete(tmp_path / "run", chain())
+def test_complete_stages_are_reused_and_tell_what_made_them(tmp_path: Path) -> None:
+    stages = chain()
+    complete(tmp_path / "run", stages)
     lines = complete(tmp_path / "run", chain())
     assert len(lines) == 4
     assert lines[1] == "mask: complete, reused"
-
-
-def test_manifest_tells_what_made_the_stage(tmp_path: Path) -> None:
-    stages = chain()
-    complete(tmp_path / "run", stages)
     manifest = verify_folder(tmp_path / "run" / "mask")
     assert manifest["settings"] == {"ratio": 0.75, "kappa": 30}
     assert manifest["inputs"] == {"calibration": stages[0].fingerprint}
@@ -87,37 +83,26 @@ def test_other_settings_are_refused_with_the_difference_and_three_ways_on(tmp_pa
         assert way in sentence
 
 
-def test_other_settings_are_refused_for_a_stage_that_was_only_started(tmp_path: Path) -> None:
-    def fail(folder: Path) -> None:
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        complete(tmp_path / "run", [Stage("mask", run=fail, settings={"ratio": 0.75})])
-    other = Stage("mask", run=fail, settings={"ratio": 0.5})
-    with pytest.raises(StageBlockedError, match=r"ratio: 0\.75 -> 0\.5"):
-        complete(tmp_path / "run", [other])
-
-
-def test_refused_settings_do_not_bar_the_corrected_ones(tmp_path: Path) -> None:
-    def refuse(folder: Path) -> None:
-        raise ValueError("--ratio 0.75: cannot be met")
-
-    with pytest.raises(ValueError, match="cannot be met"):
-        complete(tmp_path / "run", [Stage("mask", run=refuse, settings={"ratio": 0.75})])
-    complete(tmp_path / "run", [Stage("mask", run=write_result, settings={"ratio": 0.5})])
-    assert verify_folder(tmp_path / "run" / "mask")["settings"] == {"ratio": 0.5}
-
-
-def test_stage_that_wrote_something_before_it_was_refused_keeps_its_settings(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("error", "writes", "then"),
+    [
+        (RuntimeError("killed"), False, "blocked"),
+        (ValueError("the disk is full"), True, "blocked"),
+        (ValueError("--ratio 0.75: cannot be met"), False, "run"),  # refused settings bar no others
+    ],
+)
+def test_other_settings_are_refused_once_a_stage_was_begun(
+    tmp_path: Path, error: Exception, writes: bool, then: str
 ) -> None:
-    def write_and_refuse(folder: Path) -> None:
-        write_atomically(folder / "part-1", "x")
-        raise ValueError("the disk is full")
+    def fail(folder: Path) -> None:
+        if writes:
+            write_atomically(folder / "part-1", "x")
+        raise error
 
-    with pytest.raises(ValueError, match="disk is full"):
-        complete(tmp_path / "run", [Stage("mask", run=write_and_refuse)])
-    assert actions(tmp_path / "run", [Stage("mask", run=write_result)]) == {"mask": "resume"}
+    with pytest.raises(type(error), match=str(error)):
+        complete(tmp_path / "run", [Stage("mask", run=fail, settings={"ratio": 0.75})])
+    other = Stage("mask", run=write_result, settings={"ratio": 0.5})
+    assert actions(tmp_path / "run", [other]) == {"mask": then}
 
 
 def test_stages_of_no_run_are_made_side_by_side_and_leave_nothing_around_them(
@@ -137,13 +122,6 @@ def test_stages_of_no_run_are_made_side_by_side_and_leave_nothing_around_them(
     assert {path.name for path in tmp_path.iterdir()} == {"mask", "tokens"}
     hidden = {path.name for path in (tmp_path / "mask").glob(".*")}
     assert hidden == {".lock_guard"}  # deleting it could let two owners in
-
-
-def test_stage_of_a_run_is_locked_with_the_run(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run") as run:
-        run.save_config(Settings(), [])
-        assert home_of(tmp_path / "run" / "mask") == tmp_path / "run"
-    assert home_of(tmp_path / "mask") == tmp_path / "mask"
 
 
 def test_failed_stage_goes_on_in_its_folder_and_keeps_the_time_of_all_attempts(
@@ -182,25 +160,13 @@ def test_what_was_half_written_is_removed_before_a_stage_goes_on(tmp_path: Path)
     complete(tmp_path / "run", [stage])
 
 
-def test_settings_that_only_change_the_speed_are_no_difference(tmp_path: Path) -> None:
+def test_new_version_and_changed_input_are_named(tmp_path: Path) -> None:
     complete(tmp_path / "run", chain())
-    assert actions(tmp_path / "run", chain(Settings(num_workers=16)))["mask"] == "reuse"
-
-
-def test_changed_input_is_named(tmp_path: Path) -> None:
-    complete(tmp_path / "run", chain())
-    stages = chain()
-    newer = replace(stages[2], inputs={"mask": replace(stages[1], version=2)})
-    [step] = [s for s in plan_run(tmp_path / "run", [*stages[:2], newer]) if s.stage is newer]
-    assert step.action == "blocked"
-    assert "its input mask" in step.reason
-
-
-def test_new_version_of_a_stage_is_a_difference(tmp_path: Path) -> None:
-    complete(tmp_path / "run", chain())
-    stages = chain()
-    [step] = plan_run(tmp_path / "run", [replace(stages[3], version=2)])
-    assert "version of the stage: 1 -> 2" in step.reason
+    calibration, mask, model, _ = chain()
+    newer = replace(mask, version=2)
+    steps = plan_run(tmp_path / "run", [calibration, newer, replace(model, inputs={"mask": newer})])
+    assert "(version of the stage: 1 -> 2)" in steps[1].reason
+    assert "(its input mask)" in steps[2].reason
 
 
 def test_a_folder_that_another_run_begins_while_it_is_looked_at_is_none_of_a_stranger(
@@ -254,10 +220,10 @@ def test_missing_and_truncated_files_are_named(tmp_path: Path) -> None:
         verify_folder(result.parent)
 
 
-def test_files_added_later_do_no_harm(tmp_path: Path) -> None:
+def test_files_added_later_and_settings_of_speed_are_no_difference(tmp_path: Path) -> None:
     complete(tmp_path / "run", chain())
     (tmp_path / "run" / "mask" / "notes.txt").write_text("looks good")
-    assert actions(tmp_path / "run", chain())["mask"] == "reuse"
+    assert actions(tmp_path / "run", chain(Settings(num_workers=16)))["mask"] == "reuse"
 
 
 def test_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
@@ -273,33 +239,21 @@ def test_plan_says_what_each_stage_would_do_and_changes_nothing(tmp_path: Path) 
     assert set(actions(tmp_path / "run", chain()).values()) == {"run"}
     assert list(tmp_path.iterdir()) == []
     complete(tmp_path / "run", chain()[:2])
-    assert actions(tmp_path / "run", chain()) == {
-        "calibration": "reuse",
-        "mask": "reuse",
-        "model": "run",
-        "tokens": "run",
-    }
-    planned = plan_run(tmp_path / "run", chain(Settings(ratio=0.5)))
-    assert [step.action for step in planned] == ["reuse", "blocked", "blocked", "run"]
-    assert planned[2].reason == "model needs mask, which is blocked"
+    planned = actions(tmp_path / "run", chain()).values()
+    assert list(planned) == ["reuse", "reuse", "run", "run"]
+    steps = plan_run(tmp_path / "run", chain(Settings(ratio=0.5)))
+    assert [step.action for step in steps] == ["reuse", "blocked", "blocked", "run"]
+    assert steps[2].reason == "model needs mask, which is blocked"
     with pytest.raises(StageBlockedError, match=r"ratio: 0\.75 -> 0\.5"):
-        refuse_blocked(planned)
+        refuse_blocked(steps)
 
 
 def test_fresh_makes_a_stage_and_what_depends_on_it_anew(tmp_path: Path) -> None:
     complete(tmp_path / "run", chain())
     changed = chain(Settings(ratio=0.5))
-    assert list(actions(tmp_path / "run", changed, fresh="mask").values()) == [
-        "reuse",
-        "run",
-        "run",
-        "reuse",
-    ]
-    lines: list[str] = []
-    with RunFolder(tmp_path / "run", say=lines.append) as run:
-        run.set_aside(stages_to_redo(changed, "mask", None))
-        for stage in changed:
-            run.complete(stage)
+    planned = actions(tmp_path / "run", changed, fresh="mask").values()
+    assert list(planned) == ["reuse", "run", "run", "reuse"]
+    lines = complete(tmp_path / "run", changed, fresh="mask")
     assert "model: the old one is kept in" in lines[0]
     assert verify_folder(tmp_path / "run" / "mask")["settings"]["ratio"] == 0.5
     assert verify_folder(tmp_path / "run" / "replaced" / "mask-1")["settings"]["ratio"] == 0.75
@@ -327,10 +281,7 @@ def test_damaged_shared_artifact_is_refused_and_made_anew_by_fresh(tmp_path: Pat
     (shared / "result.txt").write_text("nothing befort")
     with pytest.raises(StageBlockedError, match=r"result\.txt is damaged.*--fresh calibration"):
         complete(tmp_path / "run", chain())
-    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
-        run.set_aside(stages_to_redo(chain(), "calibration", None))
-        for stage in chain():
-            run.complete(stage)
+    complete(tmp_path / "run", chain(), fresh="calibration")
     assert set(actions(tmp_path / "run", chain()).values()) == {"reuse"}
 
 
@@ -374,9 +325,13 @@ def test_inner_folder_with_its_own_manifest_is_vouched_for_by_it(tmp_path: Path)
         verify_folder(tmp_path / "train")
 
 
-def test_config_is_kept_in_run_json(tmp_path: Path) -> None:
+def test_config_is_kept_in_run_json_and_makes_the_run_the_home_of_its_stages(
+    tmp_path: Path,
+) -> None:
+    assert home_of(tmp_path / "run" / "mask") == tmp_path / "run" / "mask"
     with RunFolder(tmp_path / "run") as run:
         run.save_config(Settings(), ["--ratio", "0.75"])
+    assert home_of(tmp_path / "run" / "mask") == tmp_path / "run"
     saved = json.loads((tmp_path / "run" / "run.json").read_text())
     assert saved["config"] == {"ratio": 0.75, "kappa": 30, "num_workers": 4}
     assert saved["command"] == ["--ratio", "0.75"]
@@ -396,7 +351,7 @@ def test_owner_on_another_machine_is_judged_by_its_beat(tmp_path: Path) -> None:
     record = LockRecord.of_this_process()
     elsewhere = replace(record, owner=replace(record.owner, host="another-machine"))
     now = 0.0
-    watch = LivenessWatch(stale_seconds=60, clock=lambda: now)
+    watch = LivenessWatch(clock=lambda: now)  # STALE_SECONDS are 60
     watch.look(elsewhere)
     assert watch.alive is None
     now = 59.0
@@ -431,32 +386,3 @@ def test_run_whose_folder_was_taken_over_stops_before_it_seals(tmp_path: Path) -
     with pytest.raises(Exception, match="was taken over by pid"):
         complete(tmp_path / "run", [Stage("mask", run=lose_the_lock)])
     assert not (tmp_path / "run" / "mask" / "manifest.json").exists()
-
-
-def test_rank_on_another_machine_waits_for_rank_0_of_its_own_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a fixed port an earlier launch, which an error or SIGTERM ended, has the same key."""
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    here = LockRecord.of_this_process()
-    owner, parent = (replace(identity, host="machine-0") for identity in (here.owner, here.parent))
-    earlier = replace(here, owner=owner, parent=parent, ended=True)
-    earlier.write(tmp_path)
-    ranks = Ranks(tmp_path, 8, 16)
-    looks: list[int] = []
-
-    def meanwhile(seconds: float) -> None:
-        looks.append(1)
-        beat = max(0, len(looks) - 3)
-        if beat:  # rank 0 has taken over
-            replace(earlier, launch="now", beat=beat, ended=False).write(tmp_path)
-        assert len(looks) < 10
-
-    monkeypatch.setattr("bosch.run.ranks.time.sleep", meanwhile)
-    ranks.follow()
-    assert ranks.folder.name == "now"
-    replace(earlier, launch="later").write(tmp_path)
-    with pytest.raises(RankGoneError, match="waited 0 s"):
-        Ranks(tmp_path, 8, 16, stale_seconds=60).follow(join_seconds=0)
-    with pytest.raises(RankGoneError, match="Rank 0 ended before rank 8 joined"):
-        Ranks(tmp_path, 8, 16, stale_seconds=0).follow()

@@ -1,6 +1,7 @@
 """eval/top_layer.py: the same last logits and the same cache, for fewer rows of the top layer."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -50,33 +51,21 @@ def test_under_a_mask_all_rows_are_computed() -> None:
     assert rows[2] == 19
 
 
-def test_other_attention_keeps_its_layers() -> None:
-    model = tiny_model("qwen3")
+@torch.inference_mode()
+def test_without_a_cache_or_with_other_attention_all_rows_are_computed() -> None:
+    model, ids = tiny_model("qwen3"), random_tokens(1, 50)
+    expected = model(ids, use_cache=False).logits
+    with last_rows_only(model, 4):
+        assert torch.equal(model(ids, use_cache=False).logits, expected)
     model.set_attn_implementation("sdpa")
     assert top_layer(model) is None
-
-
-def test_without_a_cache_all_rows_are_computed() -> None:
-    model, ids = tiny_model("qwen3"), random_tokens(1, 50)
-    with torch.inference_mode():
-        expected = model(ids, use_cache=False).logits
-        with last_rows_only(model, 4):
-            found = model(ids, use_cache=False).logits
-    assert torch.equal(found, expected)
 
 
 def test_a_forward_of_the_layer_s_own_is_there_again_afterwards() -> None:
     """As accelerate leaves one on the layers of a model with a device map."""
     model = tiny_model("qwen3")
-    layer, calls = top_layer(model), 0
-    plain = layer.forward
-
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return plain(*args, **kwargs)
-
-    layer.forward = hooked
+    layer = top_layer(model)
+    layer.forward = hooked = Mock(wraps=layer.forward)
     read(model, 4, random_tokens(1, 50))
     assert layer.forward is hooked
-    assert calls == 4  # three pieces and the token behind them
+    assert hooked.call_count == 4  # three pieces and the token behind them

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import training.loss
+from data.loader import IGNORED
 from tests.model_factory import random_tokens, tiny_model
 from training.kernels import choose_kernels
-from training.loss import IGNORED, head_loss, install_loss_head, model_loss
+from training.loss import head_loss, install_loss_head, model_loss
 
 CPU = torch.device("cpu")
 

@@ -54,12 +54,9 @@ def test_address_of_a_cluster_that_looks_like_several_processes_is_named() -> No
         refuse_silent_traps(environment | {"MASTER_ADDR": "node1"})
 
 
-@pytest.mark.parametrize("options", [["--cpu", "--num_processes", "1"], FSDP])
-def test_launches_that_do_what_was_asked_pass(options: list[str]) -> None:
-    refuse_silent_traps(accelerate_environment(*options))
-
-
-def test_scripts_started_by_hand_pass() -> None:
+def test_launches_that_do_what_was_asked_and_scripts_started_by_hand_pass() -> None:
+    refuse_silent_traps(accelerate_environment("--cpu", "--num_processes", "1"))
+    refuse_silent_traps(accelerate_environment(*FSDP))
     refuse_silent_traps({})
     refuse_silent_traps({"MASTER_ADDR": "node1"})  # a cluster sets it in every shell
 

@@ -23,15 +23,11 @@ LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # in norm
 
 
-def launch_command(*options: str, program: Path = PROGRAM) -> list[str]:
-    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
-    return [*launcher, "--mixed_precision", "no", *options, str(program)]
-
-
-def start(command: list[str], *arguments: object) -> subprocess.Popen[str]:
+def start(cases: Path, *options: str) -> subprocess.Popen[str]:
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--use_fsdp"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
-        [*command, *map(str, arguments)],
+        [*launcher, "--mixed_precision", "no", "--num_processes", "2", *options, PROGRAM, cases],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -82,8 +78,7 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         "experts": (experts, {"micro_batch_sequences": 2}),
     }
     path = write_cases(tmp_path, cases)
-    command = launch_command("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
-    finish(start(command, path))
+    finish(start(path, "--main_process_port", "0"))
     for name, (model, settings) in cases.items():
         plain = train_plainly(model, replace(SETTINGS, **settings))
         assert_close(Trace.of_run(tmp_path / name, 5), plain)
@@ -95,18 +90,13 @@ def test_two_launchers_train_as_one(tmp_path: Path) -> None:
     path = write_cases(tmp_path, {"out": (model, {})})
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-    shared = ["--use_fsdp", "--num_machines", "2", "--num_processes", "2"]
-    shared += ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
-    processes = [
-        start(launch_command(*shared, "--machine_rank", rank), path) for rank in ("0", "1")
-    ]
-    for process in processes:
+    shared = ["--num_machines", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
+    for process in [start(path, *shared, "--machine_rank", rank) for rank in ("0", "1")]:
         finish(process)
     two_machines = Trace.of_run(tmp_path / "out", 5)
 
     path = write_cases(tmp_path, {"one launcher": (model, {})})
-    command = launch_command("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
-    finish(start(command, path))
+    finish(start(path, "--main_process_port", "0"))
     one_machine = Trace.of_run(tmp_path / "one launcher", 5)
     assert two_machines.losses == one_machine.losses
     for name, weight in one_machine.weights.items():

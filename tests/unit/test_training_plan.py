@@ -11,10 +11,7 @@ from benchmarks.__main__ import run_benchmark
 
 def figures(model: str, **options: object) -> dict[str, float]:
     made = plan.Options(model=(model,), **options)  # type: ignore[arg-type]
-    return {
-        row["name"].removeprefix(f"computed: {model} "): row["value"]
-        for row in plan.plan_model(model, made)
-    }
+    return {figure: value for (figure, _), value in plan.plan_model(model, made).items()}
 
 
 # Peaks of one training step simulated with fake tensors under fully_shard (FSDPMemTracker), torch

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bosch.search.agreement import agree, is_first
+from bosch.run.group import agree, is_first
 from bosch.search.optimizers._interface import Bits
 
 CHILD = Path(__file__).with_name("_nomad_child.py")

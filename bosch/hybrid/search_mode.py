@@ -1,0 +1,163 @@
+"""SEARCH mode: a stock model under a mask of groups that is an argument of its call.
+
+    model(ids, use_cache=False, bosch_mask=z, bosch_window=W)
+
+computes group g of layer l with full attention where `z[l][g]` is 1 and with a window of W tokens
+where it is 0. Nothing is stored, so changing z costs nothing. Without a mask the model is the dense
+one.
+
+For masks that are learned, `bosch_gates=z` takes a tensor (layers, groups) of numbers from 0 to 1.
+Each group then computes
+
+    z * full + (1 - z) * window
+
+before the output projection, and autograd goes through to z. A group whose gate is 0 or 1, and
+needs no gradient, needs only one branch: `bosch_mask` beside the gates says 1 (full), 0 (window) or
+None (both) for each group.
+"""
+# B batch, H query heads, G kv heads, R query heads a group, T queries, S keys, D head size, M mixed
+# groups
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bosch.backends._interface import AttentionCall, check_window
+from bosch.hybrid.dispatch import attend
+
+
+def search_attention(
+    module: Any,
+    call: AttentionCall,
+    bosch_mask: Any,
+    bosch_window: int | None,
+    bosch_gates: Any,
+    backend: str | None,
+) -> Tensor:
+    """The output of a layer of a stock model, (B, T, H, D)."""
+    has_choice = bosch_mask is not None or bosch_gates is not None
+    if has_choice != (bosch_window is not None):
+        raise ValueError(
+            "bosch_window and bosch_mask (or bosch_gates) belong together: give both, or neither "
+            "for the dense model."
+        )
+    if bosch_window is None:
+        return attend(call, backend).transpose(1, 2)
+    num_groups, gates_G = call.k_BGSD.shape[1], None
+    if bosch_gates is not None:
+        _check_gates(bosch_gates, module.config.num_hidden_layers, num_groups)
+        gates_G = bosch_gates[module.layer_idx]
+    row: list[int | None] = [None] * num_groups
+    if bosch_mask is not None:
+        row = _mask_row(bosch_mask, module, num_groups, (0, 1) if gates_G is None else (0, 1, None))
+    check_window(bosch_window)
+    if row != [1] * num_groups and has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
+        # Where the queries stand, and so their windows, cannot be known.
+        raise ValueError(
+            "bosch_mask with a static cache: use a DynamicCache (or none) in search mode, or "
+            "materialize the model first."
+        )
+    return mixed_attention(call, gates_G, row, bosch_window, backend)
+
+
+def mixed_attention(
+    call: AttentionCall,
+    gates_G: Tensor | None,
+    row: list[int | None],
+    window_tokens: int,
+    backend: str | None,
+) -> Tensor:
+    """The output of a layer, (B, T, H, D). `row`: what each group computes, as in bosch_mask."""
+    only_full, both, only_window = (
+        [group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0)
+    )
+    parts_BTGRD = []
+    full_BTGRD = _output(call, only_full + both, None, backend)
+    window_BTGRD = _output(call, both + only_window, window_tokens, backend)
+    if only_full:
+        parts_BTGRD.append(full_BTGRD[:, :, : len(only_full)])
+    if both:
+        assert gates_G is not None
+        z_M11 = gates_G[both].to(full_BTGRD.dtype)[:, None, None]
+        # Exact at both ends: lerp(a, b, 0) is a and lerp(a, b, 1) is b.
+        parts_BTGRD.append(
+            torch.lerp(window_BTGRD[:, :, : len(both)], full_BTGRD[:, :, len(only_full) :], z_M11)
+        )
+    if only_window:
+        parts_BTGRD.append(window_BTGRD[:, :, len(both) :])
+    out_BTGRD = parts_BTGRD[0] if len(parts_BTGRD) == 1 else torch.cat(parts_BTGRD, dim=2)
+    groups = only_full + both + only_window
+    if groups != sorted(groups):
+        out_BTGRD = out_BTGRD[:, :, sorted(range(len(groups)), key=groups.__getitem__)]
+    return out_BTGRD.flatten(2, 3)
+
+
+def _output(
+    call: AttentionCall, groups: list[int], window_tokens: int | None, backend: str | None
+) -> Tensor:
+    """(B, T, G, R, D) of some groups, all full or all windowed."""
+    if not groups:
+        return call.q_BHTD.new_empty(0)
+    out_BHTD = attend(replace(_pick(call, groups), window_tokens=window_tokens), backend)
+    return out_BHTD.transpose(1, 2).unflatten(2, (len(groups), -1))
+
+
+def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
+    """The call of these groups alone; neighbors in their order as views."""
+    num_groups, first, last = call.k_BGSD.shape[1], groups[0], groups[-1]
+    if groups == list(range(num_groups)):
+        return call
+    is_run = groups == list(range(first, last + 1))
+    chosen = slice(first, last + 1) if is_run else groups
+
+    def of_groups(x_BHTD: Tensor) -> Tensor:
+        return x_BHTD.unflatten(1, (num_groups, -1))[:, chosen].flatten(1, 2)
+
+    mask = call.mask_BNTS
+    return replace(
+        call,
+        q_BHTD=of_groups(call.q_BHTD),
+        k_BGSD=call.k_BGSD[:, chosen],
+        v_BGSD=call.v_BGSD[:, chosen],
+        mask_BNTS=mask if mask is None or mask.shape[1] == 1 else of_groups(mask),
+    )
+
+
+def has_empty_slots(q_BHTD: Tensor, k_BGSD: Tensor, mask_BNTS: Tensor | None) -> bool:
+    """Whether the keys end in slots of a static cache to which nothing was written yet."""
+    has_past = k_BGSD.shape[2] > q_BHTD.shape[2]
+    return has_past and mask_BNTS is not None and not bool(mask_BNTS[:, :, -1, -1].any())
+
+
+def _mask_row(
+    bosch_mask: Any, module: Any, num_groups: int, known: tuple[Any, ...]
+) -> list[int | None]:
+    """z of this layer as a list of 0 and 1, and None where it is known."""
+    num_layers, layer = module.config.num_hidden_layers, module.layer_idx
+    if len(bosch_mask) != num_layers:
+        raise ValueError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
+    row = bosch_mask[layer]
+    row = row.tolist() if hasattr(row, "tolist") else list(row)
+    if len(row) != num_groups or any(bit not in known for bit in row):
+        raise ValueError(
+            f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
+            "heads, 1 for full attention or 0 for the window."
+        )
+    return [bit if bit is None else int(bit) for bit in row]
+
+
+def _check_gates(bosch_gates: Any, num_layers: int, num_groups: int) -> None:
+    shape = (num_layers, num_groups)
+    if not isinstance(bosch_gates, Tensor) or tuple(bosch_gates.shape) != shape:
+        found = tuple(getattr(bosch_gates, "shape", ())) or type(bosch_gates).__name__
+        raise ValueError(
+            f"bosch_gates is {found}; it must be a tensor of {num_layers} layers x {num_groups} KV "
+            "heads, with numbers from 0 (window) to 1 (full attention)."
+        )
+    if not bosch_gates.is_floating_point():
+        raise ValueError(
+            f"bosch_gates are of {bosch_gates.dtype}; gates are real numbers. For whole ones there "
+            "is bosch_mask."
+        )

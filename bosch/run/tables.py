@@ -1,0 +1,19 @@
+"""Tables on the terminal."""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+PLAIN_COLUMNS = 120  # width of a table that is piped into a file
+
+
+def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    """Print a table; numbers are on the right, None is a dash."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    for name in header:
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(*("–" if cell is None else str(cell) for cell in line))
+    Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS).print(table, end="\n\n")

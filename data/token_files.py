@@ -1,0 +1,132 @@
+"""The files of packed tokens, and how they grow so that a killed packing can go on.
+
+    tokens.bin     training tokens, document behind document; sequence i is [i * seq_len:][:seq_len]
+    doc_ends.npy   where in them each document ends (u64)
+    held_out.bin   the same for the slice that is only ever used for the validation loss,
+    held_out_doc_ends.npy
+    order.npy      [epoch, n]: the sequences in the order of training
+    tokens.json    what they are: tokenizer's hash, length, sources, counts, what was dropped
+
+Tokens are appended as they come. After every shard of work the files are forced to the disk, and
+`.progress.json` keeps their sizes and a checksum of the shard's bytes."""
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from bosch.run.fingerprint import CHUNK_BYTES
+from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_atomically
+
+TOKENS, HELD_OUT = "tokens.bin", "held_out.bin"
+DOC_ENDS, HELD_OUT_DOC_ENDS = "doc_ends.npy", "held_out_doc_ends.npy"
+ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".progress.json"
+# The ends, behind their tokens, become .npy files when their number is known.
+GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
+
+Shard = tuple[list[int], list[str]]  # sizes and checksums of the growing files
+
+
+class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
+    """Appends to the files, from the end of the last shard on, and knows how far they are good."""
+
+    def __init__(self, folder: Path, token_bytes: int, shards: list[Shard]):
+        self.folder, self.token_bytes, self.shards = folder, token_bytes, shards
+        self.sizes = list(shards[-1][0]) if shards else [0] * len(GROWING)
+        if shards:
+            verify_shards(folder, shards)
+        self.files: list[IO[bytes]] = []
+        for name, size in zip(GROWING, self.sizes, strict=True):
+            self.files.append((folder / name).open("a+b"))
+            self.files[-1].truncate(size)
+        self._digests = [xxhash.xxh3_128() for _ in GROWING]
+
+    def __exit__(self, *error: object) -> None:
+        for file in self.files:
+            file.close()
+        if not self.shards:
+            for name in GROWING:
+                (self.folder / name).unlink(missing_ok=True)
+
+    def num_tokens(self, name: str) -> int:
+        return self.sizes[GROWING.index(name)] // self.token_bytes
+
+    def append(self, name: str, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
+        """Tokens, and where among them documents end."""
+        ends = ends + self.num_tokens(name)
+        self._write(GROWING.index(name), ids)
+        self._write(GROWING.index(name) + 2, ends.astype("<u8"))
+
+    def end_document(self, name: str) -> None:
+        """A document ends with the last token written, if it did not already."""
+        number, count = GROWING.index(name) + 2, self.num_tokens(name)
+        file = self.files[number]
+        file.seek(max(0, self.sizes[number] - 8))
+        if count and int.from_bytes(file.read(8), "little") != count:
+            self._write(number, np.array([count], "<u8"))
+
+    def end_shard(self) -> None:
+        """Force all to the disk and note it in `shards`, for the caller to keep."""
+        for file in self.files:
+            file.flush()
+            os.fsync(file.fileno())
+        self.shards.append((list(self.sizes), [digest.hexdigest() for digest in self._digests]))
+        self._digests = [xxhash.xxh3_128() for _ in GROWING]
+
+    def write_ends(self, name: str, path: str, num_tokens: int) -> None:
+        """The ends up to a number of tokens, the last one there: a document ends where the corpus
+        is cut."""
+        ends = np.fromfile(self.folder / GROWING[GROWING.index(name) + 2], "<u8")
+        ends = ends[ends < num_tokens]
+        last = np.array([num_tokens] if num_tokens else [], "<u8")
+        write_array(self.folder / path, np.append(ends, last))
+
+    def _write(self, number: int, array: NDArray[Any]) -> None:
+        data = np.ascontiguousarray(array).view(np.uint8).data
+        self.files[number].write(data)
+        self._digests[number].update(data)
+        self.sizes[number] += len(data)
+
+
+def verify_shards(folder: Path, shards: list[Shard]) -> None:
+    """Check what is on the disk before more is appended to it."""
+    for number, name in enumerate(GROWING):
+        begin = 0
+        with (folder / name).open("rb") as file:
+            for sizes, checksums in shards:
+                if hash_bytes(file, sizes[number] - begin) != checksums[number]:
+                    raise DamagedArtifactError(
+                        f"{folder / name} is damaged between bytes {begin:,} and "
+                        f"{sizes[number]:,}: not what was written there. Make it anew "
+                        "(--fresh tokens)."
+                    )
+                begin = sizes[number]
+
+
+def hash_bytes(file: IO[bytes], count: int) -> str:
+    digest = xxhash.xxh3_128()
+    while count > 0 and (chunk := file.read(min(count, CHUNK_BYTES))):
+        digest.update(chunk)
+        count -= len(chunk)
+    return digest.hexdigest() if count == 0 else "too short"
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """On the disk, before the summary says that all is there."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    write_atomically(path, buffer.getvalue())
+
+
+def cut_tail(folder: Path) -> None:
+    """The last act, when the progress, which vouches for the tail, is no longer there."""
+    summary = read_sealed_json(folder / SUMMARY)
+    size = summary["num_sequences"] * summary["seq_len"] * summary["token_bytes"]
+    os.truncate(folder / TOKENS, size)
+    for name in GROWING[2:]:
+        (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,127 @@
+"""LongBench's scores of a prediction against one answer, 0 to 1; ROUGE-L is in rouge_l.py."""
+
+import logging
+import re
+import string
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+NUMBER = re.compile(r"\d+")
+COMMENT_MARKS = ("`", "#", "//")
+ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Upstream's list as it stands: the opening mark of book titles is not in it.
+CHINESE_PUNCTUATION = str.maketrans(
+    "",
+    "",
+    string.punctuation
+    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》"
+    "「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
+)
+
+
+def cut_words(text: str) -> list[str]:
+    """Words of a Chinese text by jieba's accurate mode, blanks and punctuation among them."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in its sources, pkg_resources
+            import jieba
+    except ImportError as error:
+        raise ValueError(
+            "Chinese data sets are scored with the package jieba, which is not installed. "
+            'Install the extra with `pip install -e ".[eval]"`.'
+        ) from error
+    jieba.setLogLevel(logging.WARNING)  # it tells stderr about its dictionary otherwise
+    return list(jieba.cut(text, cut_all=False))
+
+
+# -------------------------------------------------------------------------------- F1 of the words
+
+
+def qa_f1(prediction: str, answer: str) -> float:
+    return f1(normalize(prediction), normalize(answer))
+
+
+def qa_f1_zh(prediction: str, answer: str) -> float:
+    return f1(normalize_zh(prediction), normalize_zh(answer))
+
+
+def normalize(text: str) -> list[str]:
+    """Lower-case words without ASCII punctuation and articles."""
+    return ARTICLES.sub(" ", text.lower().translate(ASCII_PUNCTUATION)).split()
+
+
+def normalize_zh(text: str) -> list[str]:
+    """jieba's words of the raw text, each without punctuation and white space; none is empty."""
+    words = ("".join(w.lower().translate(CHINESE_PUNCTUATION).split()) for w in cut_words(text))
+    return [word for word in words if word]
+
+
+def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
+    """F1 of two multisets of words."""
+    num_same = (Counter(prediction) & Counter(answer)).total()
+    if num_same == 0:
+        return 0.0
+    precision = num_same / len(prediction)
+    recall = num_same / len(answer)
+    return (2 * precision * recall) / (precision + recall)
+
+
+# ------------------------------------------------------------------------ classes, numbers, code
+
+
+def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
+    """1 divided by the number of classes in the prediction, 0 if the answer is not among them.
+
+    A class that is a part of the answer's name does not count. Upstream deletes such classes while
+    it walks the list, so that the one after a deleted class is not looked at; it is so here.
+    """
+    named = [name for name in all_classes if name in prediction]
+    k = 0
+    while k < len(named):
+        if named[k] in answer and named[k] != answer:
+            named.remove(named[k])
+        k += 1
+    return 1.0 / len(named) if answer in named else 0.0
+
+
+def count(prediction: str, answer: str) -> float:
+    """The share of the numbers in a prediction that are the right one."""
+    numbers = NUMBER.findall(prediction)
+    return numbers.count(answer) / len(numbers) if numbers else 0.0
+
+
+def retrieval(prediction: str, answer: str) -> float:
+    return count(prediction, number_after("Paragraph ", answer))
+
+
+def retrieval_zh(prediction: str, answer: str) -> float:
+    return count(prediction, number_after("段落", answer))
+
+
+def number_after(word: str, answer: str) -> str:
+    match = re.search(word + r"(\d+)", answer)
+    if match is None:
+        raise ValueError(
+            f"The answer {answer!r} names no paragraph; retrieval is scored against {word + '7'!r}."
+        )
+    return match[1]
+
+
+def code_sim(prediction: str, answer: str) -> float:
+    """fuzzywuzzy's ratio of the first line of code, on difflib: with python-Levenshtein beside it
+    fuzzywuzzy gives other numbers, and LongBench does not ask for that package."""
+    line = first_line_of_code(prediction)
+    if line == answer:
+        return 1.0
+    if not line or not answer:
+        return 0.0
+    return round(100 * SequenceMatcher(None, line, answer).ratio()) / 100
+
+
+def first_line_of_code(text: str) -> str:
+    """The first line without a mark of a comment or of Markdown; a line of blanks counts."""
+    lines = text.lstrip("\n").split("\n")
+    return next((line for line in lines if not any(m in line for m in COMMENT_MARKS)), "")

@@ -1,0 +1,241 @@
+"""How far and how fast a score recovers, and what one run has over another: statistics of curves,
+each with its interval.
+
+A curve is a score at a run's checkpoints, over the tokens it was trained on, beside the dense
+model's score. Intervals are percentiles over replicates: the curve as other examples might have
+shown it. Where the scores of single examples are there, examples are drawn with replacement, the
+same ones for the dense model, every checkpoint and every run that answered them (a paired
+bootstrap: what is hard for all of them cancels out). Else each point is drawn by itself from its
+standard error.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+Cell = tuple[str, int]  # task, length
+Samples = Mapping[Cell, Mapping[int, float]]  # scores of single examples by their index, percent
+
+LEVEL = 0.95  # of every interval
+NUM_REPLICATES = 2000
+PAIRED = "paired bootstrap over examples"
+FROM_ERRORS = "from standard errors, points drawn independently"
+NO_INTERVALS = "no intervals"
+NEVER = math.inf  # tokens to a share of the gap that was not reached
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """The same curve many times over."""
+
+    values: Numbers  # [replicate, point]
+    dense: Numbers  # [replicate]; nan: there is no dense model's score
+    source: str  # how they were made, for the reader
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A score over tokens. The first point is step 0, if that was evaluated."""
+
+    steps: tuple[int, ...]  # rising
+    tokens: Numbers  # [point]
+    values: Numbers  # [point], percent
+    stderrs: Numbers  # [point]; nan: unknown
+    dense: float = math.nan
+    dense_stderr: float = math.nan
+    replicates: Replicates | None = None
+
+    @property
+    def starts_at_zero(self) -> bool:
+        return self.steps[0] == 0
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there is a step 0 and something after it."""
+        return self.starts_at_zero and len(self.steps) > 1
+
+    @property
+    def source(self) -> str:
+        return self.replicates.source if self.replicates else NO_INTERVALS
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its interval. None: not defined, or nothing is known of it."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    num_seeds: int = 1  # that it is a mean over
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval says on which side of zero the number is."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+# A statistic takes tokens [point], values [..., point] and the dense model's [...], and gives one
+# number each.
+Statistic = Callable[[Numbers, Numbers, Numbers], Numbers]
+
+
+def estimate(curve: Curve, statistic: Statistic) -> Estimate:
+    value, repeated = _apply(statistic, curve)
+    return Estimate(_defined(value), *(interval(repeated) if repeated is not None else ()))
+
+
+def estimate_difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate:
+    """What the first of each pair has more than the second, in the mean over pairs, each a seed.
+    Runs that answered the same examples have the same ones in a replicate, so this is a paired
+    difference; seeds are drawn anew as well."""
+    values, drawn = [], []
+    for pair in pairs:
+        (own, own_repeated), (other, other_repeated) = (_apply(statistic, one) for one in pair)
+        values.append(own - other)
+        if own_repeated is not None and other_repeated is not None:
+            drawn.append(own_repeated - other_repeated)
+    value = _defined(float(np.mean(values)))
+    if len(drawn) < len(pairs):
+        return Estimate(value, num_seeds=len(pairs))
+    table = np.array(drawn).T  # [replicate, seed]
+    seeds = np.random.default_rng(0).integers(0, len(pairs), table.shape)
+    means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
+    return Estimate(value, *interval(means), num_seeds=len(pairs))
+
+
+def interval(replicates: Numbers) -> tuple[float | None, float | None]:
+    """The middle 95 % of the replicates, infinite ones (not reached) included. (None, None) where
+    more than 5 % of them are not defined."""
+    known = np.sort(replicates[~np.isnan(replicates)])
+    if len(known) < LEVEL * len(replicates) or len(known) == 0:
+        return None, None
+    # No interpolation: between a number and infinity there is nothing.
+    tail = (1 - LEVEL) / 2
+    first, last = math.floor(tail * len(known)), math.ceil((1 - tail) * len(known)) - 1
+    return float(known[first]), float(known[last])
+
+
+def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers | None]:
+    """Of the curve, and of its replicates."""
+    value = float(statistic(curve.tokens, curve.values, np.asarray(curve.dense)))
+    drawn = curve.replicates
+    return value, statistic(curve.tokens, drawn.values, drawn.dense) if drawn else None
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+# ----------------------------------------------------------------------------------- statistics
+
+
+def first_value(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
+    return values[..., 0]
+
+
+def final_value(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
+    return values[..., -1]
+
+
+def gain_to(place: int) -> Statistic:
+    """Points from step 0 to that point of the curve."""
+    return lambda tokens, values, dense: values[..., place] - values[..., 0]
+
+
+def gap_share(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
+    """Share of the gap between step 0 and the dense model that the last checkpoint has closed. Not
+    defined (nan) where step 0 is not below the dense model."""
+    return (values[..., -1] - values[..., 0]) / _gap(values, dense)
+
+
+def tokens_to_share(share: float) -> Statistic:
+    """Tokens until that share of the gap is closed for the first time, on straight lines between
+    checkpoints. Infinite where it never is."""
+
+    def statistic(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
+        gap = _gap(values, dense)
+        level = (values[..., 0] + share * gap)[..., None]
+        reached = values >= level - 1e-9
+        after = np.argmax(reached, axis=-1)[..., None]
+        before = np.maximum(after - 1, 0)
+        low, high = (np.take_along_axis(values, place, -1) for place in (before, after))
+        rise = np.where(high > low, high - low, 1.0)
+        part = np.clip((level - low) / rise, 0, 1)
+        found = (tokens[before] + part * (tokens[after] - tokens[before]))[..., 0]
+        return np.where(np.isnan(gap), np.nan, np.where(reached.any(-1), found, NEVER))
+
+    return statistic
+
+
+def mean_score(until: float = math.inf, since: float = -math.inf) -> Statistic:
+    """Area under the curve over its width: the mean score on the way, in points. `since`, `until`:
+    only the tokens between, for runs that start or end elsewhere."""
+
+    def statistic(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
+        begin, end = max(since, float(tokens[0])), min(until, float(tokens[-1]))
+        if end <= begin:
+            return np.full(values.shape[:-1], np.nan)
+        inside = tokens[(tokens > begin) & (tokens < end)]
+        places = np.concatenate([[begin], inside, [end]])
+        # What each point has in the curve's height at each place.
+        parts = np.array([np.interp(places, tokens, one) for one in np.eye(len(tokens))])
+        heights = values @ parts
+        area = ((heights[..., 1:] + heights[..., :-1]) / 2 * np.diff(places)).sum(-1)
+        return np.asarray(area / (end - begin))
+
+    return statistic
+
+
+def _gap(values: Numbers, dense: Numbers) -> Numbers:
+    gap = dense - values[..., 0]
+    return np.where(gap > 1e-9, gap, np.nan)
+
+
+# ----------------------------------------------------------------------------------- replicates
+
+
+def resample_examples(
+    points: Sequence[Samples], dense: Samples | None, weights: Mapping[Cell, float], suite: str
+) -> Replicates | None:
+    """Replicates of sum(weight x mean over the cell's examples). None where a point lacks a cell,
+    or has one example of it, which drawn anew is always itself, or not all points answered the
+    same examples."""
+    models = [*points, dense] if dense is not None else list(points)
+    total = np.zeros((NUM_REPLICATES, len(models)))
+    for cell, weight in weights.items():
+        cells = [model.get(cell, {}) for model in models]
+        indexes = sorted(cells[0])
+        if len(indexes) < 2 or any(sorted(scores) != indexes for scores in cells):
+            return None
+        scores = np.array([[scores[index] for index in indexes] for scores in cells])
+        # By its name, so that every run draws the same examples of a cell.
+        generator = _generator(suite, *cell, len(indexes))
+        share = np.full(len(indexes), 1 / len(indexes))
+        counts = generator.multinomial(len(indexes), share, NUM_REPLICATES)
+        total += weight * counts @ scores.T / len(indexes)
+    last = total[:, -1] if dense is not None else np.full(NUM_REPLICATES, math.nan)
+    return Replicates(total[:, : len(points)], last, PAIRED)
+
+
+def draw_from_errors(
+    values: Numbers, stderrs: Numbers, dense: float, dense_stderr: float, measure: str, run: str
+) -> Replicates | None:
+    """Normal draws around each point, others for each run; the dense model's are the same for all.
+    None where a standard error is unknown."""
+    has_dense = not math.isnan(dense)
+    if np.isnan(stderrs).any() or (has_dense and math.isnan(dense_stderr)):
+        return None
+    drawn = _generator(measure, run).normal(values, stderrs, (NUM_REPLICATES, len(values)))
+    last = np.full(NUM_REPLICATES, math.nan)
+    if has_dense:
+        last = _generator(measure, "dense").normal(dense, dense_stderr, NUM_REPLICATES)
+    return Replicates(drawn, last, FROM_ERRORS)
+
+
+def _generator(*names: object) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32("/".join(map(str, names)).encode()))

@@ -1,0 +1,152 @@
+"""How far and how fast a score recovers and what one run has over another, worked out by hand; and
+the intervals around it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from eval.report import statistics
+from eval.report.statistics import (
+    NEVER,
+    NUM_REPLICATES,
+    Curve,
+    Estimate,
+    Replicates,
+    Statistic,
+    draw_from_errors,
+    estimate,
+    estimate_difference,
+    interval,
+    resample_examples,
+)
+
+TOKENS = np.array([0.0, 100.0, 200.0, 400.0])
+GAIN = statistics.gain_to(-1)
+
+
+def make_curve(values: list[float], dense: float, replicates: Replicates | None = None) -> Curve:
+    errors = np.full(4, math.nan)
+    return Curve((0, 1, 2, 4), TOKENS, np.array(values), errors, dense, math.nan, replicates)
+
+
+@pytest.mark.parametrize(
+    ("values", "statistic", "number"),
+    [
+        ([20, 30, 50, 65], statistics.gap_share, 0.75),  # from 20 to 65 of a gap from 20 to 80
+        ([20, 30, 50, 65], statistics.gain_to(2), 30),
+        ([20, 30, 50, 65], statistics.tokens_to_share(0.5), 200),  # 50 is half way from 20 to 80
+        ([20, 30, 40, 80], statistics.tokens_to_share(0.5), 250),  # and a quarter from 40 to 80
+        ([20, 30, 40, 60], statistics.tokens_to_share(0.5), 300),
+        ([20, 80, 10, 10], statistics.tokens_to_share(0.5), 50),  # the first time counts
+        ([20, 30, 50, 65], statistics.tokens_to_share(0.9), NEVER),  # 74 is never seen
+        ([20, 10, 5, 1], statistics.tokens_to_share(0.5), NEVER),
+        # Trapezoids 25 x 100 + 40 x 100 + 57.5 x 200 = 18,000 over 400 tokens.
+        ([20, 30, 50, 65], statistics.mean_score(), 45),
+        # Up to 300, where the curve is at 57.5: 2,500 + 4,000 + 53.75 x 100.
+        ([20, 30, 50, 65], statistics.mean_score(until=300), 11_875 / 300),
+        # From 50, at 25, to 200: 27.5 x 50 + 40 x 100.
+        ([20, 30, 50, 65], statistics.mean_score(until=200, since=50), 5_375 / 150),
+        ([20, 30, 50, 65], statistics.mean_score(until=50, since=60), None),
+    ],
+)
+def test_statistics_are_as_worked_out_by_hand(
+    values: list[float], statistic: Statistic, number: float | None
+) -> None:
+    found = estimate(make_curve(values, 80), statistic)
+    assert found == Estimate(number if number is None else pytest.approx(number))
+
+
+@pytest.mark.parametrize("dense", [20, 10, math.nan])
+def test_there_is_no_share_of_a_gap_that_is_not_there(dense: float) -> None:
+    curve = make_curve([20, 30, 50, 65], dense)
+    assert estimate(curve, statistics.gap_share).value is None
+    assert estimate(curve, statistics.tokens_to_share(0.5)).value is None
+
+
+def test_interval_is_the_middle_of_the_replicates_with_those_never_reached_on_top() -> None:
+    numbers = np.arange(1.0, 201.0)
+    assert interval(numbers) == (6, 195)  # 2.5 % of 200 are cut on either side
+    assert interval(np.where(numbers > 150, NEVER, numbers)) == (6, NEVER)
+    # More than 5 % without a value leave no interval.
+    assert interval(np.where(numbers <= 11, math.nan, numbers)) == (None, None)
+    assert interval(np.where(numbers <= 10, math.nan, numbers))[0] is not None
+
+
+# ----------------------------------------------------------------------------------- differences
+
+
+def at(value: float, replicates: list[float] | None = None) -> Curve:
+    """A curve of one point."""
+    drawn = None
+    if replicates is not None:
+        many = np.repeat(replicates, 1000)
+        drawn = Replicates(many[:, None], np.full(len(many), math.nan), "made up")
+    return Curve((0,), np.zeros(1), np.array([value]), np.array([math.nan]), replicates=drawn)
+
+
+def test_difference_of_one_seed_is_drawn_over_examples_alone() -> None:
+    # Example by example the first is 10 better: what is hard for both cancels out.
+    pair = (at(60, [50, 60, 70]), at(50, [40, 50, 60]))
+    assert estimate_difference([pair], statistics.first_value) == Estimate(10, 10, 10, 1)
+    unknown = estimate_difference([(at(60), at(50, [50]))], statistics.first_value)
+    assert unknown == Estimate(10, None, None, 1)
+
+
+def test_differences_are_drawn_over_seeds_and_examples() -> None:
+    """By hand: seeds with differences 0 and 20, without noise of the examples. Two seeds drawn anew
+    give 0, 10, 10 or 20, each a quarter; so the middle 95 % are all of these."""
+    pairs = [(at(50, [50]), at(50, [50])), (at(70, [70]), at(50, [50]))]
+    assert estimate_difference(pairs, statistics.first_value) == Estimate(10, 0, 20, 2)
+    # Differences of 5 and 6 exclude zero, and three seeds are drawn as two are.
+    near = [(at(55, [55]), at(50, [50])), *[(at(56, [56]), at(50, [50]))] * 2]
+    found = estimate_difference(near, statistics.first_value)
+    assert (found.low, found.high, found.num_seeds) == (5, 6, 3)
+    assert found.value == pytest.approx(17 / 3)
+    assert found.excludes_zero
+
+
+# ------------------------------------------------------------------------------------ replicates
+
+
+CELL = ("task", 512)
+
+
+def test_paired_replicates_cancel_what_is_hard_for_all() -> None:
+    step_0 = {CELL: {i: 100.0 * (i < 40) for i in range(100)}}
+    later = {CELL: {i: 100.0 * (i < 60) for i in range(100)}}
+    drawn = resample_examples([step_0, later], later, {CELL: 1.0}, "niah")
+    assert drawn is not None
+    assert (drawn.dense == drawn.values[:, 1]).all()  # the same answers, so the same draws
+    # The gain is the number of the 20 examples drawn, with n p (1 - p) = 100 x .2 x .8: 4 points.
+    gains = GAIN(TOKENS, drawn.values, drawn.dense)
+    assert gains.mean() == pytest.approx(20, abs=0.5)
+    assert gains.std() == pytest.approx(4, abs=0.3)
+    assert (gains >= 0).all()
+
+
+def test_replicates_are_the_same_in_every_run_and_differ_between_cells() -> None:
+    samples = {cell: {i: 100.0 * (i % 2) for i in range(50)} for cell in (CELL, ("other", 512))}
+    one, again = (resample_examples([samples], None, {CELL: 1.0}, "niah") for _ in range(2))
+    other = resample_examples([samples], None, {("other", 512): 1.0}, "niah")
+    assert (one.values == again.values).all()
+    assert not (one.values == other.values).all()
+    assert np.isnan(one.dense).all()
+
+
+def test_points_that_answered_other_examples_are_not_paired() -> None:
+    first = {CELL: {0: 100.0, 1: 0.0}}
+    assert resample_examples([first, {CELL: {0: 100.0}}], None, {CELL: 1.0}, "niah") is None
+    assert resample_examples([first, {}], None, {CELL: 1.0}, "niah") is None
+
+
+def test_without_examples_points_are_drawn_from_their_errors() -> None:
+    values, errors = np.array([20.0, 60.0]), np.array([3.0, 4.0])
+    drawn = draw_from_errors(values, errors, 80.0, 2.0, "niah/average", "run")
+    assert drawn is not None
+    assert drawn.values.shape == (NUM_REPLICATES, 2)
+    # Independent errors of 3 and 4 make one of 5.
+    assert GAIN(TOKENS, drawn.values, drawn.dense).std() == pytest.approx(5, rel=0.05)
+    assert drawn.dense.std() == pytest.approx(2, rel=0.05)
+    errors[0] = math.nan
+    assert draw_from_errors(values, errors, 80.0, 2.0, "niah/average", "run") is None

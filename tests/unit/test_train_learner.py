@@ -1,0 +1,223 @@
+"""Masks learned by the training loop itself, on a tiny model and a few steps."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from bosch.gates.constraint import ConstrainedGates
+from bosch.gates.learner import GateLearner, RateCurve
+from bosch.gates.scalar import ScalarGates
+from bosch.run.tensorboard import read_metrics
+from data.loader import Loader
+from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, model_folder, tokens_in_memory
+from training.learner import LoopFit, cut_sequences
+from training.loop import TrainJob, train
+
+STEPS = 5
+BATCH = SETTINGS.batch_sequences
+WINDOW = 8
+SHAPE = 3, 4  # layers and groups of the model
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("dense") / "model", hybrid=False)
+
+
+def constrained(alpha: float = 0.0, granularity: Any = "head-all-layers") -> ConstrainedGates:
+    """Gates near their middle, so that most are mixed, or all alike elsewhere."""
+    gates = ConstrainedGates(*SHAPE, granularity, ratio=0.5, seed=0)
+    gates.alpha_U.data.fill_(alpha)
+    return gates
+
+
+def learner_of(gates: Any, *rates: float) -> GateLearner:
+    return GateLearner(gates, gates.parameter_groups(*rates), WINDOW, RateCurve(STEPS))
+
+
+def learn(dense: Path, folder: Path, gates: Any, rates: Any = (0.3, 0.2), **changes: Any) -> Any:
+    """Train in `folder`, weights in its `weights`; the gates."""
+    fit = LoopFit(replace(SETTINGS, **changes), dense, tokens_in_memory())
+    learner = learner_of(gates, *rates)
+    assert fit(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights") is None
+    return gates
+
+
+def weights_in(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# --- against training as it was, and written out ---
+
+
+def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path) -> None:
+    """Bit for bit: losses, norms and weights."""
+    plain, gated = tmp_path / "plain" / "train", tmp_path / "gated" / "mask"
+    budget = NUM_SEQUENCES * SEQ_LEN
+    job = TrainJob(SETTINGS, dense, tokens_in_memory(), plain, budget, evaluated_shares=(1.0,))
+    assert train(job) is None
+    learn(dense, gated, constrained(alpha=50.0))
+    assert same(weights_in(gated / "weights"), weights_in(plain / f"step-{STEPS:06d}"))
+    rows = [read_metrics(folder / "metrics.jsonl") for folder in (plain, gated)]
+    curves = [[(row.get("loss"), row.get("grad_norm")) for row in curve] for curve in rows]
+    assert curves[0] == curves[1]
+    assert (tmp_path / "gated" / "tb" / "mask").is_dir()  # beside those of the training to come
+
+
+@pytest.mark.parametrize("kind", ["constrained", "scalar"])
+def test_gates_move_as_in_a_plain_loop(kind: str, dense: Path, tmp_path: Path) -> None:
+    """Batches, noise, penalty, rates and ascent, and the weights that move with the gates."""
+    make = {"constrained": constrained, "scalar": lambda: ScalarGates(3, 4, 4, weight=0.05)}[kind]
+    rates = (0.3, 0.2) if kind == "constrained" else (0.05,)
+    # The batch at once, as below: AdamW moves what has almost no gradient by how sums are rounded.
+    gates = learn(dense, tmp_path / "mask", make(), rates, micro_batch_sequences=4)
+
+    expected = make()
+    learner = learner_of(expected, *rates)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        dense, dtype=torch.float32, attn_implementation="bosch"
+    ).train()
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+    )
+    peaks = learner.parameter_groups()
+    along = torch.optim.AdamW([dict(group) for group in peaks], betas=(0.9, 0.95))
+    loader = Loader(tokens_in_memory(), BATCH)
+    rows = read_metrics(tmp_path / "mask" / "metrics.jsonl")
+    for done in range(STEPS):
+        batch = loader.batch(done)
+        logits = model(
+            batch.ids_BT,
+            position_ids=batch.position_ids_BT,
+            use_cache=False,
+            bosch_gates=expected.sample(done),
+            bosch_window=WINDOW,
+        ).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BT.flatten())
+        (loss + expected.penalty()).backward()
+        assert rows[done + 1]["loss"] == pytest.approx(loss.item(), abs=1e-5)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rows[done + 1]["learning_rate"]
+        for group, peak in zip(along.param_groups, peaks, strict=True):
+            group["lr"] = peak["lr"] * learner.rate(done)
+        for each in (optimizer, along):
+            each.step()
+            each.zero_grad()
+        expected.after_step()
+    for got, wanted in zip(gates.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+    trained = weights_in(tmp_path / "mask" / "weights")
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"micro_batch_sequences": 4}, {"activation_checkpointing": True}]
+)
+def test_how_a_step_is_computed_changes_no_gate(
+    changes: dict[str, Any], dense: Path, tmp_path: Path
+) -> None:
+    """Micro-batches share the noise of their step, and so does what is computed again."""
+    one, other = (
+        learn(dense, tmp_path / str(number), constrained(), **settings)
+        for number, settings in enumerate(({}, changes))
+    )
+    for got, wanted in zip(other.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
+def test_in_bf16_gates_learn_in_fp32(dense: Path, tmp_path: Path) -> None:
+    gates = learn(dense, tmp_path, constrained(), precision="bf16")
+    assert {parameter.dtype for parameter in gates.parameters()} == {torch.float32}
+    assert not gates.alpha_U.eq(0).any()
+
+
+def test_shorter_sequences_hold_the_same_tokens(dense: Path, tmp_path: Path) -> None:
+    """First parts before second ones, and documents end where they did."""
+    packed = tokens_in_memory()
+    cut = cut_sequences(packed, SEQ_LEN // 4)
+    assert cut.seq_len == SEQ_LEN // 4
+    whole, parts = Loader(packed, 1), Loader(cut, 1)
+    assert parts.num_steps == 4 * whole.num_steps
+    for step in range(whole.num_steps):
+        expected = whole.batch(step)
+        pieces = [parts.batch(step + part * whole.num_steps) for part in range(4)]
+        assert torch.equal(torch.cat([piece.ids_BT for piece in pieces], 1), expected.ids_BT)
+        ends = {int(end) for end in expected.cu_seqlens} | set(range(0, SEQ_LEN + 1, SEQ_LEN // 4))
+        found = {
+            int(end) + part * SEQ_LEN // 4
+            for part, piece in enumerate(pieces)
+            for end in piece.cu_seqlens
+        }
+        assert found == ends
+    fit = LoopFit(SETTINGS, dense, packed)
+    assert fit(learner_of(constrained(), 0.3, 0.2), tmp_path, STEPS, BATCH, SEQ_LEN // 4) is None
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["tokens"] == STEPS * BATCH * SEQ_LEN // 4
+
+
+# --- after a kill ---
+
+
+class Killed(Exception):  # noqa: N818
+    pass
+
+
+@pytest.mark.parametrize("granularity", ["head-all-layers", "head-per-layer"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    granularity: str, dense: Path, tmp_path: Path
+) -> None:
+    whole = learn(dense, tmp_path / "whole", constrained(0.0, granularity))
+    folder = tmp_path / "killed"
+    for at in (1, 3, 4):
+        gates = constrained(0.0, granularity)
+        learner = learner_of(gates, 0.3, 0.2)
+
+        def kill(step: int, at: int = at) -> None:
+            if step == at:
+                raise Killed
+
+        learner.after_step = kill  # type: ignore[method-assign]
+        fit = LoopFit(replace(SETTINGS, checkpoint_steps=2), dense, tokens_in_memory())
+        with pytest.raises(Killed):
+            fit(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights")
+    gates = learn(dense, folder, constrained(0.0, granularity), checkpoint_steps=2)
+    for got, wanted in zip(gates.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(got, wanted)
+    assert same(weights_in(folder / "weights"), weights_in(tmp_path / "whole/weights"))
+
+
+def test_a_batch_of_another_size_is_no_way_on(dense: Path, tmp_path: Path) -> None:
+    """It follows from the tokens and the number of processes, while the steps may stay as many."""
+    learner = learner_of(constrained(), 0.3, 0.2)
+    fit = LoopFit(replace(SETTINGS, checkpoint_steps=1), dense, tokens_in_memory())
+    assert fit(learner, tmp_path, 2, BATCH, SEQ_LEN) is None
+    for batch, length, change in (
+        (BATCH // 2, SEQ_LEN, f"batch_sequences: {BATCH} -> {BATCH // 2}"),
+        (BATCH, SEQ_LEN // 2, f"sequence_tokens: {SEQ_LEN} -> {SEQ_LEN // 2}"),
+    ):
+        with pytest.raises(ValueError, match=rf"{change}\).*--fresh {tmp_path.name} "):
+            fit(learner, tmp_path, 2, batch, length)
+
+
+def test_an_export_that_was_moved_is_not_missed(dense: Path, tmp_path: Path) -> None:
+    """Killed behind the export, and before the method could note that it has ended."""
+    learn(dense, tmp_path, constrained())
+    before = weights_in(tmp_path / "weights")
+    again = learn(dense, tmp_path, constrained())
+    assert same(weights_in(tmp_path / "weights"), before)
+    assert not list(tmp_path.glob("step-*"))  # the export that was made once more
+    assert not again.alpha_U.eq(0).any()  # they came from the checkpoint
