@@ -38,8 +38,7 @@ class FolderInUseError(UserError):
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process that no other can be mistaken for: pids are used again, after a reboot and within
-    one."""
+    """A process that no other can be mistaken for: pids are used again."""
 
     host: str
     boot_id: str
@@ -150,10 +149,9 @@ class FolderLock:
     def check_held(self) -> None:
         """Stop if another process took the folder over, as after a long suspension of this one."""
         if not self._is_held():
-            found = LockRecord.read(self.folder)
-            by = f"by {found.owner}" if found else "by hand"
             raise FolderInUseError(
-                f"{self.folder} was taken over {by} while this run stood still; this run ends here."
+                f"{self.folder} was taken over by another run while this one stood still; this one "
+                "ends here."
             )
 
     def _is_held(self) -> bool:
@@ -202,8 +200,7 @@ def start_beating(beat: Callable[[], None]) -> threading.Event:
 
 
 class LivenessWatch:
-    """Tells from repeated looks at a record whether its owner lives: True, False, or None for not
-    known yet."""
+    """Tells from repeated looks whether a record's owner lives: True, False, None (not known)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -253,8 +250,7 @@ def _this_machine() -> tuple[str, str, str]:
 def _process_state(pid: int) -> tuple[str, str]:
     """State letter and start time, as Linux has them; elsewhere only whether the pid is there."""
     if os.path.exists("/proc/self/stat"):
-        # The name, in parentheses, may hold anything: fields count from behind it. Number 3 is the
-        # state, 22 the start.
+        # Fields count from behind the name, in parentheses, which may hold anything.
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         return (fields[0], fields[19]) if fields else ("gone", "")
     try:

@@ -2,8 +2,7 @@
 collective, whose timeout a search outlasts. (What they decide together: bosch/run/group.py.)
 
 Each rank keeps `.ranks/<launch>/rank-N`: its sign of life, as in a lock, and the events that it has
-announced. The others poll. Nobody waits for the dead, and where nothing else would wake a rank that
-does, as in a GPU's collective, its own beat ends it.
+announced. The others poll. Who waits for the dead in a GPU's collective is ended by its own beat.
 """
 
 import contextlib

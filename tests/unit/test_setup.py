@@ -100,7 +100,7 @@ def test_second_setup_reuses_the_first_until_extras_or_requirements_change(made:
     project.write_text(PROJECT.replace("torch>=2", "torch>=2.1"))
     assert "update .venv (what has to be installed has changed)" in run(made)
     assert "reuse" in run(made, "dev"), "an update keeps the extras that were there"
-    project.write_text(project.read_text() + "[tool.ruff]\n")
+    project.write_text(project.read_text() + "\n[tool.ruff]\n")
     assert "reuse" in run(made), "settings of a linter install nothing"
 
 
@@ -195,6 +195,8 @@ def test_message_about_cuda_names_the_packages_and_the_variable() -> None:
 
 
 def test_unsuitable_python_is_one_sentence() -> None:
+    with pytest.raises(SystemExit, match=r"setup_environment\.py \[EXTRA \.\.\.\]"):
+        setup_environment.main(["--help"])
     with pytest.raises(SystemExit, match=r"3\.11 or newer is needed.*is 3\.9.*PYTHON="):
         check_python((3, 9), has_ensurepip=True)
     with pytest.raises(SystemExit, match=r"apt install python3\.12-venv"):

@@ -383,6 +383,6 @@ def test_run_whose_folder_was_taken_over_stops_before_it_seals(tmp_path: Path) -
     def lose_the_lock(folder: Path) -> None:
         LockRecord.of_this_process().write(tmp_path / "run")
 
-    with pytest.raises(Exception, match="was taken over by pid"):
+    with pytest.raises(Exception, match="was taken over by another run"):
         complete(tmp_path / "run", [Stage("mask", run=lose_the_lock)])
     assert not (tmp_path / "run" / "mask" / "manifest.json").exists()
