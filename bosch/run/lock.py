@@ -120,12 +120,24 @@ class FolderLock:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        watch = LivenessWatch()
-        told = None
+        watch, told = LivenessWatch(), ""
         doing = "waiting for it" if self.wait else "looking whether it still runs"
-        while not self._try_to_take(watch):
-            holder = watch.record  # it lives, or its beat from another machine may still move
-            if holder and holder.launch != told:
+        while True:
+            with _one_at_a_time(self.folder):
+                holder = LockRecord.read(self.folder)
+                watch.look(holder)
+                if holder is None or watch.alive is False:
+                    if holder and not holder.ended:
+                        dead = holder.owner
+                        self.say(f"{self.folder}: took over the lock of {dead}, which has ended")
+                    self.record.write(self.folder)
+                    break
+            if watch.alive and not self.wait:
+                raise FolderInUseError(
+                    f"{self.folder} is in use by {holder.owner}; wait until it ends, or choose "
+                    "another folder (--run-dir or --out)."
+                )
+            if holder.launch != told:  # it lives, or its beat from another machine may still move
                 told = holder.launch
                 self.say(f"{self.folder} is in use by {holder.owner}: {doing}")
             time.sleep(POLL_SECONDS)
@@ -139,11 +151,9 @@ class FolderLock:
         """as_ended: leave a record of it, for ranks that have not looked yet."""
         self._released.set()
         with _one_at_a_time(self.folder):
-            if not self._is_held():
-                return
-            if as_ended:
+            if self._is_held() and as_ended:
                 dataclasses.replace(self.record, ended=True).write(self.folder)
-            else:
+            elif self._is_held():
                 (self.folder / LOCK).unlink()
 
     def check_held(self) -> None:
@@ -157,23 +167,6 @@ class FolderLock:
     def _is_held(self) -> bool:
         found = LockRecord.read(self.folder)
         return found is not None and found.launch == self.record.launch
-
-    def _try_to_take(self, watch: "LivenessWatch") -> bool:
-        with _one_at_a_time(self.folder):
-            watch.look(LockRecord.read(self.folder))
-            if watch.record and watch.alive is not False:
-                if watch.alive and not self.wait:
-                    raise FolderInUseError(
-                        f"{self.folder} is in use by {watch.record.owner}; wait until it ends, or "
-                        "choose another folder (--run-dir or --out)."
-                    )
-                return False
-            if watch.record and not watch.record.ended:
-                self.say(
-                    f"{self.folder}: took over the lock of {watch.record.owner}, which has ended"
-                )
-            self.record.write(self.folder)
-            return True
 
     def _beat(self) -> None:
         with _one_at_a_time(self.folder):

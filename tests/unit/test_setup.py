@@ -79,10 +79,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(made: Path, tmp_path: Path) -> Path:
-    """The same in another folder, as if it had been set up there."""
+def copied(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same in another folder, as if it had been set up there; what this process looks at."""
     checkout = shutil.copytree(made, tmp_path / "copied", symlinks=True)
-    change_record(checkout, folder=str(checkout / ".venv"))
+    environment = checkout / ".venv"
+    change_record(checkout, folder=str(environment))
+    monkeypatch.setattr(setup_environment, "ROOT", checkout)
+    monkeypatch.setattr(setup_environment, "ENVIRONMENT", environment)
+    monkeypatch.setattr(setup_environment, "RECORD_FILE", environment / "setup.json")
+    monkeypatch.setattr(setup_environment, "PYTHON", str(environment / "bin" / "python"))
     return checkout
 
 
@@ -133,18 +138,9 @@ def replace_interpreter(checkout: Path, target: str) -> None:
     ],
 )
 def test_what_is_wrong_is_named(
-    copied: Path,
-    damage: Callable[[Path], object],
-    action: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
+    copied: Path, damage: Callable[[Path], object], action: str, reason: str
 ) -> None:
     damage(copied)
-    environment = copied / ".venv"
-    monkeypatch.setattr(setup_environment, "ROOT", copied)
-    monkeypatch.setattr(setup_environment, "ENVIRONMENT", environment)
-    monkeypatch.setattr(setup_environment, "RECORD_FILE", environment / "setup.json")
-    monkeypatch.setattr(setup_environment, "PYTHON", str(environment / "bin" / "python"))
     decided, why = setup_environment.decide([])
     assert decided == action
     assert reason in why
