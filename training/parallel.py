@@ -165,19 +165,14 @@ def choose_switches(
 ) -> Switches:
     """Of a TrainConfig. A setting that is None is left to the accelerate config, and where that
     says nothing to what suits the device."""
-    on_gpu = device.type == "cuda"
-    chosen = {
-        "cpu_offload": False,
-        "reshard_after_forward": True,
-        "activation_checkpointing": on_gpu,
-    }
+    chosen = {"cpu_offload": False, "reshard_after_forward": True}
+    chosen["activation_checkpointing"] = device.type == "cuda"
     for variable, name in HONORED.items():
         wish = environment.get(variable, "").lower()
         # accelerate sets all three, whether the user said anything or not: `false` is its default
         # of those that save memory, and no wish.
         if wish in TRUE or (wish in FALSE - {""} and name == "reshard_after_forward"):
             chosen[name] = wish in TRUE
-    for name in chosen:
         if (value := getattr(settings, name)) is not None:
             chosen[name] = value
     return Switches(settings.precision, compile=settings.compile, **chosen)

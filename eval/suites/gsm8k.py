@@ -51,11 +51,9 @@ class Settings:
     tasks: tuple[str, ...] = (COT.name,)
 
     def __post_init__(self) -> None:
-        for name in self.tasks:
-            if name not in STRICT:
-                raise ValueError(
-                    f"{name!r} is not one of the tasks: {suggest(name, tuple(STRICT))}"
-                )
+        if unknown := [name for name in self.tasks if name not in STRICT]:
+            told = suggest(unknown[0], tuple(STRICT))
+            raise ValueError(f"{unknown[0]!r} is not one of the tasks: {told}")
 
 
 def list_tasks(settings: Settings) -> list[Task]:
