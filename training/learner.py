@@ -1,5 +1,5 @@
-"""The training loop as the function that a method of learned masks is handed: but for what a stop
-means, the `Fit` of bosch/methods/_interface.py.
+"""The training loop as what a method of learned masks is handed, the `Fit` of
+bosch/methods/_interface.py, but for what a stop means.
 """
 
 import math

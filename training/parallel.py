@@ -113,11 +113,8 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
 
 def refuse_silent_traps(environment: Mapping[str, str]) -> None:
     """Stop where accelerate starts something other than what was asked for."""
-    for name, what in (
-        ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
-        ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
-    ):
-        if is_true(environment.get(name)):
+    for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
+        if is_true(environment.get(f"ACCELERATE_USE_{name}")):
             raise ValueError(
                 f"the accelerate config asks for {what}, which this training does not use: it "
                 "shards with FSDP. Run `accelerate config` again, or pass --config_file with one "
@@ -221,8 +218,7 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
     """
     layers = model.model.layers
     if switches.compile:
-        # Each block is a graph of its own, with its row of the mask in it, others where gradients
-        # are off or gates are learned.
+        # Each block is a graph of its own, others where gradients are off or gates are learned.
         allow_graphs(8 * len(layers))
     for index, block in enumerate(layers):
         if switches.activation_checkpointing:
