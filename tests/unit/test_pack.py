@@ -572,7 +572,7 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
 
 @pytest.mark.slow
 def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Path) -> None:
-    from benchmarks.data import PeakMemory, resident_bytes
+    from tests.process_memory import PeakMemory, resident_bytes
 
     block = "\n".join(write_document(1, n) for n in range(3000))
     path = tmp_path / "giant.txt"
