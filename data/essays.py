@@ -92,8 +92,7 @@ class Essays:
         return [len(self._text) * repeats + end for end in found]
 
     def starting_at(self, share: float) -> "Essays":
-        """The same text from about `share` of it on, then its beginning: another region of
-        haystacks, for calibration."""
+        """The same text begun at about `share` of it: another region, for calibration."""
         if not 0 <= share < 1:
             raise ValueError(f"Essays cannot start at {share} of their length; use 0 <= share < 1.")
         # Some sentences end inside a word ("good.[2] Technology"); begin behind one that does not.

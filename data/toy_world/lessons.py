@@ -49,8 +49,7 @@ class Mixture:
 
 
 def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
-    """Facts told and asked again at random distances; the style, the keys and the values change
-    from lesson to lesson."""
+    """Facts told and asked again at random distances, in a style drawn for each lesson."""
     rng = world.rng
     styles = [("{key}:", " {value}\n", "{key}:")]
     if not simple:
@@ -102,8 +101,7 @@ def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
 
 
 def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 8) -> Lesson:
-    """A NIAH example as the builder writes it, often with more needles than the task has, and
-    further questions on it."""
+    """A NIAH example, often with more needles than the task has, and further questions on it."""
     rng = world.rng
     task = TASKS[task_name]
     if rng.random() < 0.6 and task.haystack != "needle":
@@ -126,8 +124,7 @@ def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 
 
 
 def task_lesson(world: World, size: int, dataset_name: str, max_questions: int = 8) -> Lesson:
-    """A toy LongBench scene, its prompt with one question, then further questions; each answer ends
-    its text."""
+    """A toy LongBench prompt, then further questions on its scene; each answer ends its text."""
     dataset = DATASETS[dataset_name]
     scene = dataset.write(world, size)
     chosen = world.rng.sample(
@@ -170,8 +167,7 @@ class LessonWriter:
     def batch(
         self, step: int, sequences: int, length: int, mixture: Mixture, text_weight: float
     ) -> tuple[Tensor, Tensor]:
-        """(ids, weights), both (sequences, length + 1): answers weigh 1, all other tokens
-        `text_weight`."""
+        """(ids, weights), both (sequences, length + 1): answers weigh 1, the rest `text_weight`."""
         ids = torch.full((sequences, length + 1), self._end)
         weights = torch.zeros(sequences, length + 1)
         for row in range(sequences):
@@ -218,8 +214,7 @@ class LessonWriter:
     def _fit(
         self, name: str, write: Callable[..., Lesson], world: World, target: int
     ) -> Lesson | None:
-        """The lesson whose size brings it just under the target; sizes come from a line through two
-        measured ones."""
+        """A lesson just under the target: its size is from a line through two measured ones."""
         if name not in self._sizes:
             self._sizes[name] = self._measure(name, write)
         fixed, per_unit = self._sizes[name]
@@ -235,8 +230,7 @@ class LessonWriter:
         return None
 
     def _measure(self, name: str, write: Callable[..., Lesson]) -> tuple[float, float]:
-        """(tokens of size 0, tokens a unit), from a world of its own: the lessons must not depend
-        on it."""
+        """(tokens of size 0, tokens a unit), from a world of its own: no lesson depends on it."""
         world = World(self._split, f"sizes/{name}")
         few, many = (
             sum(len(self._encode(write(world, size=size))[0]) for _ in range(8)) / 8

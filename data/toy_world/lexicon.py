@@ -85,27 +85,12 @@ COLORS = tuple(
     yellow
     """.split()
 )
-DISHES = (
-    "bean soup",
-    "black bread",
-    "carrot stew",
-    "cheese cake",
-    "corn pie",
-    "fish pie",
-    "fried rice",
-    "garlic toast",
-    "honey cake",
-    "leek soup",
-    "lemon tart",
-    "mushroom stew",
-    "nut bread",
-    "onion soup",
-    "pea soup",
-    "plum tart",
-    "potato salad",
-    "roast duck",
-    "salt fish",
-    "sour plums",
+DISHES = tuple(
+    (
+        "bean soup, black bread, carrot stew, cheese cake, corn pie, fish pie, fried rice, "
+        "garlic toast, honey cake, leek soup, lemon tart, mushroom stew, nut bread, onion soup, "
+        "pea soup, plum tart, potato salad, roast duck, salt fish, sour plums"
+    ).split(", ")
 )
 INSTRUMENTS = tuple(
     """
@@ -178,16 +163,16 @@ observatory: stars lenses charts clocks notes domes lamps
 """
 
 
-def _read_topics(text: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
+Words = tuple[str, ...]
+
+
+def _read_topics(text: str) -> dict[str, tuple[Words, Words, Words]]:
     lines = text.strip().split("\n")
     topics = {}
     for first, deeds, sayings in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
         name, things = first.split(": ")
-        topics[name] = (
-            tuple(things.split()),
-            tuple(deeds.split()),
-            tuple(sayings.strip().split("; ")),
-        )
+        said = tuple(sayings.strip().split("; "))
+        topics[name] = (tuple(things.split()), tuple(deeds.split()), said)
     return topics
 
 
@@ -227,8 +212,7 @@ def coined_word(rng: random.Random) -> str:
 
 
 def key_words(split: str) -> list[str]:
-    """Every adjective-noun key of a split, sorted: what the NIAH builder draws its keys from in the
-    toy world."""
+    """Every adjective-noun key of a split, sorted."""
     return sorted(
         word
         for adjective in ADJECTIVES

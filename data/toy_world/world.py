@@ -13,8 +13,7 @@ def key_words(split: str) -> list[str]:
 
 
 class World:
-    """Draws from one split. Two worlds of one split and seed tell the same story; two splits share
-    no entity."""
+    """Draws from one split. Same split and seed: same story. Two splits share no entity."""
 
     def __init__(self, split: str, seed: int | str):
         if split not in lexicon.SPLITS:

@@ -160,7 +160,7 @@ def test_damaged_tokens_are_named(folder: Path, tokenizer: TokenizerText, tmp_pa
     content[1000] ^= 1
     tokens.write_bytes(content)
     with pytest.raises(ValueError, match=r"tokens\.bin is damaged"):
-        open_tokens(tmp_path, tokenizer.hash, verify=True)
+        check_reuse(tmp_path, tokenizer.hash, SEQ_LEN, 1)
     tokens.write_bytes(content[:-2])
     with pytest.raises(ValueError, match=r"tokens\.bin has .* it is damaged"):
         open_tokens(tmp_path, tokenizer.hash)
