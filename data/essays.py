@@ -24,9 +24,8 @@ SPANS_FOLDER = Path(__file__).parent / "punkt_spans"
 PUNKT_FILES = ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab")
 SEAM_WORDS = 200  # of the text's start, read on after its end: Punkt judges an end by what follows
 WORDS_BEFORE = 20  # and by what comes before
-CAN_END_INSIDE = re.compile(
-    r"""[.?!][)";}\]*:@'({\[!?]"""
-)  # a word in which Punkt looks for an end
+# A word in which Punkt looks for an end.
+CAN_END_INSIDE = re.compile(r"""[.?!][)";}\]*:@'({\[!?]""")
 
 
 def read_essays(path: Path, punkt: Path | None = None) -> "Essays":

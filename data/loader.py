@@ -10,8 +10,6 @@ tells where its documents end in three ways: `cu_seqlens`, position ids that beg
 that predict nothing across an end."""
 # B sequences of a rank, T tokens
 
-import queue
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bosch.run.manifest import MANIFEST, read_sealed_json, verify_folder
+from data.ahead import map_ahead
 from data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
 
 IGNORED = -100  # a label that is no target, as torch's cross entropy has it
@@ -242,33 +241,4 @@ def prefetch(
     make: Callable[[int], T], steps: Iterable[int], ahead: int = 2
 ) -> Generator[tuple[int, T], None, None]:
     """(step, make(step)), made in a thread up to `ahead` early. An error comes out at its step."""
-    made: queue.Queue[tuple[int, T] | BaseException | None] = queue.Queue(ahead)
-    stopped = threading.Event()
-
-    def offer(item: tuple[int, T] | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                return made.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for step in steps:
-                offer((step, make(step)))
-                if stopped.is_set():
-                    return
-            offer(None)
-        except BaseException as error:
-            offer(error)
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while (item := made.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        thread.join()
+    return map_ahead(lambda step: (step, make(step)), steps, 1, ahead)

@@ -5,7 +5,6 @@ reading the context is what costs; a sequence is filled with lessons, longest fi
 step s is a pure function of the seed, so a killed training goes on with the very next batch.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from data.needles import PAPER_TASKS, TASKS, write_example
+from data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, write_example
 from data.toy_world.documents import write_document
 from data.toy_world.essays import ToyEssays, paragraph
 from data.toy_world.tasks import DATASETS
@@ -31,7 +30,6 @@ PRACTICE = (
     *("toy_count", "toy_code", "toy_arithmetic"),
 )
 HARD_NEEDLES = ("niah_multikey_2", "niah_multikey_3", "niah_single_3")
-_NEEDLE = re.compile(r"One of the special magic \w+ for (.+?) is: (.+?)\.(?=\s|$)")
 
 
 @dataclass(frozen=True)
@@ -72,15 +70,12 @@ def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
     make_key = rng.choice(
         [world.key_word, world.person, world.code_name, world.coined_word, lambda: world.uuid()[:8]]
     )
-    make_value = rng.choice(
-        [
-            world.number,
-            world.place,
-            world.coined_word,
-            lambda: world.uuid()[: rng.choice([8, 13])],
-            world.person,
-        ]
-    )
+
+    def part_of_uuid() -> str:
+        return world.uuid()[: rng.choice([8, 13])]
+
+    values = [world.number, world.place, world.coined_word, part_of_uuid, world.person]
+    make_value = rng.choice(values)
     prose = 0.0 if simple else rng.choice([0.0, 0.0, 0.2, 0.5])
     known: list[tuple[str, str]] = []
     lesson: Lesson = []
@@ -114,7 +109,7 @@ def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 
     ]
     question = example.input[example.input.rindex("What ") :] + example.answer_prefix
     asked = question[question.index(" for ") + 5 : question.index(" mentioned")]
-    pairs = [pair for pair in _NEEDLE.findall(example.input) if pair[0] != asked]
+    pairs = [pair for pair in NEEDLE_PATTERN.findall(example.input) if pair[0] != asked]
     for key, value in rng.sample(pairs, k=min(len(pairs), rng.randint(0, max_questions - 1))):
         lesson.append(
             (rng.choice([END_OF_TEXT, "\n", ".\n"]) + question.replace(asked, key), False)

@@ -5,9 +5,7 @@ its text: a model that was trained on the `train` world has never seen a person,
 the `test` world, though it knows all their syllables.
 """
 
-import random
 import zlib
-from collections.abc import Callable
 
 SPLITS = ("train", "calibration", "test")
 SPLIT_OF_BUCKET = ("train",) * 7 + ("calibration",) + ("test",) * 2  # shares of all names
@@ -182,40 +180,3 @@ TOPICS = _read_topics(_TOPIC_LINES)
 def split_of(text: str) -> str:
     """The one split that a name or key word belongs to."""
     return SPLIT_OF_BUCKET[zlib.crc32(text.encode()) % len(SPLIT_OF_BUCKET)]
-
-
-def draw_in_split(make: Callable[[], str], split: str) -> str:
-    """Draws until the name belongs to the split: ten draws on average for the smallest one."""
-    while True:
-        name = make()
-        if split_of(name) == split:
-            return name
-
-
-def person_name(rng: random.Random) -> str:
-    def part() -> str:
-        return "".join(rng.choices(SYLLABLES, k=2)).capitalize()
-
-    return f"{part()} {part()}"
-
-
-def place_name(rng: random.Random) -> str:
-    return "".join(rng.choices(SYLLABLES, k=2)).capitalize() + rng.choice(PLACE_ENDINGS)
-
-
-def code_name(rng: random.Random) -> str:
-    return rng.choice(NOUNS) + "_" + "".join(rng.choices(SYLLABLES, k=2))
-
-
-def coined_word(rng: random.Random) -> str:
-    return "".join(rng.choices(SYLLABLES, k=2))
-
-
-def key_words(split: str) -> list[str]:
-    """Every adjective-noun key of a split, sorted."""
-    return sorted(
-        word
-        for adjective in ADJECTIVES
-        for noun in NOUNS
-        if split_of(word := f"{adjective}-{noun}") == split
-    )

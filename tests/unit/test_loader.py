@@ -183,7 +183,9 @@ def test_error_in_the_prefetch_thread_comes_out_at_its_step(loader: Loader) -> N
 
 
 def test_prefetch_that_is_left_early_ends_its_thread(loader: Loader) -> None:
+    before = threading.active_count()
     batches = prefetch(loader.batch, range(8))
     next(batches)
+    assert threading.active_count() == before + 1
     batches.close()
-    assert "prefetch" not in {thread.name for thread in threading.enumerate()}
+    assert threading.active_count() == before
