@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 from benchmarks import _timing
 from bosch.calibration import Calibration, read_calibration
 from bosch.config import Config
+from bosch.method import Context, Selection
 from bosch.methods import _choose
-from bosch.methods._interface import Context, Selection
+from bosch.methods._guided import rank_statically
 from bosch.model import read_model_info
 from bosch.run.folder import RunFolder
-from bosch.search.rankings import rank_statically
 from recipes import calibrate, search_mask
 from recipes.materialize_model import fetch_model
 

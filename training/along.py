@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from bosch.methods._interface import Learner
+from bosch.method import Learner
 from training.parallel import World
 
 

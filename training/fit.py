@@ -1,5 +1,5 @@
 """The training loop as the function that a method of learned masks is handed: but for what a stop
-means, the `Fit` of bosch/methods/_interface.py.
+means, the `Fit` of bosch/method.py.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bosch.config import TrainConfig
-from bosch.methods._interface import Learner
+from bosch.method import Learner
 from bosch.run.manifest import sync_directory
 from data.loader import Sequences, TokenFolder
 from training.consensus import Consensus

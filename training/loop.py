@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bosch.config import TrainConfig
-from bosch.methods._interface import Learner
+from bosch.method import Learner
 from bosch.run.progress import say, track
 from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from training.along import Along
