@@ -195,7 +195,7 @@ def score_masks(
     """Accuracy and probability of the answers under each mask. Each score is in a journal in the
     folder at once, from which a killed test goes on.
     """
-    from bosch.methods._interface import Context
+    from bosch.method import Context
     from bosch.search.evaluations import open_objective  # loads torch
     from recipes.materialize_model import fetch_model
     from recipes.search_mask import load_calibration, load_model

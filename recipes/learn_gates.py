@@ -15,7 +15,7 @@ from bosch.run.stage import Artifact, Stage
 from recipes import prepare_tokens
 
 if TYPE_CHECKING:
-    from bosch.methods._interface import Learning
+    from bosch.method import Learning
 
 
 def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Artifact | None]:
@@ -49,7 +49,7 @@ def facts(config: Config) -> dict[str, Any]:
 
 
 def make_learning(config: Config, model: Path, tokens: Artifact) -> "Learning":
-    from bosch.methods._interface import Learning
+    from bosch.method import Learning
     from data.loader import open_tokens
     from training.learner import LoopFit
 

@@ -138,10 +138,11 @@ def run_method(
 ) -> None:
     """Choose the mask and write it into `folder`; what an earlier attempt noted there is used."""
     from bosch.masks.picture import draw_mask, mask_title
-    from bosch.methods import _choose, _interface
+    from bosch.method import Context
+    from bosch.methods import _choose
 
     model_folder = fetch_model(config.model)
-    context = _interface.Context(
+    context = Context(
         model_info=read_model_info(model_folder),
         load_model=partial(load_model, model_folder),
         load_calibration=partial(load_calibration, calibration),
@@ -215,7 +216,7 @@ def load_method(name: str) -> ModuleType:
     else:
         return method
     raise ValueError(
-        f"--method {name}: {method.__file__} has no {missing}. bosch/methods/_interface.py shows "
+        f"--method {name}: {method.__file__} has no {missing}. bosch/method.py shows "
         "how a method is written."
     )
 

@@ -1,5 +1,5 @@
 """The training loop as what a method of learned masks is handed, the `Fit` of
-bosch/methods/_interface.py, but for what a stop means.
+bosch/method.py, but for what a stop means.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bosch.config import TrainConfig
-from bosch.methods._interface import Learner
+from bosch.method import Learner
 from bosch.run.group import Group
 from bosch.run.manifest import sync_directory
 from data.loader import Sequences, TokenFolder
