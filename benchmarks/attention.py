@@ -21,7 +21,7 @@ from benchmarks._timing import describe_device, short, speedup, time_in_turns
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid import dispatch
 from bosch.run.progress import say
-from bosch.run.tables import show_table
+from bosch.run.tables import show_rows
 
 FULL = "full"
 
@@ -53,21 +53,18 @@ def measure(options: Options) -> list[dict[str, Any]]:
         for tokens in options.lengths
         for row in measure_length(tokens, needs_grad, device, options)
     ]
-    show_table(
+    show_rows(
         f"{options.heads} heads of {options.head_size}, window {options.window}, {options.dtype}, "
-        f"{describe_device(device)}: milliseconds",
-        ("T", "pass", "backend", "full", "window", "faster"),
-        [
-            (
-                short(row["tokens"]),
-                row["pass"],
-                row["backend"],
-                f"{1000 * row['full_seconds']:.2f}",
-                f"{1000 * row['window_seconds']:.2f}",
-                f"{row['value']:.2f}x",
-            )
-            for row in rows
-        ],
+        f"{describe_device(device)}; seconds",
+        rows,
+        {
+            "T": "tokens:,",
+            "pass": "pass",
+            "backend": "backend",
+            "full": "full_seconds:.5f",
+            "window": "window_seconds:.5f",
+            "times as fast": "value:.2f",
+        },
     )
     return rows
 

@@ -1,5 +1,4 @@
-"""Packing beside the bare tokenizer and beside datasets.map, its peak memory, and the loader's
-speed on one core.
+"""Packing beside the bare tokenizer and beside datasets.map.
 
 All alternatives read the same documents with the same tokenizer on the same cores, in turns; a
 figure is the best of its rounds. The targets are for CPU time, of all processes together: other
@@ -12,12 +11,10 @@ import os
 import resource
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, cycle, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +22,7 @@ from transformers import AutoTokenizer
 
 from benchmarks._options import BenchmarkOptions
 from bosch.run.progress import say
-from bosch.run.tables import show_table
-from data.loader import Loader, open_tokens
+from bosch.run.tables import show_rows
 from data.pack import PackConfig, pack_documents
 from data.sources.files import FileSource
 from data.sources.source import WeightedSource
@@ -41,8 +37,6 @@ AT_LEAST = {"encode_batch": 0.85, "datasets.map": 1.5}  # times its CPU time bes
 class Options(BenchmarkOptions):
     megabytes: int = 64
     """Text that is packed."""
-    memory_megabytes: int = 64
-    """One document of this size is packed for the peak memory; the promise is about 2000."""
     rounds: int = 3
     cores: int = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -52,10 +46,6 @@ class Options(BenchmarkOptions):
     """A model's folder or id; without it a BPE of 8,000 tokens is trained on toy texts."""
     corpus: Path | None = None
     """A .jsonl file to take the documents from; without it they are the toy world's."""
-
-    @property
-    def packing(self) -> PackConfig:
-        return PackConfig(self.seq_len, held_out_sequences=1, workers=self.cores)
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
@@ -68,21 +58,22 @@ def measure(options: Options) -> list[dict[str, Any]]:
     text = describe_tokenizer(tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        rows = measure_packing(documents, tokenizer, text, place, options)
-        rows.append(measure_memory(documents, text, place, options))
-        rows.append(measure_loader(place / "packed", text))
-    return rows
+        return measure_packing(documents, tokenizer, text, place, options)
 
 
 def read_corpus(options: Options) -> list[str]:
     """About the wanted number of bytes. The toy world is told again and again: it is written slower
     than it is read."""
     if options.corpus:
-        told = [json.loads(line)["text"] for line in options.corpus.open()]
+        told = (json.loads(line)["text"] for line in options.corpus.open())
     else:
-        told = [write_document(0, number) for number in range(8_000)]
-    size = sum(map(len, told)) / len(told)
-    return list(islice(cycle(told), max(1, round(options.megabytes * 1e6 / size))))
+        told = (write_document(0, number) for number in range(8_000))
+    documents: list[str] = []
+    size = 0
+    while size < options.megabytes * 1e6 and (text := next(told, None)):
+        documents.append(text)
+        size += len(text)
+    return documents * max(1, round(options.megabytes * 1e6 / size))
 
 
 def measure_packing(
@@ -102,16 +93,14 @@ def measure_packing(
     def pack() -> None:
         shutil.rmtree(place / "packed", ignore_errors=True)
         (place / "packed").mkdir()
-        source = WeightedSource(FileSource(corpus), 1.0)
-        pack_documents([source], text, options.packing, place / "packed")
+        config = PackConfig(
+            sequence_length=options.seq_len, held_out_sequences=1, workers=options.cores
+        )
+        pack_documents([WeightedSource(FileSource(corpus), 1.0)], text, config, place / "packed")
 
     tokens = encode()  # starts its threads
     mapped = partial(map_with_datasets, corpus, tokenizer, place / "mapped", options)
-    ways: dict[str, Callable[[], object]] = {
-        "packing": pack,
-        "encode_batch": encode,
-        "datasets.map": mapped,
-    }
+    ways: dict[str, Any] = {"packing": pack, "encode_batch": encode, "datasets.map": mapped}
     clock, processor = dict.fromkeys(ways, math.inf), dict.fromkeys(ways, math.inf)
     for number in range(options.rounds):
         for name, way in ways.items():
@@ -126,24 +115,22 @@ def measure_packing(
             "name": f"packing against {name}, CPU",
             "value": processor[name] / processor["packing"],
             "unit": "x",
+            "side": name,
             "clock": clock[name] / clock["packing"],
             "tokens_per_cpu_second": tokens / processor[name],
             "tokens_per_second": tokens / clock[name],
         }
         rows.append(row | ({"at_least": AT_LEAST[name]} if name in AT_LEAST else {}))
-    show_table(
+    show_rows(
         f"{tokens:,} tokens on {options.cores} cores",
-        ("", "tokens/CPU second", "tokens/s", "packing faster, CPU", "on the clock"),
-        [
-            (
-                name,
-                f"{row['tokens_per_cpu_second']:,.0f}",
-                f"{row['tokens_per_second']:,.0f}",
-                f"{row['value']:.2f}x",
-                f"{row['clock']:.2f}x",
-            )
-            for name, row in zip(ways, rows, strict=True)
-        ],
+        rows,
+        {
+            "": "side",
+            "tokens/CPU second": "tokens_per_cpu_second:,.0f",
+            "tokens/s": "tokens_per_second:,.0f",
+            "times packing's CPU time": "value:.2f",
+            "time on the clock": "clock:.2f",
+        },
     )
     return rows
 
@@ -182,70 +169,3 @@ def map_with_datasets(corpus: Path, tokenizer: Any, cache: Path, options: Option
     )
     rows = rows.map(tokenize, batched=True, num_proc=options.cores, remove_columns=["text"])
     rows.map(group_texts, batched=True, num_proc=options.cores)
-
-
-def measure_memory(
-    documents: list[str], text: TokenizerText, place: Path, options: Options
-) -> dict[str, Any]:
-    """Of all processes together, above what this one held before (the documents and the libraries
-    of the rivals)."""
-    one, size = place / "one_document.txt", 0
-    with one.open("w") as file:
-        for document in cycle(documents):
-            size += file.write(document)
-            if size > options.memory_megabytes * 1e6:
-                break
-    (place / "one").mkdir()
-    before = resident_bytes()
-    with PeakMemory() as peak:
-        source = WeightedSource(FileSource(one), 1.0)
-        pack_documents([source], text, options.packing, place / "one")
-    name = f"peak memory of packing {size / 1e6:,.0f} MB"
-    return {"name": name, "value": (peak.bytes - before) / 1e6, "unit": "MB", "at_most": 1500}
-
-
-class PeakMemory:
-    """The most that this process and its children held at any of the moments looked at."""
-
-    def __enter__(self) -> "PeakMemory":
-        self.bytes = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.02):
-            self.bytes = max(self.bytes, resident_bytes())
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process and its children, as Linux tells it."""
-    own = os.getpid()
-    children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-    total = 0
-    for process in [str(own), *children]:
-        try:
-            total += int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf(
-                "SC_PAGE_SIZE"
-            )
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return total
-
-
-def measure_loader(folder: Path, text: TokenizerText) -> dict[str, Any]:
-    """CPU time of whole batches, every part of them, once the file is in memory."""
-    loader = Loader(open_tokens(folder, text.hash), batch_sequences=8)
-    tokens = 0
-    for step in range(loader.num_steps):
-        loader.batch(step)
-    begin = time.process_time()
-    while time.process_time() - begin < 3:
-        tokens += sum(loader.batch(step).ids_BT.numel() for step in range(loader.num_steps))
-    value = tokens / (time.process_time() - begin)
-    return {"name": "loader on one core", "value": value, "unit": "tokens/s", "at_least": 20e6}

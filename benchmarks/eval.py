@@ -20,7 +20,7 @@ from benchmarks._options import DeviceOptions
 from benchmarks._timing import describe_device, now, short, speedup
 from bosch.model import fetch_model
 from bosch.run.progress import say
-from bosch.run.tables import show_table
+from bosch.run.tables import show_rows
 from data.needles import TOY_SIZES
 from eval.generate import Generator, Key
 from eval.judging import Judging, load_judged
@@ -156,19 +156,16 @@ def report(
         if name == EVERYTHING and options.run_on:
             row["at_least"] = TARGET
         rows.append(row)
-    show_table(
+    show_rows(
         f"{options.model}, {what}, {len(examples)} examples, {describe_device(device)}",
-        ("side", "s an example", "faster", "score", "scores that differ"),
-        [
-            (
-                row["side"],
-                f"{row['seconds_an_example']:.3f}",
-                f"{row['value']:.2f}x",
-                f"{row['score']:.1f}",
-                row["differing"],
-            )
-            for row in rows
-        ],
+        rows,
+        {
+            "side": "side",
+            "s an example": "seconds_an_example:.3f",
+            "times as fast": "value:.2f",
+            "score": "score:.1f",
+            "scores that differ": "differing",
+        },
     )
     differing = sum(row["differing"] for row in rows)
     name = f"{what}: scores that differ"

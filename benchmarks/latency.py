@@ -14,11 +14,13 @@ import gc
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
@@ -29,9 +31,10 @@ from benchmarks._options import DeviceOptions
 from benchmarks._timing import describe_device, now, short
 from bosch.hybrid.cache import kv_bytes
 from bosch.run.progress import say, track
-from bosch.run.tables import show_table
+from bosch.run.tables import show_rows
 
 K = 1024
+FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_bytes", "kv_bytes")
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,9 @@ class Options(DeviceOptions):
     """Tokens of the prompt that are read at once."""
     tokens: int = 8
     """Decoded after each prompt."""
-    rounds: int = 2
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     minutes: float | None = None
     """After this time what is left is skipped, the longest prompts. None: no limit."""
-    memory_gb: float | None = None
-    """Let torch take no more of a GPU, as on a smaller one."""
     picture: Path | None = None
     """PNG of both figures."""
 
@@ -70,7 +70,6 @@ PAPER = Options(
     windows=(256, 512, 1024, 2048, 4096),
     chunk=8192,
     tokens=32,
-    rounds=1,
     dtype="bfloat16",
 )
 PRESETS = {"mini": Options(), "paper": PAPER}
@@ -82,82 +81,74 @@ def gpu_options() -> tuple[Options, ...]:
     return (replace(PAPER, model="Qwen3-1.7B", lengths=lengths, windows=windows, minutes=4),)
 
 
-@dataclass(frozen=True)
-class Point:
-    tokens: int
-    ratio: float
-    window: int
-
-    def __str__(self) -> str:
-        return f"{short(self.tokens)} tokens, ratio {self.ratio:g}, window {self.window}"
-
-
-@dataclass
-class Found:
-    """What the rounds of a point gave, or why it is missing."""
-
-    prefill_seconds: list[float] = field(default_factory=list)
-    decode_seconds: list[float] = field(default_factory=list)  # a token
-    peaks: list[int] = field(default_factory=list)  # bytes, of every step; none where unknown
-    kv_bytes: int = 0
-    missing: str | None = None
-
-
 class OutOfTimeError(Exception):
     """--minutes have passed."""
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> Iterator[dict[str, Any]]:
+    """A row a point, from the short prompts to the long. A prompt is missing where a shorter one
+    with the same settings is: it needs more.
+    """
     device = options.start()
     config, folder = read_shape(options.model)
     say(f"latency: {options.model}, {'random weights' if folder is None else 'its own weights'}")
     model = make_hybrid(config, folder, device, getattr(torch, options.dtype))
-    if options.memory_gb is not None:
-        if device.type != "cuda":
-            raise ValueError("--memory-gb limits a GPU; there is none here, or --device cpu.")
-        total = torch.cuda.get_device_properties(device).total_memory
-        share = min(1.0, options.memory_gb * 1e9 / total)
-        torch.cuda.set_per_process_memory_fraction(share, device)
-    results = measure_points(model, options, device)
-    rows = [make_row(options, point, found) for point, found in results.items()]
-    show_table(
-        f"{options.model}, {options.dtype}, {describe_device(device)}, batch 1, "
-        f"chunks of {options.chunk}",
-        ("T", "ratio", "W", "prefill tokens/s", "decode tokens/s", "p90 peak GB", "KV GB", ""),
-        [describe(row) for row in rows],
-    )
-    if options.picture:
-        draw_figures(rows, options, options.picture)
-    return rows
-
-
-def measure_points(
-    model: PreTrainedModel, options: Options, device: torch.device
-) -> dict[Point, Found]:
-    """Every point, from the short prompts to the long; those of one length in turns. A prompt is
-    missing where a shorter one with the same settings is: it needs more.
-    """
+    warm_up(model, options, device)
     settings = [(ratio, options.window) for ratio in options.ratios]
     settings += [(options.window_ratio, window) for window in options.windows]
     settings = list(dict.fromkeys(settings))
     lengths = sorted(set(options.lengths))
-    results = {Point(tokens, *setting): Found() for tokens in lengths for setting in settings}
-    warm_up(model, options, device)
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
-    missing: dict[tuple[float, int], str | None] = {}
-    with track("latency", len(results) * options.rounds, "prompts") as bar:
-        for tokens in lengths:
-            ids = random_ids(model.config, tokens, device)
-            for _ in range(options.rounds):
-                for setting in settings:
-                    point = Point(tokens, *setting)
-                    found = results[point]
-                    found.missing = missing.get(setting)
-                    if found.missing is None:
-                        measure_point(model, ids, point, options, found, deadline)
-                        missing[setting] = found.missing
-                    bar.advance()
-    return results
+    missing: dict[tuple[float, int], str] = {}
+    rows = []
+    with track("latency", len(lengths) * len(settings), "prompts") as bar:
+        for tokens, (ratio, window) in product(lengths, settings):
+            point = f"{short(tokens)} tokens, ratio {ratio:g}, window {window}"
+            row: dict[str, Any] = {
+                "name": f"{options.model}, {point}",
+                "model": options.model,
+                "tokens": tokens,
+                "ratio": ratio,
+                "window": window,
+                "chunk": options.chunk,
+                "missing": missing.get((ratio, window)),
+            }
+            if row["missing"] is None:
+                set_hybrid(model, ratio, window)
+                ids = random_ids(config, tokens, device)
+                row |= measure_prompt(model, ids, options, deadline)
+                # What an error's frames and the cache held goes back before the next point.
+                gc.collect()
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+            if row["missing"] is None:
+                row |= {"value": row["prefill_tokens_per_second"], "unit": "tokens/s of prefill"}
+            else:
+                missing[ratio, window] = row["missing"]
+                say(f"{row['name']}: {row['missing']}")
+                in_use = row.pop("bytes_in_use", 0) / 1e9
+                row |= {"value": in_use, "unit": f"GB in use, then {row['missing']}"}
+                row |= dict.fromkeys(FIGURES)
+            rows.append(row)
+            yield row
+            bar.advance()
+    show_rows(
+        f"{options.model}, {options.dtype}, {describe_device(device)}, batch 1, "
+        f"chunks of {options.chunk}",
+        rows,
+        {
+            "T": "tokens:,",
+            "ratio": "ratio",
+            "W": "window",
+            "prefill tokens/s": "prefill_tokens_per_second:,.0f",
+            "decode tokens/s": "decode_tokens_per_second:,.1f",
+            "p90 peak bytes": "p90_peak_bytes:,.0f",
+            "KV bytes": "kv_bytes:,",
+            "missing": "missing",
+        },
+    )
+    if options.picture:
+        draw_figures(rows, options, options.picture)
 
 
 def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> None:
@@ -166,22 +157,15 @@ def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> N
     for ratio in (0.0, 0.5):
         set_hybrid(model, ratio, options.window)
         cache = DynamicCache(config=model.config)
-        for _ in run_steps(
-            model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache
-        ):
-            pass
+        list(run_steps(model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache))
 
 
-def measure_point(
-    model: PreTrainedModel,
-    ids_BT: Tensor,
-    point: Point,
-    options: Options,
-    found: Found,
-    deadline: float,
-) -> None:
-    """One prompt more of this point, into `found`. Which tokens are decoded changes no time."""
-    set_hybrid(model, point.ratio, point.window)
+def measure_prompt(
+    model: PreTrainedModel, ids_BT: Tensor, options: Options, deadline: float
+) -> dict[str, Any]:
+    """The figures of one prompt, or why they are missing. Which tokens are decoded changes no
+    time.
+    """
     # What `generate` would take: transformers' own, which a hybrid turns into one of its own.
     memory, cache = PeakMemory(ids_BT.device), DynamicCache(config=model.config)
     prompt, answer = ids_BT.split(options.chunk, dim=1), ids_BT[:, : options.tokens].split(1, dim=1)
@@ -189,24 +173,19 @@ def measure_point(
         read = list(run_steps(model, prompt, cache, deadline))
         held = kv_bytes(cache)
         written = list(run_steps(model, answer, cache, deadline))
-        found.prefill_seconds.append(sum(seconds for seconds, _ in read))
-        found.decode_seconds.append(median(seconds for seconds, _ in written))
-        found.peaks += [peak for _, peak in read + written if peak is not None]
-        found.kv_bytes = held
+        peaks = [float(peak) for _, peak in read + written if peak is not None]
+        return {
+            "prefill_tokens_per_second": ids_BT.shape[1] / sum(seconds for seconds, _ in read),
+            "decode_tokens_per_second": 1 / median(seconds for seconds, _ in written),
+            "p90_peak_bytes": float(np.quantile(peaks, 0.9)) if peaks else None,
+            "kv_bytes": held,
+        }
     except OutOfTimeError:
-        found.missing = "out of time"
+        return {"missing": "out of time"}
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        found.missing = "out of memory"
-        found.peaks = [memory.read() or 0]
-    # What an error's frames and the cache held goes back before the next point is measured.
-    del cache
-    gc.collect()
-    if ids_BT.device.type == "cuda":
-        torch.cuda.empty_cache()
-    if found.missing:
-        say(f"latency: {point}: {found.missing}")
+        return {"missing": "out of memory", "bytes_in_use": memory.read() or 0}
 
 
 @torch.inference_mode()
@@ -222,49 +201,6 @@ def run_steps(
         yield now(ids_BT.device) - begin, memory.read()
         if time.monotonic() > deadline:
             raise OutOfTimeError
-
-
-def make_row(options: Options, point: Point, found: Found) -> dict[str, Any]:
-    row = {
-        "name": f"{options.model}, {point}",
-        "model": options.model,
-        **asdict(point),
-        "chunk": options.chunk,
-        "missing": found.missing,
-        "prefill_tokens_per_second": None,
-        "decode_tokens_per_second": None,
-        "p90_peak_bytes": None,
-        "kv_bytes": None,
-    }
-    if found.missing:
-        in_use = max(found.peaks, default=0) / 1e9
-        return row | {"value": in_use, "unit": f"GB in use, then {found.missing}"}
-    speed = point.tokens / median(found.prefill_seconds)
-    peaks = torch.tensor(found.peaks, dtype=torch.float64)
-    return row | {
-        "value": speed,
-        "unit": "tokens/s of prefill",
-        "prefill_tokens_per_second": speed,
-        "decode_tokens_per_second": 1 / median(found.decode_seconds),
-        "p90_peak_bytes": float(peaks.quantile(0.9)) if found.peaks else None,
-        "kv_bytes": found.kv_bytes,
-    }
-
-
-def describe(row: dict[str, Any]) -> tuple[str | None, ...]:
-    def number(name: str, scale: float, digits: int) -> str | None:
-        return None if row[name] is None else f"{row[name] * scale:,.{digits}f}"
-
-    return (
-        short(row["tokens"]),
-        f"{row['ratio']:g}",
-        str(row["window"]),
-        number("prefill_tokens_per_second", 1, 0),
-        number("decode_tokens_per_second", 1, 1),
-        number("p90_peak_bytes", 1e-9, 2),
-        number("kv_bytes", 1e-9, 3),
-        row["missing"] or "",
-    )
 
 
 def draw_figures(rows: list[dict[str, Any]], options: Options, path: Path) -> None:

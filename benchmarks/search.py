@@ -22,9 +22,8 @@ from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings
 from bosch.run.folder import RunFolder
-from bosch.run.progress import say
 from bosch.run.stage import Artifact
-from bosch.run.tables import show_table
+from bosch.run.tables import show_rows
 from bosch.search.scorer import Accelerations
 from recipes import calibrate, presets, search_mask
 
@@ -90,19 +89,19 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
                 row["at_least"] = TARGET
             rows.append(row)
             yield row
-    show_table(
+    show_rows(
         f"{options.model}, {options.examples} questions, kappa {options.kappa}",
-        ("method", "ratio", "accelerations", "evaluations", "layer-forwards", "s", "work", "time"),
-        [
-            (
-                *(row[name] for name in ("method", "ratio", "side", "evaluations")),
-                f"{row['layer_forwards']:,.0f}",
-                f"{row['seconds']:.1f}",
-                f"{row['value']:.2f}x",
-                f"{row['times_as_long']:.2f}x",
-            )
-            for row in rows
-        ],
+        rows,
+        {
+            "method": "method",
+            "ratio": "ratio",
+            "accelerations": "side",
+            "evaluations": "evaluations",
+            "layer-forwards": "layer_forwards:,.0f",
+            "seconds": "seconds:.1f",
+            "times the work": "value:.2f",
+            "times the time": "times_as_long:.2f",
+        },
     )
 
 
@@ -124,7 +123,7 @@ def search(
             read_mask(folder / "mask.json"),
             json.loads((folder / "time.json").read_text()),
         )
-    found = {
+    return {
         "method": config.method,
         "ratio": config.ratio,
         "evaluations": dict(record.score_trace or {})["evaluations"],
@@ -132,8 +131,3 @@ def search(
         "seconds": cost["evaluation_seconds"],
         "z": record.mask.row_texts(),
     }
-    say(
-        f"{config.method} at {config.ratio:g}: {found['evaluations']} evaluations, "
-        f"{found['layer_forwards']:,.0f} layer-forwards, {found['seconds']:.1f} s"
-    )
-    return found

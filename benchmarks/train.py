@@ -29,9 +29,8 @@ from benchmarks._timing import describe_device, now, short, speedup
 from benchmarks.plan import count_weights
 from bosch.config import TrainConfig
 from bosch.hybrid.models import deploy
-from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
-from bosch.run.tables import show_table
+from bosch.run.tables import show_rows
 from data.loader import Sequences, TokenFolder
 from recipes.presets import TINY_MODEL
 from training.flops import peak_flops, training_flops
@@ -95,20 +94,17 @@ def measure(options: Options) -> list[dict[str, Any]]:
         if device.type == "cpu" and name in AT_LEAST:
             row["at_least"] = AT_LEAST[name]
         rows.append(row)
-    show_table(
+    show_rows(
         f"{options.model}, batch {options.batch} x {short(options.length)} tokens, window "
         f"{options.window}, {options.precision}, {describe_device(device)}",
-        ("side", "tokens/s", "beside the Trainer", "MFU", "peak memory"),
-        [
-            (
-                row["side"],
-                f"{row['tokens_per_second']:,.0f}",
-                f"{row['value']:.2f}x",
-                f"{row['mfu']:.1%}" if row["mfu"] else None,
-                describe_bytes(row["peak_bytes"]) if row["peak_bytes"] else None,
-            )
-            for row in rows
-        ],
+        rows,
+        {
+            "side": "side",
+            "tokens/s": "tokens_per_second:,.0f",
+            "times the Trainer": "value:.2f",
+            "MFU": "mfu:.1%",
+            "peak bytes": "peak_bytes:,",
+        },
     )
     return rows
 

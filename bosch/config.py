@@ -95,6 +95,7 @@ class PackingConfig:
     """How documents become sequences of tokens."""
 
     sequence_length: TokenCount = 32_768  # tokens of a sequence in training
+    tokens: TokenCount | None = None  # tokens to pack: 2.5B, 300M or a number; None: all there is
     held_out_sequences: int = 16  # sequences kept for the validation loss, beside the budget
     min_document_tokens: int = 0  # leave out documents with fewer tokens
     workers: int = speed_only(0)  # processes that turn text into tokens; 0: one for each core
@@ -102,11 +103,9 @@ class PackingConfig:
     def __post_init__(self) -> None:
         at_least(2, self, "data", "sequence_length")
         at_least(0, self, "data", "held_out_sequences", "min_document_tokens", "workers")
-        tokens: int | None = getattr(self, "tokens", None)
-        if tokens is not None and tokens < self.sequence_length:
+        if self.tokens is not None and self.tokens < self.sequence_length:
             raise ValueError(
-                f"data.tokens is {tokens}, less than one sequence of {self.sequence_length}; raise "
-                "it."
+                f"data.tokens is {self.tokens}, less than one sequence of {self.sequence_length}."
             )
 
 

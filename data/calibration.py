@@ -3,13 +3,11 @@
 Built by data/needles.py as the test set is, but with other seeds and from another region of the
 essays, or the toy world's calibration split. With q questions in a context, q needles lie in one
 haystack and are asked for one after the other: one prefill scores them all, and each counts as one
-example. `check_disjoint` proves that the set shares nothing with the test examples.
-
-The file that the search reads is bosch/calibration.py's; `examples.jsonl` beside it holds the
-texts, and `calibration.json` what they were made of, with hashes.
-"""
+example. The search reads bosch/calibration.py's file; `examples.jsonl` beside it holds the texts,
+and `calibration.json` what they were made of, with hashes."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +22,6 @@ from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import write_atomically, write_sealed_json
 from bosch.run.progress import say
 from data.needles import (
-    NEEDLE_PATTERN,
     PAPER_TASKS,
     TASKS,
     TOY_SIZES,
@@ -73,7 +70,7 @@ class CalibrationSettings(CalibrationConfig):
 class Material:
     """What haystacks and keys are drawn from."""
 
-    essays: EssaySource | None
+    essays: EssaySource
     words: Words
     sizes: Sizes
     facts: dict[str, Any]
@@ -89,11 +86,10 @@ class Context:
 
     @property
     def pieces(self) -> list[tuple[str, str]]:
-        """(what is read, the answer) of each question. They are encoded apart, as generation does
-        it; the first reading is the prompt."""
-        first, *others = self.questions
-        told = [(self.example.prompt, answer_of(first))]
-        return told + [(f"\n{q.text}{q.answer_prefix}", answer_of(q)) for q in others]
+        """(what is read, the answer) of each question, encoded apart as generation does it."""
+        others = (f"\n{question.text}{question.answer_prefix}" for question in self.questions[1:])
+        answers = (" " + ", ".join(question.outputs) for question in self.questions)
+        return list(zip([self.example.prompt, *others], answers, strict=True))
 
     @property
     def text(self) -> str:
@@ -121,8 +117,7 @@ def gather_material(settings: CalibrationSettings) -> Material:
 def build_contexts(
     settings: CalibrationSettings, material: Material, tokenizer: Any
 ) -> list[Context]:
-    """The contexts, task by task. A task that does not fit the length is left out by name, and the
-    others share its part."""
+    """By task. One that does not fit the length is left out by name; the others share its part."""
     tasks = [name for name in settings.tasks if fits(name, settings, material, tokenizer)]
     if not tasks:
         raise ValueError(f"No task can be built in {settings.length} tokens; ask for more.")
@@ -153,8 +148,8 @@ def share_evenly(total: int, parts: int) -> list[int]:
 def build_task(
     name: str, count: int, settings: CalibrationSettings, material: Material, tokenizer: Any
 ) -> list[Context]:
-    """Contexts of one task. Room for the further questions is kept free as the builder keeps it for
-    the answer; should a draw need more, all are drawn again with a little more room."""
+    """Contexts of one task. Room for further questions is kept free as it is for the answer; should
+    a draw need more, all are drawn again with a little more room."""
     task = TASKS[name]
     task = replace(task, num_keys=max(task.num_keys, settings.questions_per_context))
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
@@ -177,10 +172,6 @@ def ask(task: NeedleTask, example: Example, num_questions: int) -> Context:
     return Context(task.name, example, (question, *others))
 
 
-def answer_of(question: AskedQuestion) -> str:
-    return " " + ", ".join(question.outputs)
-
-
 def encode(context: Context, tokenizer: Any) -> Haystack:
     """The context in tokens, with the places of answers and of the needles that hold them."""
     ids: list[int] = []
@@ -197,8 +188,8 @@ def encode(context: Context, tokenizer: Any) -> Haystack:
 
 
 def encode_behind(ids: Sequence[int], text: str, tokenizer: Any) -> list[int]:
-    """The tokens of a text that stands behind others. Some tokenizers put a blank before whatever
-    they are given, which would make two of them here; what is behind a line break has none."""
+    """The tokens of a text behind others. Some tokenizers put a blank before whatever they are
+    given, which would make two of them here; what is behind a line break has none."""
     alone, line, behind = (
         tokenizer(told, add_special_tokens=False)["input_ids"] for told in (text, "\n", f"\n{text}")
     )
@@ -229,18 +220,12 @@ def needle_spans(example: Example, tokenizer: Any) -> dict[str, range]:
 
 
 def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
-    """How many test texts were compared with those of the set. ValueError if one of them holds a
-    needle of the set: the same sentence, or the same key with the same value."""
-    pairs: set[tuple[str, str]] = set()
-    sentences: set[str] = set()
-    for text in texts:
-        pairs |= pairs_in(text)
-        sentences |= {match[0] for match in NEEDLE_PATTERN.finditer(text)}
+    """How many test texts were compared. ValueError if one holds a needle of the set: the same key
+    with the same value."""
+    pairs = {pair for text in texts for pair in pairs_in(text)}
     count = 0
     for count, text in enumerate(test_texts, start=1):
-        told = {match[0] for match in NEEDLE_PATTERN.finditer(text)}
-        shared = [*sorted(pairs & pairs_in(text)), *sorted(sentences & told)]
-        if shared:
+        if shared := sorted(pairs & pairs_in(text)):
             raise ValueError(
                 f"The calibration set and test example {count} both hold the needle {shared[0]}: "
                 "a mask chosen on it would be judged on what it was chosen by. Use another seed."
@@ -249,7 +234,7 @@ def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
 
 
 def check_set(folder: Path, test_texts: Iterable[str]) -> int:
-    """The same for a set that was written before its test texts were known."""
+    """The same for a set that is written already."""
     lines = (folder / TEXTS).read_text("utf-8").splitlines()
     return check_disjoint((json.loads(line)["text"] for line in lines), test_texts)
 
@@ -277,12 +262,11 @@ def write_set(
         for context in contexts
     ]
     write_atomically(folder / TEXTS, "".join(json.dumps(row) + "\n" for row in rows))
-    tasks = [context.task for context in contexts]
     facts = {
         "settings": settings,
         "material": material.facts,
         "tokenizer_hash": tokenizer_hash,
-        "contexts": {name: tasks.count(name) for name in dict.fromkeys(tasks)},
+        "contexts": Counter(context.task for context in contexts),
         "questions": calibration.num_questions,
         "longest": calibration.longest,
         "test_examples_compared": num_compared,

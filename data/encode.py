@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from data.ahead import map_ahead
 from data.sources.source import Block, Source
 from data.tokenizer_files import TokenizerText
 
@@ -198,17 +198,8 @@ def encode_in_order(
         encoded: Encoded = own.encoder.encode(chunk)
         return encoded
 
-    pending: collections.deque[Future[Encoded]] = collections.deque()
-    with one_thread_a_call(), ThreadPoolExecutor(workers, initializer=load) as pool:
-        try:
-            for chunk in chunks:
-                pending.append(pool.submit(encode, chunk))
-                if len(pending) > 2 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with one_thread_a_call():
+        yield from map_ahead(encode, chunks, workers, 2 * workers, load)
 
 
 @contextlib.contextmanager

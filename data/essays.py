@@ -24,9 +24,8 @@ SPANS_FOLDER = Path(__file__).parent / "punkt_spans"
 PUNKT_FILES = ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab")
 SEAM_WORDS = 200  # of the text's start, read on after its end: Punkt judges an end by what follows
 WORDS_BEFORE = 20  # and by what comes before
-CAN_END_INSIDE = re.compile(
-    r"""[.?!][)";}\]*:@'({\[!?]"""
-)  # a word in which Punkt looks for an end
+# A word in which Punkt looks for an end.
+CAN_END_INSIDE = re.compile(r"""[.?!][)";}\]*:@'({\[!?]""")
 
 
 def read_essays(path: Path, punkt: Path | None = None) -> "Essays":
@@ -92,8 +91,7 @@ class Essays:
         return [len(self._text) * repeats + end for end in found]
 
     def starting_at(self, share: float) -> "Essays":
-        """The same text from about `share` of it on, then its beginning: another region of
-        haystacks, for calibration."""
+        """The same text begun at about `share` of it: another region, for calibration."""
         if not 0 <= share < 1:
             raise ValueError(f"Essays cannot start at {share} of their length; use 0 <= share < 1.")
         # Some sentences end inside a word ("good.[2] Technology"); begin behind one that does not.

@@ -10,8 +10,6 @@ tells where its documents end in three ways: `cu_seqlens`, position ids that beg
 that predict nothing across an end."""
 # B sequences of a rank, T tokens
 
-import queue
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bosch.run.manifest import MANIFEST, read_sealed_json, verify_folder
+from data.ahead import map_ahead
 from data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
 
 IGNORED = -100  # a label that is no target, as torch's cross entropy has it
@@ -32,8 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one rank. The ends of documents are also those of the rows laid behind one
-    another."""
+    """Rows of one rank. Documents end where rows do, too."""
 
     ids_BT: Tensor  # int64
     labels_BT: Tensor  # the next token, or IGNORED behind the last one of a document
@@ -44,7 +42,7 @@ class Batch:
     sequences: tuple[int, ...]  # numbers of the rows in tokens.bin
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The tensors on a device, copied while the host goes on if they are pinned."""
+        """On a device; copied while the host goes on if the tensors are pinned."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
@@ -52,13 +50,10 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        return replace(
-            self,
-            ids_BT=function(self.ids_BT),
-            labels_BT=function(self.labels_BT),
-            position_ids_BT=function(self.position_ids_BT),
-            cu_seqlens=function(self.cu_seqlens),
-        )
+        moved: dict[str, Any] = {
+            name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,7 @@ class Sequences:
     def batch(self, numbers: NDArray[np.int64], document_mask: bool = True) -> Batch:
         """The rows of these numbers. Without the document mask each row counts as one document."""
         num_rows, num_tokens = len(numbers), self.rows.shape[1]
-        ids_BT = np.empty((num_rows, num_tokens), np.int64)
-        for row, number in enumerate(numbers):
-            ids_BT[row] = self.rows[number]
+        ids_BT = self.rows[numbers].astype(np.int64)
         starts = [
             row * num_tokens + self.starts(int(n), document_mask) for row, n in enumerate(numbers)
         ]
@@ -104,11 +97,9 @@ class Sequences:
         num_tokens = self.rows.shape[1]
         begin, end = number * num_tokens, (number + 1) * num_tokens
         # Bounds of the array's own type: with others numpy would convert all of it at every call.
-        bounds = np.array([begin, end], self.doc_ends.dtype)
-        first, last = (
-            np.searchsorted(self.doc_ends, bounds, side="right")[0],
-            np.searchsorted(self.doc_ends, bounds)[1],
-        )
+        begin_u64, end_u64 = np.array([begin, end], self.doc_ends.dtype)
+        first = np.searchsorted(self.doc_ends, begin_u64, side="right")
+        last = np.searchsorted(self.doc_ends, end_u64)
         inside = self.doc_ends[first:last].astype(np.int64) - begin
         return np.concatenate([np.zeros(1, np.int64), inside])
 
@@ -128,11 +119,8 @@ class TokenFolder:
         return int(self.summary["seq_len"])
 
 
-def open_tokens(folder: Path, tokenizer_hash: str, verify: bool = False) -> TokenFolder:
-    """A folder of tokens of this very tokenizer. `verify`: read every byte and compare it with the
-    manifest."""
-    if verify:
-        verify_folder(folder)
+def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
+    """A folder of tokens of this very tokenizer."""
     if not (folder / SUMMARY).is_file():
         raise FileNotFoundError(
             f"{folder} holds no finished tokens: there is no {SUMMARY}. Make them with "
@@ -151,9 +139,8 @@ def open_tokens(folder: Path, tokenizer_hash: str, verify: bool = False) -> Toke
             raise ValueError(
                 f"{path} {there}, and {SUMMARY} says {size:,}: it is damaged. Make it anew."
             )
-        flat = (
-            np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)
-        )  # an empty file cannot be mapped
+        # An empty file cannot be mapped.
+        flat = np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)
         return Sequences(flat.reshape(count, seq_len), np.load(folder / ends))
 
     return TokenFolder(
@@ -169,18 +156,15 @@ def check_tokenizer(folder: Path, summary: dict[str, Any], tokenizer_hash: str) 
     if summary["tokenizer_hash"] != tokenizer_hash:
         raise ValueError(
             f"{folder} holds tokens of another tokenizer ({summary['tokenizer_hash'][:12]}; the "
-            f"model's is {tokenizer_hash[:12]}). "
-            "Training on foreign ids runs without an error and teaches nonsense, so they are "
-            "refused: prepare the tokens with "
-            "this model's tokenizer."
+            f"model's is {tokenizer_hash[:12]}). Training on foreign ids teaches nonsense without "
+            "an error, so they are refused: prepare the tokens with this model's tokenizer."
         )
 
 
 def check_reuse(
     folder: Path, tokenizer_hash: str, seq_len: int, num_sequences: int, verify: bool = True
 ) -> None:
-    """Whether tokens another run made (--tokens-from) are whole, and are what this run needs.
-    `verify`: read every byte of them."""
+    """Whether the tokens of another run (--tokens-from) are whole, and what this run needs."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(
             f"{folder} is not complete: it has no {MANIFEST}. Finish the run that was making it."
@@ -190,38 +174,31 @@ def check_reuse(
     summary = read_sealed_json(folder / SUMMARY)
     check_tokenizer(folder, summary, tokenizer_hash)
     if summary["seq_len"] != seq_len:
-        raise ValueError(
-            f"{folder} holds sequences of {summary['seq_len']:,} tokens, and this run needs "
-            f"{seq_len:,}."
-        )
+        found = f"{summary['seq_len']:,} tokens, and this run needs {seq_len:,}"
+        raise ValueError(f"{folder} holds sequences of {found}.")
     there = summary["num_sequences"] * summary["epochs"]
     if there < num_sequences:
         raise ValueError(
             f"{folder} holds {there:,} sequences, its {summary['epochs']} stored epochs together, "
-            "and this run needs "
-            f"{num_sequences:,}. Train on fewer tokens, or prepare more."
+            f"and this run needs {num_sequences:,}. Train on fewer tokens, or prepare more."
         )
 
 
+@dataclass(frozen=True)
 class Loader:
-    """Batches of a fixed number of sequences in the stored order."""
+    """Batches of a fixed number of sequences in the stored order, epoch behind epoch."""
 
-    def __init__(self, tokens: TokenFolder, batch_sequences: int, document_mask: bool = True):
-        self.tokens, self.batch_sequences, self.document_mask = (
-            tokens,
-            batch_sequences,
-            document_mask,
-        )
-        self._order = tokens.order.reshape(-1).astype(np.int64)  # epoch behind epoch
+    tokens: TokenFolder
+    batch_sequences: int
+    document_mask: bool = True
 
     @property
     def num_steps(self) -> int:
         """Steps the stored orders hold."""
-        return len(self._order) // self.batch_sequences
+        return self.tokens.order.size // self.batch_sequences
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
-        """The rows of a rank in a step: rank, rank + world, rank + 2 world, ... of the step's
-        sequences."""
+        """The rows of a rank in a step: rank, rank + world, ... of the step's sequences."""
         if self.batch_sequences % world:
             raise ValueError(
                 f"A batch of {self.batch_sequences} sequences cannot be shared by {world} ranks; "
@@ -235,18 +212,17 @@ class Loader:
             epochs = len(self.tokens.order)
             raise ValueError(
                 f"There is no batch for step {step}: the {epochs} stored epoch(s) of "
-                f"{self.tokens.path} hold {self.num_steps:,} "
-                f"batches of {self.batch_sequences} sequences. Train on fewer tokens "
-                "(--data.tokens of recover.py, --budget of train_model.py), or pack more of them, "
-                "or more epochs (prepare_tokens.py --tokens, --epochs), and use that folder "
-                "(--data.tokens-from, --tokens)."
+                f"{self.tokens.path} hold {self.num_steps:,} batches of {self.batch_sequences} "
+                "sequences. Train on fewer tokens (--data.tokens of recover.py, --budget of "
+                "train_model.py), or pack more of them, or more epochs (prepare_tokens.py "
+                "--tokens, --epochs), and use that folder (--data.tokens-from, --tokens)."
             )
         begin = step * self.batch_sequences
-        return self._order[begin : begin + self.batch_sequences]
+        numbers = self.tokens.order.reshape(-1)[begin : begin + self.batch_sequences]
+        return numbers.astype(np.int64)
 
     def num_targets(self, step: int) -> int:
-        """Labels that count in a step over all ranks, known without reading a token or asking
-        another rank."""
+        """Labels that count in a step over all ranks, known without asking another rank."""
         train = self.tokens.train
         documents = sum(
             len(train.starts(int(number), self.document_mask)) for number in self.sequences(step)
@@ -254,47 +230,15 @@ class Loader:
         return self.batch_sequences * self.tokens.seq_len - documents
 
     def held_out(self, batch_sequences: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """The rank's share of the held-out slice, always in the same order. The last batch may be
-        smaller."""
+        """The rank's share of the held-out slice, in a fixed order. The last batch may be small."""
         numbers = np.arange(len(self.tokens.held_out.rows), dtype=np.int64)[rank::world]
         for begin in range(0, len(numbers), batch_sequences):
-            yield self.tokens.held_out.batch(
-                numbers[begin : begin + batch_sequences], self.document_mask
-            )
+            some = numbers[begin : begin + batch_sequences]
+            yield self.tokens.held_out.batch(some, self.document_mask)
 
 
 def prefetch(
     make: Callable[[int], T], steps: Iterable[int], ahead: int = 2
 ) -> Generator[tuple[int, T], None, None]:
-    """(step, make(step)) for each step, made in a thread up to `ahead` of them early. An error
-    comes out at its step."""
-    made: queue.Queue[tuple[int, T] | BaseException | None] = queue.Queue(ahead)
-    stopped = threading.Event()
-
-    def offer(item: tuple[int, T] | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                return made.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for step in steps:
-                offer((step, make(step)))
-                if stopped.is_set():
-                    return
-            offer(None)
-        except BaseException as error:
-            offer(error)
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while (item := made.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        thread.join()
+    """(step, make(step)), made in a thread up to `ahead` early. An error comes out at its step."""
+    return map_ahead(lambda step: (step, make(step)), steps, 1, ahead)

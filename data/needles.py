@@ -24,7 +24,7 @@ TASK_TEXT = (
 )
 QUESTION = "What are all the special magic {type} for {query} mentioned in the provided text?"
 ANSWER_PREFIX = " The special magic {type} for {query} mentioned in the provided text are"
-ANSWER_PREFIX_MARK = ANSWER_PREFIX[:10]  # upstream finds the prefix again by its last " The speci"
+SINGULAR = (("Some", "A"), ("are all", "is"), ("are", "is"), ("answers", "answer"))
 NEEDLE_PATTERN = re.compile(
     r"One of the special magic (?:numbers|uuids) for (?P<key>.+?) is: (?P<value>[0-9a-f-]+)\."
 )
@@ -58,14 +58,6 @@ class NeedleTask:
         return self.num_keys * self.num_values
 
 
-PAPER_TASKS = (
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-)
 TASKS: dict[str, NeedleTask] = {
     task.name: task
     for task in (
@@ -79,6 +71,7 @@ TASKS: dict[str, NeedleTask] = {
         NeedleTask("niah_multiquery", "essay", num_keys=4, num_queries=4),
     )
 }
+PAPER_TASKS = tuple(TASKS)[:6]
 
 
 class EssaySource(Protocol):
@@ -86,9 +79,7 @@ class EssaySource(Protocol):
 
     name: str
 
-    def sentences(self, num_words: int) -> list[str]:
-        """The first `num_words` words, cut into sentences."""
-        ...
+    def sentences(self, num_words: int) -> list[str]: ...  # the first words, cut into sentences
 
 
 class Words(Protocol):
@@ -148,14 +139,12 @@ class Example:
 
     @property
     def needles(self) -> tuple[Needle, ...]:
-        """The hidden needles in the order of the text, without the haystack's own needle lines."""
+        """The hidden needles in the order of the text, without the lines of a needle haystack."""
         keys = set(self.keys)
         return tuple(
-            Needle(
-                match["key"], match["value"], match[0], match.start(), match["key"] in self.queries
-            )
+            Needle(key, match["value"], match[0], match.start(), key in self.queries)
             for match in NEEDLE_PATTERN.finditer(self.input)
-            if match["key"] in keys
+            if (key := match["key"]) in keys
         )
 
     @property
@@ -191,13 +180,10 @@ def build_examples(
     essays: EssaySource | None,
     words: Words,
     sizes: Sizes = Sizes(),
-    remove_newline_tab: bool = False,
 ) -> list[Example]:
     """The first `num_samples` examples of at most `length` tokens, the answer budget included.
 
-    A search finds the largest haystack that fits, then each sample is drawn at that size, all from
-    one generator: more samples begin with the same ones.
-    """
+    All come from one generator: more samples begin with the same ones."""
     check_spelling(tokenizer)
     count_tokens = token_counter(tokenizer)
     rng = random.Random(seed)
@@ -209,11 +195,7 @@ def build_examples(
     step = sizes.step(task, length)
     smallest = step if task.haystack == "essay" else max(step, task.num_needles)
     num_units = find_haystack_size(build, length, smallest, sizes)
-    examples = []
-    for _ in range(num_samples):
-        example = build_fitting(task, build, length, num_units, step)
-        examples.append(collapse_blanks(example) if remove_newline_tab else example)
-    return examples
+    return [build_fitting(task, build, length, num_units, step) for _ in range(num_samples)]
 
 
 def find_haystack_size(
@@ -274,9 +256,8 @@ def write_example(
 ) -> Example:
     """One fresh example, not measured (length 0), on `num_units` words of the essays, or lines.
 
-    The draws from `rng` come in upstream's order. The shuffle has a fresh generator, as upstream:
-    it permutes the needles of every sample in the same way.
-    """
+    The draws from `rng` come in upstream's order. The shuffle has a generator of its own, as
+    upstream: it permutes the needles of every sample in the same way."""
     keys: list[str] = []
     values: list[list[str]] = []
     needles: list[str] = []
@@ -347,54 +328,31 @@ def hide_in_sentences(needles: list[str], sentences: list[str], rng: random.Rand
 
 def write_question(task: NeedleTask, queries: Sequence[str], outputs: Sequence[str]) -> Question:
     query = queries[0] if len(queries) == 1 else ", ".join(queries[:-1]) + f", and {queries[-1]}"
-    return Question(
-        fill(QUESTION, task, query=query),
-        fill(ANSWER_PREFIX, task, query=query),
-        tuple(outputs),
-    )
+    asked, prefix = (fill(text, task, query=query) for text in (QUESTION, ANSWER_PREFIX))
+    return Question(asked, prefix, tuple(outputs))
 
 
 def fill(template: str, task: NeedleTask, **parts: str) -> str:
     """The template with its parts put in; in the singular, by upstream's edits, for one answer."""
     type_name: str = task.values
     if task.num_queries * task.num_values == 1:
-        for plural, singular in (
-            ("Some", "A"),
-            ("are all", "is"),
-            ("are", "is"),
-            ("answers", "answer"),
-        ):
+        for plural, singular in SINGULAR:
             template = template.replace(plural, singular)
         type_name = type_name[:-1]
     return template.format(type=type_name, **parts)
 
 
-def collapse_blanks(example: Example) -> Example:
-    """Upstream's `remove_newline_tab`: white space to single blanks, after the measuring."""
-    text = " ".join(example.prompt.split())
-    split = text.rfind(ANSWER_PREFIX_MARK)
-    return replace(example, input=text[:split], answer_prefix=text[split:])
-
-
 def ask_other_keys(task: NeedleTask, example: Example) -> list[Question]:
     """Further questions on the example's context, one for each hidden key that it does not ask for.
     Built with `dataclasses.replace(task, num_keys=q)`, an example has q questions in all."""
+    values: dict[str, list[str]] = {}
+    for needle in example.needles:
+        values.setdefault(needle.key, []).append(needle.value)
     return [
-        write_question(
-            task, [key], [needle.value for needle in example.needles if needle.key == key]
-        )
+        write_question(task, [key], values[key])
         for key in example.keys
         if key not in example.queries
     ]
-
-
-def chunk_of(
-    num_samples: int, chunk: int, num_chunks: int, seed: int = DEFAULT_SEED
-) -> tuple[int, int]:
-    """(samples, seed) of one of several chunks built apart: near equal, each with its own seed."""
-    if not 0 <= chunk < num_chunks:
-        raise ValueError(f"There is no chunk {chunk} among {num_chunks}; count from 0.")
-    return num_samples // num_chunks + (chunk < num_samples % num_chunks), seed + chunk
 
 
 def pairs_in(text: str) -> set[tuple[str, str]]:
@@ -430,15 +388,9 @@ def token_counter(tokenizer: Any) -> Callable[[str], int]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: len(tokenizer.tokenize(text))
-    # A tokenizer file may ask for truncation or padding; `tokenize` switches both off, too.
-    backend.no_truncation()
+    backend.no_truncation()  # as `tokenize` does: a tokenizer's file may ask for either
     backend.no_padding()
     return lambda text: len(backend.encode_batch_fast([text], add_special_tokens=False)[0])
-
-
-def token_position_answer(example: Example, tokenizer: Any) -> int:
-    """Tokens before the first occurrence of the first answer (upstream's field of this name)."""
-    return token_counter(tokenizer)(example.input[: example.input.find(example.outputs[0])])
 
 
 def needle_distances(example: Example, tokenizer: Any) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from bosch.config import PackingConfig, TokenCount, at_least
+from bosch.config import PackingConfig, at_least
 from bosch.run.fingerprint import fingerprint, speed_only
 from bosch.run.manifest import read_sealed_json, write_sealed_json
 from bosch.run.progress import Bar, say, track
@@ -59,7 +59,6 @@ class PackConfig(PackingConfig):
     """How documents become sequences. A document longer than a sequence is split over several;
     sequences are shuffled, so that the parts of a book do not follow each other."""
 
-    tokens: TokenCount | None = None  # tokens to pack: 2.5B, 300M or a number; None: all there is
     epochs: int = 1  # orders of the sequences to store; training stops at the end of the last
     seed: int = 0  # of all random choices
     # Chunks of a quarter megabyte between two points from which a killed run goes on.
@@ -127,8 +126,7 @@ class Progress:
 def pack_documents(
     sources: Sequence[WeightedSource], tokenizer: TokenizerText, config: PackConfig, folder: Path
 ) -> None:
-    """Write the folder's files. Called again after a kill it goes on; on a finished folder it does
-    nothing."""
+    """Write the folder's files. After a kill it goes on; on a finished folder it does nothing."""
     quotas = split_quotas(sources, config)
     begun, finished = (
         read_sealed_json(folder / name) if (folder / name).exists() else {}
@@ -190,8 +188,7 @@ def split_quotas(
 
 
 def share_out(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole shares that add up to the total: rounded down, then one more for those that lost most,
-    the earlier first."""
+    """Whole shares that add up to the total: rounded down, one more for those that lost most."""
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_loss = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
@@ -201,8 +198,7 @@ def share_out(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def pin_commits(sources: Sequence[WeightedSource], noted: dict[str, str]) -> dict[str, str]:
-    """The commits of sources on the hub by name: those with which the tokens were begun, whatever
-    the hub has by now, or whether it can be reached."""
+    """The commits of sources on the hub by name: those noted, whatever the hub has by now."""
     commits = {}
     for source in (weighted.source for weighted in sources):
         if isinstance(source, HubSource) and not source.is_local:
@@ -212,19 +208,15 @@ def pin_commits(sources: Sequence[WeightedSource], noted: dict[str, str]) -> dic
     return commits
 
 
+@dataclass
 class Packer:
     """Decides where each token goes."""
 
-    def __init__(
-        self,
-        files: GrowingFiles,
-        tokenizer: TokenizerText,
-        config: PackConfig,
-        progress: Progress,
-        bar: Bar,
-    ):
-        self.files, self.tokenizer, self.config = files, tokenizer, config
-        self.progress, self.bar = progress, bar
+    files: GrowingFiles
+    tokenizer: TokenizerText
+    config: PackConfig
+    progress: Progress
+    bar: Bar
 
     def pack_source(self, source: Source, held_out: int, train: int | None) -> None:
         """Encode a source from where it stands until it ends, or its quota is met."""
@@ -306,11 +298,9 @@ class Packer:
         counts.documents_empty += int(empty.sum())
         counts.documents_too_short += int(short.sum())
         counts.dropped_too_short += int(chunk.lengths[short].sum())
-        ids, lengths = chunk.ids, chunk.lengths
-        if short.any():
-            ids = ids[np.repeat(~short, lengths)]
-            lengths = np.where(short, 0, lengths)
-        return ids, lengths
+        if not short.any():
+            return chunk.ids, chunk.lengths
+        return chunk.ids[np.repeat(~short, chunk.lengths)], np.where(short, 0, chunk.lengths)
 
     def _end_shard(self) -> None:
         self.files.end_shard()
@@ -324,11 +314,11 @@ def check_quota(source: Source, counts: Counts, held_out: int, train: int | None
         empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
         raise ValueError(
             f"{source.name} has {there:,} tokens in {counts.documents:,} documents{empty}, but "
-            f"{held_out + (train or 0):,} were asked of it "
-            f"({held_out:,} of them held out). Ask for fewer (--tokens; --data.tokens of "
-            "recover.py), lower its weight, or hold out less (--held-out-sequences, "
-            "--data.held-out-sequences). To train on them more than once, pack them with "
-            "prepare_tokens.py --epochs N and give recover.py that folder (--data.tokens-from)."
+            f"{held_out + (train or 0):,} were asked of it ({held_out:,} of them held out). Ask "
+            "for fewer (--tokens; --data.tokens of recover.py), lower its weight, or hold out less "
+            "(--held-out-sequences, --data.held-out-sequences). To train on them more than once, "
+            "pack them with prepare_tokens.py --epochs N and give recover.py that folder "
+            "(--data.tokens-from)."
         )
     if counts.tokens_kept == 0 and train is None:
         raise ValueError(
@@ -353,8 +343,7 @@ def report(name: str, counts: Counts) -> None:
 
 
 def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
-    """Begin the log with what the first documents say, and refuse ids that are not the named
-    tokenizer's."""
+    """Show how the first documents begin, and refuse ids that are not the named tokenizer's."""
     first = [
         next(iter(document), "") for document in itertools.islice(source.read(0), DOCUMENTS_CHECKED)
     ]
@@ -366,9 +355,8 @@ def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
         if (share := share_reproduced(tokenizer.load(), ids)) < LEAST_REPRODUCED:
             raise ValueError(
                 f"{source.name}: its token ids are not those of {source.tokenizer}: decoded and "
-                "encoded again, its first documents "
-                f"come back by {share:.0%} only; one reads {texts[0][:SHOWN_CHARS]!r}. Name the "
-                "tokenizer that made them (?tokenizer=...)."
+                f"encoded again, its first documents come back by {share:.0%} only; one reads "
+                f"{texts[0][:SHOWN_CHARS]!r}. Name the tokenizer that made them (?tokenizer=...)."
             )
     for number, text in enumerate(texts[:DOCUMENTS_SHOWN], start=1):
         say(f"{source.name}, document {number}: {text[:SHOWN_CHARS]!r}")
@@ -381,8 +369,7 @@ def finish(
     progress: Progress,
     facts: dict[str, Any],
 ) -> None:
-    """Cut the tail, write what is known only now, and forget the progress. Killed anywhere in here,
-    it is done again."""
+    """Write what is known only now, forget the progress. Killed in here, it is done again."""
     num_tokens, held_out = files.num_tokens(TOKENS), files.num_tokens(HELD_OUT)
     num_sequences, tail = divmod(num_tokens, config.sequence_length)
     if num_sequences == 0:
@@ -422,8 +409,7 @@ def finish(
 def describe_counts(
     sources: list[dict[str, Any]], counts: list[Counts], tail: int
 ) -> list[dict[str, Any]]:
-    """Counts of each source. The tail is cut from the end: from the last source, and those before
-    if it has no more."""
+    """Counts of each source. The tail is cut from the end, if need be over several sources."""
     for count in reversed(counts):
         count.dropped_in_tail = min(tail, count.tokens_kept)
         count.tokens_kept -= count.dropped_in_tail

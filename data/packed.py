@@ -19,9 +19,7 @@ def build(config: Config) -> Stage | Artifact:
     """The stage of recover.py, or the tokens that data.tokens_from names instead of it."""
     if config.data.tokens_from is not None:
         return reuse(config, Path(config.data.tokens_from))
-    packing = PackConfig(
-        **shared_fields(PackingConfig, config.data), tokens=config.data.tokens, seed=config.seed
-    )
+    packing = PackConfig(**shared_fields(PackingConfig, config.data), seed=config.seed)
     return make_stage("tokens", config.model, config.data.source, packing, shared=True)
 
 

@@ -79,8 +79,7 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
         self._digests = [xxhash.xxh3_128() for _ in GROWING]
 
     def write_ends(self, name: str, path: str, num_tokens: int) -> None:
-        """The ends up to a number of tokens, the last one there: a document ends where the corpus
-        is cut."""
+        """The ends up to a number of tokens, the last one there: the cut ends a document."""
         ends = np.fromfile(self.folder / GROWING[GROWING.index(name) + 2], "<u8")
         ends = ends[ends < num_tokens]
         last = np.array([num_tokens] if num_tokens else [], "<u8")

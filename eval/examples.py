@@ -6,13 +6,13 @@
 A file of more examples serves whoever asks for fewer: those are its first.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.lock import FolderLock
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_sealed_json
+from bosch.run.progress import say
 from eval.rows import read_rows, write_rows
 from eval.settings import SuiteRun
 from eval.suites._interface import Example, Task
@@ -27,7 +27,6 @@ def load_examples(
     tokenizer: Any,
     tokenizer_hash: str,
     folder: Path,
-    say: Callable[[str], None],
 ) -> list[Example]:
     """The first examples of a task, from `folder` or built and left there.
 

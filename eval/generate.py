@@ -136,12 +136,12 @@ class Generator:
     def _read(self, job: Job, following: Job | None) -> None:
         """The prompt and the answer's draft, in one pass. In half precision, where the plain way is
         left as seldom as can be, one after the other, and only if the first token agrees."""
-        shared = self._shared_with(following, job.prompt)
-        cache, num_read = self._begin(job, keep=shared > 0)
+        is_shared = self._is_shared(job.prompt, following)
+        cache, num_read = self._begin(job, keep=is_shared)
         draft = job.draft if self.is_exact else []
         job.is_plain = num_read == 0 and not draft and not self._skips_rows
         logits_NV = self._prefill(cache, job.prompt + draft, num_read, 1 + len(draft))
-        self._trunk = (job.prompt, cache) if shared else None
+        self._trunk = (job.prompt, cache) if is_shared else None
         self._accept_along(job, logits_NV)
         if not self.is_exact and job.is_open and job.draft[:1] == job.tokens:
             self._try_draft(job, cache)
@@ -155,20 +155,15 @@ class Generator:
     def _skips_rows(self) -> bool:
         return self.settings.short_top_layer and self.is_exact
 
-    def _shared_with(self, following: Job | None, prompt: Sequence[int]) -> int:
-        """How much of this prompt the next one will begin with; 0 where that is not worth it."""
+    def _is_shared(self, prompt: Sequence[int], following: Job | None) -> bool:
+        """Whether the next prompt begins like this one, and copying that is worth it."""
         settings = self.settings
         if following is None or not settings.share_prefixes:
-            return 0
-        ends_with_draft = (
-            following.example.stop.when_answered
-            and settings.stop_when_answered
-            and settings.draft_answers
-        )
-        if not (self.is_exact or ends_with_draft):
-            return 0
-        shared = common_length(prompt, following.prompt)
-        return shared if shared >= LEAST_SHARED * len(following.prompt) else 0
+            return False
+        may_end_with_draft = settings.stop_when_answered and settings.draft_answers
+        if not (self.is_exact or (may_end_with_draft and following.example.stop.when_answered)):
+            return False
+        return common_length(prompt, following.prompt) >= LEAST_SHARED * len(following.prompt)
 
     def _begin(self, job: Job, keep: bool) -> tuple[Cache, int]:
         """A cache to read the prompt into, and how many of its tokens are in there already."""

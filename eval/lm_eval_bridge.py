@@ -61,7 +61,12 @@ def run_lm_eval(
         model=harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=True
     )
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / SAMPLES, samples_of(found))
+    samples = [
+        {"task": task} | json.loads(json.dumps(sample, default=str))
+        for task, members in found["samples"].items()
+        for sample in members
+    ]
+    write_rows(folder / SAMPLES, samples)
     content = {
         "suite": SUITE,
         "version": found["lm_eval_version"],
@@ -86,10 +91,3 @@ def results_of(found: Mapping[str, Any]) -> Iterator[Result]:
             else:
                 full_name = metric if way == "none" else f"{metric} {way}"
                 yield Result(task, 0, full_name, float(value), error, n)
-
-
-def samples_of(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for task, samples in found["samples"].items():
-        for sample in samples:
-            plain: dict[str, Any] = json.loads(json.dumps(sample, default=str))
-            yield {"task": task} | plain

@@ -85,6 +85,14 @@ def require_texts(row: Row, field: str, where: str) -> list[str]:
     return value
 
 
+def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> None:
+    if len(rows) != num_rows:
+        raise ValueError(
+            f"{where} has {len(rows)} rows, but {name} has {num_rows}; get the whole set (--limit "
+            "takes its first rows)."
+        )
+
+
 def _wrong_field(field: str, kind: str, value: Any, where: str) -> ValueError:
     told = repr(value)
     told = told if len(told) <= 60 else told[:57] + "..."

@@ -9,7 +9,6 @@ behind it, with as many ranks as it then has. Each rank writes a file of its own
 the others by their files, puts everything in order and scores it. Nothing is a collective.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from data.tokenizer_files import describe_tokenizer
 from eval.examples import load_examples
 from eval.generate import Generation, Generator, Key
 from eval.results import make_rows, write_scores
-from eval.rows import read_rows, write_line, write_rows
+from eval.rows import parse_rows, read_rows, write_line, write_rows
 from eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from eval.suites._interface import Example, LeftOutError, Scored, Task
 
@@ -75,14 +74,15 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
     generator: Generator | None = None
     for run in runs:
         done = {key_of(row) for row in read_predictions(work, run.name)}
-        shares = list(share_of_rank(evaluation, run))
-        total = sum(len(examples) for _, examples in shares)
-        missing = [
+        left_out: list[str] = []
+        share = [
             (task_key(task, example), example)
-            for task, examples in shares
-            for example in examples
-            if task_key(task, example) not in done
+            for task, examples in all_examples(evaluation, run, left_out)
+            for example in share_of_rank(examples, evaluation.rank, evaluation.world)
         ]
+        for reason in left_out:
+            say(f"left out: {reason}")
+        missing = [(key, example) for key, example in share if key not in done]
         if not missing:
             continue
         if generator is None:
@@ -97,21 +97,11 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
         title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")
         with (
             path.open("a", encoding="utf-8") as file,
-            track(title, total, "examples", total - len(missing)) as bar,
+            track(title, len(share), "examples", len(share) - len(missing)) as bar,
         ):
             for generation in generator.generate(missing):
                 append(file, generation)
                 bar.advance()
-
-
-def share_of_rank(evaluation: Evaluation, run: SuiteRun) -> Iterator[tuple[Task, list[Example]]]:
-    """The examples of each task that fall to this rank: neighbors, whose prompts begin alike."""
-    left_out: list[str] = []
-    for task, examples in all_examples(evaluation, run, left_out):
-        ordered = sorted(examples, key=lambda example: example.prompt)
-        yield task, slice_of_rank(ordered, evaluation.rank, evaluation.world)
-    for reason in left_out:
-        say(f"left out: {reason}")
 
 
 def all_examples(
@@ -126,7 +116,6 @@ def all_examples(
                 evaluation.tokenizer,
                 evaluation.tokenizer_hash,
                 evaluation.examples_folder,
-                say,
             )
         except LeftOutError as error:
             left_out.append(str(error))
@@ -134,11 +123,11 @@ def all_examples(
         yield task, examples
 
 
-def slice_of_rank(examples: Sequence[Example], rank: int, world: int) -> list[Example]:
-    """A rank's part, cut so that all parts hold about as much text."""
+def share_of_rank(examples: Sequence[Example], rank: int, world: int) -> list[Example]:
+    """Neighbors, whose prompts begin alike, cut so that all parts hold about as much text."""
     total = sum(len(example.prompt) for example in examples)
     mine, before = [], 0
-    for example in examples:
+    for example in sorted(examples, key=lambda example: example.prompt):
         middle = before + len(example.prompt) / 2
         if rank * total <= middle * world < (rank + 1) * total:
             mine.append(example)
@@ -169,8 +158,7 @@ def read_predictions(work: Path, suite: str) -> list[dict[str, Any]]:
     rows = []
     for path in sorted(work.glob(f"{suite}-*.jsonl")):
         content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1].decode("utf-8")
-        rows += [json.loads(line) for line in whole.split("\n") if line]
+        rows += parse_rows(content[: content.rfind(b"\n") + 1], str(path))
     return rows
 
 

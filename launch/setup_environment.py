@@ -9,7 +9,6 @@ written and is finished last, so a set-up that was killed is never taken for a w
 
 from __future__ import annotations  # lets a Python that is too old reach the sentence that says so
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -31,10 +30,9 @@ PYTHON = str(ENVIRONMENT / "bin" / "python")
 PROBE = "import sys, importlib.util as u; print(sys.version_info[:2], all(map(u.find_spec, {})))"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("extras", nargs="*", help="optional parts named in pyproject.toml")
-    extras = parser.parse_args().extras
+def main(extras: list[str]) -> None:
+    if any(extra.startswith("-") for extra in extras):
+        sys.exit(__doc__)
     check_python(sys.version_info[:2], has_ensurepip=find_spec("ensurepip") is not None)
     ENVIRONMENT.mkdir(exist_ok=True)
     lock = os.open(ENVIRONMENT, os.O_RDONLY)  # the system drops the lock of a process that dies
@@ -78,10 +76,7 @@ def decide(extras: list[str]) -> tuple[str, str]:
     except (OSError, subprocess.CalledProcessError):
         answer = ""
     if answer != f"{sys.version_info[:2]} True\n":
-        return (
-            "build",
-            f"its Python does not run, is another version or lacks {' or '.join(needed)}",
-        )
+        return "build", f"its Python does not run, is another or lacks {' or '.join(needed)}"
     if record is None:
         return "update", "this set-up did not make it"
     if record["fingerprint"] != fingerprint():
@@ -105,7 +100,7 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
         venv.EnvBuilder(with_pip=True, symlinks=True).create(ENVIRONMENT)
     pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
     if is_linux_without_gpu():
-        torch = next(d for d in read_settings()["project"]["dependencies"] if d.startswith("torch"))
+        torch = re.findall(r'"(torch\b[^"]*)"', requirements())[0]
         plan = [*pip, "--dry-run", "--quiet", "--no-deps", "--report", "-", torch]
         answer = subprocess.run(plan, capture_output=True, check=False)
         if answer.returncode == 0:  # where it fails, the installation fails too and says why
@@ -120,17 +115,13 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
 
 
 def fingerprint() -> str:
-    """Hash of what decides the contents: the installing part of pyproject.toml, and this file."""
-    settings = read_settings()
-    asked = [settings["build-system"], settings["project"], settings["tool"]["setuptools"]]
-    text = json.dumps(asked, sort_keys=True) + Path(__file__).read_text()
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Hash of what decides the contents."""
+    return hashlib.sha256((requirements() + Path(__file__).read_text()).encode()).hexdigest()
 
 
-def read_settings() -> dict[str, Any]:
-    import tomllib  # part of Python from 3.11 on; check_python has run by now
-
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+def requirements() -> str:
+    """The part of pyproject.toml that installs something: settings of other tools stand behind."""
+    return (ROOT / "pyproject.toml").read_text().partition("\n[tool.ruff")[0]
 
 
 def read_record() -> dict[str, Any] | None:
@@ -163,6 +154,6 @@ def describe_cuda_download(report: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     try:
-        main()
+        main(sys.argv[1:])
     except KeyboardInterrupt:
         sys.exit("set-up: stopped; run the same command again to go on")

@@ -39,26 +39,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, help="folder of runs, for TensorBoard")
     parser.add_argument("--report", type=Path, nargs="*", default=[], help="report.html files")
-    parser.add_argument("--pages", nargs="*", default=list(PAGES), choices=PAGES)
     parser.add_argument("--out", type=Path, default=Path("pictures"), help="folder of the PNGs")
     options = parser.parse_args()
-    browser = find_browser()
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(
+            f"error: none of {', '.join(BROWSERS)} is installed; a browser takes the pictures."
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     for report in options.report:
         name = f"report-{report.resolve().parent.name}.png"
         take(browser, report.resolve().as_uri(), options.out / name, REPORT_HEIGHT)
     if options.runs:
         with tensorboard(options.runs) as address:
-            for page in options.pages:
-                name = f"tensorboard-{page}.png"
-                take(browser, f"{address}/{PAGES[page]}", options.out / name, HEIGHT)
-
-
-def find_browser() -> str:
-    for name in BROWSERS:
-        if found := shutil.which(name):
-            return found
-    sys.exit(f"error: none of {', '.join(BROWSERS)} is installed; a browser takes the pictures.")
+            for page, part in PAGES.items():
+                take(browser, f"{address}/{part}", options.out / f"tensorboard-{page}.png", HEIGHT)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from bosch.run.manifest import provenance, write_atomically
 from bosch.run.plan import follow_reference
 from bosch.run.progress import say
 from bosch.run.stage import Artifact
-from bosch.run.tables import show_table
+from bosch.run.tables import show_rows, show_table
 
 OUTLINED = "fuller than the mask"  # the kind of block that depth.png outlines
 Rows = list[dict[str, Any]]
@@ -133,23 +133,29 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
 
 def measure_turnover(chains: Chains) -> Rows:
     """T and T~ between neighboring ratios of a method (table 3)."""
-    rows: Rows = []
-    lines = []
-    for name, chain in chains.items():
-        for smaller, larger in itertools.pairwise(chain):
-            if not smaller.mask.num_windowed:  # nothing can be given up
-                continue
-            found = turnover(smaller.mask, larger.mask)
-            step = f"{smaller.ratio:g} \N{RIGHTWARDS ARROW} {larger.ratio:g}"
-            told = {"method": name, "smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio}
-            rows.append(told | asdict(found))
-            shares = (found.raw, found.chance, found.normalized, found.normalized_chance)
-            lines.append((name, step, *(None if s is None else f"{s:.1%}" for s in shares)))
-    if rows:
-        header = ("", "ratios", "T", "random masks", "T~", "random masks")
-        show_table("Share of windowed groups that a larger ratio leaves full", header, lines)
-    else:
+    rows: Rows = [
+        {"method": name, "smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio}
+        | asdict(turnover(smaller.mask, larger.mask))
+        for name, chain in chains.items()
+        for smaller, larger in itertools.pairwise(chain)
+        if smaller.mask.num_windowed  # else nothing can be given up
+    ]
+    if not rows:
         say("no method has masks of two ratios: no turnover")
+        return rows
+    show_rows(
+        "Share of windowed groups that a larger ratio leaves full",
+        rows,
+        {
+            "": "method",
+            "from": "smaller_ratio",
+            "to": "larger_ratio",
+            "T": "raw:.1%",
+            "random masks' T": "chance:.1%",
+            "T~": "normalized:.1%",
+            "random masks' T~": "normalized_chance:.1%",
+        },
+    )
     return rows
 
 
@@ -190,7 +196,7 @@ def score_masks(
     folder at once, from which a killed test goes on.
     """
     from bosch.calibration import read_calibration
-    from bosch.methods._interface import Context
+    from bosch.method import Context
     from bosch.search.evaluations import open_objective  # loads torch
 
     folder = fetch_model(options.model or sources[0].record.model.id)

@@ -26,7 +26,8 @@ from eval.report.archive import is_archive
 from eval.report.compare import Comparison, compare
 from eval.report.page import write_report
 from eval.report.runs import RunResults, is_run
-from eval.report.tables import align, baseline_table, short_table, warnings
+from eval.report.summary import warnings
+from eval.report.tables import align, baseline_table, short_table
 
 MOST_WARNINGS = 12  # on the terminal; the report holds all
 
@@ -87,7 +88,7 @@ def find_runs(given: Sequence[Path]) -> list[Path]:
 
 
 def rebuild_tensorboard(folders: Sequence[Path]) -> None:
-    from bosch.run.tensorboard import rebuild_tensorboard
+    from eval.report.tensorboard import rebuild_tensorboard
 
     for folder in filter(Path.is_dir, folders):  # an archive has no curves
         try:

@@ -178,7 +178,7 @@ def build_step(
 
 def publish(run_path: Path) -> None:
     """Show what has been evaluated: results.jsonl, and TensorBoard's curves made anew from it."""
-    from bosch.run.tensorboard import project_evaluations
+    from eval.report.tensorboard import project_evaluations
 
     collect_results(run_path / "eval", run_path.name)
     project_evaluations(run_path)

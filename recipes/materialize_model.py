@@ -83,7 +83,7 @@ def build(config: Config, mask: Stage) -> Stage:
     told = describe_source(config.model)
 
     def run(out: Path, mask: Artifact) -> None:
-        from bosch.methods._interface import WEIGHTS  # loads torch and transformers: seconds
+        from bosch.method import WEIGHTS  # loads torch and transformers: seconds
 
         trained = mask.folder / WEIGHTS  # there if the mask is for weights that came with it
         source = trained if trained.is_dir() else fetch_model(config.model)

@@ -40,7 +40,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
-    packing = PackConfig(**shared_fields(PackingConfig, config.data), tokens=config.data.tokens)
+    packing = PackConfig(**shared_fields(PackingConfig, config.data))
     default = Options(config.model, config.data.source, packing)
     options = parse(Options, arguments, default, {"--seq-len": "--sequence-length"})
     progress.set_up()

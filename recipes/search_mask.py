@@ -44,7 +44,7 @@ from data import packed
 from recipes import presets
 
 if TYPE_CHECKING:
-    from bosch.methods._interface import Learning
+    from bosch.method import Learning
 
 
 # --------------------------------------------------------------------------------------- the stage
@@ -115,14 +115,15 @@ def run_method(
 ) -> None:
     """Choose the mask and write it into `folder`; what an earlier attempt noted there is used."""
     from bosch.masks.picture import draw_mask, mask_title
-    from bosch.methods import _choose, _interface
+    from bosch.method import Context
+    from bosch.methods import _choose
 
     def load_calibration() -> Calibration:
         assert calibration is not None  # make_stage has seen to it
         return read_calibration(calibration.folder)
 
     model_folder = fetch_model(config.model)
-    context = _interface.Context(
+    context = Context(
         model_info=read_model_info(model_folder),
         load_model=partial(load_for_search, model_folder),
         load_calibration=load_calibration,
@@ -149,7 +150,7 @@ def run_method(
 def make_learning(config: Config, model: Path, tokens: Artifact) -> "Learning":
     """What a method that learns its mask is handed: packed tokens, and the training loop to learn
     on them. recover.py does not train on these tokens again: the budget is that of both."""
-    from bosch.methods._interface import Learning
+    from bosch.method import Learning
     from data.loader import open_tokens
     from data.tokenizer_files import read_tokenizer
     from training.learner import LoopFit

@@ -87,9 +87,8 @@ def make_call(case: Case, device: str = "cpu", seed: int = 0) -> AttentionCall:
         rows = [
             sorted({0, 1, case.num_queries // (b + 2), case.num_queries}) for b in range(case.batch)
         ]
-        return replace(
-            call, documents=Documents(tuple(tuple(row) for row in rows), torch.device(device))
-        )
+        documents = Documents(tuple(map(tuple, rows)), torch.device(device))
+        return replace(call, documents=documents)
     if case.kind != "plain":
         return replace(call, mask_BNTS=padding_mask(case, num_keys).to(device))
     return call
@@ -97,12 +96,8 @@ def make_call(case: Case, device: str = "cpu", seed: int = 0) -> AttentionCall:
 
 def padding_mask(case: Case, num_keys: int) -> Tensor:
     """Causal, and in every second row a third of the keys are padding."""
-    is_real_BS = torch.ones(case.batch, num_keys, dtype=torch.bool)
-    padding = (
-        slice(0, num_keys // 3)
-        if case.kind == "left"
-        else slice(num_keys - num_keys // 3, num_keys)
-    )
+    is_real_BS, third = torch.ones(case.batch, num_keys, dtype=torch.bool), num_keys // 3
+    padding = slice(0, third) if case.kind == "left" else slice(num_keys - third, num_keys)
     is_real_BS[::2, padding] = False
     causal_TS = torch.ones(case.num_queries, num_keys, dtype=torch.bool).tril(case.num_past)
     return causal_TS & is_real_BS[:, None, None, :]
@@ -111,9 +106,7 @@ def padding_mask(case: Case, num_keys: int) -> Tensor:
 def check_against_reference(
     backend: ModuleType, case: Case, device: str = "cpu", gradients: bool = True
 ) -> str | None:
-    """Output and gradients of a backend against the reference. The reason, if the backend refuses
-    the call.
-    """
+    """Output and gradients of a backend against the reference; the reason of one that refuses."""
     call = make_call(case, device).without_idle_window()
     if not gradients:
         q, k, v = (x.detach() for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD))
@@ -139,12 +132,21 @@ def check_against_reference(
     return None
 
 
+def check_documents_apart(backend: ModuleType, call: AttentionCall) -> None:
+    """What the first document says changes nothing behind it."""
+    assert call.documents is not None
+    before: Tensor = backend.attend(call)
+    end = call.documents.rows[0][1]
+    with torch.no_grad():
+        for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
+            x[:, :, :end] += 1.0
+    assert torch.equal(before[:, :, end:], backend.attend(call)[:, :, end:])
+
+
 def visible_counts(
     backend: ModuleType, num_tokens: int, window_tokens: int, device: str, dtype: torch.dtype
 ) -> Tensor:
-    """How many keys each query sees, read from the output: q = 0 weighs them equally, V is the
-    identity.
-    """
+    """How many keys each query sees, from the output: q = 0 weighs all alike, V is the identity."""
     v_BGSD = torch.eye(num_tokens, device=device, dtype=dtype)[None, None]
     zeros = torch.zeros_like(v_BGSD)
     call = AttentionCall(zeros, zeros, v_BGSD, scaling=1.0, window_tokens=window_tokens)

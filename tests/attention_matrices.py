@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from bosch.backends._interface import repeat_groups
 from bosch.calibration import Calibration, Haystack, Question
-from bosch.methods._interface import Context, Learning
+from bosch.method import Context, Learning
 from bosch.model import ModelInfo
 
 

@@ -5,11 +5,42 @@ its cost times (1 - z)^2. And a fit function that learns gates on it, without a 
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bosch.methods._interface import Learner, Learning
+from bosch.method import Context, Learner, Learning
+from bosch.model import ModelInfo
+
+
+def context_without_model(
+    method: ModuleType,
+    shape: tuple[int, int],
+    ratio: float,
+    folder: Path = Path("unused"),
+    seed: int = 0,
+    learning: Learning | None = None,
+    **settings: Any,
+) -> Context:
+    """One in which asking for the model or for the calibration set is an error."""
+
+    def refuse() -> Any:
+        raise AssertionError("this method needs no model")
+
+    return Context(
+        model_info=ModelInfo("any/model", None, "f" * 32, *shape, shape[1], 16),
+        load_model=refuse,
+        load_calibration=refuse,
+        window_tokens=64,
+        ratio=ratio,
+        seed=seed,
+        settings=method.Settings(**settings),
+        folder=folder,
+        learning=learning,
+    )
+
 
 TOTAL_COST = 4.0  # added to the loss where every group is on the window: as in a language model
 

@@ -77,9 +77,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
             continue
         found[name] = path.read_bytes()
         if path.name == "manifest.json":
-            manifest = json.loads(found[name])
-            del manifest["wall_seconds"], manifest["checksum"], manifest["commit"]
-            found[name] = json.dumps(manifest).encode()
+            told = json.loads(found[name])
+            kept = {k: told[k] for k in told if k not in ("wall_seconds", "checksum", "commit")}
+            found[name] = json.dumps(kept).encode()
     return found
 
 

@@ -62,6 +62,10 @@ def random_tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(2, TINY["vocab_size"], (batch, length), generator=generator)
 
 
+def assert_close(found: Any, expected: Any, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
 def packed_positions(*lengths: int) -> torch.Tensor:
     return torch.cat([torch.arange(n) for n in lengths])[None]
 
@@ -79,3 +83,12 @@ def kv_entries(cache: Cache) -> list[int]:
     return [
         sum(x.shape[1] * x.shape[2] for x in held_tensors(layer)) // 2 for layer in cache.layers
     ]
+
+
+@torch.no_grad()
+def generate_anew(model: PreTrainedModel, ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """The text with greedy tokens behind it, each computed from the whole text, without a cache."""
+    for _ in range(num_tokens):
+        logits = model(ids, use_cache=False).logits
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    return ids

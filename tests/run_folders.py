@@ -9,7 +9,6 @@ from typing import Any
 
 from bosch.command_line import parse_command
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
-from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo, find_model, read_model_info
 from data.toy_world.tasks import DATASETS as TOY_DATASETS
 from eval.results import Label, make_rows, write_scores
@@ -34,7 +33,6 @@ class FakeRun:
     steps: tuple[int | None, ...] = (None, 0, 100, 200)  # evaluated; None: the dense model
     samples: int = 8  # examples a task and length
     with_samples: bool = True  # keep single predictions
-    draws_mask: bool = False
     learning_tokens: int = 0  # of a learned mask; scores and losses are behind them
     skill: Skill = lambda step, task: 0.9 if step is None else 0.1 + step / 400
 
@@ -89,8 +87,6 @@ class FakeRun:
             mask, MODEL, self.method, self.ratio, settings, seed=self.seed, score_trace=trace
         )
         write_mask(folder / "mask" / "mask.json", record)
-        if self.draws_mask:
-            draw_mask(record, folder / "mask" / "mask.png")
         cost = {"method": self.method, "seconds": 61.5, "layer_forwards": 4567.8}
         (folder / "mask" / "time.json").write_text(json.dumps(cost))
 
@@ -132,11 +128,10 @@ def write_suite(
     folder.mkdir(parents=True)
     if with_samples:
         rows: list[Mapping[str, Any]] = [
-            asdict(item.task)
-            | {"index": item.example.index, "prediction": "7", "scores": dict(item.scores)}
+            {"task": item.task.name, "length": item.task.length, "index": item.example.index}
+            | {"prediction": "7", "scores": dict(item.scores)}
             for item in scored
         ]
-        rows = [{("task" if k == "name" else k): v for k, v in row.items()} for row in rows]
         write_rows(folder / "predictions.jsonl", rows)
     write_scores(folder, {"rows": make_rows(label, folder.name, results)})
 

@@ -11,25 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 TENSOR = "tensor in"  # the key of {"tensor in": name}, which stands for a tensor in the JSON part
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in parameters' names, of no meaning here
-
-
-class Stateful(Protocol):
-    """An object that a checkpoint can hold."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -206,19 +199,14 @@ class CheckpointReader(FileSystemReader):
 
 
 METADATA_CLASSES = {
-    "torch.distributed.checkpoint.metadata": {
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorStorageMetadata",
-        "ChunkStorageMetadata",
-        "TensorProperties",
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},  # where Python 3.13 keeps it
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata MetadataIndex StorageMeta TensorStorageMetadata ChunkStorageMetadata "
+        "TensorProperties _MEM_FORMAT_ENCODING".split()
+    ),
+    "torch.distributed.checkpoint.filesystem": ["_StorageInfo"],
+    "torch.serialization": ["_get_layout"],
+    "pathlib": ["PosixPath"],
+    "pathlib._local": ["PosixPath"],  # where Python 3.13 keeps it
 }
 
 

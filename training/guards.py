@@ -88,15 +88,15 @@ def is_spike(value: float, history: list[float]) -> bool:
 
 def check_gradients(model: Any, world: World) -> None:
     """After the first backward: name parameters without a gradient, but for rounding."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    squares = [
-        0.0 if p.grad is None else float(local(p.grad).detach().float().square().sum())
-        for _, p in trained
-    ]
-    found = world.sum(*squares)
-    least = max(found) * FAINTEST**2
-    without = [name for (name, _), square in zip(trained, found, strict=True) if square <= least]
-    if len(without) == len(trained):
+    squares = {
+        name: 0.0 if p.grad is None else float(local(p.grad).detach().float().square().sum())
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+    found = dict(zip(squares, world.sum(*squares.values()), strict=True))
+    least = max(found.values()) * FAINTEST**2
+    without = [name for name, square in found.items() if square <= least]
+    if len(without) == len(found):
         raise TrainingFailedError("no parameter has a gradient: the loss depends on none of them.")
     if without:
         more = f" and {len(without) - 3} more" if len(without) > 3 else ""

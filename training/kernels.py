@@ -13,23 +13,17 @@ from bosch.run.errors import UserError
 
 def choose_kernels(asked: str, device: torch.device) -> tuple[str, str]:
     """(liger or torch, why). What was asked for by name and cannot run is an error."""
-    reason = _why_not_liger(device)
-    if asked == "torch":
-        return "torch", "as asked"
-    if asked == "liger":
-        if reason is not None:
-            raise UserError(f"train.kernels liger cannot run here: {reason}. Use auto or torch.")
-        return "liger", "as asked"
-    return ("torch", reason) if reason is not None else ("liger", "this device is a GPU")
-
-
-def _why_not_liger(device: torch.device) -> str | None:
+    reason = None
     if find_spec("liger_kernel") is None:
-        return "liger-kernel is not installed"
+        reason = "liger-kernel is not installed"
     # Triton's interpreter runs the kernels anywhere: for tests, thousands of times as slow.
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"its kernels are for GPUs, and this device is a {device.type}"
-    return None
+    elif device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        reason = f"its kernels are for GPUs, and this device is a {device.type}"
+    if asked == "liger" and reason is not None:
+        raise UserError(f"train.kernels liger cannot run here: {reason}. Use auto or torch.")
+    if asked != "auto":
+        return asked, "as asked"
+    return ("torch", reason) if reason is not None else ("liger", "this device is a GPU")
 
 
 def install_kernels(model: Any, kernels: str) -> None:

@@ -1,5 +1,5 @@
-"""The training loop as the function that a method of learned masks is handed: but for what a stop
-means, the `Fit` of bosch/methods/_interface.py.
+"""The training loop as what a method of learned masks is handed, the `Fit` of
+bosch/method.py, but for what a stop means.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bosch.config import TrainConfig
-from bosch.methods._interface import Learner
+from bosch.method import Learner
 from bosch.run.group import Group
 from bosch.run.manifest import sync_directory
 from data.loader import Sequences, TokenFolder
@@ -42,10 +42,13 @@ class LoopFit:
     ) -> str | None:
         """None: finished; else why it stopped, everything saved."""
         tokens = cut_sequences(self.tokens, sequence_tokens)
+        micro = self.settings.micro_batch_sequences
+        if micro is not None:  # no more than in the recovery, and a divisor of a rank's share
+            micro = math.gcd(micro, batch_sequences // start_world().size)
         settings = replace(
             self.settings,
             batch_sequences=batch_sequences,
-            micro_batch_sequences=self._micro_batch(batch_sequences),
+            micro_batch_sequences=micro,
             max_steps=num_steps,
             peak_learning_rate=weights_rate or self.settings.peak_learning_rate,
         )
@@ -58,11 +61,8 @@ class LoopFit:
             evaluated_shares=() if weights_out is None else (1.0,),
             document_mask=self.document_mask,
             # How long a method learns may hang on the number of ranks: not in mid-course.
-            facts={
-                **self.facts,
-                "batch_sequences": batch_sequences,
-                "sequence_tokens": sequence_tokens,
-            },
+            facts=dict(self.facts)
+            | {"batch_sequences": batch_sequences, "sequence_tokens": sequence_tokens},
             learner=learner,
         )
         stopped_by = train(job)
@@ -70,13 +70,6 @@ class LoopFit:
             exported = folder / f"step-{num_steps:06d}"
             Group.current().from_rank_0(lambda: move(exported, weights_out))
         return stopped_by
-
-    def _micro_batch(self, batch_sequences: int) -> int | None:
-        """No more than in the recovery, and a divisor of a rank's share of a batch."""
-        wanted = self.settings.micro_batch_sequences
-        if wanted is None:
-            return None
-        return math.gcd(wanted, batch_sequences // start_world().size)
 
 
 def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from bosch.config import TrainConfig
-from bosch.methods._interface import Learner
+from bosch.method import Learner
 from bosch.run.group import Group
 from bosch.run.progress import say, track
 from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from bosch.methods._interface import Learner
+from bosch.method import Learner
 from training.parallel import World, whole
 
 EPSILON = 1e-8

@@ -113,11 +113,8 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
 
 def refuse_silent_traps(environment: Mapping[str, str]) -> None:
     """Stop where accelerate starts something other than what was asked for."""
-    for name, what in (
-        ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
-        ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
-    ):
-        if is_true(environment.get(name)):
+    for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
+        if is_true(environment.get(f"ACCELERATE_USE_{name}")):
             raise ValueError(
                 f"the accelerate config asks for {what}, which this training does not use: it "
                 "shards with FSDP. Run `accelerate config` again, or pass --config_file with one "
@@ -165,19 +162,14 @@ def choose_switches(
 ) -> Switches:
     """Of a TrainConfig. A setting that is None is left to the accelerate config, and where that
     says nothing to what suits the device."""
-    on_gpu = device.type == "cuda"
-    chosen = {
-        "cpu_offload": False,
-        "reshard_after_forward": True,
-        "activation_checkpointing": on_gpu,
-    }
+    chosen = {"cpu_offload": False, "reshard_after_forward": True}
+    chosen["activation_checkpointing"] = device.type == "cuda"
     for variable, name in HONORED.items():
         wish = environment.get(variable, "").lower()
         # accelerate sets all three, whether the user said anything or not: `false` is its default
         # of those that save memory, and no wish.
         if wish in TRUE or (wish in FALSE - {""} and name == "reshard_after_forward"):
             chosen[name] = wish in TRUE
-    for name in chosen:
         if (value := getattr(settings, name)) is not None:
             chosen[name] = value
     return Switches(settings.precision, compile=settings.compile, **chosen)
@@ -226,8 +218,7 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
     """
     layers = model.model.layers
     if switches.compile:
-        # Each block is a graph of its own, with its row of the mask in it, others where gradients
-        # are off or gates are learned.
+        # Each block is a graph of its own, others where gradients are off or gates are learned.
         allow_graphs(8 * len(layers))
     for index, block in enumerate(layers):
         if switches.activation_checkpointing:

@@ -10,24 +10,17 @@ next step; the end is the same, bit for bit.
 import copy
 import hashlib
 import json
-import math
 import os
-import shutil
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import bosch  # noqa: F401  registers the attention whose groups can be windowed
 from bosch.run.errors import exit_on_user_error
@@ -58,8 +51,8 @@ class Phase:
     most_windowed: float = 0.0
     # In the end the weights are the mean of those before the phase and behind it, in bf16.
     is_averaged: bool = False
-    # Weights are rounded to bf16 and the optimizers begin anew: exactly what is left when training
-    # goes on from a shipped model (--start-from).
+    # Weights are rounded to bf16 and the optimizers begin anew: this is where training went on from
+    # a shipped model.
     from_shipped: bool = False
 
 
@@ -345,7 +338,8 @@ class Training:
 
     def load(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
-        self._check_plan(path, state)
+        if state["plan"] != self.plan.fingerprint(state["step"]):
+            raise ValueError(f"{path} belongs to another plan; name another --out or --preset.")
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -371,57 +365,33 @@ class Training:
         state = {"step": self.step, "plan": self.plan.fingerprint(self.step)}
         (folder / TRAINING_FILE).write_text(json.dumps(state) + "\n")
 
-    def load_published(self, folder: Path) -> None:
-        """Go on from a shipped model, at a phase that begins from one."""
-        state = json.loads((folder / TRAINING_FILE).read_text())
-        self._check_plan(folder, state)
-        phase, _, is_first = phase_at(self.plan, state["step"])
-        if not (is_first and phase.from_shipped):
-            raise ValueError(
-                f"{folder} stands at step {state['step']}, where the plan has no phase that begins "
-                "from a shipped model. Train from nothing instead."
-            )
-        weights = load_file(folder / "model.safetensors")
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-        self.model.load_state_dict(weights)
-        self.step = state["step"]
 
-    def _check_plan(self, path: Path, state: dict[str, Any]) -> None:
-        if state["plan"] != self.plan.fingerprint(state["step"]):
-            raise ValueError(f"{path} belongs to another plan; name another --out or --preset.")
-
-
-def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Options") -> Training:
-    """To the end of the plan, or to the end of the time given."""
+def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Options") -> None:
+    """To the end of the plan."""
     plan, out = training.plan, options.out
     writer = LessonWriter(tokenizer, plan.seed)
     held_out = LessonWriter(tokenizer, plan.seed, "calibration")
     keep_log_lines(out / "log.jsonl", training.step)
     began, first_step, losses = time.monotonic(), training.step, []
-    last_step = plan.num_steps if options.until_step is None else options.until_step
-    while training.step < last_step:
+    while training.step < plan.num_steps:
         phase = phase_at(plan, training.step)[0]
         losses.append(training.take_step(writer))
-        is_last = training.step == last_step
+        is_last = training.step == plan.num_steps
         if training.step % options.report_every == 0 or is_last:
             right = answers_right(training.model, held_out, phase.length, phase.mixture)
             loss, losses = sum(losses) / len(losses), []
             seconds = (time.monotonic() - began) / (training.step - first_step)
             print(
-                f"step {training.step}/{last_step} {phase.name}: loss {loss:.3f}, held-out "
+                f"step {training.step}/{plan.num_steps} {phase.name}: loss {loss:.3f}, held-out "
                 f"answers right {right:.1%}, {seconds:.2f} s a step, "
-                f"{seconds * (last_step - training.step) / 60:.0f} min to go",
+                f"{seconds * (plan.num_steps - training.step) / 60:.0f} min to go",
                 flush=True,
             )
             line = {"step": training.step, "phase": phase.name, "loss": loss, "answers": right}
             with open(out / "log.jsonl", "a") as log:
                 log.write(json.dumps(line) + "\n")
-        is_late = time.monotonic() - began > options.stop_after_minutes * 60
-        if training.step % options.save_every == 0 or is_last or is_late:
+        if training.step % options.save_every == 0 or is_last:
             training.save(out / CHECKPOINT_FILE)
-        if is_late:
-            break
-    return training
 
 
 def keep_log_lines(path: Path, step: int) -> None:
@@ -442,32 +412,20 @@ def load_or_train_tokenizer(out: Path, plan: TinyPlan) -> PreTrainedTokenizerFas
 class Options:
     out: Path
     """Folder of the checkpoint, the log and the finished model."""
-    preset: str = "eight-layer"
-    """eight-layer, two-layer or smoke."""
-    start_from: Path | None = None
-    """Folder of a shipped model to go on from; None: from nothing."""
+    preset: Literal["eight-layer", "two-layer", "smoke"] = "eight-layer"
     save_every: int = 50
     report_every: int = 50
-    until_step: int | None = None
-    """Publish the model of this step; None: of the last one."""
-    stop_after_minutes: float = math.inf
     threads: int = 1
     """Threads to compute with. Another number sums in another order, and ends in other weights."""
 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    if options.preset not in PRESETS:
-        raise ValueError(f"--preset {options.preset}: there are {', '.join(PRESETS)}.")
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     training = Training(PRESETS[options.preset]())
     if (options.out / CHECKPOINT_FILE).exists():
         training.load(options.out / CHECKPOINT_FILE)
-    elif options.start_from:
-        shutil.copy(options.start_from / "tokenizer.json", options.out)
-        shutil.copy(options.start_from / "tokenizer_config.json", options.out)
-        training.load_published(options.start_from)
     tokenizer = load_or_train_tokenizer(options.out, training.plan)
     train(training, tokenizer, options)
     training.publish(options.out / "model", tokenizer)

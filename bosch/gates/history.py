@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bosch.run.lines import whole_lines
 from bosch.run.manifest import write_atomically
 
 HISTORY = "gates.jsonl"
@@ -36,20 +37,18 @@ class GateHistory:
             kept = [line for line in read_history(self.path) if line["step"] < step]
             write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
             self._is_cut = True
-        rounded = [[round(value, 6) for value in row] for row in gates_U]
-        line = {"step": step} | {name: round(v, 6) for name, v in figures.items()}
+        line = {"step": step} | {name: round(value, 6) for name, value in figures.items()}
+        gates = [[round(value, 6) for value in row] for row in gates_U]
         with self.path.open("a") as file:
-            file.write(json.dumps(line | {"gates": rounded}) + "\n")
+            file.write(json.dumps(line | {"gates": gates}) + "\n")
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
     """The whole lines; a last one that a kill tore off does not count."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    return [json.loads(line) for line in whole_lines(path)]
 
 
-def draw_history(path: Path, out: Path, title: str, ratio: float | None = None) -> None:
+def draw_history(path: Path, out: Path, title: str, ratio: float) -> None:
     """Write the picture. Same lines, same bytes."""
     # A Figure of its own: pyplot would keep state and pick a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -62,38 +61,32 @@ def draw_history(path: Path, out: Path, title: str, ratio: float | None = None) 
     lines = lines[:: max(1, -(-len(lines) // MOST_COLUMNS))]
     steps = [line["step"] for line in lines]
     num_layers, num_columns = len(lines[0]["gates"]), len(lines[0]["gates"][0])
-    panels = [
-        (name, kept) for name, names in PANELS if (kept := [n for n in names if n in lines[0]])
-    ]
+    panels = [(name, [n for n in names if n in lines[0]]) for name, names in PANELS]
+    panels = [(name, figures) for name, figures in panels if figures]
 
-    gates_height = min(12.0, 1.2 + 0.06 * num_layers * num_columns)
-    heights = [gates_height] + [1.5] * len(panels)
+    heights = [min(12.0, 1.2 + 0.06 * num_layers * num_columns)] + [1.5] * len(panels)
     figure = Figure(figsize=(8, sum(heights) + 0.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
 
-    rows = [
-        [line["gates"][u // num_columns][u % num_columns] for line in lines]
-        for u in range(num_layers * num_columns)
-    ]
+    units = [(layer, column) for layer in range(num_layers) for column in range(num_columns)]
+    rows = [[line["gates"][layer][column] for line in lines] for layer, column in units]
     colors = LinearSegmentedColormap.from_list("gates", [WINDOW_COLOR, FULL_COLOR])
     image = axes[0].pcolormesh(
         steps, range(len(rows)), rows, cmap=colors, vmin=0, vmax=1, shading="nearest"
     )
-    every = max(1, num_layers // 16)
-    axes[0].set_yticks(
-        [layer * num_columns + (num_columns - 1) / 2 for layer in range(0, num_layers, every)],
-        [str(layer) for layer in range(0, num_layers, every)],
-    )
+    shown = range(0, num_layers, max(1, num_layers // 16))
+    centers = [layer * num_columns + (num_columns - 1) / 2 for layer in shown]
+    axes[0].set_yticks(centers, [str(layer) for layer in shown])
     for layer in range(1, num_layers if num_columns > 1 else 0):
         axes[0].axhline(layer * num_columns - 0.5, color="white", linewidth=0.6)
     axes[0].set(ylabel="layer", title=title)
     figure.colorbar(image, ax=axes[0], label="gate: 1 full, 0 window", pad=0.01)
 
     for axis, (name, figures) in zip(axes[1:], panels, strict=True):
-        for figure_name in figures:
-            axis.plot(steps, [line[figure_name] for line in lines], label=figure_name)
-        if name == "share on the window" and ratio is not None:
+        for each in figures:
+            axis.plot(steps, [line[each] for line in lines], label=each)
+        if name == "share on the window":
             axis.axhline(ratio, color="#444444", linewidth=1, linestyle="--")
         if len(figures) > 1:
             axis.legend(frameon=False)

@@ -1,4 +1,4 @@
-"""Gates as a fit function trains them: `Learner` of bosch/methods/_interface.py."""
+"""Gates as a fit function trains them: the `Learner` of bosch/method.py."""
 # L layers, G groups a layer
 
 import math

@@ -10,9 +10,9 @@ from typing import Any
 
 from bosch.masks.formats import smallest
 from bosch.masks.mask import MaskFile, Unit, write_mask
+from bosch.method import Context, Scores, Selection
 from bosch.methods._examples import measured_seconds
-from bosch.methods._interface import Context, Scores, Selection
-from bosch.plugins import load_plugin, suggest
+from bosch.plugins import load_plugin
 from bosch.run.fingerprint import plain
 from bosch.run.manifest import provenance, write_atomically
 
@@ -22,15 +22,16 @@ PACKAGE = "bosch.methods"
 def make_mask(name: str, context: Context) -> Selection:
     """The mask a method chooses, at exactly the ratio asked."""
     method = load_plugin(PACKAGE, name)
-    if learns_from_tokens(name) and context.learning is None:
-        raise ValueError(
-            f"--method {name} learns from tokens, and none were handed to it; run it through "
-            "recipes/recover.py, which prepares them first."
-        )
-    everything = [(i, g) for i in range(context.num_layers) for g in range(context.num_groups)]
-    if learns_from_tokens(name) and context.budget in (0, len(everything)):
-        mask = context.mask_of(everything[: context.budget])
-        return Selection(mask, notes=("there is nothing to choose at this ratio",))
+    if learns_from_tokens(name):
+        if context.learning is None:
+            raise ValueError(
+                f"--method {name} learns from tokens, and none were handed to it; run it through "
+                "recipes/recover.py, which prepares them first."
+            )
+        everything = [(i, g) for i in range(context.num_layers) for g in range(context.num_groups)]
+        if context.budget in (0, len(everything)):
+            mask = context.mask_of(everything[: context.budget])
+            return Selection(mask, notes=("there is nothing to choose at this ratio",))
     if hasattr(method, "rank"):
         return choose_most_local(method.rank(context), context)
     selection: Selection = method.select(context)
@@ -56,7 +57,7 @@ def choose_most_local(scores: Scores, context: Context) -> Selection:
 
 def write_selection(name: str, context: Context, selection: Selection, began: float) -> MaskFile:
     """Write what a method chose into the context's folder. `began`: time.monotonic() then."""
-    settings = deciding(context.settings)
+    settings, folder, scores = deciding(context.settings), context.folder, selection.scores
     record = MaskFile(
         mask=selection.mask,
         model=selection.model or context.model_info,
@@ -67,12 +68,22 @@ def write_selection(name: str, context: Context, selection: Selection, began: fl
         score_trace=selection.score_trace,
         provenance=provenance(),
     )
-    if selection.scores is not None:
-        write_scores(context.folder / "scores.json", name, settings, context, selection.scores)
-    seconds = measured_seconds(context.folder) or time.monotonic() - began
-    content = {"method": name, "seconds": round(seconds, 3), **(selection.cost or {})}
-    write_atomically(context.folder / "time.json", json.dumps(content) + "\n")
-    write_mask(context.folder / "mask.json", record)
+    if scores is not None:  # for analyses, and for searches that start from it
+        content = {
+            "method": name,
+            "settings": _plain(settings),
+            "window_tokens": context.window_tokens,
+            "model": dataclasses.asdict(context.model_info),
+            "larger_is": scores.larger_is,
+            "groups": scores.groups,
+            "heads": scores.heads,
+        }
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        write_atomically(folder / "scores.json", text)
+    seconds = measured_seconds(folder) or time.monotonic() - began
+    cost = {"method": name, "seconds": round(seconds, 3), **(selection.cost or {})}
+    write_atomically(folder / "time.json", json.dumps(cost) + "\n")
+    write_mask(folder / "mask.json", record)
     return record
 
 
@@ -80,22 +91,6 @@ def deciding(settings: Any) -> dict[str, Any]:
     """The fields of a method's settings that decide its mask: those of speed alone are left out."""
     names = plain(settings).keys()
     return {name: value for name, value in dataclasses.asdict(settings).items() if name in names}
-
-
-def write_scores(
-    path: Path, name: str, settings: dict[str, Any], context: Context, scores: Scores
-) -> None:
-    """scores.json: what a ranking found, for analyses and for searches that start from it."""
-    content = {
-        "method": name,
-        "settings": _plain(settings),
-        "window_tokens": context.window_tokens,
-        "model": dataclasses.asdict(context.model_info),
-        "larger_is": scores.larger_is,
-        "groups": scores.groups,
-        "heads": scores.heads,
-    }
-    write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def learns_from_tokens(name: str) -> bool:
@@ -112,9 +107,7 @@ def reads_calibration(name: str) -> bool:
 
 def check_settings(name: str, settings: Any) -> None:
     """What a method has to say against its settings, before work begins."""
-    check = getattr(load_plugin(PACKAGE, name), "check", None)
-    if check is not None:
-        check(settings)
+    getattr(load_plugin(PACKAGE, name), "check", lambda settings: None)(settings)
 
 
 def unit_of(name: str, settings: Any = None) -> Unit:
@@ -122,12 +115,6 @@ def unit_of(name: str, settings: Any = None) -> Unit:
     own: Unit = getattr(load_plugin(PACKAGE, name), "unit", "group")
     unit: Unit = getattr(settings, "unit", own)
     return unit
-
-
-def check_choice(method: str, option: str, value: str, choices: tuple[str, ...]) -> None:
-    """For the settings of methods: refuse a word that is none of theirs."""
-    if value not in choices:
-        raise ValueError(f"{method}: {option} is {value!r}; {suggest(value, choices)}")
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

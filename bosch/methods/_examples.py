@@ -6,12 +6,12 @@ for float64. A line that a kill tore is dropped.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import track
 
 NOTES = "examples.jsonl"
@@ -24,33 +24,18 @@ def measure_each(
     folder.
     """
     path = folder / NOTES
-    results = [line["result"] for line in _read(path)][:count]
-    with path.open("a") as file, track(title, count, unit, done=len(results)) as bar:
+    results = [json.loads(line)["result"] for line in whole_lines(path)][:count]
+    with path.open("ab") as file, track(title, count, unit, done=len(results)) as bar:
         for index in range(len(results), count):
             began = time.monotonic()
-            result = measure(index)
-            line = {"seconds": round(time.monotonic() - began, 3), "result": result}
-            file.write(json.dumps(line, allow_nan=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            results.append(result)
+            results.append(measure(index))
+            seconds = round(time.monotonic() - began, 3)
+            append_line(file, {"seconds": seconds, "result": results[-1]})
             bar.advance()
     return results
 
 
 def measured_seconds(folder: Path) -> float | None:
     """Seconds spent on all examples, over all attempts; None where there are none."""
-    lines = _read(folder / NOTES)
-    return sum(line["seconds"] for line in lines) if lines else None
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; what stands behind the last of them is cut off the file."""
-    if not path.is_file():
-        return []
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return [json.loads(line) for line in content[:whole].decode().splitlines()]
+    lines = whole_lines(folder / NOTES)
+    return sum(json.loads(line)["seconds"] for line in lines) if lines else None

@@ -10,16 +10,16 @@ and, if they are kept, the trained weights.
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from bosch.gates import discretize
+from bosch.config import at_least
 from bosch.gates.constraint import ConstrainedGates, Granularity
+from bosch.gates.discretize import lowest
 from bosch.gates.history import HISTORY, PICTURE, draw_history
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
 from bosch.masks.mask import Unit
-from bosch.methods._choose import check_choice
-from bosch.methods._interface import WEIGHTS, Context, Scores, Selection
+from bosch.method import WEIGHTS, Context, Scores, Selection
 from bosch.model import read_model_info
 from bosch.run.manifest import write_atomically
 from bosch.run.progress import say
@@ -51,28 +51,20 @@ class GateSettings:
     weights: Literal["original", "learned"] = "original"
 
     def __post_init__(self) -> None:
-        method = type(self).__module__.rsplit(".", 1)[-1]
-        check_choice(method, "granularity", self.granularity, get_args(Granularity))
-        check_choice(method, "weights", self.weights, ("original", "learned"))
-        self.above_0("steps", "sequence_tokens", "batch_sequences", "token_share")
-        self.above_0("weights_learning_rate")
+        at_least(1, self, "", "steps", "sequence_tokens", "batch_sequences")
+        self.above_0("token_share", "weights_learning_rate")
         if self.token_share > 1:
-            raise ValueError(f"{method}: token_share is {self.token_share}, it is at most 1.")
+            raise ValueError(f"token_share is {self.token_share}, it must be at most 1.")
 
     def above_0(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
             if value is not None and not value > 0:
-                method = type(self).__module__.rsplit(".", 1)[-1]
-                raise ValueError(f"{method}: {name} is {value}, it must be above 0.")
+                raise ValueError(f"{name} is {value}, it must be above 0.")
 
     @property
     def unit(self) -> Unit:
         return "layer" if self.granularity == "layer" else "group"
-
-    def num_columns(self, context: Context) -> int:
-        """Units of a layer."""
-        return 1 if self.granularity == "layer" else context.num_groups
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,11 @@ def plan_length(
     budget = int(settings.token_share * num_tokens)
     length = choose_sequence(settings, budget, packed_tokens, window_tokens)
     sequences = budget // length
-    batch = settings.batch_sequences or choose_batch(sequences // settings.steps, world)
+    # As many sequences a step as the steps want, or somewhat fewer: one process and two learn the
+    # same gates, and up to eight where there are enough sequences.
+    wanted = sequences // settings.steps
+    multiple = math.lcm(8 if wanted >= 8 else 2, world)
+    batch = settings.batch_sequences or multiple * max(1, wanted // multiple)
     num_steps = min(settings.steps, sequences // batch)
     if num_steps < 1:
         raise ValueError(
@@ -105,13 +101,6 @@ def plan_length(
             "batch_sequences lower, or prepare more tokens."
         )
     return Length(num_steps, batch, length)
-
-
-def choose_batch(sequences: int, world: int) -> int:
-    """Sequences of a step, so many or somewhat fewer. One process and two learn the same gates, and
-    up to eight where there are enough sequences."""
-    multiple = math.lcm(8 if sequences >= 8 else 2, world)
-    return multiple * max(1, sequences // multiple)
 
 
 def choose_sequence(
@@ -142,7 +131,6 @@ def learn(
     learning, folder, settings = context.learning, context.folder, context.settings
     assert learning is not None  # make_mask has seen to it
     rank, world = rank_and_world()
-    writes = rank == 0
     if (folder / LEARNED).is_file():
         learned = json.loads((folder / LEARNED).read_text())
         length = Length(**learned["length"])  # with as many ranks as there were
@@ -155,14 +143,9 @@ def learn(
                 f"warning: a window of {context.window_tokens:,} tokens hides nothing from "
                 f"sequences of {length.sequence_tokens:,}: the gates learn nothing from them"
             )
+        rate, history = RateCurve(length.num_steps), folder if rank == 0 else None
         learning.fit(
-            GateLearner(
-                gates,
-                groups,
-                context.window_tokens,
-                RateCurve(length.num_steps),
-                folder if writes else None,
-            ),
+            GateLearner(gates, groups, context.window_tokens, rate, history),
             folder,
             length.num_steps,
             length.batch_sequences,
@@ -170,14 +153,11 @@ def learn(
             settings.weights_learning_rate,
             folder / WEIGHTS if settings.weights == "learned" else None,
         )
-        learned = {
-            "table": gates.table(),
-            "figures": gates.figures(),
-            "length": asdict(length),
-        }
-        if writes:
+        table, figures = gates.table(), gates.figures()
+        learned = {"table": table, "figures": figures, "length": asdict(length)}
+        if rank == 0:
             write_atomically(folder / LEARNED, json.dumps(learned) + "\n")
-    if writes:
+    if rank == 0:
         title = f"{context.model_info.id}: {settings.granularity}, ratio {context.ratio:g}"
         draw_history(folder / HISTORY, folder / PICTURE, title, context.ratio)
     return select_lowest(context, length, gates.threshold, learned["table"], learned["figures"])
@@ -192,17 +172,17 @@ def select_lowest(
 ) -> Selection:
     """The mask of the lowest gates, exactly at the budget."""
     settings, per_gate = context.settings, context.num_groups // len(table_U[0])
-    closed = discretize.lowest(table_U, settings.granularity, context.ratio, context.seed)
+    units, drawn = lowest(table_U, settings.granularity, context.ratio, context.seed)
     if settings.unit == "layer":
-        mask = context.mask_of_layers({layer for layer, _ in closed.units})
+        mask = context.mask_of_layers({layer for layer, _ in units})
     else:
-        mask = context.mask_of(list(closed.units))
+        mask = context.mask_of(units)
     details: dict[str, Any] = {
         "num_steps": length.num_steps,
         "batch_sequences": length.batch_sequences,
         "sequence_tokens": length.sequence_tokens,
         "learning_tokens": length.num_tokens,
-        "closed_at_budget": len(closed.units),
+        "closed_at_budget": len(units),
         **figures,
     }
     notes = [f"{length.num_tokens:,} tokens went into the mask, and count in every comparison"]
@@ -218,13 +198,13 @@ def select_lowest(
             f"the tokens hold {length.num_steps} of the {settings.steps} steps that were asked for"
         )
     if threshold is not None:
-        by_threshold = len(discretize.below_threshold(table_U, threshold).units)
+        by_threshold = sum(value <= threshold for row in table_U for value in row)
         details["closed_by_threshold"] = by_threshold
         notes.append(
-            f"{len(closed.units)} gates are closed, the lowest; at or below {threshold:g} lie "
+            f"{len(units)} gates are closed, the lowest; at or below {threshold:g} lie "
             f"{by_threshold}, and the expected share on the window is {figures['window_share']:.3f}"
         )
-    if closed.drawn:
+    if drawn:
         notes.append(
             f"gates at the border are equal; seed {context.seed} chose which of them are closed"
         )

@@ -39,7 +39,7 @@ def load_method(name: str) -> ModuleType:
     else:
         return method
     raise ValueError(
-        f"--method {name}: {method.__file__} has no {missing}. bosch/methods/_interface.py shows "
+        f"--method {name}: {method.__file__} has no {missing}. bosch/method.py shows "
         "how a method is written."
     )
 

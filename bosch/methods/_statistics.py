@@ -10,12 +10,14 @@ float64.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bosch.hybrid.capture import capturing
-from bosch.methods._interface import Context
+from bosch.method import Context
+from bosch.methods._examples import measure_each
 
 LEAST_ROWS = 16  # of a chunk, however long the text is
 
@@ -35,6 +37,18 @@ def per_layer(context: Context, ids_T: Tensor, statistic: LayerStatistic) -> Ten
         ids_BT = ids_T[None].to(model.device)
         model.base_model(ids_BT, use_cache=False, bosch_collect=collect)
     return torch.stack([found[layer] for layer in range(context.num_layers)])
+
+
+def mean_over_rows(context: Context, name: str, noted_as: str, sums: LayerStatistic) -> Tensor:
+    """(L, H): a method's sums over the rows of each calibration text, by the rows of all texts."""
+    haystacks = context.calibration.haystacks
+
+    def measure(index: int) -> dict[str, Any]:
+        ids_T = haystacks[index].ids_T
+        return {noted_as: per_layer(context, ids_T, sums).tolist(), "rows": len(ids_T)}
+
+    results = measure_each(context.folder, name, len(haystacks), "examples", measure)
+    return add_up(results, noted_as) / sum(result["rows"] for result in results)
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,8 @@ def attention_rows(
     """All rows of a layer's causal attention, a chunk at a time."""
     for start, stop in chunks(q_HTD, chunk_elements):
         scores_HCS = row_scores(q_HTD[:, start:stop], k_GTD[:, :stop], scaling)
-        queries_C1 = torch.arange(start, stop, device=q_HTD.device)[:, None]
-        future_CC = torch.arange(start, stop, device=q_HTD.device) > queries_C1
+        queries_C = torch.arange(start, stop, device=q_HTD.device)
+        future_CC = queries_C > queries_C[:, None]
         scores_HCS[..., start:].masked_fill_(future_CC, float("-inf"))
         yield Rows(start, stop, scores_HCS.softmax(-1))
 

@@ -5,20 +5,16 @@ Equations 9 and 10 of the paper. The arg-max needs no softmax: one row of scores
 median over an even number of questions is the mean of the middle two.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bosch.method import Context, NoSettings, Scores
 from bosch.methods._examples import measure_each
-from bosch.methods._interface import Context, Scores
 from bosch.methods._statistics import per_layer, single_rows
 
-
-@dataclass(frozen=True)
-class Settings:
-    """There is nothing to set."""
+Settings = NoSettings
 
 
 def rank(context: Context) -> Scores:

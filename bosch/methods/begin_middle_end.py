@@ -6,18 +6,12 @@ three contiguous blocks as evenly as possible; of a remainder the first goes to 
 second to the end. The middle block is centered in what lies between the other two.
 """
 
-from dataclasses import dataclass
-
 from bosch.masks.mask import Unit
-from bosch.methods._interface import Context, Selection
+from bosch.method import Context, NoSettings, Selection
 
 unit: Unit = "layer"
 reads_calibration = False
-
-
-@dataclass(frozen=True)
-class Settings:
-    """There is nothing to set."""
+Settings = NoSettings
 
 
 def select(context: Context) -> Selection:
@@ -29,8 +23,4 @@ def full_layers(num_layers: int, num_full: int) -> set[int]:
     middle, remainder = divmod(num_full, 3)
     begin, end = middle + (remainder >= 1), middle + (remainder == 2)
     start = begin + (num_layers - begin - end - middle) // 2
-    return {
-        *range(begin),
-        *range(start, start + middle),
-        *range(num_layers - end, num_layers),
-    }
+    return {*range(begin), *range(start, start + middle), *range(num_layers - end, num_layers)}

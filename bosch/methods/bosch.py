@@ -6,14 +6,17 @@ of the drop in stage 2, and a budget that is met exactly. The paper ends with st
 (`keep_best` off).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bosch.methods._interface import Context, Selection
+from bosch.method import Context, Selection, Table
 from bosch.search import stages
+from bosch.search.finish import finish
 from bosch.search.search import open_search
 from bosch.search.settings import StageSettings, check_optimizer
 
 searches = True
+check = check_optimizer
 
 
 @dataclass(frozen=True)
@@ -21,17 +24,21 @@ class Settings(StageSettings):
     """The paper's."""
 
 
-def check(settings: Settings) -> None:
-    check_optimizer(settings)
-
-
 def select(context: Context) -> Selection:
-    settings: Settings = context.settings
+    return run_stages(context)
+
+
+def run_stages(
+    context: Context, num_rankings: int = 0, make_guides: Callable[[], Sequence[Table]] = lambda: ()
+) -> Selection:
+    """The stages; in stage 3 optimizers that keep the quota start from what guides choose."""
+    settings: StageSettings = context.settings
     with open_search(context) as search:
-        search.announce(stages.plan_evaluations(search, settings))
+        search.announce(stages.plan_evaluations(search, settings, num_rankings))
         with search.until_ended():
+            guides = make_guides()
             importance = stages.measure_importance(search, settings)
             ratios = stages.assign_ratios(search, settings, importance)
-            stages.select_groups(search, settings, ratios, importance.guides)
-            stages.polish(search, stages.plan_polish(search, settings))
-        return search.finish()
+            stages.select_groups(search, settings, ratios, [*guides, *importance.guides])
+            stages.polish(search, stages.plan_polish(search, settings, num_rankings))
+        return finish(search)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from bosch.methods._interface import Context, Selection
+from bosch.method import Context, Selection
+from bosch.search.finish import finish
 from bosch.search.search import open_search, plan_solving
 from bosch.search.settings import SearchSettings
 
@@ -23,4 +24,4 @@ def select(context: Context) -> Selection:
         search.announce({"layers": planned})
         with search.until_ended():
             search.solve("layers", layers, context.layer_budget, evaluations)
-        return search.finish()
+        return finish(search)

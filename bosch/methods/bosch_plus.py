@@ -8,13 +8,13 @@ there, and the last search gets the rest, or kappa if that is more.
 from dataclasses import dataclass
 from typing import Literal
 
-from bosch.methods._interface import Context, Selection
-from bosch.search import stages
-from bosch.search.rankings import GuidedSettings, check_guides, rank_statically, read_start
-from bosch.search.search import open_search
+from bosch.method import Context, Selection
+from bosch.methods._guided import GuidedSettings, check_guides, guides_of
+from bosch.methods.bosch import run_stages
 from bosch.search.settings import StageSettings
 
 searches = True
+check = check_guides
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,5 @@ class Settings(GuidedSettings, StageSettings):
     polish: int | None = None
 
 
-def check(settings: Settings) -> None:
-    check_guides(settings)
-
-
 def select(context: Context) -> Selection:
-    settings: Settings = context.settings
-    num_rankings = len(settings.rankings)
-    start = read_start(context, settings.start)
-    with open_search(context) as search:
-        search.announce(stages.plan_evaluations(search, settings, num_rankings))
-        with search.until_ended():
-            guides = [*start, *rank_statically(context, settings.rankings)]
-            importance = stages.measure_importance(search, settings)
-            ratios = stages.assign_ratios(search, settings, importance)
-            stages.select_groups(search, settings, ratios, [*guides, *importance.guides])
-            stages.polish(search, stages.plan_polish(search, settings, num_rankings))
-        return search.finish()
+    return run_stages(context, len(context.settings.rankings), guides_of(context))

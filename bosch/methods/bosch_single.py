@@ -6,8 +6,10 @@ groups that did the most harm there are taken off again.
 
 from dataclasses import dataclass
 
-from bosch.methods._interface import Context, Selection
+from bosch.method import Context, Selection
 from bosch.search import stages
+from bosch.search.finish import finish
+from bosch.search.optimizers._interface import mend
 from bosch.search.search import open_search
 from bosch.search.settings import SearchSettings
 
@@ -20,9 +22,22 @@ class Settings(SearchSettings):
 
 
 def select(context: Context) -> Selection:
-    kappa, layers_at_once = context.settings.kappa, 1
+    return localize(context, layers_at_once=1)
+
+
+def localize(context: Context, layers_at_once: int) -> Selection:
+    """Stage 1 over so many neighboring layers at once, and no other stage."""
+    kappa = context.settings.kappa
     with open_search(context) as search:
         search.announce({"stage 1": stages.plan_localizing(search, kappa, layers_at_once)})
+        windowed = stages.groups_a_layer(search) * search.num_layers
+        beyond = windowed != search.budget
         with search.until_ended():
-            stages.localize_to_budget(search, kappa, layers_at_once)
-        return search.finish()
+            found = stages.localize_parts(search, kappa, layers_at_once, exact_values=beyond)
+            if beyond:
+                groups = search.all_groups()
+                order = stages.most_local_first(found.guides[0], groups)
+                bits = mend(search.bits(groups, search.z), search.budget, order)
+                search.z = search.mask(groups, bits)
+                search.evaluate(search.z, None, "to the budget")
+        return finish(search)

@@ -6,19 +6,17 @@ share on the window to the ratio (bosch/gates/constraint.py); the lowest gates g
 
 The paper leaves open how fast gates and multipliers learn. At the weights' rate (3e-4) nothing
 moves within its 1,000 steps. On a convex toy of 28 x 8 gates, at ratios .25, .5 and .75 and four
-seeds, gates at .1 and multipliers at .2 end within .012 of the ratio, and the chosen groups cost at
-most 1.06 times the best choice; .2 and .2 end within .039, .1 and .1 within .090, .2 and .1 within
-.054. With 300 steps instead of 1,000 no rates that were tried settle (.10 to .24 off), nor does a
-ratio that rises over the first half help; so where tokens are few, steps are made of shorter
-sequences. On earlier weights of the embedded tiny model, at .75, 307 steps of 1,024 tokens ended at
-.902, and 1,000 of 256 tokens at .750; on its present ones the default, 614 steps of 512, at .750.
+seeds, gates at .1 and multipliers at .2 end within .012 of the ratio (other rates: .039 to .090),
+and the chosen groups cost at most 1.06 times the best choice. With 300 steps no rates settle; so
+where tokens are few, steps are made of shorter sequences.
 """
 
 from dataclasses import dataclass
 
+from bosch.config import at_least
 from bosch.gates.constraint import ConstrainedGates
+from bosch.method import Context, Selection
 from bosch.methods._gates import GateSettings, learn
-from bosch.methods._interface import Context, Selection
 
 learns_from_tokens = True
 reads_calibration = False
@@ -35,8 +33,7 @@ class Settings(GateSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.above_0("gate_learning_rate", "multiplier_learning_rate")
-        if self.quadratic_cap is not None and not self.quadratic_cap >= 0:
-            raise ValueError(f"consa: quadratic_cap is {self.quadratic_cap}, it is at least 0.")
+        at_least(0, self, "", "quadratic_cap")
 
 
 def select(context: Context) -> Selection:

@@ -5,25 +5,16 @@ Equations 7 and 8 of the paper. Rows of attention sum to 1, so the histogram ove
 and cumulated up to the window, is the mean over rows of their mass inside it.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from bosch.methods._examples import measure_each
-from bosch.methods._interface import Context, Scores
-from bosch.methods._statistics import add_up, attention_rows, exact_sum, per_layer
+from bosch.method import Context, NoSettings, Scores
+from bosch.methods._statistics import attention_rows, exact_sum, mean_over_rows
 
-
-@dataclass(frozen=True)
-class Settings:
-    """There is nothing to set."""
+Settings = NoSettings
 
 
 def rank(context: Context) -> Scores:
-    haystacks = context.calibration.haystacks
-
     def local_mass(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         mass_H = torch.zeros(q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
@@ -31,11 +22,5 @@ def rank(context: Context) -> Scores:
             mass_H += exact_sum(rows.weights_HCS[..., first:] * inside_CS)
         return mass_H
 
-    def measure(index: int) -> dict[str, Any]:
-        ids_T = haystacks[index].ids_T
-        mass_LH = per_layer(context, ids_T, local_mass)
-        return {"local": mass_LH.tolist(), "rows": len(ids_T)}
-
-    results = measure_each(context.folder, "dcam", len(haystacks), "examples", measure)
-    num_rows = sum(result["rows"] for result in results)
-    return Scores.of_heads(add_up(results, "local") / num_rows, context.num_groups, "local")
+    share_LH = mean_over_rows(context, "dcam", "local", local_mass)
+    return Scores.of_heads(share_LH, context.num_groups, "local")

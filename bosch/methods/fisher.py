@@ -6,7 +6,7 @@ probability a(t, j) is do_t . v_j, so one backward pass to the attention outputs
 autograd has to do; probabilities and gradients are then made again in chunks of rows.
 """
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size, N rows of a
-# loss, V vocabulary
+# loss, V vocabulary, P parts: inside the window, and all
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +23,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
-from bosch.methods._choose import check_choice
+from bosch.method import Context, Scores
 from bosch.methods._examples import measure_each
-from bosch.methods._interface import Context, Scores
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
 
 HEAD_ROWS = 512  # rows of logits held at once
@@ -44,9 +43,6 @@ class Settings:
     # a time.
     recompute: bool = True
 
-    def __post_init__(self) -> None:
-        check_choice("fisher", "loss_tokens", self.loss_tokens, ("answer", "all"))
-
 
 def rank(context: Context) -> Scores:
     haystacks = context.calibration.haystacks
@@ -63,22 +59,19 @@ def rank(context: Context) -> Scores:
 
 def measure_haystack(context: Context, haystack: Haystack) -> dict[str, Any]:
     """Sums over one text of the saliency (eq. 23) inside the window and in all, [layer][head]."""
-    local: dict[int, list[float]] = {}
-    total: dict[int, list[float]] = {}
+    found: dict[int, tuple[list[float], list[float]]] = {}  # by layer: inside, in all
 
     def collect(
         layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scaling: float, do_HTD: Tensor
     ) -> None:
-        sums_H2 = torch.zeros(q_HTD.shape[0], 2, dtype=torch.float64, device=q_HTD.device)
+        sums_PH = torch.zeros(2, q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
-            gradient_HCS = grouped_products(
-                do_HTD[:, rows.start : rows.stop], v_GTD[:, : rows.stop]
-            )
-            saliency_HCS = gradient_HCS.mul_(rows.weights_HCS).square_()
+            do_HCD, v_GSD = do_HTD[:, rows.start : rows.stop], v_GTD[:, : rows.stop]
+            saliency_HCS = grouped_products(do_HCD, v_GSD).mul_(rows.weights_HCS).square_()
             first, inside_CS = rows.inside(context.window_tokens)
-            sums_H2[:, 0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
-            sums_H2[:, 1] += exact_sum(saliency_HCS)
-        local[layer], total[layer] = sums_H2.T.tolist()
+            sums_PH[0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
+            sums_PH[1] += exact_sum(saliency_HCS)
+        found[layer] = tuple(sums_PH.tolist())
 
     model, settings = context.model, context.settings
     with frozen(model), recomputing(model, settings.recompute), capturing(model):
@@ -92,8 +85,8 @@ def measure_haystack(context: Context, haystack: Haystack) -> dict[str, Any]:
         ).last_hidden_state
         gradient_TD = loss_gradient(model, hidden_BTD[0].detach(), haystack, settings.loss_tokens)
         hidden_BTD.backward(gradient_TD[None])
-    layers = range(context.num_layers)
-    return {"local": [local[i] for i in layers], "total": [total[i] for i in layers]}
+    local, total = zip(*(found[layer] for layer in range(context.num_layers)), strict=True)
+    return {"local": local, "total": total}
 
 
 def loss_gradient(

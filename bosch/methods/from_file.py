@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bosch.masks.formats import Request, import_mask
-from bosch.masks.mask import MaskFile, describe_ratio, read_mask
-from bosch.methods._interface import Context, Selection
+from bosch.masks.mask import describe_ratio, read_mask
+from bosch.method import Context, Selection
 from bosch.model import read_json_object
 from bosch.run.fingerprint import hash_file
 
@@ -36,23 +36,29 @@ def check(settings: Settings) -> None:
 def select(context: Context) -> Selection:
     check(context.settings)
     path: Path = context.settings.path
-    kind = kind_of(path)
+    kind, window = kind_of(path), context.window_tokens
+    notes: tuple[str, ...] = ()
     if kind == "mask":
-        return _from_mask_file(path, context)
-    reals = kind == "duo"
-    record, notes = import_mask(
-        path,
-        kind,
-        context.model_info,
-        Request(context.window_tokens, context.ratio if reals else None, seed=context.seed),
-    )
-    _check_ratio(path, record, context)
-    return Selection(
-        record.mask,
-        details={**record.settings, "path_xxh3": hash_file(path)},
-        drawn=record.seed is not None,
-        notes=notes,
-    )
+        record = read_mask(path, context.model_info)
+        if (made_for := record.mask.window_tokens) != window:
+            notes = (f"{path} was made for a window of {made_for} tokens; here it is {window}",)
+        details, drawn = {"made_by": record.method}, False
+    else:
+        ratio = context.ratio if kind == "duo" else None
+        request = Request(window, ratio, seed=context.seed)
+        record, notes = import_mask(path, kind, context.model_info, request)
+        details, drawn = dict(record.settings), record.seed is not None
+    mask = record.mask
+    # Zeros and ones leave nothing to choose. A ratio is always asked for, if only by default.
+    if not mask.meets(context.ratio):
+        asked = describe_ratio(context.ratio, mask.num_layers, mask.num_groups, mask.unit)
+        raise ValueError(
+            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
+            f"; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
+        )
+    mask = replace(mask, window_tokens=window)
+    details["path_xxh3"] = hash_file(path)
+    return Selection(mask, details=details, drawn=drawn, notes=notes)
 
 
 def kind_of(path: Path) -> str:
@@ -70,28 +76,3 @@ def kind_of(path: Path) -> str:
     if "headwise_config" in content:  # the config.json around it may list layer_types as well
         return "headwise"
     return "layer_types" if "layer_types" in content else "headwise"
-
-
-def _from_mask_file(path: Path, context: Context) -> Selection:
-    record = read_mask(path, context.model_info)
-    mask = replace(record.mask, window_tokens=context.window_tokens)
-    _check_ratio(path, record, context)
-    notes: tuple[str, ...] = ()
-    if record.mask.window_tokens != mask.window_tokens:
-        notes = (
-            f"{path} was made for a window of {record.mask.window_tokens} tokens; here it is "
-            f"{mask.window_tokens}",
-        )
-    details = {"made_by": record.method, "path_xxh3": hash_file(path)}
-    return Selection(mask, details=details, notes=notes)
-
-
-def _check_ratio(path: Path, record: MaskFile, context: Context) -> None:
-    """Zeros and ones leave nothing to choose. A ratio is always asked for, if only by default."""
-    mask = record.mask
-    if not mask.meets(context.ratio):
-        asked = describe_ratio(context.ratio, mask.num_layers, mask.num_groups, mask.unit)
-        raise ValueError(
-            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
-            f"; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
-        )

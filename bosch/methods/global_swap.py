@@ -5,13 +5,15 @@ It gets as many evaluations as `bosch` plans with the same kappa.
 
 from dataclasses import dataclass
 
-from bosch.methods._interface import Context, Selection
+from bosch.method import Context, Selection
+from bosch.methods._guided import GuidedSettings, check_guides, guides_of
 from bosch.search import stages
-from bosch.search.rankings import GuidedSettings, check_guides, rank_statically, read_start
+from bosch.search.finish import finish
 from bosch.search.search import open_search
 from bosch.search.settings import StageSettings
 
 searches = True
+check = check_guides
 
 
 @dataclass(frozen=True)
@@ -19,19 +21,13 @@ class Settings(GuidedSettings):
     """Those of a search with a start."""
 
 
-def check(settings: Settings) -> None:
-    check_guides(settings)
-
-
 def select(context: Context) -> Selection:
-    settings: Settings = context.settings
-    start = read_start(context, settings.start)
+    settings, make_guides = context.settings, guides_of(context)
     with open_search(context) as search:
         plan = stages.plan_evaluations(search, StageSettings(kappa=settings.kappa))
         evaluations = max(1, sum(plan.values()) - len(settings.rankings))
         search.announce({"swaps": evaluations})
         with search.until_ended():
-            guides = [*start, *rank_statically(context, settings.rankings)]
-            groups = search.all_groups()
+            groups, guides = search.all_groups(), make_guides()
             stages.solve_guided(search, "swaps", groups, search.budget, evaluations, guides)
-        return search.finish()
+        return finish(search)

@@ -4,18 +4,12 @@ At a ratio of 0.75 layers 3, 7, 11 ... stay full, as in models that are trained 
 Where the ratio does not divide the layers, periods differ by one layer at most.
 """
 
-from dataclasses import dataclass
-
 from bosch.masks.mask import Unit
-from bosch.methods._interface import Context, Selection
+from bosch.method import Context, NoSettings, Selection
 
 unit: Unit = "layer"
 reads_calibration = False
-
-
-@dataclass(frozen=True)
-class Settings:
-    """There is nothing to set."""
+Settings = NoSettings
 
 
 def select(context: Context) -> Selection:

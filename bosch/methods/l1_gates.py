@@ -7,9 +7,10 @@ DuoAttention's). The paper found such gates almost alike in all layers.
 
 from dataclasses import dataclass
 
+from bosch.config import at_least
 from bosch.gates.scalar import ScalarGates
+from bosch.method import Context, Selection
 from bosch.methods._gates import GateSettings, learn
-from bosch.methods._interface import Context, Selection
 
 learns_from_tokens = True
 reads_calibration = False
@@ -25,13 +26,12 @@ class Settings(GateSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.above_0("gate_learning_rate")
-        if not self.l1_weight >= 0:
-            raise ValueError(f"l1_gates: l1_weight is {self.l1_weight}, it is at least 0.")
+        at_least(0, self, "", "l1_weight")
 
 
 def select(context: Context) -> Selection:
     settings = context.settings
-    columns = settings.num_columns(context)
+    columns = 1 if settings.unit == "layer" else context.num_groups
     gates = ScalarGates(context.num_layers, columns, context.num_groups, settings.l1_weight)
     groups = gates.parameter_groups(settings.gate_learning_rate)
     return learn(context, gates, groups)

@@ -11,16 +11,14 @@ own token.
 # size
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bosch.config import at_least
-from bosch.methods._examples import measure_each
-from bosch.methods._interface import Context, Scores
-from bosch.methods._statistics import Rows, add_up, attention_rows, per_layer
+from bosch.method import Context, Scores
+from bosch.methods._statistics import Rows, attention_rows, mean_over_rows
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class Settings:
 
 def rank(context: Context) -> Scores:
     settings: Settings = context.settings
-    haystacks = context.calibration.haystacks
     block_tokens = settings.block_tokens or max(1, context.window_tokens // 8)
     if max(settings.proxy_heads) >= context.num_heads:
         raise ValueError(
@@ -63,14 +60,8 @@ def rank(context: Context) -> Scores:
             total_H += needed_blocks(rows, settings, block_tokens).sum(-1)
         return total_H
 
-    def measure(index: int) -> dict[str, Any]:
-        ids_T = haystacks[index].ids_T
-        shares_LH = per_layer(context, ids_T, needed_shares)
-        return {"shares": shares_LH.tolist(), "rows": len(ids_T)}
-
-    results = measure_each(context.folder, "proxy", len(haystacks), "examples", measure)
-    num_rows = sum(result["rows"] for result in results)
-    return Scores.of_heads(add_up(results, "shares") / num_rows, context.num_groups, "global")
+    share_LH = mean_over_rows(context, "proxy", "shares", needed_shares)
+    return Scores.of_heads(share_LH, context.num_groups, "global")
 
 
 def needed_blocks(rows: Rows, settings: Settings, block_tokens: int) -> Tensor:

@@ -9,15 +9,13 @@ its window has all its mass inside.
 # H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bosch.config import at_least
-from bosch.methods._examples import measure_each
-from bosch.methods._interface import Context, Scores
-from bosch.methods._statistics import add_up, chunks, per_layer, row_scores
+from bosch.method import Context, Scores
+from bosch.methods._statistics import chunks, mean_over_rows, row_scores
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,6 @@ class Settings:
 
 def rank(context: Context) -> Scores:
     settings: Settings = context.settings
-    haystacks = context.calibration.haystacks
     window = context.window_tokens
     buffer = settings.buffer_tokens or max(1, window // 4)
 
@@ -49,14 +46,8 @@ def rank(context: Context) -> Scores:
             ).sum(-1, dtype=torch.float64)
         return total_H
 
-    def measure(index: int) -> dict[str, Any]:
-        ids_T = haystacks[index].ids_T
-        shares_LH = per_layer(context, ids_T, local_shares)
-        return {"shares": shares_LH.tolist(), "rows": len(ids_T)}
-
-    results = measure_each(context.folder, "qada", len(haystacks), "examples", measure)
-    num_rows = sum(result["rows"] for result in results)
-    return Scores.of_heads(add_up(results, "shares") / num_rows, context.num_groups, "local")
+    share_LH = mean_over_rows(context, "qada", "shares", local_shares)
+    return Scores.of_heads(share_LH, context.num_groups, "local")
 
 
 def local_share(

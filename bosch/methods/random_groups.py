@@ -4,16 +4,11 @@ Masks of one seed are nested: what a small ratio windows, a larger one windows t
 """
 
 import random
-from dataclasses import dataclass
 
-from bosch.methods._interface import Context, Selection
+from bosch.method import Context, NoSettings, Selection
 
 reads_calibration = False
-
-
-@dataclass(frozen=True)
-class Settings:
-    """There is nothing to set."""
+Settings = NoSettings
 
 
 def select(context: Context) -> Selection:

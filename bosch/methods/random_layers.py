@@ -1,18 +1,13 @@
 """Random whole layers on the window (RAND), drawn by the seed; the paper averages three."""
 
 import random
-from dataclasses import dataclass
 
 from bosch.masks.mask import Unit
-from bosch.methods._interface import Context, Selection
+from bosch.method import Context, NoSettings, Selection
 
 unit: Unit = "layer"
 reads_calibration = False
-
-
-@dataclass(frozen=True)
-class Settings:
-    """There is nothing to set."""
+Settings = NoSettings
 
 
 def select(context: Context) -> Selection:

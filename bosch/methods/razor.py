@@ -13,10 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bosch.config import at_least
-from bosch.methods._choose import check_choice
+from bosch.config import MaskConfig, at_least
+from bosch.method import Context, Scores
 from bosch.methods._examples import measure_each
-from bosch.methods._interface import Context, Scores
 from bosch.methods._statistics import add_up, attention_rows, per_layer
 
 REPEATS = 4
@@ -27,7 +26,7 @@ class Settings:
     """What the paper leaves open, and where its text and its equation disagree."""
 
     # K as a share of an example's length: a quarter, as the paper has it.
-    razor_recent_share: float = 0.25
+    razor_recent_share: float = MaskConfig.razor_recent_share
     # Which key induction looks at. text: the one behind the earlier occurrence, m + 1 - K, as the
     # paper's text and RazorAttention define it, and as induction heads work. equation: m - 1 - K,
     # as equation 20 prints it, the one before.
@@ -40,8 +39,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(1, self, "razor", "probes")
-        check_choice("razor", "induction", self.induction, ("text", "equation"))
-        check_choice("razor", "population", self.population, ("model", "layer"))
         if not 0 < self.razor_recent_share <= 1 / REPEATS:
             raise ValueError(
                 f"razor_recent_share is {self.razor_recent_share}, it must be above 0 and at most "
@@ -80,10 +77,10 @@ def rank(context: Context) -> Scores:
     length = REPEATS * block_tokens
     num_echo = (length - block_tokens) * settings.probes
     num_induction = (length - max(induction_lag, block_tokens)) * settings.probes
-    echo_LH = add_up(results, "echo") / num_echo
-    induction_LH = add_up(results, "induction") / num_induction
     over = (0, 1) if settings.population == "model" else (1,)
-    score_LH = torch.maximum(z_scores(echo_LH, over), z_scores(induction_LH, over))
+    echo_LH = z_scores(add_up(results, "echo") / num_echo, over)
+    induction_LH = z_scores(add_up(results, "induction") / num_induction, over)
+    score_LH = torch.maximum(echo_LH, induction_LH)
     return replace(Scores.of_heads(score_LH, context.num_groups, "global"), drawn=True)
 
 
@@ -105,8 +102,10 @@ def ordinary_tokens(context: Context) -> Tensor:
         known = set(torch.cat([text.ids_T for text in context.calibration.haystacks]).tolist())
     else:
         known = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
-    known = {token for token in known if token < config.vocab_size}
-    return torch.tensor(sorted(known - _special_tokens(config)), dtype=torch.long)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        special = getattr(config, name, None)
+        known -= set(special) if isinstance(special, list) else {special}
+    return torch.tensor([token for token in sorted(known) if token < config.vocab_size])
 
 
 def z_scores(values_LH: Tensor, over: tuple[int, ...]) -> Tensor:
@@ -114,11 +113,3 @@ def z_scores(values_LH: Tensor, over: tuple[int, ...]) -> Tensor:
     deviation_LH = values_LH - values_LH.mean(over, keepdim=True)
     spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
     return torch.where(spread > 0, deviation_LH / spread, 0.0)
-
-
-def _special_tokens(config: Any) -> set[int]:
-    found: set[int] = set()
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = getattr(config, name, None)
-        found.update([] if value is None else value if isinstance(value, list) else [value])
-    return found

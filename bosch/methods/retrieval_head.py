@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.methods._choose import check_choice
+from bosch.method import Context, Scores, as_table
 from bosch.methods._examples import measure_each
-from bosch.methods._interface import Context, Scores, as_table
 from bosch.methods._statistics import add_up, per_layer, single_rows
 
 
@@ -26,9 +25,6 @@ class Settings:
 
     # mean: as for the paper's static methods. max: one retrieval head makes the group global.
     pool: Literal["mean", "max"] = "mean"
-
-    def __post_init__(self) -> None:
-        check_choice("retrieval_head", "pool", self.pool, ("mean", "max"))
 
 
 def rank(context: Context) -> Scores:
@@ -43,10 +39,7 @@ def rank(context: Context) -> Scores:
             hits_HN = copies_NS[torch.arange(len(rows)), peaks_HN]
             return hits_HN.sum(-1)
 
-        return {
-            "copied": per_layer(context, haystack.ids_T, copied).tolist(),
-            "tokens": len(rows),
-        }
+        return {"copied": per_layer(context, haystack.ids_T, copied).tolist(), "tokens": len(rows)}
 
     results = measure_each(context.folder, "retrieval_head", len(haystacks), "examples", measure)
     num_tokens = sum(result["tokens"] for result in results)

@@ -6,20 +6,16 @@ once in the dense model. A large drop is global; a negative one says that the wi
 """
 # L layers, G groups a layer
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bosch.calibration import Calibration
+from bosch.method import Context, NoSettings, Scores, as_table
 from bosch.methods._examples import measure_each
-from bosch.methods._interface import Context, Scores, as_table
 from bosch.search.scorer import Scorer
 
-
-@dataclass(frozen=True)
-class Settings:
-    """There is nothing to set."""
+Settings = NoSettings
 
 
 def rank(context: Context) -> Scores:

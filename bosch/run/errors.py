@@ -1,9 +1,5 @@
 """How a mistake of the user reaches the user: one sentence on stderr and exit code 2, no traceback
-unless --debug.
-
-Used by whatever has a command line:
-
-    exit_on_user_error(lambda: train(config), debug=config.debug)
+unless --debug. Every command line runs in `exit_on_user_error(lambda: ..., debug)`.
 """
 
 import os
@@ -19,11 +15,8 @@ UNHEARD = 141  # and of one that wrote to a closed pipe
 
 
 class UserError(Exception):
-    """A mistake that is neither a wrong value nor a missing file.
-
-    An optional package that is not installed, a device that is not there, a run folder that another
-    process holds.
-    """
+    """A mistake that is neither a wrong value nor a missing file: a package that is not installed,
+    a device that is not there, a run folder that another process holds."""
 
 
 # What a user can cause. Every other exception is our own mistake and keeps its traceback.

@@ -1,5 +1,4 @@
-"""Small decisions that the ranks of a search or a training take together: rank 0 chooses, or
-everybody succeeds, or one asks.
+"""Small decisions that the ranks of a search or a training take together.
 
     value = agree(propose() if is_first() else None)    # what rank 0 has, on every rank
     shares = gather(mine)                               # what each rank has, on every rank
@@ -7,7 +6,7 @@ everybody succeeds, or one asks.
 
 They travel over a gloo group of their own, on the CPU: nothing of it waits for a GPU, and it mixes
 with no other traffic. Every rank makes every call, in the same order; with one process all of it is
-plain Python. What waits longer than a collective can: bosch/run/ranks.py.
+plain Python. Waits that no collective can stand: bosch/run/ranks.py.
 """
 
 import functools
@@ -112,9 +111,8 @@ def gather(value: Any) -> list[Any]:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """The ranks of this launch as one process group, unless there is one already. Only small
-    objects are exchanged, so it is gloo on GPUs too.
-    """
+    """The ranks of this launch as one process group, unless there is one already; gloo on GPUs
+    too, since only small objects are exchanged."""
     _, world = rank_and_world()
     if world == 1 or dist.is_initialized():
         yield

@@ -38,8 +38,7 @@ class FolderInUseError(UserError):
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process that no other can be mistaken for: pids are used again, after a reboot and within
-    one."""
+    """A process that no other can be mistaken for: pids are used again."""
 
     host: str
     boot_id: str
@@ -121,12 +120,24 @@ class FolderLock:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        watch = LivenessWatch()
-        told = None
+        watch, told = LivenessWatch(), ""
         doing = "waiting for it" if self.wait else "looking whether it still runs"
-        while not self._try_to_take(watch):
-            holder = watch.record  # it lives, or its beat from another machine may still move
-            if holder and holder.launch != told:
+        while True:
+            with _one_at_a_time(self.folder):
+                holder = LockRecord.read(self.folder)
+                watch.look(holder)
+                if holder is None or watch.alive is False:
+                    if holder and not holder.ended:
+                        dead = holder.owner
+                        self.say(f"{self.folder}: took over the lock of {dead}, which has ended")
+                    self.record.write(self.folder)
+                    break
+            if watch.alive and not self.wait:
+                raise FolderInUseError(
+                    f"{self.folder} is in use by {holder.owner}; wait until it ends, or choose "
+                    "another folder (--run-dir or --out)."
+                )
+            if holder.launch != told:  # it lives, or its beat from another machine may still move
                 told = holder.launch
                 self.say(f"{self.folder} is in use by {holder.owner}: {doing}")
             time.sleep(POLL_SECONDS)
@@ -140,42 +151,22 @@ class FolderLock:
         """as_ended: leave a record of it, for ranks that have not looked yet."""
         self._released.set()
         with _one_at_a_time(self.folder):
-            if not self._is_held():
-                return
-            if as_ended:
+            if self._is_held() and as_ended:
                 dataclasses.replace(self.record, ended=True).write(self.folder)
-            else:
+            elif self._is_held():
                 (self.folder / LOCK).unlink()
 
     def check_held(self) -> None:
         """Stop if another process took the folder over, as after a long suspension of this one."""
         if not self._is_held():
-            found = LockRecord.read(self.folder)
-            by = f"by {found.owner}" if found else "by hand"
             raise FolderInUseError(
-                f"{self.folder} was taken over {by} while this run stood still; this run ends here."
+                f"{self.folder} was taken over by another run while this one stood still; this one "
+                "ends here."
             )
 
     def _is_held(self) -> bool:
         found = LockRecord.read(self.folder)
         return found is not None and found.launch == self.record.launch
-
-    def _try_to_take(self, watch: "LivenessWatch") -> bool:
-        with _one_at_a_time(self.folder):
-            watch.look(LockRecord.read(self.folder))
-            if watch.record and watch.alive is not False:
-                if watch.alive and not self.wait:
-                    raise FolderInUseError(
-                        f"{self.folder} is in use by {watch.record.owner}; wait until it ends, or "
-                        "choose another folder (--run-dir or --out)."
-                    )
-                return False
-            if watch.record and not watch.record.ended:
-                self.say(
-                    f"{self.folder}: took over the lock of {watch.record.owner}, which has ended"
-                )
-            self.record.write(self.folder)
-            return True
 
     def _beat(self) -> None:
         with _one_at_a_time(self.folder):
@@ -202,8 +193,7 @@ def start_beating(beat: Callable[[], None]) -> threading.Event:
 
 
 class LivenessWatch:
-    """Tells from repeated looks at a record whether its owner lives: True, False, or None for not
-    known yet."""
+    """Tells from repeated looks whether a record's owner lives: True, False, None (not known)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -253,8 +243,7 @@ def _this_machine() -> tuple[str, str, str]:
 def _process_state(pid: int) -> tuple[str, str]:
     """State letter and start time, as Linux has them; elsewhere only whether the pid is there."""
     if os.path.exists("/proc/self/stat"):
-        # The name, in parentheses, may hold anything: fields count from behind it. Number 3 is the
-        # state, 22 the start.
+        # Fields count from behind the name, in parentheses, which may hold anything.
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         return (fields[0], fields[19]) if fields else ("gone", "")
     try:

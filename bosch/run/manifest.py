@@ -1,9 +1,7 @@
-"""Manifests: a folder's list of its own files with sizes and checksums, written last. A folder is
-complete when it has a manifest and the manifest is true. Stages use them, and so do folders inside
-a stage (a checkpoint, an evaluated step).
+"""Manifests: a folder's list of its own files with sizes and checksums, written last. A folder, of
+a stage or inside one, is complete when it has a manifest and the manifest is true.
 
-Written to a temporary name, forced to the disk, renamed: whoever looks sees none or a whole one,
-whatever was killed when.
+Written to a temporary name, forced to the disk, renamed: whoever looks sees none or a whole one.
 """
 
 import contextlib
@@ -74,8 +72,7 @@ def verify_folder(folder: Path) -> dict[str, Any]:
 
 def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and checksum of each file. A folder inside that is sealed itself is represented by its
-    own manifest: its files were read when it was sealed, and checkpoints are too large to read
-    twice."""
+    own manifest: checkpoints are too large to read twice."""
     sealed = {path.parent for path in folder.rglob(MANIFEST) if path.parent != folder}
     no_results = {path.parent for path in folder.rglob(NO_RESULT)}
     paths = [
@@ -96,8 +93,7 @@ def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON that carries its own checksum, so that a flipped byte in a manifest is found like
-    any other."""
+    """Write JSON that carries its own checksum, so that a flipped byte is found."""
     write_atomically(path, _sealed_text(plain(content)))
 
 
@@ -121,8 +117,7 @@ def _sealed_text(content: dict[str, Any]) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Put a whole new file in place, or leave what was there: a kill at any point leaves no
-    half-written file."""
+    """Put a whole new file in place, or leave what was there, whatever is killed when."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -163,8 +158,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this code, with -dirty after it when files were changed since; None outside a
-    git checkout."""
+    """The commit of this code, with -dirty if files were changed since; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -16,8 +16,7 @@ ABSENT = object()
 
 
 class StageBlockedError(ValueError):
-    """A stage can neither be reused nor run: other settings, or a damaged file. The message says
-    which and what to do."""
+    """A stage can neither be reused nor run: other settings, or a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ def follow_reference(folder: Path) -> Path:
 
 
 def refuse_blocked(steps: Sequence[Step]) -> None:
-    """Stop before any work if a stage of the plan is blocked. The first one's reason is the cause
-    of the others'."""
+    """Stop before any work if a stage is blocked. The first one is the cause of the others."""
     for step in steps:
         if step.action == "blocked":
             raise StageBlockedError(step.reason)
@@ -90,8 +88,7 @@ def is_called(stage: Stage, name: str | None) -> bool:
 
 
 def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Step:
-    """What `complete` would do with the stage as its folder is now. `verified`: folders whose
-    checksums were read already."""
+    """What `complete` would do with the stage. verified: folders whose checksums were read."""
     verified = set() if verified is None else verified
     try:
         reference = run_path / stage.name / REFERENCE

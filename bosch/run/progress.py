@@ -174,14 +174,10 @@ def describe_seconds(seconds: float) -> str:
 def _disable_bars_of_libraries() -> None:
     """Those of transformers follow huggingface_hub's, whose switch is read when it is imported."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if "huggingface_hub" in sys.modules:
-        from huggingface_hub.utils import disable_progress_bars
-
-        disable_progress_bars()
-    if "transformers" in sys.modules:
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
+    if hub := sys.modules.get("huggingface_hub.utils"):
+        hub.disable_progress_bars()
+    if logging_of_transformers := sys.modules.get("transformers.utils.logging"):
+        logging_of_transformers.disable_progress_bar()
 
 
 class _LineHandler(logging.Handler):

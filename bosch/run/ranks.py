@@ -2,8 +2,7 @@
 collective, whose timeout a search outlasts. (What they decide together: bosch/run/group.py.)
 
 Each rank keeps `.ranks/<launch>/rank-N`: its sign of life, as in a lock, and the events that it has
-announced. The others poll. Nobody waits for the dead, and where nothing else would wake a rank that
-does, as in a GPU's collective, its own beat ends it.
+announced. The others poll. Who waits for the dead in a GPU's collective is ended by its own beat.
 """
 
 import contextlib
@@ -15,8 +14,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bosch.run.errors import UserError
 from bosch.run.lock import POLL_SECONDS, LivenessWatch, LockRecord, start_beating
@@ -49,7 +49,7 @@ class Ranks:
         """Rank 0, once it holds the lock: open the board of this launch, remove earlier ones."""
         for board in (self.home / RANKS).glob("*"):
             if board.name != launch:  # others of this launch may be here already
-                shutil.rmtree(board)
+                shutil.rmtree(board, ignore_errors=True)
         self._join(launch)
 
     def follow(self, join_seconds: float = JOIN_SECONDS) -> None:
@@ -68,10 +68,8 @@ class Ranks:
                         f"Rank 0 ended before rank {self.rank} joined; see its message above."
                     )
             if time.monotonic() > give_up:
-                raise RankGoneError(
-                    f"Rank {self.rank} has waited {join_seconds:.0f} s for rank 0 to open "
-                    f"{self.home}."
-                )
+                waited = f"Rank {self.rank} has waited {join_seconds:.0f} s for rank 0 to open"
+                raise RankGoneError(f"{waited} {self.home}.")
             time.sleep(POLL_SECONDS)
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -81,9 +79,8 @@ class Ranks:
         if self.world == 1:
             return
         if error is not None and not isinstance(error, SystemExit):
-            self._record = dataclasses.replace(self._record, ended=True)
             with contextlib.suppress(OSError):  # the error is told, not what it leads to
-                self._write()
+                self._write(ended=True)
             return
         self.announce(LEFT)
         if self.rank == 0 and error is None:
@@ -131,8 +128,7 @@ class Ranks:
 
     def _beat(self) -> None:
         with contextlib.suppress(OSError):
-            self._record = dataclasses.replace(self._record, beat=self._record.beat + 1)
-            self._write(is_beat=True)
+            self._write(beat=self._record.beat + 1)
         for rank in self._others:
             if self._watching and self._has_died(rank):
                 # The main thread may wait in a collective that nothing else can end.
@@ -154,11 +150,13 @@ class Ranks:
             "message above."
         )
 
-    def _write(self, is_beat: bool = False) -> None:
+    def _write(self, **changes: Any) -> None:
         with self._writing:
-            if not (is_beat and self._left.is_set()):  # nothing is written over the last word
-                told = dataclasses.asdict(self._record) | {"events": self._events}
-                write_atomically(self.folder / f"rank-{self.rank}", json.dumps(told))
+            if "beat" in changes and self._left.is_set():
+                return  # nothing is written over the last word
+            self._record = dataclasses.replace(self._record, **changes)
+            told = dataclasses.asdict(self._record) | {"events": self._events}
+            write_atomically(self.folder / f"rank-{self.rank}", json.dumps(told))
 
     def _read(self, rank: int) -> tuple[LockRecord | None, list[str]]:
         try:
@@ -169,6 +167,6 @@ class Ranks:
         return LockRecord.parse(told), events
 
 
-def rank_and_world(environment: Callable[[str], str | None] = os.environ.get) -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     """RANK and WORLD_SIZE as the launcher sets them; 0 and 1 where there is none."""
-    return int(environment("RANK") or 0), int(environment("WORLD_SIZE") or 1)
+    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)

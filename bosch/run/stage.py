@@ -1,17 +1,13 @@
 """Stages: steps of a run that are done once, survive a kill at any point, and are reused while
 nothing about them changed.
 
-A stage writes one folder in the run folder: `started.json` first, `manifest.json` last
-(bosch/run/manifest.py). In use:
-
     mask = Stage("mask", run=search, settings=config.mask, inputs={"calibration": calibration})
     with RunFolder(path, rank, world, say) as run:
-        artifact = run.complete(mask)      # calls search(folder, calibration=Artifact) unless the
-        folder is complete
+        artifact = run.complete(mask)  # search(folder, calibration=Artifact), unless it is complete
 
-Whatever `run` had written when it was killed is still in its folder when it is called again: it
-goes on from there. What will happen to each stage is decided in bosch/run/plan.py, and done in
-bosch/run/folder.py.
+A stage writes one folder in the run folder: `started.json` first, `manifest.json` last. What `run`
+had written when it was killed is still there when it is called again: it goes on from there. What
+will happen to each stage is decided in bosch/run/plan.py, and done in bosch/run/folder.py.
 """
 
 import functools
@@ -27,16 +23,14 @@ from bosch.run.manifest import MANIFEST, STARTED
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a stage leaves: a complete folder, and the fingerprint of everything that decided its
-    content."""
+    """What a stage leaves: a complete folder, and the fingerprint of what decided its content."""
 
     folder: Path
     fingerprint: str
 
     @classmethod
     def load(cls, folder: Path) -> "Artifact":
-        """A folder made elsewhere: a stage of any run, verified, or files from outside, known by
-        their content."""
+        """A folder made elsewhere: a stage's, verified, or files from outside, by their content."""
         if (folder / MANIFEST).is_file():
             return cls(folder, manifest.verify_folder(folder)["fingerprint"])
         if (folder / STARTED).is_file():
@@ -54,9 +48,8 @@ class Stage:
 
     name: str
     run: Callable[..., None]  # run(folder, **inputs), each input an Artifact
-    settings: Any = field(
-        default_factory=dict
-    )  # a dataclass or mapping; what is marked speed_only does not count
+    # A dataclass or mapping; what is marked speed_only does not count.
+    settings: Any = field(default_factory=dict)
     inputs: "Mapping[str, Stage | Artifact]" = field(default_factory=dict)
     version: int = 1  # raised when the same settings give another result
     ranks: Literal["first", "all"] = "first"  # who calls `run`; the others wait
@@ -67,12 +60,8 @@ class Stage:
     def facts(self) -> dict[str, Any]:
         """Everything that decides the result."""
         inputs = {name: source.fingerprint for name, source in self.inputs.items()}
-        return {
-            "stage": self.name,
-            "version": self.version,
-            "settings": plain(self.settings),
-            "inputs": inputs,
-        }
+        facts = {"stage": self.name, "version": self.version, "settings": plain(self.settings)}
+        return facts | {"inputs": inputs}
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -1,7 +1,8 @@
 """Tables on the terminal."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,3 +18,17 @@ def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[objec
     for line in lines:
         table.add_row(*("–" if cell is None else str(cell) for cell in line))
     Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS).print(table, end="\n\n")
+
+
+def show_rows(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """Print rows as a table. Columns: heading -> field of a row, maybe with its format, as in
+    `seconds:.1f`.
+    """
+    lines = []
+    for row in rows:
+        cells = []
+        for column in columns.values():
+            name, _, form = column.partition(":")
+            cells.append(None if row[name] is None else format(row[name], form))
+        lines.append(cells)
+    show_table(title, list(columns), lines)

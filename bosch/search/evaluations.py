@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bosch.calibration import Calibration
-from bosch.methods._interface import Context
+from bosch.method import Context
 from bosch.run.group import agree, gather, joined, rank_and_size
 from bosch.run.progress import Bar, track
 from bosch.search.journal import Journal, Line, texts_of
-from bosch.search.memo import Memo, Scores, locate_memo, scoring_facts
+from bosch.search.memo import Memo, locate_memo, scoring_facts
 from bosch.search.objective import (
+    Means,
     Rows,
     SearchEnded,
     Value,
@@ -88,7 +89,9 @@ def open_objective(
 
 
 class MaskObjective:
-    """An `Objective` (bosch/search/objective.py) that is computed."""
+    """A mask's score. Collective: with several ranks each of them calls it with the same masks, in
+    the same order.
+    """
 
     def __init__(
         self,
@@ -116,6 +119,11 @@ class MaskObjective:
         self._best = -math.inf  # since tracking began
 
     def __call__(self, z: Rows, threshold: float | None = None, stage: str = "") -> Value:
+        """threshold None: exact. Else it may stop as soon as the value cannot exceed the threshold.
+
+        Accept a mask where `value > threshold`, and use the value of one that ended early for
+        nothing else: how far below it stops depends on what makes the search fast.
+        """
         known = self._known.get(z) if self._scorer.accelerations.memo else None
         if known and (known.exact or (threshold is not None and known.value <= threshold)):
             return known
@@ -126,10 +134,13 @@ class MaskObjective:
             line = self._evaluate(z, threshold, stage)
             self.journal.append(line)
             if line["exact"] and not line["cached"]:
-                self._memo.add(z, Scores(**{name: line[name] for name in Scores._fields}))
+                self._memo.add(z, means_of(line))
         return self._note(z, line, replayed)
 
     def evaluations(self) -> int:
+        """Distinct masks scored by this search, those ended early and probes included, repetitions
+        not. What other searches left in the memo on the disk does not change it.
+        """
         return len(self._asked)
 
     def seconds(self) -> float:
@@ -138,9 +149,7 @@ class MaskObjective:
 
     def score_plainly(self, z: Rows) -> Value:
         """Once more, with no acceleration; neither counted nor in the journal."""
-        plain = self._scorer.plainly()
-        answers, _ = self._run_all(plain, z)
-        return self._value(answers)
+        return self._value(self._run(self._scorer.plainly(), z, None)[0])
 
     @contextmanager
     def tracking(
@@ -160,18 +169,16 @@ class MaskObjective:
     # ------------------------------------------------------------------------------- one evaluation
 
     def _evaluate(self, z: Rows, threshold: float | None, stage: str) -> Line:
-        began = time.monotonic()
+        began, use = time.monotonic(), self._scorer.accelerations
+        known = None
+        if use.memo:  # from a way that this search has left, or from another search
+            strayed = self.journal.strayed.get(z)
+            known = self._memo.get(z) if strayed is None else means_of(strayed)
         answers: dict[int, list[Answer]] = {}
         work = 0.0
-        scores = self._known_scores(z)
-        if scores is not None:
-            value = self._exact_value(scores)
-        elif threshold is not None and self._scorer.accelerations.early_end:
-            answers, work = self._run_until(z, threshold)
-            value = self._value(answers)
-        else:
-            answers, work = self._run_all(self._scorer, z)
-            value = self._value(answers)
+        if known is None:
+            answers, work = self._run(self._scorer, z, threshold if use.early_end else None)
+        value = self._value(answers) if known is None else self._exact_value(known)
         return {
             "number": self._number + 1,
             "stage": stage,
@@ -180,36 +187,30 @@ class MaskObjective:
             **vars(value),
             "examples": sum(map(len, answers.values())),
             "losses": {str(text): self._loss(answers[text]) for text in sorted(answers)},
-            "cached": scores is not None,
+            "cached": known is not None,
             "seconds": round(time.monotonic() - began, 4),
             "layer_forwards": round(work, 3),
         }
 
-    def _known_scores(self, z: Rows) -> Scores | None:
-        """From another search, or from a way that this one has left."""
-        if not self._scorer.accelerations.memo:
-            return None
-        if z in self.journal.strayed:
-            line = self.journal.strayed[z]
-            return Scores(**{name: line[name] for name in Scores._fields})
-        return self._memo.get(z)
-
-    def _run_all(self, scorer: Scorer, z: Rows) -> tuple[dict[int, list[Answer]], float]:
-        return _together(scorer.score(z, sorted(scorer.mine)))
-
-    def _run_until(self, z: Rows, threshold: float) -> tuple[dict[int, list[Answer]], float]:
-        """Texts one by one, a round on every rank, until no answer to those left could lift the
-        value above the threshold. First those that are expected to cost most.
+    def _run(
+        self, scorer: Scorer, z: Rows, threshold: float | None
+    ) -> tuple[dict[int, list[Answer]], float]:
+        """The answers in the texts of all ranks, and their work. With a threshold texts come one by
+        one, a round on every rank, until no answer to those left could lift the value above it;
+        first those that are expected to cost most.
         """
-        order = sorted(self._scorer.mine, key=lambda text: (-self._expected_losses[text], text))
-        rounds = -(-self._scorer.num_texts // rank_and_size()[1])
+        rounds = [sorted(scorer.mine)]
+        if threshold is not None:
+            order = sorted(scorer.mine, key=lambda text: (-self._expected_losses[text], text))
+            num_rounds = -(-scorer.num_texts // rank_and_size()[1])
+            rounds = [order[number : number + 1] for number in range(num_rounds)]
         answers: dict[int, list[Answer]] = {}
         work = 0.0
-        for number in range(rounds):
-            new, spent = _together(self._scorer.score(z, order[number : number + 1]))
-            answers |= new
-            work += spent
-            if self._value(answers).value <= threshold:
+        for texts in rounds:
+            for share, spent in gather(scorer.score(z, texts)):
+                answers |= share
+                work += spent
+            if threshold is not None and self._value(answers).value <= threshold:
                 break
         return answers, work
 
@@ -220,8 +221,8 @@ class MaskObjective:
         value = self._exact_value(_means(every + [PERFECT] * left))
         return value if not left else Value(value.value, False, None, None, None)
 
-    def _exact_value(self, scores: Scores) -> Value:
-        return Value(rounded(weighted(self.name, *scores)), True, *scores)
+    def _exact_value(self, means: Means) -> Value:
+        return Value(rounded(weighted(self.name, *means)), True, *means)
 
     def _loss(self, answers: list[Answer]) -> float:
         """What a text's questions fall short of."""
@@ -241,22 +242,14 @@ class MaskObjective:
         known = self._known.get(z)
         if known is None or not known.exact:
             self._known[z] = value
-        self._show(z, value, replayed)
+        if self._bar is not None and z not in self._asked:
+            if value.exact and value.value > self._best and self._counts(z):
+                self._best = self._bar.figures["best"] = value.value
+            (self._bar.skip if replayed else self._bar.advance)()
         self._asked.add(z)
         if replayed:
             self._earlier_seconds += line["seconds"]
         return value
-
-    def _show(self, z: Rows, value: Value, replayed: bool) -> None:
-        if self._bar is None or z in self._asked:
-            return
-        if value.exact and value.value > self._best and self._counts(z):
-            self._best = value.value
-            self._bar.figures["best"] = self._best
-        if replayed:
-            self._bar.skip()
-        else:
-            self._bar.advance()
 
     def _end_if_spent(self, z: Rows) -> None:
         used, most = len(self._asked), self._max_evaluations
@@ -269,21 +262,13 @@ class MaskObjective:
                 raise SearchEnded(f"--max-hours {self._max_hours:g} are over")
 
 
-def _together(
-    mine: tuple[dict[int, list[Answer]], float],
-) -> tuple[dict[int, list[Answer]], float]:
-    """The answers and the work of all ranks."""
-    answers: dict[int, list[Answer]] = {}
-    work = 0.0
-    for share, spent in gather(mine):
-        answers |= share
-        work += spent
-    return answers, work
+def means_of(line: Line) -> Means:
+    return Means(*(line[name] for name in Means._fields))
 
 
-def _means(answers: list[Answer]) -> Scores:
+def _means(answers: list[Answer]) -> Means:
     count = len(answers)
-    return Scores(
+    return Means(
         sum(answer.correct for answer in answers) / count,
         math.fsum(math.exp(answer.log_probability) for answer in answers) / count,
         math.fsum(answer.log_probability for answer in answers) / count,

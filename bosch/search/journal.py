@@ -7,13 +7,13 @@ dropped. With several ranks rank 0 reads and writes, and the others are told.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from bosch.run.fingerprint import plain
 from bosch.run.group import agree, is_first
+from bosch.run.lines import append_line, whole_lines
 from bosch.run.plan import describe_changes
 from bosch.run.progress import say
 from bosch.search.objective import Rows
@@ -29,13 +29,11 @@ class Journal:
 
     def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
         """facts: everything that decides the search's way, and nothing else."""
-        self.path = None if folder is None else folder / FILE
-        self._facts = {"version": VERSION, "settings": plain(facts), "inputs": {}}
         self._file: BinaryIO | None = None
         problem, lines = None, []
-        if self.path is not None and is_first():
+        if folder is not None and is_first():
             try:
-                lines = self._open(self.path)
+                lines = self._open(folder / FILE, facts)
             except ValueError as error:  # every rank must end, not only this one
                 problem = str(error)
         problem, lines = agree((problem, lines))
@@ -65,35 +63,17 @@ class Journal:
 
     def append(self, line: Line) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(line).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            append_line(self._file, line)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
-    def _open(self, path: Path) -> list[Line]:
+    def _open(self, path: Path, facts: Mapping[str, Any]) -> list[Line]:
         """Its lines, with the file open behind the last whole one."""
-        content = path.read_bytes() if path.is_file() else b""
-        whole = content.rfind(b"\n") + 1
-        header, lines = self._parse(path, content[:whole])
-        changed = describe_changes(header, self._facts) if header else ""
-        if changed:
-            raise ValueError(
-                f"{path} is of a search with other settings ({changed}); move it away "
-                "to search anew, or go back to the old setting."
-            )
-        self._file = path.open("ab")
-        self._file.truncate(whole)
-        if header is None:
-            self.append(self._facts)
-        return lines
-
-    @staticmethod
-    def _parse(path: Path, content: bytes) -> tuple[Line | None, list[Line]]:
-        lines = []
-        for number, text in enumerate(content.splitlines(), start=1):
+        header = {"version": VERSION, "settings": plain(facts), "inputs": {}}
+        lines: list[Line] = []
+        for number, text in enumerate(whole_lines(path), start=1):
             try:
                 lines.append(json.loads(text))
                 lines[-1]["settings" if number == 1 else "z"]
@@ -102,7 +82,15 @@ class Journal:
                     f"{path} is damaged: its line {number} is no evaluation. Move it away to "
                     "search anew."
                 ) from None
-        return (lines[0], lines[1:]) if lines else (None, [])
+        if lines and (changed := describe_changes(lines[0], header)):
+            raise ValueError(
+                f"{path} is of a search with other settings ({changed}); move it away "
+                "to search anew, or go back to the old setting."
+            )
+        self._file = path.open("ab")
+        if not lines:
+            self.append(header)
+        return lines[1:]
 
 
 def texts_of(z: Rows) -> list[str]:

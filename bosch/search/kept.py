@@ -1,5 +1,5 @@
 """What is kept of a text between evaluations, within a budget of memory: the hidden states that
-enter a layer under the lower rows of a mask, and the attention outputs of groups there.
+enter a layer under the lower rows of a mask.
 
 Masks that agree in their rows below a layer agree in everything below it, so what is kept belongs
 to a prefix of a mask, `z[:layer]`.
@@ -7,12 +7,10 @@ to a prefix of a mask, `z[:layer]`.
 # B batch (1), T tokens, C hidden size
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bosch.search.layers import GroupOutputs
 from bosch.search.objective import Rows
 
 
@@ -42,68 +40,45 @@ class Prefixes:
         return numbers, branch
 
 
-@dataclass
-class Kept:
-    """Of one text, at one prefix."""
-
-    hidden_BTC: Tensor | None = None  # enter the layer
-    outputs: GroupOutputs | None = None  # of that layer
-
-    @property
-    def bytes(self) -> int:
-        hidden = 0 if self.hidden_BTC is None else self.hidden_BTC.nbytes
-        return hidden + (0 if self.outputs is None else self.outputs.bytes)
-
-
 class Shelf:
     """What is kept of one text, the least recently used leaving first. Each text has a shelf of its
     own: they are run in turn, and on a common one each would push out the next.
     """
 
     def __init__(self, capacity_bytes: int, host_bytes: int = 0) -> None:
-        """host_bytes: hidden states that leave the device go on in this much of the host's pinned
-        memory.
-        """
+        """host_bytes: what leaves the device goes on in so much of the host's pinned memory."""
         self.capacity_bytes = capacity_bytes
-        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._kept: OrderedDict[int, Tensor] = OrderedDict()
         self._bytes = 0
-        self._sizes: dict[int, int] = {}
         self._host = Shelf(host_bytes) if host_bytes else None
 
-    def get(self, prefix: int) -> Kept | None:
-        kept = self._kept.get(prefix)
-        if kept is not None:
+    def get(self, prefix: int) -> Tensor | None:
+        if prefix in self._kept:
             self._kept.move_to_end(prefix)
-            return kept
-        waiting = self._host._remove(prefix) if self._host else None
-        if waiting is None or waiting.hidden_BTC is None:
+            return self._kept[prefix]
+        waiting_BTC = self._host._remove(prefix) if self._host else None
+        if waiting_BTC is None:
             return None
-        kept = Kept(waiting.hidden_BTC.to("cuda", non_blocking=True))
-        self.put(prefix, kept)
-        return kept
+        hidden_BTC = waiting_BTC.to("cuda", non_blocking=True)
+        self.put(prefix, hidden_BTC)
+        return hidden_BTC
 
-    def put(self, prefix: int, kept: Kept) -> None:
-        """Keep it, if it fits; one that has grown is put again."""
+    def put(self, prefix: int, hidden_BTC: Tensor) -> None:
+        """Keep it, if it fits."""
         self._remove(prefix)
-        if kept.bytes > self.capacity_bytes:
-            kept = Kept(kept.hidden_BTC)  # the hidden states alone may fit
-        if kept.bytes > self.capacity_bytes or not kept.bytes:
+        if hidden_BTC.nbytes > self.capacity_bytes:
             return
-        while self._bytes + kept.bytes > self.capacity_bytes:
+        while self._bytes + hidden_BTC.nbytes > self.capacity_bytes:
             oldest = next(iter(self._kept))
-            self._let_go(oldest, self._remove(oldest))
-        self._kept[prefix], self._sizes[prefix] = kept, kept.bytes
-        self._bytes += kept.bytes
+            old_BTC = self._kept[oldest]
+            self._remove(oldest)
+            if self._host is not None:
+                waiting_BTC = torch.empty_like(old_BTC, device="cpu", pin_memory=True)
+                self._host.put(oldest, waiting_BTC.copy_(old_BTC))
+        self._kept[prefix] = hidden_BTC
+        self._bytes += hidden_BTC.nbytes
 
-    def _remove(self, prefix: int) -> Kept | None:
-        kept = self._kept.pop(prefix, None)
-        self._bytes -= self._sizes.pop(prefix, 0)
-        return kept
-
-    def _let_go(self, prefix: int, kept: Kept | None) -> None:
-        hidden_BTC = kept.hidden_BTC if kept else None
-        if self._host is None or hidden_BTC is None:
-            return
-        waiting_BTC = torch.empty_like(hidden_BTC, device="cpu", pin_memory=True)
-        waiting_BTC.copy_(hidden_BTC)
-        self._host.put(prefix, Kept(waiting_BTC))
+    def _remove(self, prefix: int) -> Tensor | None:
+        hidden_BTC = self._kept.pop(prefix, None)
+        self._bytes -= 0 if hidden_BTC is None else hidden_BTC.nbytes
+        return hidden_BTC

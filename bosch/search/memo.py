@@ -10,9 +10,9 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 from transformers import PreTrainedModel
@@ -23,7 +23,7 @@ from bosch.run.fingerprint import fingerprint, plain
 from bosch.run.group import agree, is_first
 from bosch.run.manifest import STARTED, write_atomically
 from bosch.search.journal import rows_of, texts_of
-from bosch.search.objective import Rows
+from bosch.search.objective import Means, Rows
 
 SCORES, FACTS = "scores.jsonl", "facts.json"
 VERSION = 1  # raised when the same mask gets another score
@@ -32,38 +32,31 @@ VERSION = 1  # raised when the same mask gets another score
 UNSCORED = ("_name_or_path", "architectures", "transformers_version", "dtype", "use_cache")
 
 
-class Scores(NamedTuple):
-    """The three means over all questions."""
-
-    accuracy: float
-    probability: float
-    log_probability: float
-
-
 class Memo:
     """Exact scores by mask. Without a folder there are none, and none are kept."""
 
     def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
         self._path: Path | None = None
-        known: dict[Rows, Scores] = {}
+        known: dict[Rows, Means] = {}
         if folder is not None and is_first():
             folder.mkdir(parents=True, exist_ok=True)
             self._path = folder / SCORES
-            with _locked(self._path):
+            with _locked(self._path) as file:
                 if not (folder / FACTS).is_file():
                     write_atomically(folder / FACTS, json.dumps(facts, indent=1) + "\n")
-            known = _read(self._path)
+                file.seek(0)
+                known = _parse(file)
         # One reading, and the same on every rank: which masks are known must not depend on when a
         # rank looks.
-        self._known: dict[Rows, Scores] = agree(known)
+        self._known: dict[Rows, Means] = agree(known)
 
-    def get(self, z: Rows) -> Scores | None:
+    def get(self, z: Rows) -> Means | None:
         return self._known.get(z)
 
-    def add(self, z: Rows, scores: Scores) -> None:
+    def add(self, z: Rows, means: Means) -> None:
         if self._path is None:
             return
-        line = json.dumps({"z": texts_of(z), **scores._asdict()}).encode() + b"\n"
+        line = json.dumps({"z": texts_of(z), **means._asdict()}).encode() + b"\n"
         with _locked(self._path) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
@@ -81,15 +74,13 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _read(path: Path) -> dict[Rows, Scores]:
+def _parse(lines: BinaryIO) -> dict[Rows, Means]:
     known = {}
-    for text in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
+    for text in lines:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
             line = json.loads(text)
             z = rows_of(line.pop("z"))
-            known[z] = Scores(**{name: float(value) for name, value in line.items()})
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+            known[z] = Means(**{name: float(value) for name, value in line.items()})
     return known
 
 
@@ -104,26 +95,19 @@ def scoring_facts(
     model: PreTrainedModel, info: ModelInfo, calibration: Calibration, window_tokens: int
 ) -> dict[str, Any]:
     """Everything that decides the score of a mask."""
+    configuration = model.config.to_dict().items()
+    texts = [
+        [text.ids_T.tolist(), [[q.answer.start, q.answer.stop] for q in text.questions]]
+        for text in calibration.haystacks
+    ]
     return {
         "version": VERSION,
         "model": info.weight_hash or f"{info.id}@{info.revision}",
         # The same weights answer otherwise with other rotary frequencies, say.
-        "configuration": plain(
-            {n: v for n, v in model.config.to_dict().items() if n not in UNSCORED}
-        ),
-        "calibration": describe_calibration(calibration),
+        "configuration": plain({n: v for n, v in configuration if n not in UNSCORED}),
+        "calibration": fingerprint(texts),
         "window_tokens": window_tokens,
         "numbers": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
         "torch": torch.__version__,
     }
-
-
-def describe_calibration(calibration: Calibration) -> str:
-    """A fingerprint of its texts and questions."""
-    return fingerprint(
-        [
-            [h.ids_T.tolist(), [[q.answer.start, q.answer.stop] for q in h.questions]]
-            for h in calibration.haystacks
-        ]
-    )

@@ -2,11 +2,12 @@
 that the paper makes of it.
 
 Every evaluation knows accuracy, mean answer probability and mean answer log-probability; the name
-of an objective says which of them is compared. bosch/search/evaluations.py opens one on a model.
+of an objective says which of them is compared.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 from bosch.plugins import suggest
 
@@ -25,6 +26,14 @@ OBJECTIVES = tuple(WEIGHTS)
 DIGITS = 4  # values are rounded to 1e-4: kernels may differ below that
 
 
+class Means(NamedTuple):
+    """Of all questions."""
+
+    accuracy: float
+    probability: float
+    log_probability: float
+
+
 @dataclass(frozen=True)
 class Value:
     """One evaluation of a mask."""
@@ -37,32 +46,8 @@ class Value:
     log_probability: float | None
 
 
-class Objective(Protocol):
-    """A mask's score. Collective: with several ranks each of them calls it with the same masks, in
-    the same order.
-    """
-
-    num_examples: int
-
-    def __call__(self, z: Rows, threshold: float | None = None, stage: str = "") -> Value:
-        """threshold None: exact. Else it may stop as soon as the value cannot exceed the threshold.
-
-        Accept a mask where `value > threshold`, and use the value of one that ended early for
-        nothing else: how far below it stops depends on what makes the search fast.
-        """
-        ...
-
-    def evaluations(self) -> int:
-        """Distinct masks scored by this search, those ended early and probes included, repetitions
-        not. What other searches left in the memo on the disk does not change it.
-        """
-        ...
-
-
 class SearchEnded(Exception):  # noqa: N818  # the end of a search is no error
-    """Raised by a call when --max-evaluations or --max-hours is reached: keep the best exact mask
-    so far.
-    """
+    """--max-evaluations or --max-hours is reached: keep the best exact mask so far."""
 
 
 def check_objective(name: str) -> None:
@@ -93,16 +78,16 @@ class Anchors:
 
 
 def find_anchors(
-    objective: Objective, num_layers: int, num_groups: int, gamma: float = 0.2
+    objective: Callable[..., Value], num_layers: int, num_groups: int, gamma: float = 0.2
 ) -> Anchors:
     """Score the two ends; a calibration set between whose ends there is nothing is refused."""
     dense = objective(((1,) * num_groups,) * num_layers, stage="anchors")
     local = objective(((0,) * num_groups,) * num_layers, stage="anchors")
     if not dense.accuracy:
         raise ValueError(
-            f"The dense model answers none of the {objective.num_examples} calibration questions, "
-            "so masks cannot be told apart by them; build an easier set (shorter contexts, "
-            "niah_single tasks), or check that the set was made with this model's tokenizer."
+            "The dense model answers none of the calibration questions, so masks cannot be told "
+            "apart by them; build an easier set (shorter contexts, niah_single tasks), or check "
+            "that the set was made with this model's tokenizer."
         )
     # Of a log-probability, which is negative, the headroom still lies above.
     high = rounded(dense.value + gamma * abs(dense.value))

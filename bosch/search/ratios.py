@@ -50,9 +50,7 @@ def allocate_ratios(
 
 
 def hardest_first(
-    stage1_scores: Sequence[float],
-    dense_score: float,
-    tie_scores: Sequence[float] | None = None,
+    stage1_scores: Sequence[float], dense_score: float, tie_scores: Sequence[float] | None = None
 ) -> list[int]:
     """Layers, those first that cost most to localize: the one total order of stage 2."""
     drops = layer_drops([*stage1_scores, dense_score])
@@ -64,16 +62,13 @@ def layer_drops(scores: Sequence[float]) -> list[Fraction]:
     """What each layer costs: the score before it is localized minus the score after. The last of
     `scores` is the dense model's.
     """
-    exact = [_as_fraction(score) for score in scores]
+    exact = []
+    for score in scores:
+        # A share of examples as the fraction it stands for, so that equal drops are equal: in
+        # floats 0.3 - 0.2 is not 0.2 - 0.1. Any other number as it is.
+        share = Fraction(score).limit_denominator(10_000)
+        exact.append(share if float(share) == score else Fraction(score))
     return [before - after for after, before in pairwise(exact)]
-
-
-def _as_fraction(score: float) -> Fraction:
-    """A share of examples as the fraction it stands for, so that equal drops are equal: in floats
-    0.3 - 0.2 is not 0.2 - 0.1. Any other number as it is.
-    """
-    share = Fraction(score).limit_denominator(10_000)
-    return share if float(share) == score else Fraction(score)
 
 
 def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
@@ -103,8 +98,7 @@ def _split(hard: list[int], num_buckets: int) -> dict[int, int]:
     parts are one larger where they cannot be equal.
     """
     size, larger = divmod(len(hard), num_buckets)
-    sizes = [size + (bucket < larger) for bucket in range(num_buckets)]
-    places = [bucket for bucket, count in enumerate(sizes) for _ in range(count)]
+    places = [bucket for bucket in range(num_buckets) for _ in range(size + (bucket < larger))]
     return dict(zip(hard, places, strict=True))
 
 
@@ -139,12 +133,10 @@ def _reconcile(
     return windowed
 
 
-def _check_scores(
-    stage1_scores: Sequence[float], dense_score: float, tie_scores: Sequence[float] | None
-) -> None:
-    if not stage1_scores:
+def _check_scores(scores: list[float], dense_score: float, ties: list[float] | None) -> None:
+    if not scores:
         raise ValueError("stage1_scores is empty; there must be one score for each layer.")
-    for score in (*stage1_scores, dense_score, *(tie_scores or ())):
+    for score in (*scores, dense_score, *(ties or ())):
         if not math.isfinite(score):
             raise ValueError(f"A score is {score}; scores must be finite numbers.")
     if dense_score <= 0:
@@ -152,8 +144,8 @@ def _check_scores(
             f"The dense model's score is {dense_score:g}, so there is nothing to lose: the "
             "calibration examples are too hard for the model; use shorter or easier ones."
         )
-    if tie_scores is not None and len(tie_scores) != len(stage1_scores) + 1:
+    if ties is not None and len(ties) != len(scores) + 1:
         raise ValueError(
-            f"tie_scores has {len(tie_scores)} values for {len(stage1_scores)} layers; it needs "
-            "one more than layers, the dense model's last."
+            f"tie_scores has {len(ties)} values for {len(scores)} layers; it needs one more than "
+            "layers, the dense model's last."
         )

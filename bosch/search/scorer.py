@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration, Haystack
 from bosch.run.group import rank_and_size
-from bosch.search.kept import Kept, Prefixes, Shelf
+from bosch.search.kept import Prefixes, Shelf
 from bosch.search.layers import OVERFLOW, Layers
 from bosch.search.objective import Rows
 
@@ -30,12 +30,11 @@ CPU_MEMORY_GB = 1.0  # unless said otherwise
 class Accelerations:
     """Ways to the same mask with less work. Each can be switched off, to show that it is the same.
 
-    Hidden states and attention outputs that are kept and those computed anew are equal to the bit;
-    rows computed alone differ from whole layers by rounding, and values are rounded to 1e-4.
+    Hidden states that are kept and those computed anew are equal to the bit; rows computed alone
+    differ from whole layers by rounding, and values are rounded to 1e-4.
     """
 
     prefixes: bool = True  # start a mask at the lowest layer that tells it from earlier ones
-    group_outputs: bool = True  # full and windowed outputs of the groups of that layer once
     answer_rows: bool = True  # in the top layer, compute the rows of the answers alone
     memo: bool = True  # never score a mask twice, not even in another run
     early_end: bool = True  # end a mask that cannot exceed its threshold
@@ -44,7 +43,7 @@ class Accelerations:
 
     @classmethod
     def none(cls) -> "Accelerations":
-        return cls(False, False, False, False, False, 0.0)
+        return cls(False, False, False, False, 0.0)
 
 
 class Answer(NamedTuple):
@@ -67,7 +66,6 @@ class Scorer:
         self.accelerations = accelerations or Accelerations()
         self.layers = Layers(model, window_tokens)
         self.num_texts = len(calibration.haystacks)
-        self.questions_per_text = [len(haystack.questions) for haystack in calibration.haystacks]
         self.prefixes = Prefixes()
         rank, size = rank_and_size()
         budgets = [b // max(1, -(-self.num_texts // size)) for b in self._budgets(model.device)]
@@ -114,27 +112,14 @@ class Scorer:
         roomy = shelf.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
         start = 0
         for layer in range(branch, 0, -1) if use.prefixes else ():
-            kept = shelf.get(numbers[layer])
-            if kept is not None and kept.hidden_BTC is not None:
-                start, hidden_BTC = layer, kept.hidden_BTC
+            if (kept_BTC := shelf.get(numbers[layer])) is not None:
+                start, hidden_BTC = layer, kept_BTC
                 break
-        # Where this text's masks part: with room it is where its states end. (Of masks that ended
-        # early this text may have seen nothing, so that it has not reached the branch yet.)
-        parting = start if use.prefixes and roomy else branch
         for layer in range(start, len(z)):
             if use.prefixes and layer > start and (roomy or layer == branch):
-                shelf.put(numbers[layer], Kept(hidden_BTC))
+                shelf.put(numbers[layer], hidden_BTC)
             rows_N = text.rows_N if use.answer_rows and layer == top else None
-            kept = shelf.get(numbers[layer]) if use.group_outputs and layer == parting else None
-            outputs = kept.outputs if kept else None
-            if outputs is None:
-                outputs = self.layers.open_layer(layer, hidden_BTC, rotary, rows_N)
-                if use.group_outputs and layer == parting:
-                    states = hidden_BTC if use.prefixes else None
-                    shelf.put(numbers[layer], Kept(states, outputs))
-            mixed_BNE = outputs.mixed(z[layer])
-            below_BNC = hidden_BTC if rows_N is None else hidden_BTC[:, rows_N]
-            hidden_BTC = self.layers.close_layer(layer, below_BNC, mixed_BNE)
+            hidden_BTC = self.layers.run(layer, hidden_BTC, rotary, z[layer], rows_N)
         return hidden_BTC if use.answer_rows else hidden_BTC[:, text.rows_N]
 
     def _budgets(self, device: torch.device) -> tuple[int, int]:

@@ -3,39 +3,31 @@
     with open_search(context) as search:
         with search.until_ended():
             search.solve("global", search.all_groups(), context.budget, 100)
-        return search.finish()
+        return finish(search)
 
-What the methods do with it is in bosch/search/stages.py.
+What the methods do with it is in stages.py, the end of it in finish.py.
 """
 
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bosch.masks.mask import GroupMask, Unit
-from bosch.methods._interface import Context, Selection
+from bosch.masks.mask import Unit
+from bosch.method import Context
 from bosch.run.fingerprint import hash_file, plain
-from bosch.run.group import is_first
 from bosch.run.progress import describe_seconds, say
 from bosch.search.evaluations import MaskObjective, open_objective
-from bosch.search.objective import (
-    Anchors,
-    Rows,
-    SearchEnded,
-    Value,
-    find_anchors,
-    rounded,
-    weighted,
-)
-from bosch.search.optimizers._interface import Bits, Found, Problem, mend, optimize
+from bosch.search.objective import Anchors, Rows, SearchEnded, Value, find_anchors, weighted
+from bosch.search.optimizers._interface import Bits, Found, Problem, optimize
 from bosch.search.settings import SearchSettings
 
 Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that it puts on the window
 ENUMERATED = "exhaustive"
+LIMITS = ("max_evaluations", "max_hours")  # these only decide how far a search goes
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,6 @@ class Search:
     values: list[tuple[str, float | None, bool]] = field(default_factory=list)
     best: tuple[float, Rows] | None = None  # of the masks evaluated that meet the budget
     details: dict[str, Any] = field(default_factory=dict)  # of the method, for the record
-    notes: list[str] = field(default_factory=list)
     cut_short: str | None = None  # by what
     reproducible: bool = True
     drawn: bool = False  # whether the seed had a part
@@ -92,10 +83,8 @@ class Search:
 
     def whole_layers(self) -> list[Variable]:
         """Each layer a variable."""
-        return [
-            tuple((layer, group) for group in range(self.num_groups))
-            for layer in range(self.num_layers)
-        ]
+        groups = range(self.num_groups)
+        return [tuple((layer, group) for group in groups) for layer in range(self.num_layers)]
 
     def dense(self) -> Rows:
         return ((1,) * self.num_groups,) * self.num_layers
@@ -117,7 +106,7 @@ class Search:
     def evaluate(
         self, z: Rows, threshold: float | None, step: str, meets_quota: bool = True
     ) -> Value:
-        """A mask's value, noted for the record; threshold as in bosch/search/objective.py."""
+        """A mask's value, noted for the record; threshold as in bosch/search/evaluations.py."""
         before = self.objective.evaluations()
         value = self.objective(z, threshold, step)
         kept = threshold is None or value.value > threshold
@@ -163,7 +152,8 @@ class Search:
             quota=quota,
             evaluate=evaluate,
             max_evaluations=planned,
-            seed=self._seed(name),
+            # Each subproblem has its own.
+            seed=random.Random(f"{self.context.seed} {name}").randrange(1_000_000),
             starts=tuple(starts),
             most_local=tuple(most_local),
             anchors=self.anchors,
@@ -178,42 +168,20 @@ class Search:
 
         with self.objective.tracking(name, planned, meets_quota):
             found = optimize(method, problem)
-        self._take_over(name, variables, method, problem, found)
-        return found
-
-    def _take_over(
-        self,
-        name: str,
-        variables: Sequence[Variable],
-        method: str,
-        problem: Problem,
-        found: Found,
-    ) -> None:
         self.z = self.mask(variables, found.bits)
         self.reproducible &= found.trials.reproducible
         self.drawn |= method != ENUMERATED
         for note in found.trials.notes:
-            self.notes.append(f"{name}: {note}")
-            say(self.notes[-1])
-        self.steps.append(
-            Step(
-                name,
-                tuple(sorted({layer for places in variables for layer, _ in places})),
-                len(variables),
-                problem.quota,
-                method,
-                len(found.trials.table),
-                found.value.value if found.value else None,
-            )
-        )
+            say(f"{name}: {note}")
+        layers = tuple(sorted({layer for places in variables for layer, _ in places}))
+        value = found.value.value if found.value else None
+        evaluations = len(found.trials.table)
+        self.steps.append(Step(name, layers, len(variables), quota, method, evaluations, value))
         if found.ended_by is not None:
             raise SearchEnded(found.ended_by)
+        return found
 
-    def _seed(self, name: str) -> int:
-        """Of an optimizer: each subproblem has its own."""
-        return random.Random(f"{self.context.seed} {name}").randrange(1_000_000)
-
-    # ---------------------------------------------------------------------------- before and after
+    # ------------------------------------------------------------------------------- from and to
 
     def announce(self, planned: Mapping[str, int]) -> None:
         """What the search will take, before it starts."""
@@ -232,7 +200,7 @@ class Search:
                 "first evaluations took: most need fewer layers and texts"
             )
         say(line)
-        for limit in ("max_evaluations", "max_hours"):
+        for limit in LIMITS:
             if (value := getattr(self.settings, limit)) is not None:
                 say(f"it ends with the best mask so far at --{limit.replace('_', '-')} {value:g}")
 
@@ -245,70 +213,21 @@ class Search:
             self.cut_short = str(ended)
             self.reproducible &= not self.objective.out_of_time
 
-    def finish(self) -> Selection:
-        """The mask, scored once more with no acceleration, and the record. It is the last stage's,
-        or an earlier one that meets the budget and scores more; after a search that was cut short
-        the best so far, else the present one, mended.
-        """
-        if self.cut_short:
-            self.z = self.best[1] if self.best else self._mended()
-        assert sum(row.count(0) for row in self.z) == self.budget
-        final = self.objective.score_plainly(self.z)
-        if self.settings.keep_best and self.best and self.best[1] != self.z:
-            # Scored alike: accelerations may round otherwise.
-            earlier = self.objective.score_plainly(self.best[1])
-            if earlier.value > final.value:
-                say(
-                    f"the last stage ended at {final.value:.4g}; an earlier mask that meets the "
-                    f"budget has {earlier.value:.4g} and is kept"
-                )
-                self.details["last_stage"] = _numbers(final)
-                self.z, final = self.best[1], earlier
-        trace = {
-            "objective": self.settings.objective,
-            "dense": _numbers(self.anchors.dense),
-            "fully_windowed": self.anchors.low,
-            "hybrid": _numbers(final),
-            "evaluations": self.objective.evaluations(),
-            "cut_short": self.cut_short,
-            "reproducible": self.reproducible,
-            "steps": [asdict(step) for step in self.steps],
-            **self.details,
-        }
-        if is_first():
-            from bosch.search.pictures import draw_search
-
-            draw_search(self, self.context.folder / "search.png")
-        return Selection(
-            GroupMask.from_rows(self.z, self.context.window_tokens, self.unit),
-            score_trace=plain(trace),
-            drawn=self.drawn,
-            notes=(self._describe(final),),
-            cost=asdict(self.objective.cost) | {"seconds": self.objective.seconds()},
-        )
-
-    def _describe(self, final: Value) -> str:
-        line = (
-            f"S {final.accuracy:.4g} (dense {self.anchors.dense.accuracy:.4g}), answer probability "
-            f"{final.probability:.3g} (dense {self.anchors.dense.probability:.3g}), "
-            f"{self.objective.evaluations():,} evaluations"
-        )
-        return line if self.cut_short is None else f"{line}, cut short: {self.cut_short}"
-
-    def _mended(self) -> Rows:
-        """The present mask with as many groups changed as the budget needs, from the bottom."""
-        groups = self.all_groups()
-        return self.mask(groups, mend(self.bits(groups, self.z), self.budget))
-
 
 @contextmanager
 def open_search(context: Context, unit: Unit = "group") -> Iterator[Search]:
     """A search at its start: every group full, and the two ends of the score evaluated."""
     settings: SearchSettings = context.settings
+    # What decides the way of the search: of a file its content, not where it lies.
+    deciding: dict[str, Any] = plain(settings)
+    deciding |= {name: hash_file(v) for name, v in vars(settings).items() if isinstance(v, Path)}
     with open_objective(
         context,
         settings.objective,
-        {"method": type(settings).__module__, "settings": _deciding(settings)},
+        {
+            "method": type(settings).__module__,
+            "settings": {name: v for name, v in deciding.items() if name not in LIMITS},
+        },
         settings.accelerations,
         settings.max_evaluations,
         settings.max_hours,
@@ -327,19 +246,3 @@ def open_search(context: Context, unit: Unit = "group") -> Iterator[Search]:
 def plan_solving(num_variables: int, quota: int, max_evaluations: int) -> int:
     """Evaluations of a subproblem: where there are no more candidates than allowed, all of them."""
     return min(math.comb(num_variables, quota), max_evaluations)
-
-
-def _deciding(settings: SearchSettings) -> dict[str, Any]:
-    """What decides the way of the search: of a file its content, not where it lies. Limits only
-    decide how far it goes.
-    """
-    content: dict[str, Any] = plain(settings)
-    files = {name: hash_file(v) for name, v in vars(settings).items() if isinstance(v, Path)}
-    limits = ("max_evaluations", "max_hours")
-    return {name: v for name, v in (content | files).items() if name not in limits}
-
-
-def _numbers(value: Value) -> dict[str, float | None]:
-    """To the digits that values are compared by: the others are the kernels'."""
-    told = {name: getattr(value, name) for name in ("accuracy", "probability", "log_probability")}
-    return {name: None if part is None else rounded(part) for name, part in told.items()}

@@ -5,7 +5,7 @@ default. Fields with the names of MaskConfig's take its values.
 from dataclasses import dataclass
 from typing import Literal
 
-from bosch.config import at_least
+from bosch.config import MaskConfig, at_least
 from bosch.plugins import list_plugins, suggest
 from bosch.run.fingerprint import speed_only
 from bosch.search.objective import check_objective
@@ -18,13 +18,14 @@ from bosch.search.subproblems import MAX_VARIABLES
 class SearchSettings:
     """Of every search."""
 
-    kappa: int = 100  # evaluations a layer; a subproblem with no more candidates is enumerated
+    # Evaluations a layer; a subproblem with no more candidates is enumerated.
+    kappa: int = MaskConfig.kappa
     # What a mask is judged by: accuracy, probability, logprob, accuracy+probability,
     # accuracy+logprob (of the answers).
     objective: str = "accuracy"
     optimizer: str = "nomad"  # a file of bosch/search/optimizers
-    alpha: float = 100.0  # penalty for missing the quota, in the loss that NOMAD sees
-    gamma: float = 0.2  # headroom of the normalized score above the dense model's
+    alpha: float = MaskConfig.alpha  # penalty for missing the quota, in the loss that NOMAD sees
+    gamma: float = MaskConfig.gamma  # headroom of the normalized score above the dense model's
     # End with the best mask evaluated that meets the budget; False: with the last stage's mask, as
     # the paper, though stage 1 may have passed through a better one.
     keep_best: bool = True
@@ -47,10 +48,10 @@ class SearchSettings:
 
 
 def check_optimizer(settings: SearchSettings) -> None:
-    """Refuse, before work begins, an optimizer whose package is missing. Searches that may do
-    without it, since all their candidates are few enough to try, ask only when they need it.
+    """Refuse, before work begins, an optimizer whose package is missing. Searches whose candidates
+    may all be few enough to try do not ask.
     """
-    if settings.optimizer in ("nomad", "nomad_repair"):
+    if settings.optimizer == "nomad":
         check_installed()
 
 
@@ -58,8 +59,9 @@ def check_optimizer(settings: SearchSettings) -> None:
 class PartSettings(SearchSettings):
     """Of a search over several layers at once."""
 
-    max_layers: int | None = None  # of a subproblem; None: max(1, 32 // groups)
-    max_variables: int = 49  # of a subproblem; NOMAD's quadratic model takes no more
+    max_layers: int | None = MaskConfig.max_layers  # of a subproblem; None: max(1, 32 // groups)
+    # Of a subproblem; NOMAD's quadratic model takes no more.
+    max_variables: int = MaskConfig.max_variables
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +76,8 @@ class PartSettings(SearchSettings):
 class StageSettings(PartSettings):
     """Of the paper's three stages."""
 
-    ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # what stage 2 may give a layer
+    # What stage 2 may give a layer.
+    ratio_buckets: tuple[float, ...] = MaskConfig.ratio_buckets
     # How stage 1 finds what a layer costs. stage1: as in the paper, localized from the top down to
     # the ratio, what is found kept. whole_layer: each layer wholly on the window, all others full,
     # judged by the answers' log-probability; an evaluation a layer.

@@ -6,13 +6,14 @@ stage 3  select_groups: which ones?
 after    polish: does a swap across layers help?
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from bosch.methods._interface import Table
+from bosch.masks.mask import num_windowed
+from bosch.method import Table
 from bosch.run.progress import say
+from bosch.search.objective import Value, rounded
 from bosch.search.optimizers._interface import WITH_PENALTY, Found, mend
 from bosch.search.ratios import allocate_ratios
 from bosch.search.search import Search, Variable, plan_solving
@@ -54,9 +55,9 @@ def localize_parts(
     """
     windowed = groups_a_layer(search)
     scores = [0.0] * search.num_layers
-    ties = [0.0] * search.num_layers + [_tie(search.anchors.dense.log_probability)]
+    ties = [0.0] * search.num_layers + [_log_probability(search.anchors.dense)]
     harm = [[0.0] * search.num_groups for _ in range(search.num_layers)]
-    above = search.score_of(search.anchors.dense)
+    above = dense = search.score_of(search.anchors.dense)
     for layers in reversed(cut(range(search.num_layers), layers_at_once)):
         variables = search.groups_of(layers)
         found = search.solve(
@@ -69,38 +70,19 @@ def localize_parts(
         assert found.value is not None
         for layer in layers:
             scores[layer] = search.score_of(found.value)
-            ties[layer] = _tie(found.value.log_probability)
+            ties[layer] = _log_probability(found.value)
         share = (above - scores[layers[0]]) / len(variables)
         for ((layer, group),), harm_done in zip(variables, _harm(found, share), strict=True):
             harm[layer][group] = harm_done
         above = scores[layers[0]]
     search.details["stage1_scores"] = scores
-    return Importance(
-        tuple(scores),
-        search.score_of(search.anchors.dense),
-        tuple(ties),
-        tuple(map(tuple, harm)) if exact_values else search.z,
-    )
-
-
-def localize_to_budget(search: Search, kappa: int, layers_at_once: int) -> None:
-    """Stage 1 as a method of its own. It puts ceil(rho G) groups of each layer on the window; those
-    beyond the budget are taken off again, first those that did the most harm there.
-    """
-    windowed = groups_a_layer(search) * search.num_layers
-    found = localize_parts(search, kappa, layers_at_once, exact_values=windowed != search.budget)
-    if windowed != search.budget:
-        groups = search.all_groups()
-        assert found.guide is not None
-        order = most_local_first(found.guide, groups)
-        bits = mend(search.bits(groups, search.z), search.budget, order)
-        search.z = search.mask(groups, bits)
-        search.evaluate(search.z, None, "to the budget")
+    guide = tuple(map(tuple, harm)) if exact_values else search.z
+    return Importance(tuple(scores), dense, tuple(ties), guide)
 
 
 def groups_a_layer(search: Search) -> int:
     """Of each layer that stage 1 puts on the window."""
-    return math.ceil(search.context.ratio * search.num_groups - 1e-9)
+    return num_windowed(search.context.ratio, 1, search.num_groups)
 
 
 def probe_layers(search: Search) -> Importance:
@@ -110,13 +92,13 @@ def probe_layers(search: Search) -> Importance:
     A layer with a single group that counts costs nothing in stage 1 as published, whose best masks
     avoid that group, and then everything at a ratio of 1.
     """
-    layers, dense = search.whole_layers(), _tie(search.anchors.dense.log_probability)
+    layers, dense = search.whole_layers(), _log_probability(search.anchors.dense)
     found = []
     with search.objective.tracking("stage 1, whole layers", len(layers)):
         for layer in range(len(layers)):
             bits = tuple(int(other != layer) for other in range(len(layers)))
             value = search.evaluate(search.mask(layers, bits), None, "stage 1, whole layers")
-            found.append(_tie(value.log_probability))
+            found.append(_log_probability(value))
     search.details["whole_layer_log_probabilities"] = found
     # As if each layer's drop were added on top of those above it, from a dense score of 1.
     scores = [1.0]
@@ -129,23 +111,18 @@ def _harm(found: Found, share: float) -> list[float]:
     """For each variable the mean value of the masks that meet the quota and keep it full, less that
     of those that put it on the window; its share of the whole drop where there are not both.
     """
-    trials = found.trials
-    rows = [
-        (bits, value.value)
-        for bits, value in trials.table.items()
-        if value.exact and trials.problem.meets_quota(bits)
-    ]
+    problem, table = found.trials.problem, found.trials.table.items()
+    rows = [(bits, v.value) for bits, v in table if v.exact and problem.meets_quota(bits)]
     harms = []
-    for variable in range(trials.problem.num_variables):
+    for variable in range(problem.num_variables):
         kept, lost = ([v for bits, v in rows if bits[variable] == bit] for bit in (1, 0))
-        both = kept and lost
-        harms.append(fmean(kept) - fmean(lost) if both else share)
+        harms.append(fmean(kept) - fmean(lost) if kept and lost else share)
     return harms
 
 
-def _tie(log_probability: float | None) -> float:
-    assert log_probability is not None
-    return round(log_probability, 4)
+def _log_probability(value: Value) -> float:
+    assert value.log_probability is not None
+    return rounded(value.log_probability)
 
 
 # ---------------------------------------------------------------------------------------- stage 2
@@ -156,14 +133,8 @@ def assign_ratios(search: Search, settings: StageSettings, found: Importance) ->
     scores, dense = found.scores, found.dense
     if dense <= 0:  # log-probabilities, where stage 2 takes shares; it goes by the drops alone
         scores, dense = tuple(round(1 + score - dense, 4) for score in scores), 1.0
-    ratios = allocate_ratios(
-        scores,
-        dense,
-        search.context.ratio,
-        search.num_groups,
-        settings.ratio_buckets,
-        found.tie_scores,
-    )
+    ratio, groups, buckets = search.context.ratio, search.num_groups, settings.ratio_buckets
+    ratios = allocate_ratios(scores, dense, ratio, groups, buckets, found.tie_scores)
     search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
     return ratios
@@ -173,10 +144,7 @@ def assign_ratios(search: Search, settings: StageSettings, found: Importance) ->
 
 
 def select_groups(
-    search: Search,
-    settings: StageSettings,
-    ratios: Sequence[float],
-    guides: Sequence[Table] = (),
+    search: Search, settings: StageSettings, ratios: Sequence[float], guides: Sequence[Table] = ()
 ) -> None:
     """Algorithm 3, from the dense model on: layers of one ratio at a time, larger ratios first.
 
@@ -185,10 +153,7 @@ def select_groups(
     """
     search.z = search.dense()
     plan = plan_subproblems(
-        ratios,
-        search.num_groups,
-        settings.kappa,
-        settings.layers_at_once(search.num_groups),
+        ratios, search.num_groups, settings.kappa, settings.layers_at_once(search.num_groups)
     )
     for part in plan:
         variables = search.groups_of(part.layers)
@@ -241,9 +206,16 @@ def plan_evaluations(
     search: Search, settings: StageSettings, num_rankings: int = 0
 ) -> dict[str, int]:
     """Evaluations of each stage, at most. A static ranking counts as one."""
+    # How many layers get which ratio does not depend on what stage 1 finds.
+    num_layers, num_groups, ratio = search.num_layers, search.num_groups, search.context.ratio
+    ratios = allocate_ratios(
+        range(num_layers), num_layers, ratio, num_groups, settings.ratio_buckets
+    )
+    most = settings.layers_at_once(num_groups)
+    parts = plan_subproblems(ratios, num_groups, settings.kappa, most)
     planned = {
         "stage 1": plan_stage1(search, settings),
-        "stage 3": plan_stage3(search, settings),
+        "stage 3": sum(part.evaluations for part in parts),
         "polish": plan_polish(search, settings, num_rankings),
     }
     return {stage: count for stage, count in planned.items() if count}
@@ -259,16 +231,6 @@ def plan_localizing(search: Search, kappa: int, layers_at_once: int) -> int:
     windowed, groups = groups_a_layer(search), search.num_groups
     sizes = [len(part) for part in cut(range(search.num_layers), layers_at_once)]
     return sum(plan_solving(n * groups, n * windowed, n * kappa) for n in sizes)
-
-
-def plan_stage3(search: Search, settings: StageSettings) -> int:
-    """How many layers get which ratio does not depend on what stage 1 finds."""
-    num_layers, num_groups = search.num_layers, search.num_groups
-    ratio, buckets = search.context.ratio, settings.ratio_buckets
-    ratios = allocate_ratios(range(num_layers), num_layers, ratio, num_groups, buckets)
-    most = settings.layers_at_once(num_groups)
-    plan = plan_subproblems(ratios, num_groups, settings.kappa, most)
-    return sum(part.evaluations for part in plan)
 
 
 def plan_polish(search: Search, settings: StageSettings, num_rankings: int = 0) -> int:

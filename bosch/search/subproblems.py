@@ -62,10 +62,8 @@ def _describe(layers: tuple[int, ...], ratio: float, num_groups: int, kappa: int
     num_variables = len(layers) * num_groups
     quota = num_windowed(ratio, len(layers), num_groups)
     candidates, budget = math.comb(num_variables, quota), kappa * len(layers)
-    method: Literal["none", "exhaustive", "optimizer"] = "optimizer"
-    evaluations = budget
-    if quota in (0, num_variables):
-        method, evaluations = "none", 0
-    elif candidates <= budget:
-        method, evaluations = "exhaustive", candidates
-    return Subproblem(layers, ratio, num_variables, quota, method, evaluations)
+    if candidates == 1:
+        return Subproblem(layers, ratio, num_variables, quota, "none", 0)
+    if candidates <= budget:
+        return Subproblem(layers, ratio, num_variables, quota, "exhaustive", candidates)
+    return Subproblem(layers, ratio, num_variables, quota, "optimizer", budget)

@@ -168,8 +168,7 @@ def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
 
 
 def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(row number, row) of a parquet file. The first `skip` come as None, and row groups among them
-    stay unread."""
+    """(row number, row) of a parquet file. The first `skip` are None, whole row groups unread."""
     import pyarrow
     import pyarrow.parquet
 

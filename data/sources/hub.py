@@ -1,5 +1,4 @@
-"""Text from a Hugging Face dataset, by id (or a local folder that `datasets.load_dataset` can
-read), streaming or cached."""
+"""Text from a Hugging Face dataset, by id or local folder, streaming or cached."""
 
 import contextlib
 import functools

@@ -27,11 +27,6 @@ Array = NDArray[Any]
 INDEX = "index.json"
 # The numbers with which an ndarray column without a fixed type says it.
 VALUE_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
-TYPE_NAMES = {
-    f"{sign}int{bits}": f"<{sign[:1] or 'i'}{bits // 8}"
-    for sign in ("u", "")
-    for bits in (8, 16, 32, 64)
-}
 
 
 @dataclass(frozen=True)
@@ -53,22 +48,31 @@ class MdsSource:
         if tokenizer is None:
             raise ValueError(
                 f"mds:{folder} holds token ids, and does not say whose. A model trains on foreign "
-                "ids without an error, so name "
-                "their tokenizer: ?tokenizer=meta-llama/Meta-Llama-3-8B for ProLong, or a folder "
-                "with a tokenizer.json."
+                "ids without an error, so name their tokenizer: "
+                "?tokenizer=meta-llama/Meta-Llama-3-8B for ProLong, or a folder with a "
+                "tokenizer.json."
             )
-        self.folder, self.tokenizer, self.column = folder, tokenizer, column
-        self.name = f"mds:{folder}"
+        self.folder, self.column, self.name = folder, column, f"mds:{folder}"
+        self.tokenizer: str | None = tokenizer
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
-        return find_shards(self.folder)
+        """All below the folder, by the path of their index and their order in it."""
+        if not self.folder.is_dir():
+            raise FileNotFoundError(
+                f"{self.folder} is not a folder; MDS shards stand in one beside their {INDEX}."
+            )
+        indexes = sorted(self.folder.rglob(INDEX))
+        shards = [shard for index in indexes for shard in read_index(index)]
+        if not shards:
+            raise ValueError(
+                f"{self.folder} holds no shard that an {INDEX} describes, so it is no MDS dataset."
+            )
+        return shards
 
     def facts(self) -> dict[str, Any]:
-        files = {
-            shard.path.relative_to(self.folder).as_posix(): hash_file(shard.path)
-            for shard in self.shards
-        }
+        paths = [shard.path for shard in self.shards]
+        files = {path.relative_to(self.folder).as_posix(): hash_file(path) for path in paths}
         return {"source": "mds", "tokenizer": self.tokenizer, "column": self.column, "files": files}
 
     def read(self, start: int) -> Iterator[Document]:
@@ -84,21 +88,6 @@ def read_documents(shards: Sequence[Shard], column: str, start: int) -> Iterator
                 if number >= start:
                     yield (ids[begin:end],)
                 number += 1
-
-
-def find_shards(folder: Path) -> list[Shard]:
-    """All shards below a folder, by the path of their index and their order in it."""
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder} is not a folder; MDS shards stand in one beside their {INDEX}."
-        )
-    indexes = sorted(folder.rglob(INDEX))
-    shards = [shard for index in indexes for shard in read_index(index)]
-    if not shards:
-        raise ValueError(
-            f"{folder} holds no shard that an {INDEX} describes, so it is no MDS dataset."
-        )
-    return shards
 
 
 def read_index(path: Path) -> list[Shard]:
@@ -128,8 +117,8 @@ def describe_shard(index: Path, told: dict[str, Any]) -> Shard:
     for name, encoding, _ in columns:
         if encoding == "pkl":
             raise ValueError(
-                f"{path}: column {name!r} is a pickle, which runs code of whoever wrote it when it "
-                "is read; it is refused."
+                f"{path}: column {name!r} is a pickle, which could run any code when it is read; "
+                "it is refused."
             )
     return Shard(path, int(told["raw_data"]["bytes"]), int(told["samples"]), columns)
 
@@ -137,8 +126,7 @@ def describe_shard(index: Path, told: dict[str, Any]) -> Shard:
 def read_samples(
     shard: Shard, column: str
 ) -> Iterator[tuple[NDArray[np.uint32], list[tuple[int, int]]]]:
-    """(ids, spans of the documents in them) of each sample. ValueError names a shard that is not
-    what it should be."""
+    """(ids, spans of the documents in them) of each sample."""
     names = [name for name, _, _ in shard.columns]
     if column not in names:
         raise ValueError(f"{shard.path} has no column {column!r}: {suggest(column, names)}")
@@ -146,12 +134,11 @@ def read_samples(
     offsets = read_offsets(shard, data)
     for number in range(shard.num_samples):
         try:
-            values = read_columns(
-                data[offsets[number] : offsets[number + 1]], shard, (column, "indices")
-            )
+            sample = data[offsets[number] : offsets[number + 1]]
+            values = read_columns(sample, shard, (column, "indices"))
             ids = check_ids(values[column])
             spans = check_spans(values.get("indices"), len(ids))
-        except (ValueError, IndexError, KeyError) as error:
+        except (ValueError, IndexError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{shard.path} is damaged: sample {number}: {error}. Fetch the file again."
             ) from error
@@ -187,8 +174,7 @@ def read_offsets(shard: Shard, data: NDArray[np.uint8]) -> list[int]:
     if not intact:
         raise ValueError(
             f"{shard.path} is damaged: the table of samples at its start does not fit the "
-            f"{shard.num_samples} samples of its "
-            f"{INDEX}. Fetch the file again."
+            f"{shard.num_samples} samples of its {INDEX}. Fetch the file again."
         )
     return [int(offset) for offset in offsets]
 
@@ -212,8 +198,7 @@ def read_columns(
 
 
 def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
-    """An array from its bytes. `ndarray:uint32:512`: type and shape are fixed; what is not fixed
-    stands before the values."""
+    """An array from its bytes: `ndarray:type:shape`; what is not fixed stands before the values."""
     kind, *fixed = encoding.split(":")
     if kind == "bytes":
         return np.frombuffer(data.tobytes(), "<u4")
@@ -225,9 +210,9 @@ def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
             "(uint32) can be read"
         )
     if fixed and fixed[0]:
-        value_type = TYPE_NAMES[fixed[0]]
+        value_type = np.dtype(fixed[0]).newbyteorder("<")
     else:
-        value_type, data = VALUE_TYPES[int(data[0])], data[1:]
+        value_type, data = np.dtype(VALUE_TYPES[int(data[0])]), data[1:]
     if len(fixed) > 1:
         shape = [int(size) for size in fixed[1].split(",")]
     else:
@@ -240,14 +225,15 @@ def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
 
 
 def check_ids(ids: Array) -> NDArray[np.uint32]:
-    if ids.ndim != 1 or (ids.size and int(ids.min()) < 0):
-        raise ValueError(f"ids must be one row of numbers from 0 on, not of shape {ids.shape}")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and int(ids.min()) < 0):
+        raise ValueError(
+            f"ids must be one row of whole numbers from 0 on, not {ids.dtype} of shape {ids.shape}"
+        )
     return ids.astype(np.uint32)
 
 
 def check_spans(indices: Array | None, num_ids: int) -> list[tuple[int, int]]:
-    """Where the documents of a sample are: in order, within it. Without the column a sample is one
-    document."""
+    """Where a sample's documents are, in order. Without the column it is one document."""
     if indices is None:
         return [(0, num_ids)]
     spans = [(int(begin), int(end)) for begin, end in indices.reshape(-1, 2)]

@@ -28,8 +28,7 @@ SWITCH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0"
 
 
 def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[WeightedSource, ...]:
-    """The sources of a mix. `seed` is the toy world's; `tokens` the budget: ProLong downloads what
-    it needs for that."""
+    """The sources of a mix. `seed` is the toy world's, `tokens` the budget that ProLong fetches."""
     parts = [split_weight(part) for text in texts for part in expand_mix(text)]
     if not parts:
         raise ValueError("There is no source of text; name one, for example --sources toy.")
@@ -55,8 +54,7 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
 
 
 def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
-    """One source, without a weight. Files are opened when it is read, but what is named must be
-    there."""
+    """One source, without a weight. It is read later, but what is named must be there."""
     address, _, query = text.partition("?")
     kind, _, rest = address.partition(":")
     if address == "toy":
@@ -86,8 +84,7 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
 
 
 def expand_mix(text: str) -> list[str]:
-    """`prolong-64k`, with or without options and a weight, becomes its domains with their
-    weights."""
+    """`prolong-64k`, with or without options and a weight, becomes its domains with theirs."""
     name, weight = split_weight(text)
     address, mark, query = name.partition("?")
     if address != "prolong-64k":

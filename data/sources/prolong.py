@@ -2,10 +2,12 @@
 domain, of which only as many shards are downloaded as the budget needs. `?folder=DIR` reads a copy
 of the repository instead."""
 
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bosch.plugins import suggest
 from data.sources.hub import first_line, is_out_of_reach
@@ -32,20 +34,8 @@ MIX_64K = {
     "textbooks": 0.03,
 }
 
-# More ids than the budget has tokens: another tokenizer may need fewer for the same text, and some
-# text is held out.
-MARGIN = 1.15
+MARGIN = 1.15  # ids a token of the budget: other tokenizers may need fewer, and some are held out
 BYTES_PER_ID = 4
-
-
-class Repository(Protocol):
-    """Files of a dataset repository, on the hub or in a folder."""
-
-    def list_files(self) -> list[str]: ...
-
-    def fetch(self, path: str) -> Path: ...
-
-    def facts(self) -> dict[str, Any]: ...
 
 
 def open_prolong(
@@ -55,13 +45,11 @@ def open_prolong(
     name, _, domain = address.partition("/")
     if not domain:
         raise ValueError(
-            f"{address} must name a domain, as in {address}/book-65536; only prolong-64k has a mix "
-            "of its own."
+            f"{address} must name a domain, as in {address}/book-65536; only prolong-64k is a mix."
         )
     if folder is None and tokens is None:
         raise ValueError(
-            f"{address} without a budget would download the whole domain; give --tokens, 2.5B in "
-            "the paper."
+            f"{address} without a budget would download the whole domain; give --tokens."
         )
     repository = FolderRepository(Path(folder)) if folder else HubRepository(REPOSITORIES[name])
     told = {"tokenizer": tokenizer if tokenizer != LLAMA_3 else None, "folder": folder}
@@ -70,22 +58,17 @@ def open_prolong(
     )
 
 
+@dataclass
 class ProLongSource:
     """The documents of one domain, in the order of its folders and shards."""
 
+    name: str
+    repository: "FolderRepository | HubRepository"
+    domain: str
+    tokens: int | None
+    tokenizer: str | None
+    is_local: bool = False  # whether the repository is a copy on this machine
     endless = False
-
-    def __init__(
-        self,
-        name: str,
-        repository: Repository,
-        domain: str,
-        tokens: int | None,
-        tokenizer: str,
-        is_local: bool = False,  # whether the repository is a copy on this machine
-    ):
-        self.name, self.repository, self.domain = name, repository, domain
-        self.tokens, self.tokenizer, self.is_local = tokens, tokenizer, is_local
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
@@ -104,9 +87,10 @@ class ProLongSource:
         return read_documents(self.shards, "input_ids", start)
 
 
-def fetch_shards(repository: Repository, domain: str, tokens: int | None) -> list[Shard]:
-    """The domain's first shards that together hold the budget and a margin, fetched. Without a
-    budget, all of them."""
+def fetch_shards(
+    repository: "FolderRepository | HubRepository", domain: str, tokens: int | None
+) -> list[Shard]:
+    """The domain's first shards that hold the budget and a margin, fetched. None: all of them."""
     files = repository.list_files()
     indexes = sorted(f for f in files if f.startswith(f"{domain}/") and f.endswith(f"/{INDEX}"))
     if not indexes:
@@ -119,7 +103,7 @@ def fetch_shards(repository: Repository, domain: str, tokens: int | None) -> lis
             if tokens is not None and ids >= tokens * MARGIN:
                 return shards
             path = repository.fetch(f"{index.removesuffix(INDEX)}{shard.path.name}")
-            shards.append(Shard(path, shard.num_bytes, shard.num_samples, shard.columns))
+            shards.append(replace(shard, path=path))
             ids += shard.num_bytes // BYTES_PER_ID
     return shards
 
@@ -135,11 +119,8 @@ class FolderRepository:
         self.folder = folder
 
     def list_files(self) -> list[str]:
-        return [
-            path.relative_to(self.folder).as_posix()
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file()
-        ]
+        files = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
+        return [path.relative_to(self.folder).as_posix() for path in files]
 
     def fetch(self, path: str) -> Path:
         if not (self.folder / path).is_file():
@@ -160,55 +141,53 @@ class HubRepository:
 
     @functools.cached_property
     def commit(self) -> str:
-        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub import HfApi
 
-        try:
-            return str(HfApi().dataset_info(self.name).sha)
-        except Exception as error:  # the errors of an unreachable hub have no common class
-            if not is_out_of_reach(error):
-                raise ValueError(f"{self.name}: {first_line(error)}") from error
-            try:
-                return Path(
-                    snapshot_download(self.name, repo_type="dataset", local_files_only=True)
-                ).name
-            except Exception:
-                raise FileNotFoundError(self._how_to_fetch(error)) from error
+        found = self._ask(lambda: HfApi().dataset_info(self.name).sha, lambda: self._cache().name)
+        return str(found)
 
     def list_files(self) -> list[str]:
-        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub import HfApi
 
-        try:
-            return list(
-                HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.commit)
-            )
-        except Exception as error:
-            if not is_out_of_reach(error):
-                raise ValueError(f"{self.name}: {first_line(error)}") from error
-            cached = snapshot_download(
-                self.name, repo_type="dataset", revision=self.commit, local_files_only=True
-            )
-            return FolderRepository(Path(cached)).list_files()
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit}
+        return self._ask(
+            lambda: list(HfApi().list_repo_files(self.name, **where)),
+            lambda: FolderRepository(self._cache()).list_files(),
+        )
 
     def fetch(self, path: str) -> Path:
         from huggingface_hub import hf_hub_download
 
-        try:
-            return Path(hf_hub_download(self.name, path, repo_type="dataset", revision=self.commit))
-        except Exception as error:
-            if not is_out_of_reach(error):
-                raise ValueError(f"{self.name}/{path}: {first_line(error)}") from error
-            raise FileNotFoundError(self._how_to_fetch(error)) from error
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit}
+        return Path(self._ask(lambda: hf_hub_download(self.name, path, **where)))
 
     def facts(self) -> dict[str, Any]:
         return {"repository": self.name, "commit": self.commit}
+
+    def _cache(self) -> Path:
+        """What this machine holds of the newest commit it knows."""
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(self.name, repo_type="dataset", local_files_only=True))
+
+    def _ask(self, hub: Callable[[], Any], cache: Callable[[], Any] | None = None) -> Any:
+        """What the hub says, or the cache where the hub cannot be reached."""
+        try:
+            return hub()
+        except Exception as error:  # the errors of an unreachable hub have no common class
+            if not is_out_of_reach(error):
+                raise ValueError(f"{self.name}: {first_line(error)}") from error
+            with contextlib.suppress(Exception):
+                if cache:
+                    return cache()
+            raise FileNotFoundError(self._how_to_fetch(error)) from error
 
     def _how_to_fetch(self, error: Exception) -> str:
         copy = self.name.partition("/")[2]
         return (
             f"{self.name} is not in the cache of this machine and the hub cannot be reached "
-            f"({first_line(error)}). On a machine "
-            f"with network run `hf download --repo-type dataset {self.name} --include "
-            f"'*/proc00-*/*' --local-dir {copy}`, copy the "
-            f"folder here and add ?folder={copy} to the source (more proc folders for more than a "
-            "few hundred million tokens)."
+            f"({first_line(error)}). On a machine with network run `hf download --repo-type "
+            f"dataset {self.name} --include '*/proc00-*/*' --local-dir {copy}`, copy the folder "
+            f"here and add ?folder={copy} to the source (more proc folders for more than a few "
+            "hundred million tokens)."
         )

@@ -18,28 +18,16 @@ Document = Iterable[Block]  # a long text comes in several blocks: none has to b
 class Source(Protocol):
     """What packing needs of a source."""
 
-    @property
-    def name(self) -> str:
-        """As the user wrote it."""
-        ...
-
-    @property
-    def endless(self) -> bool:
-        """Whether there are documents without end, so that a budget is needed."""
-        ...
-
-    @property
-    def tokenizer(self) -> str | None:
-        """Whose ids the documents hold; None where they are text."""
-        ...
+    name: str  # as the user wrote it
+    endless: bool  # whether there are documents without end, so that a budget is needed
+    tokenizer: str | None  # whose ids the documents hold; None where they are text
 
     def facts(self) -> dict[str, Any]:
         """What decides the documents: the content of files, or a dataset and its revision."""
         ...
 
     def read(self, start: int) -> Iterator[Document]:
-        """The documents from number `start` on, always the same, in the same order. Each is read
-        before the next."""
+        """From number `start` on, always the same. Each is read before the next."""
         ...
 
 

@@ -1,5 +1,4 @@
-"""The toy world as training text: essays, the toy tasks and records, any number of documents, none
-with a NIAH template in it."""
+"""The toy world as training text: any number of documents, none with a NIAH template in it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,7 @@ class ToyDocuments:
 
     name = "toy"
     endless = True
-    tokenizer = None
+    tokenizer: str | None = None
 
     def __init__(self, seed: int):
         self.seed = seed

@@ -1,22 +1,15 @@
-"""Plain prose of the toy world: a small grammar over topics, people and places, rich enough that no
-haystack repeats."""
+"""Plain prose of the toy world: a small grammar, rich enough that no haystack repeats."""
+
+from bisect import bisect_right
 
 from data.toy_world.lexicon import ADJECTIVES, TOPICS
 from data.toy_world.world import World
 
-_TIMES = (
-    "In the morning",
-    "Last winter",
-    "After the feast",
-    "That evening",
-    "Years ago",
-    "On the first day",
-    "At noon",
-    "Before the storm",
-    "In spring",
-    "Some time later",
-    "Once a month",
-    "During the night",
+_TIMES = tuple(
+    (
+        "In the morning, Last winter, After the feast, That evening, Years ago, On the first day, "
+        "At noon, Before the storm, In spring, Some time later, Once a month, During the night"
+    ).split(", ")
 )
 _REASONS = ("because", "although", "while", "so that in the end", "and everyone knew that", "since")
 
@@ -56,8 +49,7 @@ def paragraph(world: World, num_sentences: int) -> list[str]:
 
 
 class ToyEssays:
-    """An endless essay for the NIAH builder, made as far as it is read: `sentences(n)` is the
-    prefix of n words."""
+    """An endless essay for the NIAH builder: `sentences(n)` is the prefix of n words."""
 
     name = "toy"
 
@@ -71,13 +63,8 @@ class ToyEssays:
             for text in paragraph(self._world, self._world.rng.randint(5, 9)):
                 self._sentences.append(text)
                 self._ends.append((self._ends[-1] if self._ends else 0) + len(text.split()))
-        out: list[str] = []
-        used = 0
-        for text, end in zip(self._sentences, self._ends, strict=True):
-            if end > num_words:
-                if num_words > used:
-                    out.append(" ".join(text.split()[: num_words - used]))
-                break
-            out.append(text)
-            used = end
+        count = bisect_right(self._ends, num_words)
+        out = self._sentences[:count]
+        if (left := num_words - (self._ends[count - 1] if count else 0)) > 0:
+            out.append(" ".join(self._sentences[count].split()[:left]))
         return out

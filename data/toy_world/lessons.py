@@ -5,7 +5,6 @@ reading the context is what costs; a sequence is filled with lessons, longest fi
 step s is a pure function of the seed, so a killed training goes on with the very next batch.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from data.needles import PAPER_TASKS, TASKS, write_example
+from data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, write_example
 from data.toy_world.documents import write_document
 from data.toy_world.essays import ToyEssays, paragraph
 from data.toy_world.tasks import DATASETS
@@ -31,7 +30,6 @@ PRACTICE = (
     *("toy_count", "toy_code", "toy_arithmetic"),
 )
 HARD_NEEDLES = ("niah_multikey_2", "niah_multikey_3", "niah_single_3")
-_NEEDLE = re.compile(r"One of the special magic \w+ for (.+?) is: (.+?)\.(?=\s|$)")
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,7 @@ class Mixture:
 
 
 def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
-    """Facts told and asked again at random distances; the style, the keys and the values change
-    from lesson to lesson."""
+    """Facts told and asked again at random distances, in a style drawn for each lesson."""
     rng = world.rng
     styles = [("{key}:", " {value}\n", "{key}:")]
     if not simple:
@@ -73,15 +70,12 @@ def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
     make_key = rng.choice(
         [world.key_word, world.person, world.code_name, world.coined_word, lambda: world.uuid()[:8]]
     )
-    make_value = rng.choice(
-        [
-            world.number,
-            world.place,
-            world.coined_word,
-            lambda: world.uuid()[: rng.choice([8, 13])],
-            world.person,
-        ]
-    )
+
+    def part_of_uuid() -> str:
+        return world.uuid()[: rng.choice([8, 13])]
+
+    values = [world.number, world.place, world.coined_word, part_of_uuid, world.person]
+    make_value = rng.choice(values)
     prose = 0.0 if simple else rng.choice([0.0, 0.0, 0.2, 0.5])
     known: list[tuple[str, str]] = []
     lesson: Lesson = []
@@ -102,8 +96,7 @@ def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
 
 
 def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 8) -> Lesson:
-    """A NIAH example as the builder writes it, often with more needles than the task has, and
-    further questions on it."""
+    """A NIAH example, often with more needles than the task has, and further questions on it."""
     rng = world.rng
     task = TASKS[task_name]
     if rng.random() < 0.6 and task.haystack != "needle":
@@ -116,7 +109,7 @@ def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 
     ]
     question = example.input[example.input.rindex("What ") :] + example.answer_prefix
     asked = question[question.index(" for ") + 5 : question.index(" mentioned")]
-    pairs = [pair for pair in _NEEDLE.findall(example.input) if pair[0] != asked]
+    pairs = [pair for pair in NEEDLE_PATTERN.findall(example.input) if pair[0] != asked]
     for key, value in rng.sample(pairs, k=min(len(pairs), rng.randint(0, max_questions - 1))):
         lesson.append(
             (rng.choice([END_OF_TEXT, "\n", ".\n"]) + question.replace(asked, key), False)
@@ -126,8 +119,7 @@ def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 
 
 
 def task_lesson(world: World, size: int, dataset_name: str, max_questions: int = 8) -> Lesson:
-    """A toy LongBench scene, its prompt with one question, then further questions; each answer ends
-    its text."""
+    """A toy LongBench prompt, then further questions on its scene; each answer ends its text."""
     dataset = DATASETS[dataset_name]
     scene = dataset.write(world, size)
     chosen = world.rng.sample(
@@ -170,8 +162,7 @@ class LessonWriter:
     def batch(
         self, step: int, sequences: int, length: int, mixture: Mixture, text_weight: float
     ) -> tuple[Tensor, Tensor]:
-        """(ids, weights), both (sequences, length + 1): answers weigh 1, all other tokens
-        `text_weight`."""
+        """(ids, weights), both (sequences, length + 1): answers weigh 1, the rest `text_weight`."""
         ids = torch.full((sequences, length + 1), self._end)
         weights = torch.zeros(sequences, length + 1)
         for row in range(sequences):
@@ -218,8 +209,7 @@ class LessonWriter:
     def _fit(
         self, name: str, write: Callable[..., Lesson], world: World, target: int
     ) -> Lesson | None:
-        """The lesson whose size brings it just under the target; sizes come from a line through two
-        measured ones."""
+        """A lesson just under the target: its size is from a line through two measured ones."""
         if name not in self._sizes:
             self._sizes[name] = self._measure(name, write)
         fixed, per_unit = self._sizes[name]
@@ -235,8 +225,7 @@ class LessonWriter:
         return None
 
     def _measure(self, name: str, write: Callable[..., Lesson]) -> tuple[float, float]:
-        """(tokens of size 0, tokens a unit), from a world of its own: the lessons must not depend
-        on it."""
+        """(tokens of size 0, tokens a unit), from a world of its own: no lesson depends on it."""
         world = World(self._split, f"sizes/{name}")
         few, many = (
             sum(len(self._encode(write(world, size=size))[0]) for _ in range(8)) / 8

@@ -5,9 +5,7 @@ its text: a model that was trained on the `train` world has never seen a person,
 the `test` world, though it knows all their syllables.
 """
 
-import random
 import zlib
-from collections.abc import Callable
 
 SPLITS = ("train", "calibration", "test")
 SPLIT_OF_BUCKET = ("train",) * 7 + ("calibration",) + ("test",) * 2  # shares of all names
@@ -85,27 +83,12 @@ COLORS = tuple(
     yellow
     """.split()
 )
-DISHES = (
-    "bean soup",
-    "black bread",
-    "carrot stew",
-    "cheese cake",
-    "corn pie",
-    "fish pie",
-    "fried rice",
-    "garlic toast",
-    "honey cake",
-    "leek soup",
-    "lemon tart",
-    "mushroom stew",
-    "nut bread",
-    "onion soup",
-    "pea soup",
-    "plum tart",
-    "potato salad",
-    "roast duck",
-    "salt fish",
-    "sour plums",
+DISHES = tuple(
+    (
+        "bean soup, black bread, carrot stew, cheese cake, corn pie, fish pie, fried rice, "
+        "garlic toast, honey cake, leek soup, lemon tart, mushroom stew, nut bread, onion soup, "
+        "pea soup, plum tart, potato salad, roast duck, salt fish, sour plums"
+    ).split(", ")
 )
 INSTRUMENTS = tuple(
     """
@@ -178,16 +161,16 @@ observatory: stars lenses charts clocks notes domes lamps
 """
 
 
-def _read_topics(text: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
+Words = tuple[str, ...]
+
+
+def _read_topics(text: str) -> dict[str, tuple[Words, Words, Words]]:
     lines = text.strip().split("\n")
     topics = {}
     for first, deeds, sayings in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
         name, things = first.split(": ")
-        topics[name] = (
-            tuple(things.split()),
-            tuple(deeds.split()),
-            tuple(sayings.strip().split("; ")),
-        )
+        said = tuple(sayings.strip().split("; "))
+        topics[name] = (tuple(things.split()), tuple(deeds.split()), said)
     return topics
 
 
@@ -197,41 +180,3 @@ TOPICS = _read_topics(_TOPIC_LINES)
 def split_of(text: str) -> str:
     """The one split that a name or key word belongs to."""
     return SPLIT_OF_BUCKET[zlib.crc32(text.encode()) % len(SPLIT_OF_BUCKET)]
-
-
-def draw_in_split(make: Callable[[], str], split: str) -> str:
-    """Draws until the name belongs to the split: ten draws on average for the smallest one."""
-    while True:
-        name = make()
-        if split_of(name) == split:
-            return name
-
-
-def person_name(rng: random.Random) -> str:
-    def part() -> str:
-        return "".join(rng.choices(SYLLABLES, k=2)).capitalize()
-
-    return f"{part()} {part()}"
-
-
-def place_name(rng: random.Random) -> str:
-    return "".join(rng.choices(SYLLABLES, k=2)).capitalize() + rng.choice(PLACE_ENDINGS)
-
-
-def code_name(rng: random.Random) -> str:
-    return rng.choice(NOUNS) + "_" + "".join(rng.choices(SYLLABLES, k=2))
-
-
-def coined_word(rng: random.Random) -> str:
-    return "".join(rng.choices(SYLLABLES, k=2))
-
-
-def key_words(split: str) -> list[str]:
-    """Every adjective-noun key of a split, sorted: what the NIAH builder draws its keys from in the
-    toy world."""
-    return sorted(
-        word
-        for adjective in ADJECTIVES
-        for noun in NOUNS
-        if split_of(word := f"{adjective}-{noun}") == split
-    )

@@ -22,8 +22,7 @@ WORDS_OF_ENTRY = 4
 
 
 def write_records(world: World, num_words: int) -> str:
-    """Entries and prose, then look-ups in any order. Keys, values and style differ from record to
-    record."""
+    """Entries and prose, then look-ups in any order. Keys, values and style are drawn."""
     rng = world.rng
     tell, look_up = rng.choice(STYLES)
     make_key = rng.choice(

@@ -59,15 +59,17 @@ _ATTRIBUTES = {
 }
 
 
+_VALUES = {
+    "job": JOBS,
+    "animal": ANIMALS,
+    "color": COLORS,
+    "dish": DISHES,
+    "instrument": INSTRUMENTS,
+}
+
+
 def _attribute_value(world: World, attribute: str) -> str:
-    words = {
-        "job": JOBS,
-        "animal": ANIMALS,
-        "color": COLORS,
-        "dish": DISHES,
-        "instrument": INSTRUMENTS,
-    }
-    return world.place() if attribute == "home" else world.rng.choice(words[attribute])
+    return world.place() if attribute == "home" else world.rng.choice(_VALUES[attribute])
 
 
 def _essay_sentences(world: World, num_words: int) -> list[str]:
@@ -103,8 +105,7 @@ def _ask(who: str, attribute: str) -> str:
 
 
 def write_one_document(world: World, num_words: int) -> Scene:
-    """Facts about people, scattered in an essay; each question is one look-up of a person and an
-    attribute."""
+    """Facts about people in an essay; each question looks up a person and an attribute."""
     people = [world.person() for _ in range(max(2, min(8, num_words // 40)))]
     facts = _facts(world, people, per_person=2)
     told = [_tell(who, attribute, what) for (who, attribute), what in facts.items()]
@@ -153,8 +154,7 @@ def write_report(world: World, num_words: int) -> Scene:
 
 
 def write_labels(world: World, num_words: int) -> Scene:
-    """Labelled lines: one coined word in a line decides its label, and only the examples tell
-    which."""
+    """One coined word in a line decides its label, and only the examples tell which."""
     rng = world.rng
     labels = rng.sample(COLORS, k=4)
     cues = {world.coined_word(): label for label in labels}
@@ -205,8 +205,7 @@ def write_count(world: World, num_words: int) -> Scene:
 
 
 def write_code(world: World, num_words: int) -> Scene:
-    """Functions with two arguments; a call at the end must name the arguments of a function defined
-    far above."""
+    """Functions; a call at the end must name the arguments of one defined far above."""
     rng = world.rng
     names = [world.code_name() for _ in range(max(3, num_words // 8))]
     calls, defined = {}, []
@@ -220,8 +219,7 @@ def write_code(world: World, num_words: int) -> Scene:
 
 
 def write_arithmetic(world: World, num_words: int) -> Scene:
-    """A word problem of one or two steps with small numbers; the context is empty, as GSM8K's
-    is."""
+    """A word problem of one or two steps; the context is empty, as GSM8K's is."""
     rng = world.rng
     who, other, fruit = world.person(), world.person(), rng.choice(FRUITS)
     has, more = rng.randint(2, 20), rng.randint(1, 20)
@@ -291,8 +289,7 @@ def longbench_rows(
     max_words: int = 400,
     split: str = "test",
 ) -> Iterator[dict]:
-    """Rows of a toy dataset, from the test world if nothing else is said, with LongBench's fields;
-    `length` counts words, as LongBench's does."""
+    """Rows with LongBench's fields; `length` counts words, as LongBench's does."""
     if dataset not in DATASETS:
         raise ValueError(f"no toy data set {dataset!r}; there are {', '.join(DATASETS)}")
     for index in range(num_rows):

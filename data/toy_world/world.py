@@ -2,25 +2,25 @@
 
 import random
 import uuid
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache
 
-from data.toy_world import lexicon
+from data.toy_world.lexicon import ADJECTIVES, NOUNS, PLACE_ENDINGS, SPLITS, SYLLABLES, split_of
 
 
-@lru_cache(maxsize=len(lexicon.SPLITS))
+@cache
 def key_words(split: str) -> list[str]:
-    return lexicon.key_words(split)
+    """Every adjective-noun key of a split, sorted."""
+    words = (f"{adjective}-{noun}" for adjective in ADJECTIVES for noun in NOUNS)
+    return sorted(word for word in words if split_of(word) == split)
 
 
 class World:
-    """Draws from one split. Two worlds of one split and seed tell the same story; two splits share
-    no entity."""
+    """Draws from one split. Same split and seed: same story. Two splits share no entity."""
 
     def __init__(self, split: str, seed: int | str):
-        if split not in lexicon.SPLITS:
-            raise ValueError(
-                f"no split {split!r} in the toy world; there are {', '.join(lexicon.SPLITS)}"
-            )
+        if split not in SPLITS:
+            raise ValueError(f"no split {split!r} in the toy world; there are {', '.join(SPLITS)}")
         self.split = split
         self.rng = random.Random(f"toy world/{split}/{seed}")
 
@@ -29,16 +29,16 @@ class World:
         return key_words(self.split)
 
     def person(self) -> str:
-        return lexicon.draw_in_split(lambda: lexicon.person_name(self.rng), self.split)
+        return self._draw(lambda: f"{self._syllables().title()} {self._syllables().title()}")
 
     def place(self) -> str:
-        return lexicon.draw_in_split(lambda: lexicon.place_name(self.rng), self.split)
+        return self._draw(lambda: self._syllables().title() + self.rng.choice(PLACE_ENDINGS))
 
     def code_name(self) -> str:
-        return lexicon.draw_in_split(lambda: lexicon.code_name(self.rng), self.split)
+        return self._draw(lambda: f"{self.rng.choice(NOUNS)}_{self._syllables()}")
 
     def coined_word(self) -> str:
-        return lexicon.draw_in_split(lambda: lexicon.coined_word(self.rng), self.split)
+        return self._draw(self._syllables)
 
     def key_word(self) -> str:
         return self.rng.choice(self.key_words)
@@ -48,3 +48,12 @@ class World:
 
     def uuid(self) -> str:
         return str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
+
+    def _syllables(self) -> str:
+        return "".join(self.rng.choices(SYLLABLES, k=2))
+
+    def _draw(self, make: Callable[[], str]) -> str:
+        """A name of the split: ten draws on average for the smallest one."""
+        while split_of(name := make()) != self.split:
+            continue
+        return name

@@ -6,7 +6,7 @@ what each kind has over a baseline.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -18,7 +18,15 @@ from eval.report import statistics
 from eval.report.archive import read_runs
 from eval.report.measures import ROUNDING, Measure, Row, Score, find_measures, score
 from eval.report.runs import RunResults
-from eval.report.statistics import Curve, Estimate, Samples, estimate, estimate_difference
+from eval.report.statistics import (
+    Curve,
+    Estimate,
+    Replicates,
+    Samples,
+    estimate,
+    estimate_difference,
+    resample_examples,
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,6 @@ class Advantage:
     start: Estimate | None  # before training
     end: Estimate | None  # after it
     mean: Estimate | None  # of the mean score on the way
-    source: str  # of the intervals
 
 
 @dataclass(frozen=True)
@@ -152,43 +159,33 @@ def _make_curve(run: RunResults, rows: Sequence[Row], measure: Measure) -> Curve
         return None
     steps = tuple(sorted(found))
     dense = score(measure, by_step.get(None, []))
-    curve = Curve(
+    return Curve(
         steps,
         np.array([found[step][0] for step in steps], float),
         np.array([found[step][1].value for step in steps]),
         np.array([found[step][1].stderr for step in steps]),
         math.nan if dense is None else dense.value,
-        math.nan if dense is None else dense.stderr,
+        _replicate(run, measure, {step: found[step][1] for step in steps}, dense),
     )
-    return _add_replicates(curve, run, measure)
 
 
-def _add_replicates(curve: Curve, run: RunResults, measure: Measure) -> Curve:
-    """From the scores of single examples where they give the curve that the suite wrote, else from
-    standard errors, else none."""
-    steps: list[int | None] = [*curve.steps]
-    values = [*curve.values]
-    if has_dense := not math.isnan(curve.dense):
-        steps, values = [*steps, None], [*values, curve.dense]
-    samples = [run.samples.get((step, measure.suite, measure.condition), {}) for step in steps]
-    if measure.weights and all(map(_agrees, [measure] * len(steps), samples, values)):
-        points, dense = (samples[:-1], samples[-1]) if has_dense else (samples, None)
-        paired = statistics.resample_examples(points, dense, measure.weights, measure.suite)
-        if paired is not None:
-            return replace(curve, replicates=paired)
-    title = f"{measure.suite}/{measure.name}"
-    drawn = statistics.draw_from_errors(
-        curve.values, curve.stderrs, curve.dense, curve.dense_stderr, title, run.name
-    )
-    return replace(curve, replicates=drawn)
+def _replicate(
+    run: RunResults, measure: Measure, scores: Mapping[int, Score], dense: Score | None
+) -> Replicates | None:
+    """None where single examples are not known, or do not give what the suite wrote."""
+    told: list[tuple[int | None, Score]] = [*scores.items(), *([(None, dense)] if dense else [])]
+    samples = [run.samples.get((step, measure.suite, measure.condition), {}) for step, _ in told]
+    if not all(_agrees(measure, one, told[place][1]) for place, one in enumerate(samples)):
+        return None
+    points, last = samples[: len(scores)], samples[-1] if dense else None
+    return resample_examples(points, last, measure.weights, measure.suite)
 
 
-def _agrees(measure: Measure, samples: Samples, value: float) -> bool:
-    """Whether the examples' scores give what the suite wrote."""
-    if any(not samples.get(cell) for cell in measure.weights):
+def _agrees(measure: Measure, samples: Samples, told: Score) -> bool:
+    if not measure.weights or any(not samples.get(cell) for cell in measure.weights):
         return False
     means = {cell: fmean(samples[cell].values()) for cell in measure.weights}
-    return abs(sum(w * means[cell] for cell, w in measure.weights.items()) - value) <= ROUNDING
+    return abs(sum(w * means[cell] for cell, w in measure.weights.items()) - told.value) <= ROUNDING
 
 
 def _trained(comparison: Comparison, measure: Measure) -> dict[str, Curve]:
@@ -249,7 +246,6 @@ def beside_baseline(comparison: Comparison) -> list[Advantage]:
                     estimate_difference(begun, statistics.first_value),
                     estimate_difference(ended, statistics.final_value) if ended else None,
                     estimate_difference(trained, mean_score) if trained else None,
-                    begun[0][0].source,
                 )
                 found.append(row)
     return found

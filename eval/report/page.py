@@ -16,7 +16,8 @@ from bosch.run.manifest import write_atomically
 from eval.report.compare import Comparison, beside_baseline, recoveries
 from eval.report.pictures import draw_pictures
 from eval.report.statistics import NEVER, Estimate
-from eval.report.tables import Table, make_tables, warnings
+from eval.report.summary import warnings
+from eval.report.tables import Table, make_tables, markdown_lines, settings_by_section
 from eval.rows import write_rows
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html.jinja"
@@ -64,12 +65,13 @@ def page(
         blocks[path.name] = {"caption": CAPTIONS[path.stem], "png": png}
     loader = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = loader.from_string(TEMPLATE.read_text("utf-8"))
+    names = [run.name for run in comparison.runs]
     return template.render(
-        title=_title(comparison),
+        title=names[0] if len(names) == 1 else f"{len(names)} runs compared",
         warnings=told,
         blocks=[blocks[name] for name in ORDER if name in blocks],
         runs=[
-            {"name": run.name, "path": run.path, "settings": _settings(run.config)}
+            {"name": run.name, "path": run.path, "settings": settings_by_section(run.config)}
             for run in comparison.runs
         ],
     )
@@ -80,8 +82,7 @@ def markdown(tables: Iterable[Table], told: Sequence[str]) -> str:
     if told:
         parts.append("\n".join(["## To know first", "", *(f"- {line}" for line in told)]))
     for table in tables:
-        lines = [f"## {table.title}", "", _line(table.header), _line(["---"] * len(table.header))]
-        lines += [_line(row) for row in table.rows]
+        lines = [f"## {table.title}", "", *markdown_lines(table.header, table.rows)]
         parts.append("\n".join([*lines, *(["", table.note] if table.note else [])]))
     return "\n\n".join(parts) + "\n"
 
@@ -93,39 +94,18 @@ def recovery_rows(comparison: Comparison) -> list[dict[str, Any]]:
     for found in recoveries(comparison):
         told: dict[str, Any] = {"run": found.run, "suite": found.measure.suite}
         for name in ("gap_share", "tokens_to_half", "tokens_to_90", "mean_score"):
-            rows.append(_row(told, name, getattr(found, name), found.curve.source))
+            rows.append(_row(told, name, getattr(found, name)))
     for beside in beside_baseline(comparison):
         told = {"runs": beside.kind, "suite": beside.measure.suite, "score": beside.measure.name}
         for name in ("start", "end", "mean"):
             points: Estimate | None = getattr(beside, name)
             if points is not None:
                 told |= {"seeds": points.num_seeds}
-                rows.append(_row(told, f"{name}_beside_baseline", points, beside.source))
+                rows.append(_row(told, f"{name}_beside_baseline", points))
     return rows
 
 
-def _row(told: dict[str, Any], name: str, found: Estimate, source: str) -> dict[str, Any]:
+def _row(told: dict[str, Any], name: str, found: Estimate) -> dict[str, Any]:
     numbers = {"value": found.value, "low": found.low, "high": found.high}
     shown = {key: "never" if number == NEVER else number for key, number in numbers.items()}
-    return told | {"statistic": name} | shown | {"intervals": source}
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _title(comparison: Comparison) -> str:
-    if len(comparison.runs) == 1:
-        return comparison.runs[0].name
-    return f"{len(comparison.runs)} runs compared"
-
-
-def _settings(config: Any) -> list[tuple[str, str]]:
-    """Section by section, `field value` one after the other; what belongs to none comes first."""
-    plain = {name: value for name, value in config.items() if not isinstance(value, dict)}
-    sections = {name: value for name, value in config.items() if isinstance(value, dict)}
-    named = {"run": plain, **sections} if plain else sections
-    return [
-        (section, ", ".join(f"{name} {value}" for name, value in values.items()))
-        for section, values in named.items()
-    ]
+    return told | {"statistic": name} | shown

@@ -51,54 +51,36 @@ def draw_pictures(comparison: Comparison, out: Path) -> list[Path]:
     return written
 
 
-def draw_recovery(comparison: Comparison) -> "Figure | None":
-    """Figure 3: the averages over tokens, the dense model as a line."""
-    return _draw_measures(comparison, comparison.averages)
-
-
-def draw_niah_tasks(comparison: Comparison) -> "Figure | None":
-    return _draw_measures(comparison, _parts(comparison, "niah"))
-
-
-def draw_longbench_categories(comparison: Comparison) -> "Figure | None":
-    return _draw_measures(comparison, _parts(comparison, "longbench"))
-
-
 def draw_zero_shot(comparison: Comparison) -> "Figure | None":
     """Tables 1 and 2 as a picture: scores before training, a row a method, a dot a ratio."""
-    panels = [list(_over_ratios(comparison, measure)) for measure in comparison.averages]
-    if not panels or sum(len(line.x) for line in panels[0]) < 2:
+    panels = [_over_ratios(comparison, measure) for measure in comparison.averages]
+    if not panels or sum(map(len, panels[0].values())) < 2:
         return None
     # The best on top, by the largest ratio that all have: there methods differ most.
-    common = set.intersection(*(set(line.x) for line in panels[0]))
+    common = set.intersection(*(set(points) for points in panels[0].values()))
 
-    def rank(line: Line) -> tuple[float, float]:
-        at = list(line.x).index(max(common)) if common else -1
-        return float(line.x[at]), float(line.y[at])
+    def rank(label: str) -> tuple[float, float]:
+        points = panels[0][label]
+        ratio = max(common) if common else max(points)
+        return ratio, points[ratio][0]
 
-    order = sorted(panels[0], key=rank)
-    place = {line.label: row for row, line in enumerate(order)}
-    ratios = sorted({ratio for lines in panels for line in lines for ratio in line.x})
-    figure, axes = grid(len(panels), height=1.0 + 0.2 * len(place))
+    place = {label: row for row, label in enumerate(sorted(panels[0], key=rank))}
+    ratios = sorted({ratio for lines in panels for points in lines.values() for ratio in points})
+    figure, axes = _grid(len(panels), height=1.0 + 0.2 * len(place))
     for number, (axis, measure, lines) in enumerate(
         zip(axes, comparison.averages, panels, strict=True)
     ):
         for ratio, color in zip(ratios, itertools.cycle(COLORS)):
-            dots = [
-                (line.y[at], place[line.label], line.error[at])
-                for line in lines
-                if line.label in place
-                for at in np.flatnonzero(line.x == ratio)
-            ]
+            dots = [(*lines[n][ratio], place[n]) for n in lines if n in place and ratio in lines[n]]
             if dots:
-                x, y, error = np.array(dots).T
+                x, error, y = np.array(dots).T
                 label = f"ratio {ratio:g}"
                 axis.errorbar(x, y, xerr=error, fmt="o", color=color, ms=4, lw=1, label=label)
         _draw_dense(axis, comparison, measure, across=True)
         axis.set(title=f"{measure.title}, before training", xlabel="score, %")
         names = [_as_it_is(label) for label in place] if number == 0 else []
         axis.set_yticks(range(len(place)), names or [""] * len(place), fontsize=8)
-    return finish(figure, axes)
+    return _finish(figure, axes)
 
 
 def draw_losses(comparison: Comparison) -> "Figure | None":
@@ -110,12 +92,12 @@ def draw_losses(comparison: Comparison) -> "Figure | None":
     if not panels:
         return None
     styles = _choose_styles(lines for _, lines in panels)
-    figure, axes = grid(len(panels))
+    figure, axes = _grid(len(panels))
     for axis, (title, lines) in zip(axes, panels, strict=True):
         _draw_lines(axis, lines, styles, marker="" if title == "training loss" else "o")
         axis.set(title=title, ylabel="nats a token")
         _count_tokens(axis)
-    return finish(figure, axes)
+    return _finish(figure, axes)
 
 
 def draw_masks(comparison: Comparison) -> "Figure | None":
@@ -128,17 +110,15 @@ def draw_masks(comparison: Comparison) -> "Figure | None":
         return None
     masks = [run.mask.mask for run in runs if run.mask is not None]
     height = max(1.6, 0.14 * max(mask.num_layers for mask in masks))
-    figure, axes = grid(len(runs), columns=min(6, len(runs)), width=2.2, height=height + 0.7)
+    figure, axes = _grid(len(runs), columns=min(6, len(runs)), width=2.2, height=height + 0.7)
     colors = ListedColormap([WINDOW_COLOR, FULL_COLOR])
     for axis, run, mask in zip(axes, runs, masks, strict=True):
         axis.pcolormesh(mask.z, cmap=colors, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
         axis.set_title(f"{_as_it_is(run.name)}\n{mask.ratio:.4g} on the window", fontsize=7)
         axis.set_xlabel("group", fontsize=7)
         axis.set_ylabel("layer", fontsize=7)
-        for ticks, count in (
-            (axis.set_xticks, mask.num_groups),
-            (axis.set_yticks, mask.num_layers),
-        ):
+        counts = (axis.set_xticks, mask.num_groups), (axis.set_yticks, mask.num_layers)
+        for ticks, count in counts:
             shown = range(0, count, max(1, -(-count // 8)))
             ticks([place + 0.5 for place in shown], [str(place) for place in shown], fontsize=6)
     keys = [
@@ -150,10 +130,11 @@ def draw_masks(comparison: Comparison) -> "Figure | None":
 
 
 PICTURES: dict[str, Callable[[Comparison], Any]] = {
-    "recovery": draw_recovery,
+    # Figure 3: scores over tokens, the dense model as a line.
+    "recovery": lambda comparison: _draw_measures(comparison, comparison.averages),
     "zero_shot": draw_zero_shot,
-    "niah_tasks": draw_niah_tasks,
-    "longbench_categories": draw_longbench_categories,
+    "niah_tasks": lambda comparison: _draw_parts(comparison, "niah"),
+    "longbench_categories": lambda comparison: _draw_parts(comparison, "longbench"),
     "losses": draw_losses,
     "masks": draw_masks,
 }
@@ -162,18 +143,23 @@ PICTURES: dict[str, Callable[[Comparison], Any]] = {
 # ---------------------------------------------------------------------------------------- lines
 
 
+def _draw_parts(comparison: Comparison, suite: str) -> "Figure | None":
+    measures = [m for m in comparison.measures if m.kind == "part" and m.suite == suite]
+    return _draw_measures(comparison, measures)
+
+
 def _draw_measures(comparison: Comparison, measures: Sequence[Measure]) -> "Figure | None":
     panels = [(m, lines) for m in measures if (lines := list(_over_tokens(comparison, m)))]
     if not panels:
         return None
     styles = _choose_styles(lines for _, lines in panels)
-    figure, axes = grid(len(panels))
+    figure, axes = _grid(len(panels))
     for axis, (measure, lines) in zip(axes, panels, strict=True):
         _draw_lines(axis, lines, styles)
         _draw_dense(axis, comparison, measure)
         axis.set(title=measure.title, ylabel="score, %")
         _count_tokens(axis)
-    return finish(figure, axes)
+    return _finish(figure, axes)
 
 
 def _over_tokens(comparison: Comparison, measure: Measure) -> Iterator[Line]:
@@ -203,20 +189,21 @@ def _over_tokens(comparison: Comparison, measure: Measure) -> Iterator[Line]:
             yield Line(label, np.array(common), heights.mean(axis=0), error)
 
 
-def _over_ratios(comparison: Comparison, measure: Measure) -> Iterator[Line]:
+def _over_ratios(
+    comparison: Comparison, measure: Measure
+) -> dict[str, dict[float, tuple[float, float]]]:
+    """Mean score and its error before training, by method and ratio."""
     by_name = {run.name: run for run in comparison.runs}
+    one_model = len({run.model for run in comparison.runs}) == 1
     one_window = len({run.window for run in comparison.runs}) == 1
-    points: dict[str, list[tuple[float, float, float]]] = {}
+    found: dict[str, dict[float, tuple[float, float]]] = {}
     for mean in kind_means(comparison, measure, at_end=False):
         run = by_name[mean.runs[0]]
         if run.ratio:
-            label = run.method if _one_model(comparison) else f"{run.model} {run.method}"
+            label = run.method if one_model else f"{run.model} {run.method}"
             label += ("" if one_window else f" W{run.window}") + (run.apart and f", {run.apart}")
-            error = math.nan if mean.stderr is None else mean.stderr
-            points.setdefault(label, []).append((run.ratio, mean.mean, error))
-    for label, found in points.items():
-        x, y, error = np.array(sorted(found)).T
-        yield Line(label, x, y, error)
+            found.setdefault(label, {})[run.ratio] = mean.mean, mean.stderr
+    return found
 
 
 def _losses(runs: Sequence[RunResults], name: str) -> Iterator[Line]:
@@ -234,7 +221,7 @@ def _losses(runs: Sequence[RunResults], name: str) -> Iterator[Line]:
 # ------------------------------------------------------------------------------------- drawing
 
 
-def grid(
+def _grid(
     num_panels: int, columns: int = COLUMNS, width: float = 4.2, height: float = 3.1
 ) -> "tuple[Figure, list[Axes]]":
     # A Figure of its own: pyplot would keep state and pick a display.
@@ -292,7 +279,7 @@ def _draw_dense(
         draw(height, color="#444444", linewidth=1, linestyle=(0, (6, 2)), label=label)
 
 
-def finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
+def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
     labels: dict[str, Any] = {}
     for axis in axes:
         axis.grid(alpha=0.25)
@@ -314,11 +301,3 @@ def finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
 def _count_tokens(axis: "Axes") -> None:
     axis.set_xlabel("tokens that mask and weights learned from")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _parts(comparison: Comparison, suite: str) -> list[Measure]:
-    return [m for m in comparison.measures if m.kind == "part" and m.suite == suite]
-
-
-def _one_model(comparison: Comparison) -> bool:
-    return len({run.model for run in comparison.runs}) == 1

@@ -104,10 +104,10 @@ def read_run(path: Path) -> RunResults:
     """Everything the folder has. FileNotFoundError if it is no run's folder at all."""
     if not is_run(path):
         raise FileNotFoundError(
-            f"{path} is no run folder: it has neither run.json nor mask/mask.json nor eval/."
+            f"{path} is no run folder: it has no run.json, no mask, no evaluation and no training."
         )
     problems: list[str] = []
-    told = _read_json(path / "run.json", problems)
+    told = read_json(path / "run.json", problems)
     config = told.get("config")
     mask = None
     if (path / "mask" / "mask.json").is_file():
@@ -134,7 +134,7 @@ def read_run(path: Path) -> RunResults:
 
 
 def is_run(path: Path) -> bool:
-    marks = ("run.json", "mask/mask.json", "eval")
+    marks = ("run.json", "mask/mask.json", "eval", "train/metrics.jsonl")
     return any((path / mark).exists() for mark in marks)
 
 
@@ -193,7 +193,7 @@ def _read_evaluations(
     samples: dict[Place, Samples] = {}
     for folder, columns in sorted(folders, key=lambda item: (sum(item[1].values()), item[0])):
         for file in sorted(_follow(folder, problems).glob(f"*/{SCORES}")):
-            told = _read_json(file, problems).get("rows")
+            told = read_json(file, problems).get("rows")
             found = told if isinstance(told, list) else []
             kept = [r | _completed(r, tokens_at) | columns for r in found if _is_row(r)]
             if len(kept) < len(found):
@@ -248,7 +248,7 @@ def _follow(folder: Path, problems: list[str]) -> Path:
         return folder
 
 
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
     """The object in a file; empty where there is none."""
     if not path.is_file():
         return {}
@@ -281,7 +281,7 @@ def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 def _mask_cost(path: Path, mask: MaskFile | None, problems: list[str]) -> dict[str, Any]:
     """What the method noted of itself: in time.json, and in mask.json the summary of a search or
     the tokens that a learned mask took."""
-    cost = _read_json(path / "mask" / "time.json", problems)
+    cost = read_json(path / "mask" / "time.json", problems)
     return cost | dict(mask.settings) | dict(mask.score_trace or {}) if mask else cost
 
 
@@ -289,7 +289,7 @@ def _stage_seconds(path: Path, problems: list[str]) -> dict[str, float]:
     """Wall time of each complete stage, all attempts together."""
     found = {}
     for stage in ("calibration", "mask", "model", "tokens", "train"):
-        told = _read_json(_follow(path / stage, problems) / MANIFEST, problems).get("wall_seconds")
+        told = read_json(_follow(path / stage, problems) / MANIFEST, problems).get("wall_seconds")
         if isinstance(told, list):
             found[stage] = float(sum(told))
     return found

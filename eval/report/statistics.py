@@ -3,10 +3,8 @@ each with its interval.
 
 A curve is a score at a run's checkpoints, over the tokens it was trained on, beside the dense
 model's score. Intervals are percentiles over replicates: the curve as other examples might have
-shown it. Where the scores of single examples are there, examples are drawn with replacement, the
-same ones for the dense model, every checkpoint and every run that answered them (a paired
-bootstrap: what is hard for all of them cancels out). Else each point is drawn by itself from its
-standard error.
+shown it. Examples are drawn with replacement, the same ones for the dense model, every checkpoint
+and every run that answered them (a paired bootstrap: what is hard for all of them cancels out).
 """
 
 import math
@@ -23,19 +21,15 @@ Samples = Mapping[Cell, Mapping[int, float]]  # scores of single examples by the
 
 LEVEL = 0.95  # of every interval
 NUM_REPLICATES = 2000
-PAIRED = "paired bootstrap over examples"
-FROM_ERRORS = "from standard errors, points drawn independently"
-NO_INTERVALS = "no intervals"
 NEVER = math.inf  # tokens to a share of the gap that was not reached
 
 
 @dataclass(frozen=True)
 class Replicates:
-    """The same curve many times over."""
+    """The same curve many times over, on examples drawn anew."""
 
     values: Numbers  # [replicate, point]
     dense: Numbers  # [replicate]; nan: there is no dense model's score
-    source: str  # how they were made, for the reader
 
 
 @dataclass(frozen=True)
@@ -47,8 +41,7 @@ class Curve:
     values: Numbers  # [point], percent
     stderrs: Numbers  # [point]; nan: unknown
     dense: float = math.nan
-    dense_stderr: float = math.nan
-    replicates: Replicates | None = None
+    replicates: Replicates | None = None  # None: single examples are not known
 
     @property
     def starts_at_zero(self) -> bool:
@@ -58,10 +51,6 @@ class Curve:
     def is_trained(self) -> bool:
         """Whether there is a step 0 and something after it."""
         return self.starts_at_zero and len(self.steps) > 1
-
-    @property
-    def source(self) -> str:
-        return self.replicates.source if self.replicates else NO_INTERVALS
 
 
 @dataclass(frozen=True)
@@ -219,23 +208,9 @@ def resample_examples(
         counts = generator.multinomial(len(indexes), share, NUM_REPLICATES)
         total += weight * counts @ scores.T / len(indexes)
     last = total[:, -1] if dense is not None else np.full(NUM_REPLICATES, math.nan)
-    return Replicates(total[:, : len(points)], last, PAIRED)
+    return Replicates(total[:, : len(points)], last)
 
 
-def draw_from_errors(
-    values: Numbers, stderrs: Numbers, dense: float, dense_stderr: float, measure: str, run: str
-) -> Replicates | None:
-    """Normal draws around each point, others for each run; the dense model's are the same for all.
-    None where a standard error is unknown."""
-    has_dense = not math.isnan(dense)
-    if np.isnan(stderrs).any() or (has_dense and math.isnan(dense_stderr)):
-        return None
-    drawn = _generator(measure, run).normal(values, stderrs, (NUM_REPLICATES, len(values)))
-    last = np.full(NUM_REPLICATES, math.nan)
-    if has_dense:
-        last = _generator(measure, "dense").normal(dense, dense_stderr, NUM_REPLICATES)
-    return Replicates(drawn, last, FROM_ERRORS)
-
-
-def _generator(*names: object) -> np.random.Generator:
-    return np.random.default_rng(zlib.crc32("/".join(map(str, names)).encode()))
+def _generator(suite: str, task: str, length: int, num_examples: int) -> np.random.Generator:
+    name = f"{suite}/{task}/{length}/{num_examples}"
+    return np.random.default_rng(zlib.crc32(name.encode()))

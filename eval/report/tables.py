@@ -1,8 +1,9 @@
 """The tables of a report, as text in cells: one form for page, markdown and terminal."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eval.report.cells import (
     MISSING,
@@ -21,7 +22,6 @@ from eval.report.compare import (
     Comparison,
     Recovery,
     beside_baseline,
-    end_alike,
     falls,
     kind_means,
     mask_distance,
@@ -29,11 +29,11 @@ from eval.report.compare import (
 )
 from eval.report.measures import SUITES, Measure, Row, Score
 from eval.report.runs import RunResults
-from eval.report.statistics import FROM_ERRORS, LEVEL, NO_INTERVALS, PAIRED, Curve
+from eval.report.statistics import LEVEL, Curve
 from eval.suites import niah
 
 BYTES_PER_VALUE = 2  # of the KV cache: bf16
-SOURCES = {PAIRED: "paired", FROM_ERRORS: "errors", NO_INTERVALS: MISSING}
+SEEDS = "± standard error over seeds; in parentheses their number."
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
         "runs": overview(comparison),
         "recovery": recovery_table(comparison),
         "baseline": baseline_table(comparison),
-        "seeds_before": seed_table(comparison, comparison.averages, at_end=False),
-        "seeds_after": seed_table(comparison, comparison.averages, at_end=True),
-        "variants": seed_table(comparison, comparison.variants, at_end=False),
+        "seeds_before": seed_table(comparison, at_end=False),
+        "seeds_after": seed_table(comparison, at_end=True),
+        "variants": variants_table(comparison),
         "falls": falls_table(comparison),
         **{f"{suite}_scores": score_table(comparison, suite) for suite in SUITES},
         "niah_lengths": lengths_table(comparison),
@@ -64,15 +64,19 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
 
 def overview(comparison: Comparison) -> Table:
     """What each run is and what became of its averages."""
-    rows = []
-    for run in comparison.runs:
-        known = (run.ratio, run.seed)
-        ratio, seed = (MISSING if value is None else f"{value:g}" for value in known)
-        cells = [run.name, run.method, ratio, show_count(run.window), seed]
-        cells += [kv_saved(run), show_count(run.trained_tokens)]
-        for measure in comparison.averages:
-            cells.append(_path(comparison, run, measure))
-        rows.append(cells)
+    rows = [
+        [
+            run.name,
+            run.method,
+            MISSING if run.ratio is None else f"{run.ratio:g}",
+            show_count(run.window),
+            show_count(run.seed),
+            kv_saved(run),
+            show_count(run.trained_tokens),
+            *(_path(comparison, run, measure) for measure in comparison.averages),
+        ]
+        for run in comparison.runs
+    ]
     header = ["run", "method", "ratio", "window", "seed", "KV bytes saved", "tokens trained"]
     header += [f"{measure.title}: step 0 → end (dense)" for measure in comparison.averages]
     note = "KV bytes of one text as long as a training sequence, two bytes a value."
@@ -82,19 +86,16 @@ def overview(comparison: Comparison) -> Table:
 def short_table(comparison: Comparison) -> Table:
     """The terminal's: scores, and the share of the gap that was closed."""
     shares = {(row.run, row.measure.suite): show_gap_share(row) for row in recoveries(comparison)}
-    rows = []
+    header, rows = ["run", "trained"], []
+    for measure in comparison.averages:
+        header += [f"{SUITES[measure.suite]} (dense)", "gap closed"]
     for run in comparison.runs:
-        cells = [
-            run.name,
-            MISSING if run.trained_tokens is None else show_tokens(run.trained_tokens),
-        ]
+        trained = run.trained_tokens
+        cells = [run.name, MISSING if trained is None else show_tokens(trained)]
         for measure in comparison.averages:
             share = shares.get((run.name, measure.suite), MISSING)
             cells += [_path(comparison, run, measure), share]
         rows.append(cells)
-    header = ["run", "trained"]
-    for measure in comparison.averages:
-        header += [f"{SUITES[measure.suite]} (dense)", "gap closed"]
     return Table("", header, rows)
 
 
@@ -119,7 +120,6 @@ def recovery_table(comparison: Comparison) -> Table:
             show_estimate(row.tokens_to_half, show_tokens),
             show_estimate(row.tokens_to_90, show_tokens),
             show_estimate(row.mean_score, show_points),
-            SOURCES[row.curve.source],
         ]
         for row in recoveries(comparison)
     ]
@@ -129,58 +129,60 @@ def recovery_table(comparison: Comparison) -> Table:
         "checkpoint has won back. Tokens: the first time that a line between checkpoints reaches "
         "that share, those that a mask learned from included. Mean score: area under the curve "
         "over its width, on the stretch that all runs have. In brackets the middle "
-        f"{LEVEL:.0%} of replicates. Paired: examples drawn anew, the same ones for all models. "
-        "Errors: each point drawn from its standard error, which is wider."
+        f"{LEVEL:.0%} of replicates with examples drawn anew, the same ones for all models."
     )
-    return Table("How far and how fast", [*header, "intervals"], rows, note)
+    return Table("How far and how fast", header, rows, note)
 
 
 def baseline_table(comparison: Comparison) -> Table:
     """Paired differences, over the seeds that both have."""
     rows = [
-        [
-            row.kind,
-            row.measure.title,
-            *map(show_advantage, (row.start, row.end, row.mean)),
-            SOURCES[row.source],
-        ]
+        [row.kind, row.measure.title, *map(show_advantage, (row.start, row.end, row.mean))]
         for row in beside_baseline(comparison)
     ]
     header = ["runs", "score", "points before training", "points at the end"]
-    header += ["points of mean score", "intervals"]
     note = (
         "Points more than the baseline of the same model, ratio, window and seed. In brackets the "
         f"middle {LEVEL:.0%} of replicates in which seeds and examples are drawn anew, the same "
         "ones for both; * where they exclude zero; in parentheses the number of seeds. One seed "
         "says nothing of others, and few make intervals too narrow."
     )
-    return Table(f"Beside {comparison.baseline}", [*header], rows, note)
+    title = f"Beside {comparison.baseline}"
+    return Table(title, [*header, "points of mean score"], rows, note)
 
 
-def seed_table(comparison: Comparison, measures: Sequence[Measure], at_end: bool) -> Table:
-    """Means over seeds: tables 1 and 2 before training. Of averages only where any kind of run has
-    more than one seed; of other windows and lengths (figure 4, table 6) always."""
+def seed_table(comparison: Comparison, at_end: bool) -> Table:
+    """Tables 1 and 2 before training, where any kind of run has more than one seed."""
+    rows, most = _mean_rows(comparison, comparison.averages, at_end)
+    title = f"Means over seeds, {'at the end' if at_end else 'before training'}"
+    header = ["runs", *(measure.title for measure in comparison.averages)]
+    return Table(title, header, rows if most > 1 else [], SEEDS)
+
+
+def variants_table(comparison: Comparison) -> Table:
+    """Figure 4 and table 6."""
+    measures = comparison.variants
+    rows, _ = _mean_rows(comparison, measures, at_end=False)
+    dense = {run.model: run.name for run in comparison.runs}
+    for model, name in dense.items():
+        cells = [_score(comparison.dense_score(name, measure)) for measure in measures]
+        rows += [[f"{model}, dense", *cells]] if {*cells} - {MISSING} else []
+    note = f"{SEEDS} Masks as they were chosen, for the run's own window; longer texts by YaRN."
+    header = ["runs", *(measure.title for measure in measures)]
+    return Table("Other windows and lengths, before training", header, rows, note)
+
+
+def _mean_rows(
+    comparison: Comparison, measures: Sequence[Measure], at_end: bool
+) -> tuple[list[list[str]], int]:
+    """Means over seeds by kind of run, and the most seeds that one is over."""
     means = [{m.kind: m for m in kind_means(comparison, measure, at_end)} for measure in measures]
-    kinds = dict.fromkeys(kind for of_measure in means for kind in of_measure)
-    shown = any(measure.kind == "variant" for measure in measures)
     rows = []
-    for kind in kinds:
-        found = [of_measure.get(kind) for of_measure in means]
-        if shown or any(mean and len(mean.values) > 1 for mean in found):
-            cells = (m and f"{show_score(m.mean, m.stderr)} ({len(m.values)})" for m in found)
-            rows.append([kind, *(cell or MISSING for cell in cells)])
-    dense = {model: [MISSING] * len(measures) for model in (r.model for r in comparison.runs)}
-    for run in comparison.runs if shown else ():
-        for place, measure in enumerate(measures):
-            if score := comparison.dense_score(run.name, measure):
-                dense[run.model][place] = show_score(score.value, score.stderr)
-    rows += [[f"{model}, dense", *c] for model, c in dense.items() if {*c} - {MISSING}]
-    note = "± standard error over seeds; in parentheses their number."
-    if shown:
-        note += " Of masks as they were chosen, for the run's own window; long texts by YaRN."
-    title = "Other windows and lengths" if shown else "Means over seeds"
-    title += ", at the end" if at_end else ", before training"
-    return Table(title, ["runs", *(measure.title for measure in measures)], rows, note)
+    for kind in dict.fromkeys(kind for found in means for kind in found):
+        cells = [found.get(kind) for found in means]
+        shown = (m and f"{show_score(m.mean, m.stderr)} ({len(m.values)})" for m in cells)
+        rows.append([kind, *(cell or MISSING for cell in shown)])
+    return rows, max((len(m.values) for found in means for m in found.values()), default=0)
 
 
 def score_table(comparison: Comparison, suite: str) -> Table:
@@ -219,35 +221,32 @@ def lengths_table(comparison: Comparison) -> Table:
 
 
 def falls_table(comparison: Comparison) -> Table:
-    rows = [
-        [
-            fall.run,
-            fall.measure.full_title,
-            str(fall.step),
-            show_estimate(fall.points, show_change),
-            fall.certainty,
-        ]
-        for fall in falls(comparison)
-    ]
+    rows = []
+    for fall in falls(comparison):
+        points = show_estimate(fall.points, show_change)
+        rows.append([fall.run, fall.measure.full_title, str(fall.step), points, fall.certainty])
     note = "Points lost since step 0; clear: the interval does not reach zero."
     return Table("Checkpoints below step 0", ["run", "score", "step", "points", ""], rows, note)
 
 
 def cost_table(comparison: Comparison) -> Table:
     """What each mask cost to find, and the run's stages."""
-    rows = []
-    for run in comparison.runs:
-        if run.mask is None:
-            continue
-        counts = ("evaluations", "layer_forwards", "learning_tokens")
-        cells = [run.name, calibration_score(run)]
-        cells += [show_count(run.mask_cost.get(name)) for name in counts]
-        cells += [show_seconds(run.mask_cost.get("seconds"))]
-        cells += [show_seconds(run.stage_seconds.get("train")), show_count(run.trained_tokens)]
-        rows.append(cells)
+    counts = ("evaluations", "layer_forwards", "learning_tokens")
+    rows = [
+        [
+            run.name,
+            calibration_score(run),
+            *(show_count(run.mask_cost.get(name)) for name in counts),
+            show_seconds(run.mask_cost.get("seconds")),
+            show_seconds(run.stage_seconds.get("train")),
+            show_count(run.trained_tokens),
+        ]
+        for run in comparison.runs
+        if run.mask is not None
+    ]
     header = ["run", "S of the mask (dense)", "evaluations", "layer-forwards"]
-    header += ["tokens for the mask", "mask time"]
-    return Table("Cost", [*header, "training time", "tokens trained"], rows)
+    header += ["tokens for the mask", "mask time", "training time", "tokens trained"]
+    return Table("Cost", header, rows)
 
 
 def distances(comparison: Comparison) -> Table:
@@ -260,82 +259,6 @@ def distances(comparison: Comparison) -> Table:
         rows.append([run.name, *(MISSING if v is None else f"{v:.2f}" for v in values)])
     note = "Of groups on the window. 0: both masks have the same, 1: they have none in common."
     return Table("Jaccard distance of masks", ["", *(run.name for run in runs)], rows, note)
-
-
-def warnings(comparison: Comparison) -> list[str]:
-    """What a reader must know before the numbers: parts that are missing, checkpoints that are
-    worse than step 0 (in an average, or clearly)."""
-    lines = [f"{run.name}: {problem}" for run in comparison.runs for problem in run.problems]
-    lacking: dict[str, list[str]] = {}
-    for run in comparison.runs:
-        for part in missing_parts(comparison, run):
-            lacking.setdefault(part, []).append(run.name)
-    lines += [f"{', '.join(names)}: {part}" for part, names in lacking.items()]
-    lines += unlike_examples(comparison)
-    lines += unlike_ends(comparison)
-    if comparison.baseline and len(comparison.runs) > 1 and not beside_baseline(comparison):
-        lines.append(f"{comparison.baseline}: without its step 0 no run is measured against it")
-    for fall in falls(comparison):
-        if fall.is_clear or fall.measure.kind == "average":
-            lines.append(
-                f"{fall.run}: {fall.measure.full_title} at step {fall.step} is below step 0: "
-                f"{show_estimate(fall.points, show_change)} points"
-                + ("" if fall.is_clear else f", {fall.certainty}")
-            )
-    return lines
-
-
-def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
-    if run.mask is None:
-        return ["no mask yet"]
-    curves = [curve for m in comparison.measures if (curve := comparison.curve(run.name, m))]
-    if not curves and not run.rows:
-        return ["not evaluated yet"]
-    parts = []
-    if not any(row["step"] is None for row in run.rows):
-        parts.append("the dense model was not evaluated, so there is no gap to close")
-    if not any(curve.starts_at_zero for curve in curves):
-        parts.append("step 0 was not evaluated")
-    elif not any(curve.is_trained for curve in curves):
-        parts.append("evaluated before training only")
-    for measure in comparison.averages:
-        curve = comparison.curve(run.name, measure)
-        if run.ratio and curve and curve.is_trained and curve.dense <= curve.values[0]:
-            parts.append(f"{measure.title}: step 0 is not below the dense model: no gap to close")
-    return parts
-
-
-def unlike_examples(comparison: Comparison) -> list[str]:
-    """Averages that rest on other examples in some runs than in others."""
-    lines = []
-    for measure in comparison.averages:
-        found: dict[str, list[str]] = {}
-        for run in comparison.runs:
-            rows = [row for row in run.rows if row["suite"] == measure.suite]
-            lengths = ", ".join(map(str, sorted({r["length"] for r in rows if r["length"]})))
-            for n in sorted({row["n"] for row in rows if row["task"] == measure.name}):
-                test_set = f"{n} of {lengths} tokens" if lengths else str(n)
-                found.setdefault(test_set, []).append(run.name)
-        if len(found) > 1:
-            told = "; ".join(f"{name} in {', '.join(runs)}" for name, runs in found.items())
-            lines.append(f"{measure.title}: not the same examples everywhere: {told}")
-    return lines
-
-
-def unlike_ends(comparison: Comparison) -> list[str]:
-    """Trainings of which some have come further than others."""
-    ends: dict[float, dict[str, Curve]] = {}
-    for row in recoveries(comparison):
-        for end, members in ends.items():
-            if end_alike(row.curve, next(iter(members.values()))):
-                ends[end][row.run] = row.curve
-                break
-        else:
-            ends[float(row.curve.tokens[-1])] = {row.run: row.curve}
-    if len(ends) < 2:
-        return []
-    told = "; ".join(f"{show_tokens(end)} in {', '.join(names)}" for end, names in ends.items())
-    return [f"not the same tokens at the end: {told}"]
 
 
 def show_gap_share(row: Recovery) -> str:
@@ -411,4 +334,21 @@ def align(table: Table) -> list[str]:
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
+    ]
+
+
+def markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, *rows)]
+    lines.insert(1, ["---"] * len(header))
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Section by section, `field value` one after the other; what belongs to none comes first."""
+    plain = {name: value for name, value in config.items() if not isinstance(value, dict)}
+    sections = {name: value for name, value in config.items() if isinstance(value, dict)}
+    return [
+        (section, ", ".join(f"{name} {value}" for name, value in values.items()))
+        for section, values in {"run": plain, **sections}.items()
+        if values or section != "run"
     ]

@@ -1,11 +1,10 @@
-"""The command lines of suites: `python -m eval.suites.<suite> <command> ...`, and the one that
-scores predictions made anywhere.
-"""
+"""`python -m eval.suites.<suite> score --in rows.jsonl --out scored.jsonl`: scores predictions made
+anywhere."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -22,21 +21,6 @@ class Score:
     debug: bool = False  # show tracebacks
 
 
-def run_command(
-    suite: str,
-    name: str,
-    kind: type,
-    run: Callable[[Any], None],
-    args: Sequence[str] | None,
-    description: str | None = None,
-) -> None:
-    """One subcommand of a suite, its options those of a dataclass with `debug` among them."""
-    command: Any = tyro.extras.subcommand_cli_from_dict(
-        {name: kind}, prog=f"python -m eval.suites.{suite}", description=description, args=args
-    )
-    exit_on_user_error(lambda: run(command), command.debug)
-
-
 def score_command(
     suite: str,
     description: str,
@@ -44,10 +28,12 @@ def score_command(
     describe: Callable[[Sequence[Row]], list[str]],
     args: Sequence[str] | None,
 ) -> None:
-    """score_row: the scores that a row gets, and where it stands for errors. describe: lines on all
-    scored rows."""
+    """score_row: the scores of a row, whose place is for errors. describe: lines on all rows."""
+    command: Score = tyro.extras.subcommand_cli_from_dict(
+        {"score": Score}, prog=f"python -m eval.suites.{suite}", description=description, args=args
+    )
 
-    def run(command: Score) -> None:
+    def run() -> None:
         scored = [
             row | score_row(row, f"{command.in_file}, row {number}")
             for number, row in enumerate(read_rows(command.in_file), 1)
@@ -56,4 +42,4 @@ def score_command(
         for line in [*describe(scored), f"wrote {command.out}: {len(scored)} rows"]:
             print(line)
 
-    run_command(suite, "score", Score, run, args, description)
+    exit_on_user_error(run, command.debug)

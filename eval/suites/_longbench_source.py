@@ -16,6 +16,7 @@ from eval.rows import (
     find_one,
     from_hub,
     parse_rows,
+    require_count,
     require_text,
     require_texts,
     the_only,
@@ -43,11 +44,7 @@ def read_dataset(source: str, name: str, num_rows: int) -> DatasetRows:
     rows = parse_rows(content, where)
     for number, row in enumerate(rows, 1):
         check_row(row, f"{where}, row {number}")
-    if len(rows) != num_rows:
-        raise ValueError(
-            f"{where} has {len(rows)} rows, but LongBench's {name} has {num_rows}; "
-            "get the whole set (--limit takes its first rows)."
-        )
+    require_count(rows, num_rows, f"LongBench's {name}", where)
     return DatasetRows(rows, where, hashlib.sha256(content).hexdigest())
 
 

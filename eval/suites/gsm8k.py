@@ -9,7 +9,7 @@ data set's own field and `prediction` the raw generation.
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.plugins import suggest
-from eval.rows import Row, check_source, find_one, from_hub, read_rows, require_text
+from eval.rows import Row, check_source, find_one, from_hub, read_rows, require_count, require_text
 from eval.suites._command import score_command
 from eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
 
@@ -51,11 +51,9 @@ class Settings:
     tasks: tuple[str, ...] = (COT.name,)
 
     def __post_init__(self) -> None:
-        for name in self.tasks:
-            if name not in STRICT:
-                raise ValueError(
-                    f"{name!r} is not one of the tasks: {suggest(name, tuple(STRICT))}"
-                )
+        if unknown := [name for name in self.tasks if name not in STRICT]:
+            told = suggest(unknown[0], tuple(STRICT))
+            raise ValueError(f"{unknown[0]!r} is not one of the tasks: {told}")
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -72,38 +70,33 @@ def build_examples(
     settings: Settings, task: Task, tokenizer: Any, limit: int | None = None
 ) -> list[Example]:
     rows = read_split(settings.data, "test")[:limit]
-    write_prompt = cot_prompts() if task == COT else drawn_prompts(settings.data)
+    questions = [row["question"] for row in rows]
+    prompts = cot_prompts(questions) if task == COT else drawn_prompts(settings.data, questions)
+    stop = Stop(strings=STOP_STRINGS[task.name])
     return [
-        Example(
-            index,
-            write_prompt(row["question"]),
-            (row["answer"],),
-            MAX_NEW_TOKENS,
-            Stop(strings=STOP_STRINGS[task.name]),
-        )
-        for index, row in enumerate(rows)
+        Example(index, prompt, (row["answer"],), MAX_NEW_TOKENS, stop)
+        for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]
 
 
-def cot_prompts() -> Callable[[str], str]:
-    """The writer of prompts with the eight chain-of-thought shots."""
+def cot_prompts(questions: Sequence[str]) -> list[str]:
+    """With the eight chain-of-thought shots."""
     shots = json.loads(SHOTS_FILE.read_text(encoding="utf-8"))["shots"]
     text = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in shots)
-    return lambda question: f"{text}Q: {question}\nA:"
+    return [f"{text}Q: {question}\nA:" for question in questions]
 
 
-def drawn_prompts(source: str) -> Callable[[str], str]:
-    """The writer of prompts with shots from train, drawn anew for each prompt from one generator:
-    to equal upstream's they must be written in the order of the test rows, from the first on."""
+def drawn_prompts(source: str, questions: Sequence[str]) -> list[str]:
+    """With shots from train, drawn anew for each prompt from one generator: to equal upstream's the
+    questions must be those of the test rows from the first on."""
     train = read_split(source, "train")
     rng = random.Random(SHOTS_SEED)
-
-    def write(question: str) -> str:
+    prompts = []
+    for question in questions:
         shots = rng.sample(train, NUM_SHOTS)
         texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
-        return "\n\n".join([*texts, f"Question: {question}\nAnswer:"])
-
-    return write
+        prompts.append("\n\n".join([*texts, f"Question: {question}\nAnswer:"]))
+    return prompts
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
@@ -150,11 +143,7 @@ def read_split(source: str, split: str) -> list[Row]:
     for number, row in enumerate(rows, 1):
         for field in ("question", "answer"):
             require_text(row, field, f"{where}, row {number}")
-    if len(rows) != NUM_ROWS[split]:
-        raise ValueError(
-            f"{where} has {len(rows)} rows, but GSM8K's {split} has {NUM_ROWS[split]}; "
-            "get the whole set (--limit takes its first rows)."
-        )
+    require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", where)
     return rows
 
 

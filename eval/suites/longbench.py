@@ -7,6 +7,7 @@ are data in eval/data.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -52,7 +53,8 @@ METRICS: dict[str, Callable[[str, str], float]] = {
     metric.__name__: metric
     for metric in (qa_f1, qa_f1_zh, rouge, rouge_zh, count, retrieval, retrieval_zh, code_sim)
 }
-LENGTH_BINS = ((4000, "0-4k"), (8000, "4-8k"), (None, "8k+"))  # LongBench-E, in the rows' `length`
+# LongBench-E's, in the rows' `length`.
+LENGTH_BINS = ((0, 4000, "0-4k"), (4000, 8000, "4-8k"), (8000, math.inf, "8k+"))
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ def dataset_names(settings: Settings) -> tuple[str, ...]:
     official = {name: spec for name, spec in datasets().items() if name not in TOY_DATASETS}
     if settings.extended:
         return tuple(f"{name}_e" for name, spec in official.items() if spec.num_rows_e)
-    math = settings.gsm8k is not None and settings.categories == "paper"
-    return (*official, MATH) if math else tuple(official)
+    has_math = settings.gsm8k is not None and settings.categories == "paper"
+    return (*official, MATH) if has_math else tuple(official)
 
 
 def find_dataset(name: str) -> Dataset:
@@ -182,31 +184,21 @@ def build_examples(
         rows = list(longbench_rows(task.name, num_rows, settings.seed))
     else:
         rows = load_rows(settings, task.name).rows[:limit]
-    return [
-        make_example(index, row, spec, tokenizer, settings.max_prompt_tokens)
-        for index, row in enumerate(rows)
-    ]
+    stop = Stop(newline_token=True, min_new_tokens=1) if spec.stops_at_newline else Stop()
+    examples = []
+    for index, row in enumerate(rows):
+        whole = spec.prompt.format(context=row["context"], input=row["input"])
+        prompt = cut_middle(whole, tokenizer, settings.max_prompt_tokens)
+        facts = {name: row.get(name) for name in ("all_classes", "length", "_id")}
+        answers = tuple(row["answers"])
+        examples.append(Example(index, prompt, answers, spec.max_new_tokens, stop, facts))
+    return examples
 
 
 def load_rows(settings: Settings, name: str) -> DatasetRows:
     spec = find_dataset(name)
     num_rows = spec.num_rows_e if settings.extended else spec.num_rows
     return read_dataset(settings.data, name, num_rows or 0)
-
-
-def make_example(
-    index: int, row: Mapping[str, Any], spec: Dataset, tokenizer: Any, max_prompt_tokens: int
-) -> Example:
-    prompt = spec.prompt.format(context=row["context"], input=row["input"])
-    stop = Stop(newline_token=True, min_new_tokens=1) if spec.stops_at_newline else Stop()
-    return Example(
-        index,
-        cut_middle(prompt, tokenizer, max_prompt_tokens),
-        tuple(row["answers"]),
-        spec.max_new_tokens,
-        stop,
-        {"all_classes": row.get("all_classes"), "length": row["length"], "_id": row.get("_id")},
-    )
 
 
 def cut_middle(prompt: str, tokenizer: Any, max_tokens: int) -> str:
@@ -286,16 +278,12 @@ def score_bins(task: Task, items: Sequence[Scored]) -> list[Result]:
     """LongBench-E's results: a data set's score for each range of lengths that it has rows in."""
     metric = find_dataset(task.name).metric
     results = []
-    for _, name in LENGTH_BINS:
-        members = [item for item in items if length_bin(item.example.facts["length"]) == name]
+    for least, below, name in LENGTH_BINS:
+        members = [item for item in items if least <= item.example.facts["length"] < below]
         if members:
             result = result_of(task, metric, members, numpy_percent)
             results.append(replace(result, metric=f"{metric} {name}"))
     return results
-
-
-def length_bin(length: int) -> str:
-    return next(name for below, name in LENGTH_BINS if below is None or length < below)
 
 
 def numpy_percent(scores: list[float]) -> float:

@@ -14,7 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from bosch.plugins import suggest
+from bosch.run.errors import exit_on_user_error
 from data import needles
 from data.essays import make_essays, read_essays
 from data.key_words import wonderwords_keys
@@ -23,7 +26,6 @@ from data.toy_world.essays import ToyEssays
 from data.toy_world.world import World
 from eval.metrics.string_match import string_match_all, string_match_part
 from eval.rows import check_source, from_hub, write_rows
-from eval.suites._command import run_command
 from eval.suites._interface import (
     Example,
     LeftOutError,
@@ -194,10 +196,9 @@ def load_essays(source: str, punkt: Path | None) -> Any:
 
 
 def needle_task(name: str) -> NeedleTask:
-    if name not in needles.TASKS:
-        raise ValueError(
-            f"{name!r} is not one of the NIAH tasks: {suggest(name, tuple(needles.TASKS))}"
-        )
+    names = tuple(needles.TASKS)
+    if name not in names:
+        raise ValueError(f"{name!r} is not one of the NIAH tasks: {suggest(name, names)}")
     return needles.TASKS[name]
 
 
@@ -240,7 +241,10 @@ class Build:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    run_command("niah", "build", Build, run_build, args)
+    command: Build = tyro.extras.subcommand_cli_from_dict(
+        {"build": Build}, prog="python -m eval.suites.niah", args=args
+    )
+    exit_on_user_error(lambda: run_build(command), command.debug)
 
 
 def run_build(command: Build) -> None:

@@ -19,10 +19,7 @@ from tests.hybrid_folders import run_recipe
 pytestmark = pytest.mark.slow
 
 SEARCH = Path(recipes.__path__[0]) / "search_mask.py"
-NONE = [
-    f"--accelerations.no-{name}"
-    for name in ("prefixes", "group-outputs", "answer-rows", "memo", "early-end")
-]
+NONE = [f"--accelerations.no-{name}" for name in ("prefixes", "answer-rows", "memo", "early-end")]
 # recipes/search_mask.py, killed by itself behind the line of the journal with that number.
 KILLED = """
 import os, signal, sys

@@ -2,13 +2,13 @@
 shapes.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bosch.backends import reference
@@ -18,6 +18,7 @@ from tests.attention_calls import (
     Case,
     all_cases,
     check_against_reference,
+    check_documents_apart,
     make_call,
     thin_cases,
     visible_counts,
@@ -47,19 +48,13 @@ def test_a_backend_answers_for_itself(name: str) -> None:
         assert reason is None or (reason and not reason.endswith("."))
 
 
+@pytest.mark.parametrize("cases", [thin_cases, pytest.param(all_cases, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_outputs_and_gradients_are_the_references(name: str) -> None:
+def test_outputs_and_gradients_are_the_references(
+    name: str, cases: Callable[[], Iterator[Case]]
+) -> None:
     backend = runnable(name)
-    for case in thin_cases():
-        for gradients in (True, False):
-            assert check_against_reference(backend, case, gradients=gradients) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BACKENDS)
-def test_outputs_and_gradients_are_the_references_on_the_full_product(name: str) -> None:
-    backend = runnable(name)
-    for case in all_cases():
+    for case in cases():
         for gradients in (True, False):
             assert check_against_reference(backend, case, gradients=gradients) is None
 
@@ -69,12 +64,8 @@ def test_outputs_and_gradients_are_the_references_on_the_full_product(name: str)
 def test_flex_computes_the_references_output_on_the_cpu() -> None:
     flex = dispatch.BACKENDS["flex"]
     assert "CUDA" in flex.supports(make_call(Case(7, 3)))  # gradients
-    for case in (
-        Case(63, 16),
-        Case(63, 16, kind="packed"),
-        Case(63, None, num_past=5),
-        Case(130, 1, num_groups=1),
-    ):
+    cases = [Case(63, 16), Case(63, 16, kind="packed"), Case(63, None, num_past=5)]
+    for case in [*cases, Case(130, 1, num_groups=1)]:
         assert check_against_reference(flex, case, gradients=False) is None
     assert "mask" in flex.supports(make_call(Case(7, 3, kind="left")))
 
@@ -82,26 +73,14 @@ def test_flex_computes_the_references_output_on_the_cpu() -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("window_tokens", [1, 8, 64])
 def test_a_window_of_w_shows_w_keys(name: str, window_tokens: int) -> None:
-    counts = visible_counts(
-        dispatch.BACKENDS[name] if name == "reference" else runnable(name),
-        64,
-        window_tokens,
-        "cpu",
-        torch.float32,
-    )
+    backend = dispatch.BACKENDS[name] if name == "reference" else runnable(name)
+    counts = visible_counts(backend, 64, window_tokens, "cpu", torch.float32)
     assert counts.tolist() == [min(i + 1, window_tokens) for i in range(64)]
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_packed_documents_do_not_touch_each_other(name: str) -> None:
-    backend = runnable(name)
-    call = make_call(Case(100, 16, kind="packed", batch=1))
-    before: Tensor = backend.attend(call)
-    end = call.documents.rows[0][1]
-    with torch.no_grad():
-        for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
-            x[:, :, :end] += 1.0
-    assert torch.equal(before[:, :, end:], backend.attend(call)[:, :, end:])
+    check_documents_apart(runnable(name), make_call(Case(100, 16, kind="packed", batch=1)))
 
 
 def test_the_reference_gives_every_group_its_own_mask() -> None:
@@ -122,15 +101,10 @@ def test_the_window_is_converted_in_one_place() -> None:
 # --------------------------------------------------------------------------------------- the choice
 
 
-def test_the_cpu_takes_sdpa() -> None:
-    assert dispatch.choose(make_call(Case(7, 3))) == "sdpa"
-
-
 def test_a_named_backend_that_cannot_is_an_error_with_its_reason() -> None:
     call = make_call(Case(7, 3))
-    with pytest.raises(
-        ValueError, match="'varlen' cannot compute this call: it needs a CUDA device"
-    ):
+    assert dispatch.choose(call) == "sdpa"
+    with pytest.raises(ValueError, match="'varlen' cannot compute this call: it needs a CUDA dev"):
         dispatch.choose(call, "varlen")
     with pytest.raises(ValueError, match="'nonesuch' does not exist"):
         dispatch.choose(call, "nonesuch")

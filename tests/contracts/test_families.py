@@ -14,11 +14,37 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bosch.hybrid.models import deploy, family_of, hybrid_config, undeploy
+from bosch.hybrid.permute import permute_groups
 from bosch.plugins import load_plugin
-from tests.model_factory import FAMILIES, MIXED, random_tokens, same_mask, tiny_model
+from tests.model_factory import (
+    FAMILIES,
+    MIXED,
+    assert_close,
+    generate_anew,
+    packed_positions,
+    random_tokens,
+    same_mask,
+    tiny_model,
+)
 
 WINDOW = 16
+SEARCH: dict[str, Any] = {"bosch_mask": MIXED, "bosch_window": WINDOW}
+
+
+def native_window(family: str, window_tokens: int) -> dict[str, Any]:
+    """The settings with which transformers itself gives every layer a window."""
+    if family in ("qwen2", "qwen3"):
+        kinds = ["sliding_attention"] * 3
+        return {"use_sliding_window": True, "sliding_window": window_tokens, "layer_types": kinds}
+    if family == "qwen3_moe":
+        return {"use_sliding_window": True, "sliding_window": window_tokens}
+    return {"sliding_window": window_tokens} if family == "mistral" else {}
+
+
 every_family = pytest.mark.parametrize("family", FAMILIES)
+every_windowed_family = pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if native_window(family, 1)]
+)
 
 
 @torch.no_grad()
@@ -49,64 +75,43 @@ def shaken(model: PreTrainedModel) -> PreTrainedModel:
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 def test_a_full_mask_is_the_stock_model_to_the_bit(family: str, padding: str) -> None:
     ours, stock = (tiny_model(family, attention=name) for name in ("bosch", "sdpa"))
-    ids = random_tokens(2, 70)
-    attention_mask = torch.ones_like(ids)
+    ids, attention_mask = random_tokens(2, 70), torch.ones(2, 70, dtype=torch.long)
     if padding != "none":
         attention_mask[0, slice(0, 20) if padding == "left" else slice(50, None)] = 0
-    expected = logits(stock, ids, attention_mask=attention_mask, use_cache=False)
+    arguments = {"attention_mask": attention_mask, "use_cache": False}
     for mask in ({}, {"bosch_mask": same_mask(1, ours), "bosch_window": WINDOW}):
-        assert torch.equal(
-            logits(ours, ids, attention_mask=attention_mask, use_cache=False, **mask), expected
-        )
+        found = logits(ours, ids, **arguments, **mask)
+        assert torch.equal(found, logits(stock, ids, **arguments))
 
 
-@every_family
+@every_windowed_family
 @pytest.mark.parametrize("window_tokens", [1, 16, 64])
 def test_an_empty_mask_is_transformers_own_sliding_window(family: str, window_tokens: int) -> None:
-    native = native_window(family, window_tokens)
-    if native is None:
-        pytest.skip(f"{family} has no sliding window of its own")
-    stock = tiny_model(family, attention="sdpa", **native)
+    stock = tiny_model(family, attention="sdpa", **native_window(family, window_tokens))
     model = tiny_model(family)
     for length in (7, window_tokens + 1, 130):
         ids = random_tokens(1, length)
-        ours = logits(
-            model, ids, bosch_mask=same_mask(0, model), bosch_window=window_tokens, use_cache=False
-        )
-        torch.testing.assert_close(ours, logits(stock, ids, use_cache=False), rtol=1e-4, atol=1e-4)
+        mask = {"bosch_mask": same_mask(0, model), "bosch_window": window_tokens}
+        ours = logits(model, ids, use_cache=False, **mask)
+        assert_close(ours, logits(stock, ids, use_cache=False))
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_masks_of_whole_layers_are_transformers_own_layer_types(family: str) -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    stock = tiny_model(
-        family, attention="sdpa", **{**native_window(family, WINDOW), "layer_types": kinds}
-    )
+    native = {**native_window(family, WINDOW), "layer_types": kinds}
+    stock = tiny_model(family, attention="sdpa", **native)
     model, ids = tiny_model(family), random_tokens(2, 130)
     z = [[int(kind == "full_attention")] * 4 for kind in kinds]
     ours = logits(model, ids, bosch_mask=z, bosch_window=WINDOW, use_cache=False)
-    torch.testing.assert_close(ours, logits(stock, ids, use_cache=False), rtol=1e-4, atol=1e-4)
-    hybrid = logits(deploy(model, z, WINDOW), ids)
-    torch.testing.assert_close(hybrid, logits(stock, ids, use_cache=False), rtol=1e-4, atol=1e-4)
+    for found in (ours, logits(deploy(model, z, WINDOW), ids)):
+        assert_close(found, logits(stock, ids, use_cache=False))
 
 
-def native_window(family: str, window_tokens: int) -> dict[str, Any] | None:
-    """The settings with which transformers itself gives every layer a window."""
-    if family in ("qwen2", "qwen3"):
-        kinds = ["sliding_attention"] * 3
-        return {"use_sliding_window": True, "sliding_window": window_tokens, "layer_types": kinds}
-    if family == "qwen3_moe":
-        return {"use_sliding_window": True, "sliding_window": window_tokens}
-    return {"sliding_window": window_tokens} if family == "mistral" else None
-
-
-@every_family
+@every_windowed_family
 def test_a_window_of_its_own_is_refused_everywhere(family: str) -> None:
-    native = native_window(family, 24)
-    if native is None:
-        pytest.skip(f"{family} has no sliding window of its own")
-    model = tiny_model(family, **native)
-    for mask in ({}, {"bosch_mask": MIXED, "bosch_window": WINDOW}):
+    model = tiny_model(family, **native_window(family, 24))
+    for mask in ({}, SEARCH):
         with pytest.raises(ValueError, match=r"sliding window of its own \(24 tokens\)"):
             logits(model, random_tokens(1, 50), **mask)
     with pytest.raises(ValueError, match="sliding window of its own"):
@@ -116,16 +121,12 @@ def test_a_window_of_its_own_is_refused_everywhere(family: str) -> None:
 @every_family
 def test_packed_documents_stay_apart_with_the_default_cache(family: str) -> None:
     model, ids = tiny_model(family), random_tokens(1, 60)
-    changed = ids.clone()
+    changed, positions = ids.clone(), packed_positions(25, 35)
     changed[:, :25] = random_tokens(1, 25, seed=5)
-    positions = torch.cat([torch.arange(25), torch.arange(35)])[None]
-    for network, mask in (
-        (model, {"bosch_mask": MIXED, "bosch_window": WINDOW}),
-        (deploy(model, MIXED, WINDOW), {}),
-    ):
+    for network, mask in ((model, SEARCH), (deploy(model, MIXED, WINDOW), {})):
         before, after = (logits(network, x, position_ids=positions, **mask) for x in (ids, changed))
         if family == "qwen3_moe":  # experts see other numbers of tokens: rounding, not a leak
-            torch.testing.assert_close(before[:, 25:], after[:, 25:], rtol=1e-4, atol=1e-4)
+            assert_close(before[:, 25:], after[:, 25:])
         else:
             assert torch.equal(before[:, 25:], after[:, 25:])
 
@@ -141,41 +142,32 @@ def test_the_deployed_hybrid_is_the_searched_one(family: str) -> None:
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
         model.to(dtype)
         hybrid = deploy(model, MIXED, WINDOW)
-        for kwargs in ({}, {"attention_mask": attention_mask}):
-            searched = logits(
-                model, ids, bosch_mask=MIXED, bosch_window=WINDOW, use_cache=False, **kwargs
-            )
+        for kwargs, first in (({}, 0), ({"attention_mask": attention_mask}, 31)):
+            searched = logits(model, ids, use_cache=False, **SEARCH, **kwargs)[:, first:]
             for use_cache in (False, True):
-                got = logits(hybrid, ids, use_cache=use_cache, **kwargs)
-                real = slice(31, None) if kwargs else slice(None)
-                torch.testing.assert_close(
-                    got[:, real], searched[:, real], rtol=tolerance, atol=tolerance
-                )
+                got = logits(hybrid, ids, use_cache=use_cache, **kwargs)[:, first:]
+                assert_close(got, searched, tolerance)
 
 
 @every_family
 def test_gradients_of_the_hybrid_are_those_of_the_searched_model(family: str) -> None:
     model = shaken(tiny_model(family, **with_biases(family))).double()
     hybrid, ids = deploy(model, MIXED, WINDOW), random_tokens(2, 50)
-    model(ids, labels=ids, bosch_mask=MIXED, bosch_window=WINDOW).loss.backward()
+    model(ids, labels=ids, **SEARCH).loss.backward()
     hybrid(ids, labels=ids).loss.backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
     for parameter in hybrid.parameters():
         parameter.data = parameter.grad
-    for name, gradient in undeploy(hybrid).named_parameters():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-11, msg=name)
+    found = {name: p.detach() for name, p in undeploy(hybrid).named_parameters()}
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 @every_family
 @pytest.mark.parametrize("tied", [False, True])
 def test_undeploy_gives_the_weights_back_bit_for_bit(family: str, tied: bool) -> None:
-    model = shaken(tiny_model(family, tie_word_embeddings=tied, **with_biases(family))).to(
-        torch.bfloat16
-    )
-    hybrid = deploy(model, MIXED, WINDOW)
-    changed = [
-        n for n, p in hybrid.named_parameters() if not torch.equal(p, model.get_parameter(n))
-    ]
+    model = shaken(tiny_model(family, tie_word_embeddings=tied, **with_biases(family))).bfloat16()
+    hybrid, own = deploy(model, MIXED, WINDOW), dict(model.named_parameters())
+    changed = [n for n, p in hybrid.named_parameters() if not torch.equal(p, own[n])]
     assert any("q_proj.weight" in name for name in changed)
     assert all("self_attn" in name and "norm" not in name for name in changed)
     back = undeploy(hybrid)
@@ -198,31 +190,26 @@ def test_a_saved_hybrid_loads_with_the_auto_classes_and_with_nothing_else(
     assert type(loaded) is type(hybrid)
     assert loaded.config.bosch == hybrid.config.bosch
     assert loaded.config.bosch["method"] == "bosch"
-    torch.testing.assert_close(logits(loaded, ids), logits(hybrid, ids), rtol=1e-4, atol=1e-4)
+    assert_close(logits(loaded, ids), logits(hybrid, ids))
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == f"bosch_{family}"
     assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
 
-    plain = load_plugin("bosch.families", family).plain_model_class
     with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
-        plain.from_pretrained(tmp_path)
+        family_of(loaded.config).plain_model_class.from_pretrained(tmp_path)
 
 
 @every_family
 def test_the_window_and_the_rope_may_change_on_a_saved_hybrid(family: str, tmp_path: Path) -> None:
     model, ids = tiny_model(family), random_tokens(1, 90)
     deploy(model, MIXED, WINDOW).save_pretrained(tmp_path)
-    yarn = {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": 64,
-    }
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+    yarn |= {"original_max_position_embeddings": 64}
     stretched = tiny_model(family, rope_parameters=dict(yarn))
     hybrid = AutoModelForCausalLM.from_pretrained(tmp_path, rope_parameters=dict(yarn))
     for window_tokens in (WINDOW, 40, 1):
         hybrid.config.bosch["window"] = window_tokens
         searched = logits(stretched, ids, bosch_mask=MIXED, bosch_window=window_tokens)
-        torch.testing.assert_close(logits(hybrid, ids), searched, rtol=1e-3, atol=1e-3)
+        assert_close(logits(hybrid, ids), searched, 1e-3)
     assert not torch.allclose(
         searched, logits(model, ids, bosch_mask=MIXED, bosch_window=1), atol=1e-2
     )
@@ -235,12 +222,7 @@ def test_the_window_and_the_rope_may_change_on_a_saved_hybrid(family: str, tmp_p
 def test_generating_gives_the_tokens_of_recomputation(family: str, kwargs: dict[str, Any]) -> None:
     model, ids = deploy(tiny_model(family), MIXED, WINDOW), random_tokens(1, WINDOW + 1)
     out = model.generate(ids, max_new_tokens=8, do_sample=False, disable_compile=True, **kwargs)
-    expected = ids
-    for _ in range(8):
-        expected = torch.cat(
-            [expected, logits(model, expected, use_cache=False)[:, -1:].argmax(-1)], dim=1
-        )
-    assert torch.equal(out, expected)
+    assert torch.equal(out, generate_anew(model, ids, 8))
 
 
 # ----------------------------------------------------------------------------------------- refusals
@@ -277,70 +259,50 @@ def test_a_mask_of_another_shape_and_an_unknown_family_are_refused() -> None:
 
 
 def test_attention_parameters_of_unknown_layout_are_refused() -> None:
-    from bosch.hybrid.permute import permute_groups
-
-    row = [[1, 0]]
-    for name, shape in (
-        ("q_norm.weight", (32,)),
-        ("qkv_proj.weight", (8, 8)),
-        ("q_proj.weight_scale", (4,)),
+    unknown = "whose groups are not known"
+    for name, shape, told in (
+        ("q_norm.weight", (32,), unknown),
+        ("qkv_proj.weight", (8, 8), unknown),
+        ("q_proj.weight_scale", (4,), unknown),
+        ("q_proj.weight", (48, 8), "not a multiple of 2 heads of 16"),
     ):
-        with pytest.raises(ValueError, match="whose groups are not known"):
-            permute_groups(
-                f"model.layers.0.self_attn.{name}", torch.zeros(shape), row, head_size=16
-            )
-    with pytest.raises(ValueError, match="not a multiple of 2 heads of 16"):
-        permute_groups(
-            "model.layers.0.self_attn.q_proj.weight", torch.zeros(48, 8), row, head_size=16
-        )
+        with pytest.raises(ValueError, match=told):
+            permute_groups(f"model.layers.0.self_attn.{name}", torch.zeros(shape), [[1, 0]], 16)
 
 
 # ---------------------------------------------------------------------------------------- importing
 
 
+def printed(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize(
     "first",
     [
-        "import bosch; from transformers import AutoModelForCausalLM",
-        "from transformers import AutoModelForCausalLM; import bosch",
-        "import transformers; import bosch; from transformers import AutoModelForCausalLM",
-        "import bosch; from transformers import Qwen3ForCausalLM, AutoModelForCausalLM",
-        "import bosch.families.qwen3; from transformers import AutoModelForCausalLM",
+        "import bosch; from transformers import AutoModelForCausalLM as M",
+        "from transformers import AutoModelForCausalLM as M; import bosch",
+        "import transformers; import bosch; from transformers import AutoModelForCausalLM as M",
+        "import bosch; from transformers import Qwen3ForCausalLM, AutoModelForCausalLM as M",
+        "import bosch.families.qwen3; from transformers import AutoModelForCausalLM as M",
+        "import bosch; from transformers import AutoConfig as M",
+        "from transformers import AutoConfig as M; import bosch",
     ],
 )
 def test_import_bosch_is_enough_in_any_order(first: str, tmp_path: Path) -> None:
     deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path)
-    code = f"{first}; print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "BoschQwen3ForCausalLM"
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import bosch; from transformers import AutoConfig",
-        "from transformers import AutoConfig; import bosch",
-    ],
-)
-def test_import_bosch_is_enough_for_a_config_alone(first: str, tmp_path: Path) -> None:
-    deploy(tiny_model("qwen3"), MIXED, WINDOW).config.save_pretrained(tmp_path)
-    code = f"{first}; print(type(AutoConfig.from_pretrained({str(tmp_path)!r})).__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "BoschQwen3Config"
+    name = printed(f"{first}; print(type(M.from_pretrained({str(tmp_path)!r})).__name__)")
+    assert name == ("BoschQwen3Config" if "AutoConfig" in first else "BoschQwen3ForCausalLM")
 
 
 def test_import_bosch_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, bosch.run.stage; print({'torch', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert printed(code) == "set()"
 
 
 def test_a_stock_class_finds_the_attention_after_import_bosch(tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
-    code = (
-        "import bosch; from transformers import LlamaForCausalLM as M; "
-        f"print(M.from_pretrained({str(tmp_path)!r}, "
-        "attn_implementation='bosch').config._attn_implementation)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "bosch"
+    loaded = f"M.from_pretrained({str(tmp_path)!r}, attn_implementation='bosch')"
+    code = f"import bosch; from transformers import LlamaForCausalLM as M; print({loaded}.config."
+    assert printed(f"{code}_attn_implementation)") == "bosch"

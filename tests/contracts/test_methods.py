@@ -18,9 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from bosch.assets import asset_folder
 from bosch.calibration import Calibration
 from bosch.masks.mask import MaskFile, Unit, num_windowed, num_windowed_layers, read_mask
+from bosch.method import Context
 from bosch.methods import _choose
 from bosch.methods._examples import NOTES
-from bosch.methods._interface import Context
 from bosch.plugins import list_plugins, load_plugin
 from recipes.presets import smoke
 from tests.attention_matrices import context_of, toy_calibration
@@ -30,7 +30,9 @@ METHODS = list_plugins(PACKAGE)
 LEARNED = [name for name in METHODS if _choose.learns_from_tokens(name)]
 TRAINING_FREE = [name for name in METHODS if name not in LEARNED]
 # Those that note each example: a killed one goes on from its notes.
-NOTING = [name for name in TRAINING_FREE if hasattr(load_plugin(PACKAGE, name), "measure_each")]
+NOTING = [
+    name for name in TRAINING_FREE if _choose.reads_calibration(name) and not _choose.searches(name)
+]
 RATIOS = [
     pytest.param(0.25, marks=pytest.mark.slow),
     0.5,
@@ -69,16 +71,22 @@ def calibration(model: PreTrainedModel) -> Calibration:
 
 
 @pytest.fixture(scope="module", params=TRAINING_FREE)
+def name(request: pytest.FixtureRequest) -> str:
+    method: str = request.param
+    return method
+
+
+@pytest.fixture(scope="module")
 def context(
-    request: pytest.FixtureRequest,
+    name: str,
     model: PreTrainedModel,
     calibration: Calibration,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Context:
     """Of one method. Its notes stay in the folder: only the first test computes statistics."""
-    folder = tmp_path_factory.mktemp(request.param)
-    settings = own_settings(request.param, model, folder)
-    method = load_plugin(PACKAGE, request.param)
+    folder = tmp_path_factory.mktemp(name)
+    settings = own_settings(name, model, folder)
+    method = load_plugin(PACKAGE, name)
     return context_of(
         method, model, calibration, folder / "mask", settings, window_tokens=smoke().window
     )
@@ -98,12 +106,7 @@ def own_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, A
     return {"path": path}
 
 
-def name_of(context: Context) -> str:
-    return type(context.settings).__module__.rsplit(".", 1)[-1]
-
-
-def write(context: Context) -> MaskFile:
-    name = name_of(context)
+def write(name: str, context: Context) -> MaskFile:
     selection = _choose.make_mask(name, context)
     return _choose.write_selection(name, context, selection, time.monotonic())
 
@@ -135,11 +138,12 @@ def test_settings_are_frozen_and_have_defaults(name: str) -> None:
     assert hash(settings) == hash(again)  # only a frozen one has a hash
 
 
-def test_a_method_that_reads_no_calibration_set_does_not_ask_for_it(context: Context) -> None:
+def test_a_method_that_reads_no_calibration_set_does_not_ask_for_it(
+    name: str, context: Context
+) -> None:
     def refuse() -> Calibration:
         raise LookupError("the calibration set was asked for")
 
-    name = name_of(context)
     without = dataclasses.replace(
         context, load_calibration=refuse, folder=context.folder.with_name("without")
     )
@@ -165,18 +169,18 @@ def test_a_method_that_learns_says_that_it_needs_tokens(
 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
-    context: Context, ratio: float | str
+    name: str, context: Context, ratio: float | str
 ) -> None:
     layers, groups = context.num_layers, context.num_groups
-    unit = _choose.unit_of(name_of(context))
+    unit = _choose.unit_of(name)
     count = layers if unit == "layer" else layers * groups
     if isinstance(ratio, str):
         ratio = {"one windowed": 1, "one left": count - 1}[ratio] / count
     context = dataclasses.replace(context, ratio=ratio)
-    if _choose.searches(name_of(context)):  # its journal is of one ratio
+    if _choose.searches(name):  # its journal is of one ratio
         context = dataclasses.replace(context, folder=context.folder.with_name(f"{ratio:g}"))
         context.folder.mkdir()
-    record = write(context)
+    record = write(name, context)
     assert record.mask.unit == unit
     assert record.mask.window_tokens == context.window_tokens
     if unit == "layer":
@@ -186,27 +190,27 @@ def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
     assert read_mask(context.folder / "mask.json", context.model_info) == record
 
 
-def test_the_same_seed_gives_the_same_files(context: Context) -> None:
-    write(context)
+def test_the_same_seed_gives_the_same_files(name: str, context: Context) -> None:
+    write(name, context)
     again = dataclasses.replace(context, folder=context.folder.with_name("again"))
     again.folder.mkdir()
-    write(again)
+    write(name, again)
     assert files_of(again) == files_of(context)
 
 
-def test_the_model_is_left_as_it_was(context: Context) -> None:
+def test_the_model_is_left_as_it_was(name: str, context: Context) -> None:
     before = state_of(context.model)
     shutil.rmtree(context.folder)
     context.folder.mkdir()
-    write(context)
+    write(name, context)
     assert state_of(context.model) == before
 
 
-@pytest.mark.parametrize("context", NOTING, indirect=True)
-def test_after_a_kill_the_files_are_the_same(context: Context) -> None:
+@pytest.mark.parametrize("name", NOTING, indirect=True)
+def test_after_a_kill_the_files_are_the_same(name: str, context: Context) -> None:
     """Killed behind every example, and in the middle of noting the next one. (Searches have a
     journal: test_search_methods.py; the others are done in a moment.)"""
-    write(context)
+    write(name, context)
     lines = (context.folder / NOTES).read_bytes().splitlines(keepends=True)
     killed = dataclasses.replace(context, folder=context.folder.with_name("killed"))
     for done in range(len(lines) + 1):
@@ -214,7 +218,7 @@ def test_after_a_kill_the_files_are_the_same(context: Context) -> None:
         killed.folder.mkdir()
         torn = lines[done][: len(lines[done]) // 2] if done < len(lines) else b""
         (killed.folder / NOTES).write_bytes(b"".join(lines[:done]) + torn)
-        write(killed)
+        write(name, killed)
         assert files_of(killed) == files_of(context)
         assert (killed.folder / NOTES).read_bytes().startswith(b"".join(lines[:done]))
 

@@ -1,21 +1,33 @@
 """Materializing is killed at random points and run again: the folder must be the same, byte for
 byte."""
 
-import json
-import os
 import random
+import resource
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
+from recipes.materialize_model import main as materialize_model
+from tests.fork_server import PATIENCE, start
 from tests.hybrid_folders import files_of, mask_file, plain_folder
+from tests.kill_points import watch_operations
 
-PROGRAM = Path(__file__).with_name("materialize_attempts.py")
+
+def attempt(folder: Path, name: str, kill_at: int | None, largest_file: int | None) -> None:
+    """In a process of its own: SIGKILL before the n-th file operation below the target, or the end
+    by the kernel when a file grows beyond so many bytes."""
+    torch.set_num_threads(1)
+    out = folder / name / "hybrid"
+    if largest_file is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python would make an OSError of it
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    seen = watch_operations(out, at=kill_at)
+    model, mask = folder / "dense", folder / "mask.json"
+    materialize_model(["--model", str(model), "--mask", str(mask), "--out", str(out)])
+    (folder / name / "operations").write_text(str(seen[0]))
 
 
 class Attempts:
@@ -25,44 +37,31 @@ class Attempts:
         self.folder = folder
         model = plain_folder(folder / "dense", shard_size="30KB")
         self.largest_file = max(path.stat().st_size for path in model.glob("*.safetensors"))
-        mask = mask_file(folder / "mask.json", model)
-        self.process = subprocess.Popen(
-            [sys.executable, PROGRAM, model, mask, folder],
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        code, said = self.run("undisturbed", count=True)
-        assert code == 0, said
-        self.num_operations = int(said.split("operations")[1].split()[0])
-        self.expected = self.files("undisturbed")
+        mask_file(folder / "mask.json", model)
+        assert self.run("undisturbed") == 0
+        self.num_operations = int((folder / "undisturbed" / "operations").read_text())
 
-    def run(self, name: str, **job: Any) -> tuple[int, str]:
-        """How a child that was given this job ended, and what it said."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"name": name, **job}) + "\n")
-        self.process.stdin.flush()
-        said = ""
-        for line in self.process.stdout:
-            if line.startswith("ended "):
-                return int(line.split()[1]), said
-            said += line
-        raise AssertionError(f"the program of attempts ended: {said}")
-
-    def files(self, name: str) -> dict[str, bytes]:
-        return files_of(self.folder / name / "hybrid")
+    def run(
+        self, name: str, kill_at: int | None = None, largest_file: int | None = None
+    ) -> int | None:
+        """The exit code of an attempt."""
+        process = start(attempt, self.folder, name, kill_at, largest_file)
+        process.join(PATIENCE)
+        return process.exitcode
 
     def moment(self, seed: object) -> int:
         return random.Random(str(seed)).randint(1, self.num_operations)
 
+    def check_resumed(self, name: str) -> None:
+        """Run once more, to the bytes of the undisturbed run."""
+        assert self.run(name) == 0
+        expected = files_of(self.folder / "undisturbed" / "hybrid")
+        assert files_of(self.folder / name / "hybrid") == expected
+
 
 @pytest.fixture(scope="module")
-def attempts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attempts]:
-    running = Attempts(tmp_path_factory.mktemp("attempts"))
-    yield running
-    running.process.communicate()  # closes its input, and so ends it
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> Attempts:
+    return Attempts(tmp_path_factory.mktemp("attempts"))
 
 
 @pytest.mark.parametrize(
@@ -71,25 +70,17 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attempts]:
 def test_killed_at_a_random_operation_it_resumes_to_the_same_bytes(
     number: int, attempts: Attempts
 ) -> None:
-    name = f"random-{number}"
-    code, said = attempts.run(name, kill_at=attempts.moment(number))
-    assert code == -signal.SIGKILL, said
-    code, said = attempts.run(name)
-    assert code == 0, said
-    assert attempts.files(name) == attempts.expected
+    assert attempts.run(f"random-{number}", attempts.moment(number)) == -signal.SIGKILL
+    attempts.check_resumed(f"random-{number}")
 
 
 def test_killed_again_and_again_it_still_ends_in_the_same_bytes(attempts: Attempts) -> None:
-    codes = [attempts.run("again", kill_at=attempts.moment(f"again {n}"))[0] for n in range(4)]
+    codes = [attempts.run("again", attempts.moment(f"again {n}")) for n in range(4)]
     assert -signal.SIGKILL in codes
-    code, said = attempts.run("again")
-    assert code == 0, said
-    assert attempts.files("again") == attempts.expected
+    attempts.check_resumed("again")
 
 
 def test_killed_in_the_middle_of_a_file_it_resumes_to_the_same_bytes(attempts: Attempts) -> None:
-    code, said = attempts.run("middle", largest_file=attempts.largest_file - 1000)
-    assert code == -signal.SIGXFSZ, said
-    code, said = attempts.run("middle")
-    assert code == 0, said
-    assert attempts.files("middle") == attempts.expected
+    code = attempts.run("middle", largest_file=attempts.largest_file - 1000)
+    assert code == -signal.SIGXFSZ
+    attempts.check_resumed("middle")

@@ -79,31 +79,6 @@ def test_chain_killed_again_and_again_still_ends_in_the_same_bytes(
     assert files_of(tmp_path) == expected
 
 
-@pytest.mark.parametrize("line", ["words: done", "line 0", "line 3", "shards: starts"])
-def test_chain_killed_from_outside_resumes_to_the_same_bytes(
-    line: str, tmp_path: Path, undisturbed: tuple[dict[str, bytes], int]
-) -> None:
-    process = start(tmp_path / "run")
-    assert process.stdout
-    while not (told := process.stdout.readline()).startswith(line):
-        assert told
-    process.kill()
-    finish(process)
-    code, output = finish(start(tmp_path / "run"))
-    assert code == 0, output
-    assert files_of(tmp_path) == undisturbed[0]
-
-
-def test_complete_chain_is_reused_stage_by_stage(tmp_path: Path) -> None:
-    finish(start(tmp_path / "run"))
-    before = files_of(tmp_path)
-    code, output = finish(start(tmp_path / "run"))
-    assert code == 0
-    assert output.count("complete, reused") == 4
-    assert "starts" not in output
-    assert files_of(tmp_path) == before
-
-
 def test_second_run_uses_the_shared_artifact_of_the_first(tmp_path: Path) -> None:
     finish(start(tmp_path / "one"))
     code, output = finish(start(tmp_path / "two", ratio=0.5))
@@ -132,36 +107,37 @@ def test_shared_artifact_of_a_killed_run_is_finished_by_another(tmp_path: Path) 
     assert "words: goes on where it was stopped" in output
 
 
-def test_folder_in_use_is_refused_with_the_owner_named(tmp_path: Path) -> None:
-    owner = start(tmp_path / "run", hold=True)
-    assert owner.stdout
-    assert owner.stdout.readline() == "held\n"
+@pytest.fixture
+def owner(tmp_path: Path) -> subprocess.Popen[str]:
+    """A process that holds the run folder until its standard input is closed."""
+    process = start(tmp_path / "run", hold=True)
+    assert process.stdout
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_folder_in_use_is_refused_with_the_owner_named(
+    tmp_path: Path, owner: subprocess.Popen[str]
+) -> None:
     code, output = finish(start(tmp_path / "run"))
     assert code == 1
     assert f"{tmp_path / 'run'} is in use by pid {owner.pid} on host" in output
-    assert finish(owner)[0] == 0  # standard input is closed, so it goes on and ends
+    assert finish(owner)[0] == 0
     assert not (tmp_path / "run" / ".lock").exists()
 
 
-def test_lock_of_a_killed_process_is_taken_over_and_told(tmp_path: Path) -> None:
-    owner = start(tmp_path / "run", hold=True)
-    assert owner.stdout
-    owner.stdout.readline()
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_lock_of_a_killed_process_is_taken_over_and_told(
+    tmp_path: Path, owner: subprocess.Popen[str], is_reaped: bool
+) -> None:
     owner.kill()
-    finish(owner)
+    os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)  # dead, its pid still exists
+    if is_reaped:
+        finish(owner)
     assert (tmp_path / "run" / ".lock").exists()
     code, output = finish(start(tmp_path / "run"))
     assert code == 0, output
     assert f"took over the lock of pid {owner.pid} on host" in output
-
-
-def test_lock_of_a_process_not_yet_reaped_counts_as_stale(tmp_path: Path) -> None:
-    owner = start(tmp_path / "run", hold=True)
-    assert owner.stdout
-    owner.stdout.readline()
-    owner.kill()
-    os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)  # dead, its pid still exists
-    assert finish(start(tmp_path / "run"))[0] == 0
     finish(owner)
 
 

@@ -16,11 +16,19 @@ from bosch.hybrid.models import deploy
 from tests.attention_calls import (
     Case,
     check_against_reference,
+    check_documents_apart,
     make_call,
     thin_cases,
     visible_counts,
 )
-from tests.model_factory import MIXED, random_tokens, same_mask, tiny_model
+from tests.model_factory import (
+    MIXED,
+    generate_anew,
+    packed_positions,
+    random_tokens,
+    same_mask,
+    tiny_model,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,12 +54,8 @@ def gpu_cases(name: str) -> list[Case]:
     ]
     cases += [Case(300, 64, head_size=128, num_groups=8, dtype=torch.float16)]
     if name == "flex":
-        kept = [
-            case
-            for case in cases
-            if case.num_queries in (63, 130, 200, 300) and case.window_tokens == 64
-        ]
-        return [case for case in kept if case.kind in ("plain", "packed")]
+        cases = [x for x in cases if x.num_queries in (63, 130, 200, 300) and x.window_tokens == 64]
+        return [case for case in cases if case.kind in ("plain", "packed")]
     return cases
 
 
@@ -76,29 +80,19 @@ def test_a_window_of_w_shows_w_keys(name: str, window_tokens: int) -> None:
 @every_backend
 def test_packed_documents_do_not_touch_each_other(name: str) -> None:
     backend = runnable(name)
-    call = make_call(
-        Case(200, 16, kind="packed", batch=1, dtype=torch.bfloat16, head_size=64), device="cuda"
-    )
-    before: Tensor = backend.attend(call)
-    end = call.documents.rows[0][1]
-    with torch.no_grad():
-        for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
-            x[:, :, :end] += 1.0
-    assert torch.equal(before[:, :, end:], backend.attend(call)[:, :, end:])
+    case = Case(200, 16, kind="packed", batch=1, dtype=torch.bfloat16, head_size=64)
+    check_documents_apart(backend, make_call(case, device="cuda"))
 
 
 def test_a_window_goes_to_a_flash_kernel_and_full_attention_to_sdpa() -> None:
-    windowed, full = (
-        make_call(Case(300, w, dtype=torch.bfloat16, head_size=64), device="cuda")
-        for w in (64, None)
-    )
-    assert dispatch.choose(full) == "sdpa"
     runs = [name for name in dispatch.ORDER_CUDA if dispatch.BACKENDS[name].unavailable() is None]
-    assert dispatch.choose(windowed) == runs[0]
-    padded = make_call(
-        Case(300, 64, kind="left", dtype=torch.bfloat16, head_size=64), device="cuda"
-    )
-    assert dispatch.choose(padded) == "sdpa"
+    for window, kind, chosen in (
+        (64, "plain", runs[0]),
+        (None, "plain", "sdpa"),
+        (64, "left", "sdpa"),
+    ):
+        case = Case(300, window, kind=kind, dtype=torch.bfloat16, head_size=64)
+        assert dispatch.choose(make_call(case, device="cuda")) == chosen
 
 
 def model_on_gpu() -> PreTrainedModel:
@@ -124,17 +118,14 @@ def test_a_full_mask_is_the_stock_model_to_the_bit() -> None:
 def test_search_and_deploy_agree_on_every_backend(name: str) -> None:
     runnable(name)
     model, ids = model_on_gpu(), random_tokens(1, 300).cuda()
-    searched = logits(
-        model, ids, bosch_mask=MIXED, bosch_window=64, bosch_backend=name, use_cache=False
+    search = {"bosch_mask": MIXED, "bosch_window": 64, "use_cache": False}
+    searched, reference = (
+        logits(model, ids, bosch_backend=backend, **search) for backend in (name, "reference")
     )
-    reference = logits(
-        model, ids, bosch_mask=MIXED, bosch_window=64, bosch_backend="reference", use_cache=False
-    )
-    torch.testing.assert_close(
-        searched, reference, rtol=0.05, atol=0.1 * reference.abs().max().item()
-    )
+    atol = 0.1 * reference.abs().max().item()
+    torch.testing.assert_close(searched, reference, rtol=0.05, atol=atol)
     hybrid = logits(deploy(model, MIXED, 64), ids, bosch_backend=name, use_cache=False)
-    torch.testing.assert_close(hybrid, searched, rtol=0.05, atol=0.1 * reference.abs().max().item())
+    torch.testing.assert_close(hybrid, searched, rtol=0.05, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -149,19 +140,15 @@ def test_search_and_deploy_agree_on_every_backend(name: str) -> None:
 )
 def test_generating_gives_the_tokens_of_recomputation(kwargs: dict[str, Any]) -> None:
     model = deploy(tiny_model("qwen3").cuda(), MIXED, 16)
-    ids = expected = random_tokens(1, 90).cuda()
+    ids = random_tokens(1, 90).cuda()
     out = model.generate(ids, max_new_tokens=8, do_sample=False, **kwargs)
-    for _ in range(8):
-        expected = torch.cat(
-            [expected, logits(model, expected, use_cache=False)[:, -1:].argmax(-1)], dim=1
-        )
-    assert torch.equal(out, expected)
+    assert torch.equal(out, generate_anew(model, ids, 8))
 
 
 def test_a_training_step_on_packed_documents_keeps_them_apart() -> None:
     model = deploy(model_on_gpu(), MIXED, 64).train()
     ids = random_tokens(1, 400).cuda()
-    positions = torch.cat([torch.arange(150), torch.arange(250)])[None].cuda()
+    positions = packed_positions(150, 250).cuda()
     model(ids, labels=ids, position_ids=positions).loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
     changed = ids.clone()

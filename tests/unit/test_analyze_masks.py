@@ -130,7 +130,7 @@ def test_every_analysis_leaves_numbers_and_a_table(
     assert found["masks"][1]["layer_ratios"] == list(masks[1].layer_ratios)
     told = capsys.readouterr().out
     assert "org/small (0123456789ab), ratio 0.5 │     6 │" in told
-    assert " bosch │ 0.25 → 0.5 │" in told
+    assert "  bosch │ 0.25 │ 0.5 │" in told
 
 
 def test_same_masks_give_the_same_bytes(tmp_path: Path) -> None:

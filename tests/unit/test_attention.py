@@ -17,7 +17,14 @@ from transformers import (
 )
 
 from bosch.hybrid.models import deploy
-from tests.model_factory import MIXED, packed_positions, random_tokens, same_mask, tiny_model
+from tests.model_factory import (
+    MIXED,
+    assert_close,
+    packed_positions,
+    random_tokens,
+    same_mask,
+    tiny_model,
+)
 
 WINDOW = 8
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -37,6 +44,10 @@ def model_in(mode: str) -> PreTrainedModel:
     """A tiny model for calls with ARGUMENTS[mode]."""
     model = tiny_model("qwen3")
     return deploy(model, MIXED, WINDOW) if mode == "deploy" else model
+
+
+def positions_of(attention_mask: Tensor) -> Tensor:
+    return (attention_mask.cumsum(-1) - 1).clamp_min(0)
 
 
 @torch.no_grad()
@@ -66,7 +77,7 @@ def test_each_group_changes_the_logits_and_nothing_is_stored(model: PreTrainedMo
         seen.append(logits(model, ids, z, use_cache=False))
     assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in [dense, *seen[:i]])
     for x in seen:  # no text is cut there yet
-        torch.testing.assert_close(x[:, :WINDOW], dense[:, :WINDOW], rtol=1e-5, atol=1e-5)
+        assert_close(x[:, :WINDOW], dense[:, :WINDOW], 1e-5)
     assert torch.equal(logits(model, ids, use_cache=False), dense)
 
 
@@ -74,21 +85,18 @@ def test_search_with_a_dynamic_cache_in_pieces_is_search_in_one(model: PreTraine
     ids = random_tokens(2, 60)
     whole = logits(model, ids, MIXED, use_cache=False)
     cache = DynamicCache(config=model.config)
-    pieces = [
-        logits(model, piece, MIXED, past_key_values=cache)
-        for piece in ids.split([20, 1, 32, 7], dim=1)
-    ]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-4)
+    parts = ids.split([20, 1, 32, 7], dim=1)
+    pieces = [logits(model, part, MIXED, past_key_values=cache) for part in parts]
+    assert_close(torch.cat(pieces, dim=1), whole)
 
 
 def test_logits_to_keep_keeps_those_rows(model: PreTrainedModel) -> None:
     ids = random_tokens(1, 50)
     whole = logits(model, ids, MIXED, use_cache=False)
     rows = torch.tensor([3, 30, 48])
-    kept = logits(model, ids, MIXED, use_cache=False, logits_to_keep=rows)
-    torch.testing.assert_close(kept, whole[:, rows], rtol=1e-5, atol=1e-5)
-    last = logits(model, ids, MIXED, use_cache=False, logits_to_keep=4)
-    torch.testing.assert_close(last, whole[:, -4:], rtol=1e-5, atol=1e-5)
+    for keep, expected in ((rows, whole[:, rows]), (4, whole[:, -4:])):
+        kept = logits(model, ids, MIXED, use_cache=False, logits_to_keep=keep)
+        assert_close(kept, expected, 1e-5)
 
 
 # ------------------------------------------------------------------------------------------ padding
@@ -102,20 +110,10 @@ def test_a_padded_row_is_the_row_alone(model: PreTrainedModel, side: str, backen
     attention_mask = torch.ones_like(ids)
     attention_mask[0] = 0
     attention_mask[0, real] = 1
-    position_ids = (attention_mask.cumsum(-1) - 1).clamp_min(0)
-    both = logits(
-        model,
-        ids,
-        MIXED,
-        attention_mask=attention_mask,
-        position_ids=position_ids,
-        use_cache=False,
-        bosch_backend=backend,
-    )
-    torch.testing.assert_close(
-        both[0, real], logits(model, ids[:1, real], MIXED)[0], rtol=1e-4, atol=1e-4
-    )
-    torch.testing.assert_close(both[1], logits(model, ids[1:], MIXED)[0], rtol=1e-4, atol=1e-4)
+    padded = {"attention_mask": attention_mask, "position_ids": positions_of(attention_mask)}
+    both = logits(model, ids, MIXED, use_cache=False, bosch_backend=backend, **padded)
+    assert_close(both[0, real], logits(model, ids[:1, real], MIXED)[0])
+    assert_close(both[1], logits(model, ids[1:], MIXED)[0])
 
 
 def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None:
@@ -162,18 +160,14 @@ def test_changing_one_document_leaves_the_others_bitwise_unchanged(
 
 def test_packed_documents_are_the_documents_alone(model: PreTrainedModel) -> None:
     ids, lengths = random_tokens(2, 60), (13, 1, 30, 16)
-    packed = logits(model, ids, MIXED, position_ids=packed_positions(*lengths))
+    positions, ends = packed_positions(*lengths), torch.tensor([0, 13, 14, 44, 60])
+    packed = logits(model, ids, MIXED, position_ids=positions)
     alone = torch.cat([logits(model, part, MIXED) for part in ids.split(lengths, dim=1)], dim=1)
-    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-4)
-    named = logits(
-        model,
-        ids[:1],
-        MIXED,
-        position_ids=packed_positions(*lengths),
-        cu_seq_lens_q=torch.tensor([0, 13, 14, 44, 60]),
-        max_length_q=30,
+    assert_close(packed, alone)
+    unnamed, named = (
+        logits(model, ids[:1], MIXED, position_ids=positions, **names)
+        for names in ({}, {"cu_seq_lens_q": ends, "max_length_q": 30})
     )
-    unnamed = logits(model, ids[:1], MIXED, position_ids=packed_positions(*lengths))
     assert torch.equal(named, unnamed)
 
 
@@ -186,7 +180,7 @@ def test_rows_may_be_packed_differently(model: PreTrainedModel) -> None:
     assert torch.equal(both[0], packed[0])
     assert torch.equal(both[1], logits(model, ids[[1, 1]], MIXED)[1])
     alone = logits(model, ids[:1], MIXED, position_ids=positions[:1])
-    torch.testing.assert_close(both[:1], alone, rtol=1e-4, atol=1e-4)
+    assert_close(both[:1], alone)
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -211,20 +205,18 @@ def test_packed_and_padded_documents_are_kept_apart(model: PreTrainedModel) -> N
     attention_mask[:, 50:] = 0
     padded = logits(model, ids, MIXED, position_ids=positions, attention_mask=attention_mask)
     packed = logits(model, ids[:, :50], MIXED, position_ids=positions[:, :50])
-    torch.testing.assert_close(padded[:, :50], packed, rtol=1e-4, atol=1e-4)
+    assert_close(padded[:, :50], packed)
 
 
 def test_padding_in_the_middle_begins_no_document(model: PreTrainedModel) -> None:
     ids = random_tokens(1, 40)
     attention_mask = torch.ones_like(ids)
     attention_mask[:, 10:20] = 0
-    positions = (attention_mask.cumsum(-1) - 1).clamp_min(0)
-    with_gap = logits(
-        model, ids, same_mask(1, model), attention_mask=attention_mask, position_ids=positions
-    )
+    padded = {"attention_mask": attention_mask, "position_ids": positions_of(attention_mask)}
+    with_gap = logits(model, ids, same_mask(1, model), **padded)
     ids_without = torch.cat([ids[:, :10], ids[:, 20:]], dim=1)
     without = logits(model, ids_without, same_mask(1, model))
-    torch.testing.assert_close(with_gap[:, 20:], without[:, 10:], rtol=1e-4, atol=1e-4)
+    assert_close(with_gap[:, 20:], without[:, 10:])
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
@@ -240,10 +232,10 @@ def test_a_mask_of_the_callers_own_is_followed_whatever_the_positions(
     arguments["position_ids"] = torch.tensor([[*range(15), *range(10, 15)]])
     both = logits(model, ids, **arguments)
     first = logits(model, ids[:, :15], use_cache=False, **ARGUMENTS[mode])
-    torch.testing.assert_close(both[:, :15], first, rtol=1e-4, atol=1e-4)
+    assert_close(both[:, :15], first)
     if mode == "dense":  # elsewhere the window counts the tokens of the other answer too
         second = logits(model, torch.cat([ids[:, :10], ids[:, 15:]], dim=1), use_cache=False)
-        torch.testing.assert_close(both[:, 15:], second[:, 10:], rtol=1e-4, atol=1e-4)
+        assert_close(both[:, 15:], second[:, 10:])
     seen = ids.clone()
     seen[:, 5] += 1  # every token of the second answer sees it
     assert not torch.equal(logits(model, seen, **arguments)[:, 15:], both[:, 15:])
@@ -261,10 +253,9 @@ def test_packed_documents_do_not_continue_a_cache(model: PreTrainedModel) -> Non
     cache = DynamicCache(config=model.config)
     ids = random_tokens(1, 40)
     logits(model, ids[:, :20], MIXED, past_key_values=cache)
+    packed = {"past_key_values": cache, "position_ids": packed_positions(10, 10)}
     with pytest.raises(ValueError, match="without continuing a cache"):
-        logits(
-            model, ids[:, 20:], MIXED, past_key_values=cache, position_ids=packed_positions(10, 10)
-        )
+        logits(model, ids[:, 20:], MIXED, **packed)
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -282,8 +273,7 @@ def test_gradients_are_the_references() -> None:
         loss_gradients(model, ids, bosch_backend=name, **ARGUMENTS["search"])
         for name in ("sdpa", "reference")
     )
-    for name, gradient in reference.items():
-        torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+    torch.testing.assert_close(ours, reference, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
@@ -309,19 +299,17 @@ def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "packed", "padded"])
 def test_a_compiled_training_step_has_the_same_gradients(kind: str) -> None:
-    model = deploy(tiny_model("qwen3"), MIXED, WINDOW).train()
-    ids, kwargs = random_tokens(1, 60), {}
-    if kind == "packed":
-        kwargs["position_ids"] = packed_positions(25, 35)
-    if kind == "padded":
-        kwargs["attention_mask"] = (torch.arange(60) < 50).long()[None]
+    model, ids = model_in("deploy").train(), random_tokens(1, 60)
+    kwargs = {
+        "plain": {},
+        "packed": {"position_ids": packed_positions(25, 35)},
+        "padded": {"attention_mask": (torch.arange(60) < 50).long()[None]},
+    }[kind]
     expected = loss_gradients(model, ids, **kwargs)
     compiled = torch.compile(model, backend="aot_eager")
     got = loss_gradients(compiled, ids, **kwargs)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(
-            got[f"_orig_mod.{name}"], gradient, rtol=1e-3, atol=1e-5, msg=name
-        )
+    got = {name.removeprefix("_orig_mod."): gradient for name, gradient in got.items()}
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------- refusals
@@ -385,7 +373,7 @@ def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
         logits(model, ids, MIXED, past_key_values=StaticCache(model.config, max_cache_len=30))
     cache = StaticCache(model.config, max_cache_len=30)
     pieces = [logits(model, piece, past_key_values=cache) for piece in ids.split([15, 5], dim=1)]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), logits(model, ids), rtol=1e-4, atol=1e-4)
+    assert_close(torch.cat(pieces, dim=1), logits(model, ids))
 
 
 @pytest.mark.parametrize("window", [0, -1, 4.0, "8"])

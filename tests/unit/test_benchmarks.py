@@ -20,7 +20,7 @@ from training.parallel import leave_world
 
 CPU = torch.device("cpu")
 ON_CPU = ("--device", "cpu")
-TINY_LATENCY = "--rounds 1 --chunk 16 --tokens 2 --window 8 --device cpu".split()
+TINY_LATENCY = "--chunk 16 --tokens 2 --window 8 --device cpu".split()
 RunBenchmark = Callable[..., list[dict[str, Any]]]
 
 
@@ -128,10 +128,10 @@ def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
 def test_the_paper_preset_is_the_papers_study(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[latency.Options] = []
     monkeypatch.setattr(latency, "measure", lambda options: asked.append(options) or [])
-    run_benchmark("latency", "--preset paper --rounds 3".split())
+    run_benchmark("latency", "--preset paper --tokens 3".split())
     (options,) = asked
     # presets.md, "latency study".
-    assert (options.model, options.chunk, options.rounds) == ("Qwen3-8B", 8192, 3)
+    assert (options.model, options.chunk, options.tokens) == ("Qwen3-8B", 8192, 3)
     assert [_timing.short(tokens) for tokens in options.lengths] == ["64k", "256k", "512k", "1M"]
     assert (options.ratios, options.window) == ((0, 0.25, 0.5, 0.75, 0.875), 1024)
     assert (options.windows, options.window_ratio) == ((256, 512, 1024, 2048, 4096), 0.75)
@@ -174,7 +174,6 @@ def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
     [
         ("latency --model Qwen3-8C", "did you mean 'Qwen3-8B'"),
         ("latency --device cuda", "no CUDA device"),
-        ("latency --memory-gb 1", "--memory-gb limits a GPU"),
         ("latencie", "did you mean 'latency'"),
         ("gpu --only plan", "--only plan: nothing of this benchmark is for a GPU"),
     ],

@@ -1,5 +1,7 @@
 """The caches of a hybrid: what they hold, and that pieces give what the whole gives."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,9 +15,21 @@ from bosch.hybrid.cache import (
     kv_bytes,
 )
 from bosch.hybrid.models import deploy
-from tests.model_factory import MIXED, kv_entries, random_tokens, same_mask, tiny_model
+from tests.model_factory import (
+    MIXED,
+    assert_close,
+    kv_entries,
+    random_tokens,
+    same_mask,
+    tiny_model,
+)
 
 NUM_FULL = [sum(row) for row in MIXED]  # of 4 groups
+CACHES = {
+    "dynamic": lambda config: DynamicCache(config=config),
+    "bare": lambda config: DynamicCache(),
+    "static": lambda config: StaticCache(config, max_cache_len=64),
+}
 
 
 def hybrid(window_tokens: int, z: object = MIXED) -> PreTrainedModel:
@@ -41,13 +55,11 @@ def test_after_a_prompt_exactly_the_needed_entries_are_alive(window_tokens: int)
 
 
 def test_entries_stay_exact_token_by_token_and_in_batches() -> None:
-    model, window = hybrid(16), 16
+    model = hybrid(16)
     cache = read(model, random_tokens(2, 10)).past_key_values
     for length in range(11, 40):
         read(model, random_tokens(2, 1), cache)
-        assert kv_entries(cache) == [
-            n * length + (4 - n) * min(length, window - 1) for n in NUM_FULL
-        ]
+        assert kv_entries(cache) == [n * length + (4 - n) * min(length, 15) for n in NUM_FULL]
     assert kv_bytes(cache) == sum(kv_entries(cache)) * 2 * 16 * 4 * 2
 
 
@@ -56,10 +68,8 @@ def test_a_long_prompt_leaves_no_hidden_copy() -> None:
     model, length = hybrid(16), 3000
     cache = read(model, random_tokens(1, length)).past_key_values
     for layer in cache.layers:
-        allocated = sum(
-            x.untyped_storage().nbytes() for x in (layer.window.keys, layer.window.values)
-        )
-        assert allocated == layer.window.keys.shape[1] * 15 * 16 * 4 * 2
+        for x in (layer.window.keys, layer.window.values):
+            assert x.untyped_storage().nbytes() == x.shape[1] * 15 * 16 * 4
 
 
 def test_a_static_cache_holds_window_slots() -> None:
@@ -97,13 +107,9 @@ def test_any_pieces_give_the_logits_of_the_whole(window_tokens: int, kind: str, 
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits
         for pieces in ([60], [1] * 60, [15, 16, 17, 12], [7, 1, 1, 30, 2, 19]):
-            cache = {
-                "dynamic": lambda: DynamicCache(config=model.config),
-                "bare": DynamicCache,
-                "static": lambda: StaticCache(model.config, max_cache_len=64),
-            }[kind]()
+            cache = CACHES[kind](model.config)
             parts = [read(model, piece, cache).logits for piece in ids.split(pieces, dim=1)]
-            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-10, atol=1e-10)
+            assert_close(torch.cat(parts, dim=1), whole, 1e-10)
             assert isinstance(cache.layers[0], HybridLayer)
 
 
@@ -115,27 +121,18 @@ def test_left_padding_survives_pieces(kind: str, z: str) -> None:
     ids, attention_mask = random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
     attention_mask[0, :23] = 0
     positions = (attention_mask.cumsum(-1) - 1).clamp_min(0)
+
+    def read_part(part: slice, **kwargs: object) -> Tensor:
+        visible, at = attention_mask[:, : part.stop], positions[:, part]
+        return model(ids[:, part], attention_mask=visible, position_ids=at, **kwargs).logits
+
     with torch.no_grad():
-        whole = model(
-            ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
-        ).logits
-        cache = (
-            StaticCache(model.config, 64) if kind == "static" else DynamicCache(config=model.config)
-        )
-        parts, stop = [], 0
-        for size in (10, 30, 1, 1, 18):
-            start, stop = stop, stop + size
-            parts.append(
-                model(
-                    ids[:, start:stop],
-                    attention_mask=attention_mask[:, :stop],
-                    position_ids=positions[:, start:stop],
-                    past_key_values=cache,
-                ).logits
-            )
-    got = torch.cat(parts, dim=1)
-    torch.testing.assert_close(got[1], whole[1], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(got[0, 23:], whole[0, 23:], rtol=1e-10, atol=1e-10)
+        whole = read_part(slice(0, 60), use_cache=False)
+        cache = CACHES[kind](model.config)
+        borders = pairwise([0, 10, 40, 41, 42, 60])
+        got = torch.cat([read_part(slice(*b), past_key_values=cache) for b in borders], dim=1)
+    assert_close(got[1], whole[1], 1e-10)
+    assert_close(got[0, 23:], whole[0, 23:], 1e-10)
 
 
 def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
@@ -146,7 +143,7 @@ def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
     with torch.no_grad():
         plain.double()(ids[:, :25], past_key_values=filled)  # the same model: every group is full
         rest = model(ids[:, 25:], past_key_values=filled).logits
-        torch.testing.assert_close(rest, model(ids).logits[:, 25:], rtol=1e-10, atol=1e-10)
+        assert_close(rest, model(ids).logits[:, 25:], 1e-10)
         static = StaticCache(plain.config, max_cache_len=50)
         plain(ids, past_key_values=static)
     with pytest.raises(ValueError, match="was filled before"):
@@ -158,11 +155,9 @@ def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
 def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) -> None:
     model, ids = hybrid(8), random_tokens(1, 30)
     cache = StaticCache(model.config, max_cache_len=40)
-    with pytest.raises(ValueError, match="base model of a hybrid alone"):
-        model.model(ids[:, :first], past_key_values=cache)
-    # Nothing tells its slots from text any more: refused as long as one is empty.
-    with pytest.raises(ValueError, match="base model of a hybrid alone"):
-        model.model(ids[:, :1], past_key_values=cache)
+    for piece in (ids[:, :first], ids[:, :1]):  # as long as a slot is empty: it may count as text
+        with pytest.raises(ValueError, match="base model of a hybrid alone"):
+            model.model(piece, past_key_values=cache)
     exact = StaticCache(model.config, max_cache_len=30)  # no slot stays empty
     both = (model.model(ids, past_key_values=x).last_hidden_state for x in (exact, None))
     assert torch.equal(*both)
@@ -170,16 +165,13 @@ def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) ->
 
 def test_gradients_flow_through_a_cache() -> None:
     model, ids = hybrid(8).double(), random_tokens(1, 30)
-    expected = torch.autograd.grad(
-        model(ids, use_cache=False).logits.sum(), model.model.embed_tokens.weight
-    )[0]
     cache = DynamicCache(config=model.config)
-    pieces = [
-        model(piece, past_key_values=cache, use_cache=True).logits
-        for piece in ids.split([11, 1, 18], dim=1)
-    ]
-    got = torch.autograd.grad(torch.cat(pieces, dim=1).sum(), model.model.embed_tokens.weight)[0]
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    pieces = [model(x, past_key_values=cache).logits for x in ids.split([11, 1, 18], dim=1)]
+    whole, weight = model(ids, use_cache=False).logits, model.model.embed_tokens.weight
+    expected, got = (
+        torch.autograd.grad(x.sum(), weight)[0] for x in (whole, torch.cat(pieces, dim=1))
+    )
+    assert_close(got, expected, 1e-9)
 
 
 # --------------------------------------------------------------------------------------- operations
@@ -269,25 +261,22 @@ def test_a_cache_of_another_window_is_refused() -> None:
     model.config.bosch["window"] = 8
     with pytest.raises(ValueError, match="made for a window of 16 tokens"):
         read(model, random_tokens(1, 1), cache)
-    assert kv_entries(read(model, random_tokens(1, 20)).past_key_values) == [
-        n * 20 + (4 - n) * 7 for n in NUM_FULL
-    ]
+    cache = read(model, random_tokens(1, 20)).past_key_values
+    assert kv_entries(cache) == [n * 20 + (4 - n) * 7 for n in NUM_FULL]
 
 
-def test_a_cache_filled_in_inference_mode_can_be_continued_outside() -> None:
+def test_what_was_made_in_inference_mode_serves_outside() -> None:
     model, ids = hybrid(8), random_tokens(1, 30)
     with torch.inference_mode():
         cache = model(ids[:, :20]).past_key_values
     with torch.no_grad():
         rest = model(ids[:, 20:], past_key_values=cache).logits
-        torch.testing.assert_close(rest, model(ids).logits[:, 20:], rtol=1e-4, atol=1e-4)
+        assert_close(rest, model(ids).logits[:, 20:])
 
-
-def test_masks_kept_from_inference_mode_serve_training() -> None:
-    model, ids = hybrid(5), random_tokens(1, 131)
+    long = random_tokens(1, 131)  # masks that were kept serve training too
     with torch.inference_mode():
-        model(ids)
-    model.train()(ids, labels=ids).loss.backward()
+        model(long)
+    model.train()(long, labels=long).loss.backward()
 
 
 def test_a_quantized_cache_quantizes_the_full_part_and_costs_what_it_costs_the_dense_model() -> (

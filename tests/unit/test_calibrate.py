@@ -143,7 +143,7 @@ def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path
     (task,) = needles.suite.list_tasks(needles.settings)
     tokenizer = load_tokenizer(config.model)
     tokenizer_hash = describe_tokenizer(tokenizer).hash
-    load_examples(needles, task, tokenizer, tokenizer_hash, shared, lambda line: None)
+    load_examples(needles, task, tokenizer, tokenizer_hash, shared)
     assert check_calibration(config, run_path) == 3
     # A test example that holds a needle of the set, where the evaluation looks for its examples.
     (folder,) = shared.glob("examples-*")

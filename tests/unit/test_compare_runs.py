@@ -21,11 +21,10 @@ from eval.report.compare import (
     recoveries,
 )
 from eval.report.page import write_report
-from eval.report.pictures import draw_recovery
+from eval.report.pictures import PICTURES
 from eval.report.runs import read_run
-from eval.report.statistics import FROM_ERRORS, PAIRED
-from eval.report.summary import summarize
-from eval.report.tables import make_tables, warnings
+from eval.report.summary import summarize, warnings
+from eval.report.tables import make_tables
 from eval.rows import read_rows
 from recipes import compare_runs
 from tests.run_folders import FakeRun, Skill
@@ -92,17 +91,18 @@ def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
     assert curve.values[-1] == pytest.approx(sum(values) / 2)
 
 
-def test_intervals_say_what_they_are_made_of(tmp_path: Path) -> None:
+def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> None:
     paired = FakeRun("bosch", skill=recovering(0.1, 0.7)).write(tmp_path)
-    by_errors = FakeRun("fisher", skill=recovering(0.1, 0.7), with_samples=False).write(tmp_path)
-    rows = {row.run: row for row in recoveries(compare([paired, by_errors]))}
-    assert rows[paired.name].curve.source == PAIRED
-    assert rows[by_errors.name].curve.source == FROM_ERRORS
-    one, other = rows[paired.name].gap_share, rows[by_errors.name].gap_share
-    assert one.value == other.value
-    assert one.low is not None
-    assert other.low is not None
-    assert one.low > other.low  # pairing narrows
+    without = FakeRun("fisher", skill=recovering(0.1, 0.7), with_samples=False).write(tmp_path)
+    rows = {row.run: row.gap_share for row in recoveries(compare([paired, without]))}
+    assert rows[paired.name].value == rows[without.name].value
+    assert rows[paired.name].low < rows[paired.name].value < rows[paired.name].high
+    assert rows[without.name].low is None
+    # Nor where the examples do not give the scores.
+    path = paired / "eval/step-000200/niah/predictions.jsonl"
+    path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
+    found = recoveries(compare([paired]))
+    assert [row.gap_share.low is None for row in found] == [True, False]
 
 
 def test_one_example_a_task_has_no_interval(tmp_path: Path) -> None:
@@ -112,14 +112,6 @@ def test_one_example_a_task_has_no_interval(tmp_path: Path) -> None:
     assert lost
     assert {fall.certainty for fall in lost} == {"error unknown"}
     assert not any("surely" in str(line) for line in summarize(comparison))
-
-
-def test_predictions_that_do_not_give_the_scores_are_not_used(tmp_path: Path) -> None:
-    folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
-    path = folder / "eval/step-000200/niah/predictions.jsonl"
-    path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
-    rows = recoveries(compare([folder]))
-    assert [row.curve.source for row in rows] == [FROM_ERRORS, PAIRED]
 
 
 def test_a_run_as_baseline_gives_paired_differences(tmp_path: Path) -> None:
@@ -156,7 +148,7 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
     for row, seeds in zip(rows, ("2", "1 seed"), strict=False):
         assert row[2].startswith(f"{scores[0] - scores[1]:+.1f} [")
         assert row[2].endswith(f"]* ({seeds})")
-        assert row[3:] == ["–", "–", "paired"]
+        assert row[3:] == ["–", "–"]
     not_judged = FakeRun("razor", steps=(None,)).write(tmp_path)
     told = warnings(compare([*runs, not_judged], baseline=not_judged.name))
     assert any("no run is measured against it" in line for line in told)
@@ -262,7 +254,7 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     assert [len(mean.runs) for mean in found] == [2, 1, 1]
     assert "train.peak_learning_rate 0.5" in found[1].kind
     assert "again/" in found[2].kind
-    figure = draw_recovery(comparison)
+    figure = PICTURES["recovery"](comparison)
     assert figure is not None
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sum("(mean of 2 seeds)" in label for label in labels) == 1
@@ -324,7 +316,7 @@ def test_names_cannot_break_the_pictures(tmp_path: Path) -> None:
     runs = [FakeRun().write(tmp_path / name).rename(tmp_path / name / name) for name in names]
     for run in runs:
         write_report(compare([run]), tmp_path / "report")
-    figure = draw_recovery(compare(runs[:1]))
+    figure = PICTURES["recovery"](compare(runs[:1]))
     assert figure is not None
     assert len(figure.legends[0].get_texts()) == 2  # and the dense model
 
@@ -382,7 +374,8 @@ def test_a_damaged_prediction_is_named_and_nothing_is_drawn_from_it(
     row = {key: value for key, value in (first | broken).items() if value is not None}
     path.write_text("".join(json.dumps(row) + "\n" for row in (row, *others)))
     comparison = compare([folder])
-    assert [row.curve.source for row in recoveries(comparison)] == [FROM_ERRORS, PAIRED]
+    found = recoveries(comparison)
+    assert [row.gap_share.low is None for row in found] == [True, False]
     assert any(f"{path}: {problem}" in line for line in warnings(comparison))
 
 

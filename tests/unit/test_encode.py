@@ -1,4 +1,4 @@
-"""Encoding: where long texts are cut, that worker processes change nothing, and that foreign ids
+"""Encoding: where long texts are cut, that several threads change nothing, and that foreign ids
 are decoded."""
 
 from itertools import pairwise
@@ -129,12 +129,10 @@ def test_hash_is_of_what_decides_the_ids(model: TokenizerText, llama: TokenizerT
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_worker_processes_give_what_one_process_gives(
-    workers: int, model: TokenizerText, tmp_path: Path
+def test_any_number_of_threads_gives_what_one_encoder_gives(
+    workers: int, model: TokenizerText, folder: Path
 ) -> None:
-    for number, text in enumerate(TEXTS):
-        (tmp_path / f"{number:03}.txt").write_text(text)
-    chunks = list(read_chunks(FileSource(tmp_path), Position(), chunk_chars=5000, piece_chars=900))
+    chunks = list(read_chunks(FileSource(folder), Position(), chunk_chars=5000, piece_chars=900))
     expected = [Encoder(model, None).encode(chunk) for chunk in chunks]
     found = list(encode_in_order(iter(chunks), model, None, workers))
     assert len(found) == len(chunks) > 10
@@ -143,42 +141,30 @@ def test_worker_processes_give_what_one_process_gives(
         assert one.after == other.after
 
 
-def test_workers_are_ours_in_a_folder_with_a_package_of_the_same_name(
-    model: TokenizerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "__init__.py").touch()
-    (tmp_path / "data" / "encode.py").write_text("raise SystemExit(3)")
-    monkeypatch.chdir(tmp_path)
-    chunk = Chunk([TEXTS[0]], [True], [True], Position(1))
-    (found,) = encode_in_order([chunk], model, None, 1)
-    np.testing.assert_array_equal(found.ids, Encoder(model, None).encode(chunk).ids)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number:03}.txt").write_text(text)
+    return folder
 
 
 @pytest.mark.parametrize("start", [Position(0, 0), Position(0, 2), Position(3, 1), Position(59)])
-def test_reading_starts_at_any_piece(start: Position, tmp_path: Path) -> None:
-    for number, text in enumerate(TEXTS):
-        (tmp_path / f"{number:03}.txt").write_text(text)
-
+def test_reading_starts_at_any_piece(start: Position, folder: Path) -> None:
     def pieces(start: Position) -> list[object]:
-        chunks = read_chunks(FileSource(tmp_path), start, chunk_chars=1000, piece_chars=200)
+        chunks = read_chunks(FileSource(folder), start, chunk_chars=1000, piece_chars=200)
         return [
             piece
             for chunk in chunks
             for piece in zip(chunk.blocks, chunk.begins, chunk.ends, strict=True)
         ]
 
-    (first,) = [i for i, place in enumerate(places(tmp_path)) if place == start]
-    assert pieces(start) == pieces(Position())[first:]
-
-
-def places(folder: Path) -> list[Position]:
-    texts = [path.read_text() for path in sorted(folder.iterdir())]
-    return [
+    places = [
         Position(i, j)
-        for i, text in enumerate(texts)
+        for i, text in enumerate(TEXTS)
         for j, _ in enumerate(cut_document([text], 200))
     ]
+    assert pieces(start) == pieces(Position())[places.index(start) :]
 
 
 def test_foreign_ids_are_decoded_and_encoded_again(

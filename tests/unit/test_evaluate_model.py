@@ -167,7 +167,7 @@ def test_predictions_are_scored_again_without_the_model(run: Path, tmp_path: Pat
 def load(run: SuiteRun, folder: Path, task: Task) -> list[Example]:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     known_by = describe_tokenizer(tokenizer).hash
-    return load_examples(run, task, tokenizer, known_by, folder, lambda line: None)
+    return load_examples(run, task, tokenizer, known_by, folder)
 
 
 def test_examples_are_built_once_and_serve_whoever_wants_fewer(tmp_path: Path) -> None:
@@ -197,11 +197,12 @@ def test_a_damaged_file_of_examples_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_ranks_share_all_examples_between_them_by_their_text(world: int) -> None:
-    examples = [Example(i, "x" * size, (), 1) for i, size in enumerate((900, 100, 100, 500, 400))]
-    parts = [runner.slice_of_rank(examples, rank, world) for rank in range(world)]
-    assert [example for part in parts for example in part] == examples
+    sizes = (900, 100, 500, 100, 400)
+    examples = [Example(i, "x" * size, (), 1) for i, size in enumerate(sizes)]
+    parts = [runner.share_of_rank(examples, rank, world) for rank in range(world)]
+    assert [example.index for part in parts for example in part] == [1, 3, 4, 2, 0]
     if world == 2:
-        assert [len(part) for part in parts] == [2, 3]  # 1,000 signs each
+        assert [len(part) for part in parts] == [4, 1]  # 1,100 and 900 signs
 
 
 # ------------------------------------------------------------------------------ the command line

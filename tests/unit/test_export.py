@@ -147,34 +147,28 @@ def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:
         "| chosen by | bosch, seed 7 |",
         "![Groups with full attention, layer by layer](mask.png)",
         "import bosch",
+        # By hand, for 4,096 tokens: (5 * 4096 + 7 * 15) entries, of 12 * 4096; each has a key and a
+        # value of 16 numbers of 4 bytes.
+        "| 4,096 | 2.63 MB | 6.29 MB | 0.419 |",
+        "| 40,960 | 26.2 MB | 62.9 MB | 0.417 |",
     ):
         assert line in card
-    # By hand, for 4,096 tokens: (5 * 4096 + 7 * 15) entries, of 12 * 4096; each has a key and a
-    # value of 16 numbers of 4 bytes.
-    assert "| 4,096 | 2.63 MB | 6.29 MB | 0.419 |" in card
-    assert "| 40,960 | 26.2 MB | 62.9 MB | 0.417 |" in card
     assert "trust_remote_code" not in card
     assert (tmp_path / "hybrid" / "mask.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path) not in card
+    assert mask_record(read_config(tmp_path / "hybrid")) == record_for(dense)
 
     export_hybrid(tmp_path / "hybrid", tmp_path / "alone", standalone=True)
-    assert "trust_remote_code=True" in (tmp_path / "alone" / "README.md").read_text()
-    assert "| groups on the window | 7 of 12 |" in (tmp_path / "alone" / "README.md").read_text()
-
-
-def test_mask_of_a_folder_is_the_mask_it_was_made_with(tmp_path: Path) -> None:
-    dense = plain_folder(tmp_path / "dense")
-    record = record_for(dense)
-    materialize(dense, record, tmp_path / "hybrid")
-    assert mask_record(read_config(tmp_path / "hybrid")) == record
+    alone = (tmp_path / "alone" / "README.md").read_text()
+    assert "trust_remote_code=True" in alone
+    assert "| groups on the window | 7 of 12 |" in alone
 
 
 def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Path) -> None:
     model = deploy(tiny_model("qwen3"), MIXED, WINDOW)  # without a word on where its mask is from
     model.save_pretrained(tmp_path / "step")
-    materialize_model.main(
-        ["--model", str(tmp_path / "step"), "--out", str(tmp_path / "out"), "--standalone"]
-    )
+    folders = ["--model", str(tmp_path / "step"), "--out", str(tmp_path / "out")]
+    materialize_model.main([*folders, "--standalone"])
     name = "model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "step" / name).read_bytes()
     config = read_config(tmp_path / "out")
@@ -183,12 +177,9 @@ def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Pat
     assert "| chosen by | unknown |" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_bytes_are_told_in_three_digits() -> None:
+def test_bytes_are_told_in_three_digits_and_counted_in_the_model_s_type() -> None:
     told = [describe_bytes(count) for count in (999, 1000, 123_456, 999_999, 7.5e9, 2.5e12)]
     assert told == ["999 bytes", "1 kB", "123 kB", "1 MB", "7.5 GB", "2.5 TB"]
-
-
-def test_card_counts_the_bytes_of_the_model_s_type(tmp_path: Path) -> None:
     for dtype, size in ((torch.float32, "2.63 MB"), (torch.bfloat16, "1.32 MB")):
         model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
         model.config.dtype = dtype

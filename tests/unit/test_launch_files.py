@@ -14,7 +14,6 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
 LAUNCH = Path(__file__).parents[2] / "launch"
-CONFIGS = sorted(LAUNCH.glob("*.yaml"))
 PROGRAM = """
 import os
 names = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "FSDP_ACTIVATION_CHECKPOINTING")
@@ -43,14 +42,14 @@ def started(arguments: list[str], tmp_path: Path) -> list[str]:
     return sorted(output.splitlines())
 
 
-def test_there_are_the_four_configs() -> None:
-    assert [path.stem for path in CONFIGS] == ["cpu", "eight_gpus", "nodes", "one_gpu"]
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_accelerate_reads_the_config_and_the_comment_says_what_to_change(path: Path) -> None:
-    config = load_config_from_file(str(path))
-    assert config.num_processes == {"cpu": 1, "one_gpu": 1, "eight_gpus": 8, "nodes": 16}[path.stem]
+@pytest.mark.parametrize(
+    ("name", "num_processes"), [("cpu", 1), ("one_gpu", 1), ("eight_gpus", 8), ("nodes", 16)]
+)
+def test_accelerate_reads_the_config_and_the_comment_says_what_to_change(
+    name: str, num_processes: int
+) -> None:
+    path = LAUNCH / f"{name}.yaml"
+    assert load_config_from_file(str(path)).num_processes == num_processes
     text = path.read_text()
     assert text.startswith("# ")
     assert "Change " in text
@@ -100,17 +99,12 @@ def test_nodes_starts_one_world_from_two_launchers(tmp_path: Path) -> None:
     assert lines == [f"{rank} 4 bf16 true" for rank in range(4)]
 
 
-def test_the_slurm_script_parses_and_asks_for_signal_and_requeue() -> None:
-    path = LAUNCH / "slurm.sbatch"
-    subprocess.run(["bash", "-n", str(path)], check=True)
-    text = path.read_text()
-    for needed in ("#SBATCH --signal=TERM@300", "#SBATCH --requeue", "launch/nodes.yaml"):
-        assert needed in text
-
-
 def test_the_slurm_script_hands_cores_on_and_requeues_only_at_the_time_limit(
     tmp_path: Path,
 ) -> None:
+    text = (LAUNCH / "slurm.sbatch").read_text()
+    for needed in ("#SBATCH --signal=TERM@300", "#SBATCH --requeue", "launch/nodes.yaml"):
+        assert needed in text
     programs = {
         "scontrol": 'echo "scontrol $1"',
         "srun": 'echo "cores $SRUN_CPUS_PER_TASK"; exit 1',

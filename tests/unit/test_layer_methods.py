@@ -2,7 +2,6 @@
 by hand.
 """
 
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,34 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bosch.masks.mask import num_windowed_layers
+from bosch.method import Selection
 from bosch.methods import begin_middle_end, interleave, random_groups, random_layers
-from bosch.methods._interface import Context
-from bosch.model import ModelInfo
+from tests.convex_toy import context_without_model
 
 
-def context_of(
-    method: ModuleType, ratio: float, num_layers: int = 8, num_groups: int = 4, seed: int = 0
-) -> Context:
-    """One in which asking for the model or for the calibration set is an error."""
-
-    def refuse() -> None:
-        raise AssertionError("a rule over layers needs no model")
-
-    return Context(
-        model_info=ModelInfo("any/model", None, "f" * 32, num_layers, num_groups, num_groups, 16),
-        load_model=refuse,  # type: ignore[arg-type]
-        load_calibration=refuse,  # type: ignore[arg-type]
-        window_tokens=64,
-        ratio=ratio,
-        seed=seed,
-        settings=method.Settings(),
-        folder=Path("unused"),
-    )
+def select(method: ModuleType, ratio: float, num_layers: int = 8, seed: int = 0) -> Selection:
+    context = context_without_model(method, (num_layers, 4), ratio, seed=seed)
+    selection: Selection = method.select(context)
+    return selection
 
 
 def pattern(method: ModuleType, ratio: float, num_layers: int) -> str:
     """F a layer with full attention, w one with the window."""
-    mask = method.select(context_of(method, ratio, num_layers)).mask
+    mask = select(method, ratio, num_layers).mask
     assert mask.unit == "layer"
     return "".join("F" if row[0] else "w" for row in mask.z)
 
@@ -93,20 +78,20 @@ def test_interleaved_periods_differ_by_one_layer_at_most(num_layers: int, num_fu
 
 
 def test_random_layers_differ_from_seed_to_seed_and_reach_every_layer() -> None:
-    masks = {random_layers.select(context_of(random_layers, 0.5, seed=s)).mask for s in range(30)}
+    masks = {select(random_layers, 0.5, seed=s).mask for s in range(30)}
     assert len(masks) > 20
     for layer in range(8):
         assert {mask.z[layer][0] for mask in masks} == {0, 1}
-    again = random_layers.select(context_of(random_layers, 0.5, seed=7))
-    assert again == random_layers.select(context_of(random_layers, 0.5, seed=7))
+    again = select(random_layers, 0.5, seed=7)
+    assert again == select(random_layers, 0.5, seed=7)
     assert again.drawn
 
 
 def test_random_groups_of_one_seed_are_nested() -> None:
-    smaller = random_groups.select(context_of(random_groups, 0.25, seed=3)).mask
-    larger = random_groups.select(context_of(random_groups, 0.75, seed=3)).mask
+    smaller = select(random_groups, 0.25, seed=3).mask
+    larger = select(random_groups, 0.75, seed=3).mask
     for small_row, large_row in zip(smaller.z, larger.z, strict=True):
         assert all(small >= large for small, large in zip(small_row, large_row, strict=True))
-    other = random_groups.select(context_of(random_groups, 0.25, seed=4)).mask
+    other = select(random_groups, 0.25, seed=4).mask
     assert other != smaller
     assert any(len(set(row)) > 1 for row in larger.z)

@@ -10,42 +10,24 @@ import torch
 
 from bosch.gates.history import HISTORY, PICTURE, read_history
 from bosch.masks.mask import num_windowed, read_mask
+from bosch.method import Selection
 from bosch.methods import _choose, _gates, consa, l1_gates
 from bosch.methods._gates import LEARNED, Length, plan_length
-from bosch.methods._interface import Context, Selection
-from bosch.model import ModelInfo
-from tests.convex_toy import ConvexToy
+from tests.convex_toy import ConvexToy, context_without_model
 
 GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
-
-
-def context_of(
-    method: ModuleType, toy: ConvexToy, folder: Path, ratio: float, **settings: Any
-) -> Context:
-    folder.mkdir(parents=True, exist_ok=True)
-    num_layers, num_groups = toy.cost_LG.shape
-
-    def refuse() -> Any:
-        raise LookupError("only the fit function needs the model")
-
-    return Context(
-        model_info=ModelInfo("toy", None, "0" * 32, num_layers, num_groups, num_groups, 16),
-        load_model=refuse,
-        load_calibration=refuse,
-        window_tokens=64,
-        ratio=ratio,
-        seed=0,
-        settings=method.Settings(**{"token_share": 1.0} | settings),
-        folder=folder,
-        learning=toy.learning(),
-    )
 
 
 def select(
     method: ModuleType, toy: ConvexToy, folder: Path, ratio: float, **settings: Any
 ) -> Selection:
+    folder.mkdir(parents=True, exist_ok=True)
+    shape: Any = tuple(toy.cost_LG.shape)
+    settings = {"token_share": 1.0} | settings
+    context = context_without_model(
+        method, shape, ratio, folder, learning=toy.learning(), **settings
+    )
     name = method.__name__.rsplit(".", 1)[-1]
-    context = context_of(method, toy, folder, ratio, **settings)
     selection = _choose.make_mask(name, context)
     _choose.write_selection(name, context, selection, 0.0)
     return selection
@@ -233,30 +215,19 @@ def test_too_few_tokens_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"granularity": "head"}, "granularity is 'head'; there are head-all-layers"),
-        ({"weights": "new"}, "weights is 'new'"),
-        ({"steps": 0}, "steps is 0, it must be above 0"),
-        ({"token_share": 1.5}, "it is at most 1"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        l1_gates.Settings(**changes)
-
-
-@pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        (consa, {"gate_learning_rate": -0.1}, "consa: gate_learning_rate is -0.1"),
-        (consa, {"multiplier_learning_rate": 0.0}, "consa: multiplier_learning_rate is 0.0"),
-        (consa, {"quadratic_cap": -1.0}, "consa: quadratic_cap is -1.0, it is at least 0"),
-        (l1_gates, {"gate_learning_rate": 0.0}, "l1_gates: gate_learning_rate is 0.0"),
-        (l1_gates, {"l1_weight": -0.05}, "l1_gates: l1_weight is -0.05, it is at least 0"),
+        (l1_gates, {"steps": 0}, "steps is 0, it must be at least 1"),
+        (l1_gates, {"token_share": 0.0}, "token_share is 0.0, it must be above 0"),
+        (l1_gates, {"token_share": 1.5}, "it must be at most 1"),
+        (consa, {"gate_learning_rate": -0.1}, "gate_learning_rate is -0.1"),
+        (consa, {"multiplier_learning_rate": 0.0}, "multiplier_learning_rate is 0.0"),
+        (consa, {"quadratic_cap": -1.0}, "quadratic_cap is -1.0, it must be at least 0"),
+        (l1_gates, {"gate_learning_rate": 0.0}, "gate_learning_rate is 0.0"),
+        (l1_gates, {"l1_weight": -0.05}, "l1_weight is -0.05, it must be at least 0"),
     ],
 )
-def test_rates_and_weights_of_the_wrong_sign_are_refused(
+def test_settings_that_make_no_sense_are_refused(
     method: ModuleType, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -160,7 +160,7 @@ def test_damaged_tokens_are_named(folder: Path, tokenizer: TokenizerText, tmp_pa
     content[1000] ^= 1
     tokens.write_bytes(content)
     with pytest.raises(ValueError, match=r"tokens\.bin is damaged"):
-        open_tokens(tmp_path, tokenizer.hash, verify=True)
+        check_reuse(tmp_path, tokenizer.hash, SEQ_LEN, 1)
     tokens.write_bytes(content[:-2])
     with pytest.raises(ValueError, match=r"tokens\.bin has .* it is damaged"):
         open_tokens(tmp_path, tokenizer.hash)
@@ -183,7 +183,9 @@ def test_error_in_the_prefetch_thread_comes_out_at_its_step(loader: Loader) -> N
 
 
 def test_prefetch_that_is_left_early_ends_its_thread(loader: Loader) -> None:
+    before = threading.active_count()
     batches = prefetch(loader.batch, range(8))
     next(batches)
+    assert threading.active_count() == before + 1
     batches.close()
-    assert "prefetch" not in {thread.name for thread in threading.enumerate()}
+    assert threading.active_count() == before

@@ -53,11 +53,6 @@ def test_the_prompts_are_those_of_the_specification() -> None:
     # Of the 21 prompts as JSON with sorted keys: a changed character is a change of the benchmark.
     text = json.dumps(prompts, sort_keys=True, ensure_ascii=False)
     assert hashlib.sha256(text.encode()).hexdigest() == PROMPTS_SHA256
-    assert prompts["narrativeqa"].count("asconcisely") == 2
-    assert "\n\n Answer the question based on the above article" in prompts["qasper"]
-    assert "all news. \n" in prompts["multi_news"]
-    assert prompts["passage_count"].endswith("The final answer is: ")
-    assert prompts["lcc"] == "Please complete the code given below. \n{context}Next line of code:\n"
 
 
 PROMPTS_SHA256 = "e7d865d712fe45e2455f5e864ac474001d7758d68d349e76ffbcdd382483358f"

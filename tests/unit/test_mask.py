@@ -94,9 +94,6 @@ def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
 def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         GroupMask.from_rows(rows, window, unit)
-
-
-def test_values_that_only_look_like_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="each group is 1"):
         GroupMask(((1, True),), 4)
     with pytest.raises(ValueError, match=r"\(0, 2\) is outside 2 layers x 2 groups"):
@@ -236,17 +233,16 @@ def test_each_damage_is_one_sentence_with_file_and_field(
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
     with pytest.raises(ValueError, match="field") as error:
         read_mask(path)
-    message = str(error.value)
+    [message] = str(error.value).splitlines()
     assert message.startswith(f"{path}, field {field}: ")
     assert told in message
-    assert "\n" not in message
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "{", "\x00"])
-def test_what_is_not_a_json_object_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "mask.json").write_text(text)
-    with pytest.raises(ValueError, match=r"mask\.json (is not a JSON file|must hold one JSON)"):
-        read_mask(tmp_path / "mask.json")
+def test_what_is_not_a_json_object_is_named(tmp_path: Path) -> None:
+    for text in ("", "[1, 2]", "{", "\x00"):
+        (tmp_path / "mask.json").write_text(text)
+        with pytest.raises(ValueError, match=r"mask\.json (is not a JSON file|must hold one JSO)"):
+            read_mask(tmp_path / "mask.json")
     with pytest.raises(FileNotFoundError, match=r"other\.json does not exist"):
         read_mask(tmp_path / "other.json")
 
@@ -273,10 +269,9 @@ def test_a_mask_for_another_model_is_refused(
     if same:
         assert read_mask(path, asked) == small_record()
         return
-    with pytest.raises(ValueError, match="field model: the mask was made for") as error:
+    told = r"mask\.json, field model: the mask was made for .* 2 layers x 4 groups"
+    with pytest.raises(ValueError, match=told):
         read_mask(path, asked)
-    assert str(path) in str(error.value)
-    assert "2 layers x 4 groups" in str(error.value)
 
 
 def test_weights_decide_where_both_models_have_a_hash() -> None:
@@ -382,20 +377,15 @@ def test_what_is_wrong_with_a_model_folder_is_said(tmp_path: Path) -> None:
 # --- pictures ---
 
 
-def test_the_picture_is_a_png_and_the_same_each_time(tmp_path: Path) -> None:
-    draw_mask(small_record(), tmp_path / "a.png")
-    draw_mask(small_record(), tmp_path / "b.png")
+def test_the_picture_is_the_same_each_time_and_has_the_last_layer_on_top(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        draw_mask(small_record(), tmp_path / name)
     content = (tmp_path / "a.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert content == (tmp_path / "b.png").read_bytes()
     assert b"Software" not in content
-
-
-def test_the_text_heat_map_has_the_last_layer_on_top() -> None:
-    assert [line.plain for line in mask_rows(small_record())] == [
-        "layer 1  :: :: :: ##  0.750",
-        "layer 0  ## ## :: ::  0.500",
-    ]
+    lines = [line.plain for line in mask_rows(small_record())]
+    assert lines == ["layer 1  :: :: :: ##  0.750", "layer 0  ## ## :: ::  0.500"]
 
 
 # --- the commands ---
@@ -442,9 +432,8 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     with pytest.raises(SystemExit) as stop:
         main([*command, *model, *window, *arguments])
     assert stop.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith(told.format(file=file))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(told.format(file=file))
     assert not (tmp_path / "mask.json").exists()
 
 
@@ -463,25 +452,19 @@ def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
 # --- errors ---
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("why"), UserError("why"), FileNotFoundError("why"), PermissionError("why")]
-)
-def test_a_users_error_ends_in_a_sentence(
-    error: Exception, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("error", [ValueError, UserError, FileNotFoundError, PermissionError])
+def test_a_users_error_ends_in_a_sentence_and_ours_in_a_traceback(
+    error: type[Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
-        raise error
+        raise error("why")
 
     with pytest.raises(SystemExit) as stop:
         exit_on_user_error(fail, debug=False)
     assert stop.value.code == 2
     assert capsys.readouterr().err == "error: why\n"
-    with pytest.raises(type(error), match="why"):
+    with pytest.raises(error, match="why"):
         exit_on_user_error(fail, debug=True)
-
-
-def test_our_own_errors_keep_their_traceback_and_results_pass_through() -> None:
     with pytest.raises(ZeroDivisionError):
         exit_on_user_error(lambda: 1 // 0, debug=False)
     assert exit_on_user_error(lambda: 3, debug=False) == 3
-    assert exit_on_user_error(lambda: 3, debug=True) == 3

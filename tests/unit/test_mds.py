@@ -132,7 +132,7 @@ def test_documents_come_back_from_any_number_on(tmp_path: Path) -> None:
         ["ndarray", "ndarray:uint32", "ndarray:int32", "ndarray:uint16", "fixed", "bytes"]
     ),
 )
-def test_every_way_to_store_an_array_is_read(
+def test_every_way_to_store_an_array_is_read_and_without_indices_is_one_document(
     tmp_path_factory: pytest.TempPathFactory, ids: list[int], kind: str
 ) -> None:
     folder = tmp_path_factory.mktemp("mds")
@@ -148,14 +148,6 @@ def test_every_way_to_store_an_array_is_read(
         folder, [write_shard(folder, [{"input_ids": data}], {"input_ids": (encoding, size)})]
     )
     assert documents_of(MdsSource(folder, tokenizer="llama")) == [ids]
-
-
-def test_sample_without_indices_is_one_document(tmp_path: Path) -> None:
-    sample = {"input_ids": pack_array([1, 2, 3], "I", "ndarray:uint32")}
-    write_index(
-        tmp_path, [write_shard(tmp_path, [sample], {"input_ids": ("ndarray:uint32", None)})]
-    )
-    assert documents_of(MdsSource(tmp_path, tokenizer="llama")) == [[1, 2, 3]]
 
 
 def test_every_truncation_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,57 +1,61 @@
-"""Masks of the tiny model that are judged together are judged as each alone, and needles as plain
-generation finds them."""
+"""The tiny model is measured as plain generation finds it, dense and windowed."""
 
-import random
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.tiny_model.measure import (
-    judge_of,
-    load,
-    needle_examples,
-    random_mask,
-    ruler_scores,
-    score,
-    task_examples,
-)
+from benchmarks.tiny_model import measure
 from bosch.assets import asset_folder
 
-WINDOW = 64
-
-
-def test_masks_with_layers_in_common_get_the_outcomes_of_each_alone() -> None:
-    folder = asset_folder("tiny-qwen3-2layer")
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model = load(folder)
-    model.set_attn_implementation("bosch")
-    examples = needle_examples(tokenizer, 256, 1, "test", seed=0)
-    examples += task_examples(tokenizer, 1, "test", seed=0)
-    rng = random.Random(0)
-    masks = [[[1] * 8, [1] * 8], [[1] * 8, [0] + [1] * 7], [[1] * 8, [1] * 7 + [0]]]
-    masks += [random_mask(2, 8, 12, rng) for _ in range(2)]
-    judge = judge_of(model, examples, WINDOW, memory_gb=0.5)
-    for z in masks:
-        found, expected = judge(z), score(model, examples, z, WINDOW)
-        assert [one.right for one in found] == [one.right for one in expected]
-        logs = [one.log_probability for one in expected]
-        assert [one.log_probability for one in found] == pytest.approx(logs, abs=1e-4)
-    assert any(outcome.right for outcome in judge(masks[0]))
+FOLDER = asset_folder("tiny-qwen3-2layer")
 
 
 def test_needles_score_as_plain_generation_finds_them_dense_and_windowed() -> None:
-    folder = asset_folder("tiny-qwen3-2layer")
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    examples = needle_examples(tokenizer, 256, 4, "test", seed=0)
+    tokenizer: Any = AutoTokenizer.from_pretrained(FOLDER)
+    tasks = measure.needle_examples(tokenizer, 256, samples=4, seed=0)
     totals = []
     for windowed in (False, True):
-        model: Any = load(folder, windowed, WINDOW)
-        found = ruler_scores(model, tokenizer, examples)
-        for example, value in zip(examples, found, strict=True):
-            made = model.generate(torch.tensor([example.prompt_ids]), max_new_tokens=40)
-            text = tokenizer.decode(made[0, len(example.prompt_ids) :], skip_special_tokens=True)
-            assert value == float(example.outputs[0].lower() in text.lower())
-        totals.append(sum(found))
+        model: Any = measure.load(FOLDER, windowed, window=64)
+        found = measure.ruler_scores(model, tokenizer, tasks)
+        for task, examples in tasks.items():
+            right = 0
+            for example in examples:
+                ids = tokenizer(example.prompt, return_tensors="pt")["input_ids"]
+                made = model.generate(ids, max_new_tokens=40)
+                text = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+                right += example.answers[0].lower() in text.lower()
+            assert found[task] == 100 * right / len(examples)
+        totals.append(sum(found.values()))
     assert totals[0] > totals[1]
+
+
+def test_an_answer_is_exact_where_greedy_generation_gives_it() -> None:
+    model: Any = measure.load(FOLDER)
+    prompts = [torch.randint(5, 200, (1, length)) for length in (9, 30, 17)]
+    pairs = []
+    for ids in prompts:
+        made = model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+        pairs.append([ids[0].tolist(), made[0, ids.shape[1] :].tolist()])
+    pairs[1][1][-1] += 1
+    assert measure.answered_exactly(model, pairs) == [True, False, True]
+
+
+def test_what_is_in_the_file_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(measure, "measure_niah", lambda *_: {"mean": 1.0, "scores": {"a": 1.0}})
+    monkeypatch.setattr(measure, "measure_tasks", lambda *_: {"mean": 2.0, "scores": {"b": 2.0}})
+    command = ["measure", "scores", "--model", str(FOLDER), "--out", str(out), "--lengths", "256"]
+    monkeypatch.setattr(sys, "argv", command)
+    measure.main()
+    rows = out.read_text()
+    names = [json.loads(line)["name"] for line in rows.splitlines()]
+    assert names == ["full niah 256", "full tasks", "windowed niah 256", "windowed tasks"]
+    measure.main()
+    assert out.read_text() == rows

@@ -14,7 +14,7 @@ from bosch.hybrid.shards import weight_files
 from bosch.run.group import Group
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact
-from tests.hybrid_folders import plain_folder, record_for
+from tests.hybrid_folders import files_of, plain_folder, record_for
 from tests.model_factory import FAMILIES, random_tokens
 from training.export import export_model
 from training.model_start import start_model
@@ -35,9 +35,9 @@ def process_group_left() -> Iterator[None]:
     leave_world()
 
 
-def hybrid_folder(tmp_path: Path, **options: Any) -> Path:
+def hybrid_folder(tmp_path: Path, standalone: bool = False, **options: Any) -> Path:
     source = plain_folder(tmp_path / "plain", **options)
-    materialize(source, record_for(source), tmp_path / "model")
+    materialize(source, record_for(source), tmp_path / "model", standalone)
     return tmp_path / "model"
 
 
@@ -46,11 +46,7 @@ def started(folder: Path) -> Any:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "manifest.json"
-    }
+    return {name: data for name, data in files_of(folder).items() if name != "manifest.json"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,10 +79,16 @@ def test_trained_weights_load_as_an_ordinary_model(tied: bool, tmp_path: Path) -
     assert tokenizer("abc").input_ids == AutoTokenizer.from_pretrained(source)("abc").input_ids
 
 
-def test_a_complete_export_is_left_as_it_is_and_verifies(tmp_path: Path) -> None:
+def test_a_half_written_export_is_made_anew_and_a_complete_one_left(tmp_path: Path) -> None:
     source = hybrid_folder(tmp_path)
     model, folder = started(source), tmp_path / "step-000001"
+    for leftover in (folder, tmp_path / ".step-000001.tmp"):
+        leftover.mkdir()
+        (leftover / "model.safetensors").write_bytes(b"half")
+        (leftover / "odd").write_bytes(b"x")
     export_model(model, source, folder, Group.current())
+    assert contents(folder) == contents(source)
+    assert not (tmp_path / ".step-000001.tmp").exists()
     manifest = verify_folder(folder)
     assert set(manifest["files"]) == set(contents(folder))
     assert Artifact.load(folder).fingerprint == manifest["fingerprint"]
@@ -97,22 +99,8 @@ def test_a_complete_export_is_left_as_it_is_and_verifies(tmp_path: Path) -> None
     assert (folder / "manifest.json").read_bytes() == before
 
 
-def test_a_half_written_export_is_made_anew(tmp_path: Path) -> None:
-    source = hybrid_folder(tmp_path)
-    folder = tmp_path / "step-000001"
-    for leftover in (folder, tmp_path / ".step-000001.tmp"):
-        leftover.mkdir()
-        (leftover / "model.safetensors").write_bytes(b"half")
-        (leftover / "odd").write_bytes(b"x")
-    export_model(started(source), source, folder, Group.current())
-    assert contents(folder) == contents(source)
-    assert not (tmp_path / ".step-000001.tmp").exists()
-
-
 def test_code_that_came_with_a_standalone_hybrid_goes_along(tmp_path: Path) -> None:
-    plain = plain_folder(tmp_path / "plain")
-    source = tmp_path / "model"
-    materialize(plain, record_for(plain), source, standalone=True)
+    source = hybrid_folder(tmp_path, standalone=True)
     export_model(started(source), source, tmp_path / "step-000001", Group.current())
     assert contents(tmp_path / "step-000001") == contents(source)
     assert any(name.endswith(".py") for name in contents(source))

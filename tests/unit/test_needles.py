@@ -24,12 +24,10 @@ from data.needles import (
     Sizes,
     ask_other_keys,
     build_examples,
-    chunk_of,
     hide_in_lines,
     hide_in_sentences,
     needle_distances,
     pairs_in,
-    token_position_answer,
     write_example,
 )
 
@@ -115,7 +113,6 @@ def slow_rows(
     tokenize: Callable[[str], list[str]],
     essay_words: list[str],
     cut: Callable[[str], list[str]],
-    remove_newline_tab: bool = False,
 ) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     k = max(task.k, task.q)
@@ -221,8 +218,6 @@ def slow_rows(
                 used -= step
             text, answers = generate(used)
         length = tokens(text)
-        if remove_newline_tab:
-            text = " ".join(text.replace("\n", " ").replace("\t", " ").strip().split())
         place = text.rfind(" The speci")
         rows.append(
             {
@@ -246,40 +241,20 @@ def test_the_tasks_are_the_papers_six_in_table_order_and_two_more() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize(
-    ("length", "seed", "remove_newline_tab"),
-    [(1900, 42, False), (4095, 7, True), (4096, 42, False), (6000, 0, False)],
-)
+@pytest.mark.parametrize(("length", "seed"), [(1900, 42), (4095, 7), (4096, 42), (6000, 0)])
 def test_examples_are_those_of_the_slow_rewriting(
     name: str,
     length: int,
     seed: int,
-    remove_newline_tab: bool,
     tokenizer: PreTrainedTokenizerFast,
     essays: Essays,
     essay_words: list[str],
 ) -> None:
-    expected = slow_rows(
-        SPECIFIED[name],
-        length,
-        4,
-        seed,
-        tokenizer.tokenize,
-        essay_words,
-        cut_at_full_stops,
-        remove_newline_tab,
+    arguments = (SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
+    expected = slow_rows(*arguments, cut_at_full_stops)
+    assert (
+        rows_of(build_examples(TASKS[name], length, 4, seed, tokenizer, essays, WORDS)) == expected
     )
-    examples = build_examples(
-        TASKS[name],
-        length,
-        4,
-        seed,
-        tokenizer,
-        essays,
-        WORDS,
-        remove_newline_tab=remove_newline_tab,
-    )
-    assert rows_of(examples) == expected
 
 
 def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_until_it_does(
@@ -548,26 +523,12 @@ def test_needle_distances_count_the_tokens_from_each_asked_needle_on(
         assert needle.sentence not in tokenizer.decode(tokens[-distance + 1 :])
 
 
-def test_answer_position_is_counted_in_tokens(
-    tokenizer: PreTrainedTokenizerFast, essays: Essays
-) -> None:
-    example = write_example(TASKS["niah_single_2"], 200, random.Random(3), 3, WORDS, essays)
-    before, _ = example.input.split(example.outputs[0])
-    assert token_position_answer(example, tokenizer) == len(tokenizer.tokenize(before))
-
-
 def test_rows_carry_a_real_index() -> None:
     example = write_example(TASKS["niah_single_1"], 3, random.Random(1), 1, WORDS, None)
     row = example.to_row(17)
     assert list(row) == ["index", "input", "answer_prefix", "outputs", "length"]
     assert row["index"] == 17
     assert row["outputs"] == list(example.outputs)
-
-
-def test_chunks_share_the_samples_and_have_their_own_seeds() -> None:
-    assert [chunk_of(500, i, 3) for i in range(3)] == [(167, 42), (167, 43), (166, 44)]
-    with pytest.raises(ValueError, match="no chunk 3 among 3"):
-        chunk_of(500, 3, 3)
 
 
 def test_steps_are_upstreams() -> None:

@@ -20,7 +20,6 @@ from bosch.search.optimizers import _nomad_process
 from bosch.search.optimizers._interface import PACKAGE, Bits, Problem, optimize
 
 OPTIMIZERS = list_plugins(PACKAGE)
-BY_NOMAD = ("nomad", "nomad_repair")
 DENSE = Value(1.0, True, 1.0, 1.0, 0.0)
 ROOT = Path(__file__).parents[2]
 
@@ -189,20 +188,6 @@ def test_bounds_given_to_nomad_do_not_depend_on_where_evaluations_end() -> None:
     assert asked[0] == asked[1]
 
 
-def test_nomad_repair_evaluates_nothing_off_the_quota() -> None:
-    judge = Judge(entangled(12))
-    found = optimize("nomad_repair", problem_of(judge, 12, 6, 30))
-    assert all(bits.count(0) == 6 for bits in judge.asked)
-    assert len(found.trials.table) == 30
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_nomad_repair_starts_no_run_without_evaluations_left(seed: int) -> None:
-    judge = Judge(entangled(4, seed))
-    found = optimize("nomad_repair", problem_of(judge, 4, 2, 5, seed=seed))
-    assert (found.trials.notes, found.trials.reproducible) == ([], True)
-
-
 def test_one_plus_one_evaluates_nothing_that_its_penalty_rules_out() -> None:
     judge = Judge(entangled(50))
     found = optimize("nomad", problem_of(judge, 50, 25, 60, starts=((0, 1) * 25,)))
@@ -313,7 +298,6 @@ def test_without_nomad_swap_works_and_nomad_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_nomad_process, "find_spec", lambda name: None)
-    for name in BY_NOMAD:
-        with pytest.raises(ValueError, match="pip install PyNomadBBO, or search with --optimizer"):
-            optimize(name, problem_of(Judge(entangled(8))))
+    with pytest.raises(ValueError, match="pip install PyNomadBBO, or search with --optimizer"):
+        optimize("nomad", problem_of(Judge(entangled(8))))
     assert optimize("swap", problem_of(Judge(entangled(8)))).value is not None

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -22,9 +23,8 @@ from data.encode import Encoder, Position, read_chunks
 from data.pack import PackConfig, pack_documents, share_out
 from data.sources.files import FileSource
 from data.sources.hub import HubSource
-from data.sources.mds import MdsSource
 from data.sources.open import open_sources
-from data.sources.source import WeightedSource
+from data.sources.source import Source, WeightedSource
 from data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments, write_document
@@ -38,8 +38,14 @@ def tokenizer() -> TokenizerText:
     return describe_tokenizer(train_tokenizer(vocabulary_size=600, num_texts=20, seed=0))
 
 
-def one(source: Any) -> list[WeightedSource]:
-    return [WeightedSource(source, 1.0)]
+def pack(
+    out: Path, tokenizer: TokenizerText, config: PackConfig, *sources: Source
+) -> dict[str, bytes]:
+    """The files that packing the sources in equal parts leaves in a folder."""
+    out.mkdir(exist_ok=True)
+    weighted = [WeightedSource(source, 1.0) for source in sources]
+    pack_documents(weighted, tokenizer, config, out)
+    return files_of(out)
 
 
 def write_texts(folder: Path, texts: list[str]) -> FileSource:
@@ -134,18 +140,15 @@ def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
         shard_chunks=3,
     )
     out = folder / "out"
-    out.mkdir()
-    needed = (held_out + 1) * seq_len + (
-        budget or 1
-    ) * seq_len  # a gap of a sequence is the most that is lost
+    source = write_texts(folder / "in", texts)
+    needed = (held_out + (budget or 1)) * seq_len
     if there < needed:
-        held_out_fits = there >= held_out * seq_len + (budget or 1) * seq_len
-        if not held_out_fits:
-            with pytest.raises(ValueError, match=r"tokens"):
-                pack_documents(one(write_texts(folder / "in", texts)), tokenizer, config, out)
-            assert not (out / "tokens.json").exists()
+        with pytest.raises(ValueError, match=r"tokens"):
+            pack(out, tokenizer, config, source)
+        assert not (out / "tokens.json").exists()
+    if there < needed + seq_len:  # a gap of a sequence is the most that is lost
         return
-    pack_documents(one(write_texts(folder / "in", texts)), tokenizer, config, out)
+    pack(out, tokenizer, config, source)
     check_exact(out, tokenizer, [document for document in documents if document], config)
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
@@ -169,31 +172,24 @@ def test_long_documents_keep_their_tokens_and_their_one_end(
             documents[-1] += part.tolist()
             if ends:
                 documents.append([])
-    out = tmp_path / "out"
-    out.mkdir()
-    pack_documents(one(source), tokenizer, config, out)
-    check_exact(out, tokenizer, documents[:-1], config)
+    pack(tmp_path / "out", tokenizer, config, source)
+    check_exact(tmp_path / "out", tokenizer, documents[:-1], config)
 
 
 def test_bytes_are_the_same_for_every_number_of_workers(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
-    text = "\n".join(
-        write_document(1, n) for n in range(700)
-    )  # a giant document: longer than one piece
-    assert len(text) > encode.PIECE_CHARS // 2
+    text = "\n".join(write_document(1, n) for n in range(700))
+    assert len(text) > encode.PIECE_CHARS // 2  # twice it is longer than one piece
     folder = tmp_path / "in"
     write_texts(folder, [write_document(0, n) for n in range(40)])
     (folder / "giant.txt").write_text(text * 2)
     found = []
     for count in (1, 2, 4):
-        out = tmp_path / f"out-{count}"
-        out.mkdir()
         config = PackConfig(
             sequence_length=256, held_out_sequences=2, workers=count, chunk_chars=50_000
         )
-        pack_documents(one(FileSource(folder)), tokenizer, config, out)
-        found.append(files_of(out))
+        found.append(pack(tmp_path / str(count), tokenizer, config, FileSource(folder)))
     assert found[0] == found[1] == found[2]
     assert len(found[0]["tokens.bin"]) > 1_000_000
 
@@ -201,18 +197,14 @@ def test_bytes_are_the_same_for_every_number_of_workers(
 def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> None:
     source = write_texts(tmp_path / "in", [write_document(9, n) for n in range(200)])
     mix = [WeightedSource(ToyDocuments(0), 0.3), WeightedSource(source, 0.7)]
-    out = tmp_path / "out"
-    out.mkdir()
-    pack_documents(
-        mix,
-        tokenizer,
-        PackConfig(sequence_length=100, tokens=10_099, held_out_sequences=3, chunk_chars=5000),
-        out,
-    )
-    summary = read_sealed_json(out / "tokens.json")
+    config = PackConfig(sequence_length=100, tokens=10_099, held_out_sequences=3, chunk_chars=5000)
+    pack_documents(mix, tokenizer, config, tmp_path)
+    summary = read_sealed_json(tmp_path / "tokens.json")
     assert [counts["tokens_kept"] for counts in summary["sources"]] == [3000, 7000]
     assert [counts["tokens_held_out"] for counts in summary["sources"]] == [90, 210]
-    assert 3000 in np.load(out / "doc_ends.npy")  # a document does not go on in the next source
+    assert 3000 in np.load(
+        tmp_path / "doc_ends.npy"
+    )  # a document does not go on in the next source
     for counts in summary["sources"]:
         check_counts(counts)
 
@@ -232,30 +224,21 @@ def test_shares_are_exact_in_their_sum_and_within_one_of_their_weight(
 def test_seed_decides_the_order_and_nothing_else(tmp_path: Path, tokenizer: TokenizerText) -> None:
     found = []
     for number, seed in enumerate((1, 1, 2)):
-        out = tmp_path / str(number)
-        out.mkdir()
-        config = PackConfig(
-            sequence_length=64, tokens=6400, held_out_sequences=1, seed=seed, chunk_chars=5000
-        )
-        pack_documents(one(ToyDocuments(0)), tokenizer, config, out)
-        found.append(files_of(out))
+        config = PackConfig(64, 6400, held_out_sequences=1, seed=seed, chunk_chars=5000)
+        found.append(pack(tmp_path / str(number), tokenizer, config, ToyDocuments(0)))
     assert found[0] == found[1]
-    assert [name for name in found[0] if found[0][name] != found[2][name]] == [
-        "order.npy",
-        "tokens.json",
-    ]
+    others = [name for name in found[0] if found[0][name] != found[2][name]]
+    assert others == ["order.npy", "tokens.json"]
 
 
 def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
     config = PackConfig(sequence_length=64, tokens=640, held_out_sequences=1, chunk_chars=5000)
-    pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
-    before = files_of(tmp_path)
-    pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
-    assert files_of(tmp_path) == before
+    before = pack(tmp_path, tokenizer, config, ToyDocuments(0))
+    assert pack(tmp_path, tokenizer, config, ToyDocuments(0)) == before
     with pytest.raises(ValueError, match="begun with other settings"):
-        pack_documents(one(ToyDocuments(1)), tokenizer, config, tmp_path)
+        pack(tmp_path, tokenizer, config, ToyDocuments(1))
 
 
 @pytest.mark.parametrize(
@@ -283,12 +266,7 @@ def test_source_that_is_too_small_is_an_error_and_not_a_smaller_corpus(
 ) -> None:
     source = write_texts(tmp_path / "in", ["one", "two"])
     with pytest.raises(ValueError, match="tokens in 2 documents, but 720 were asked of it"):
-        pack_documents(
-            one(source),
-            tokenizer,
-            PackConfig(sequence_length=10, tokens=700, held_out_sequences=2),
-            tmp_path,
-        )
+        pack(tmp_path, tokenizer, PackConfig(10, tokens=700, held_out_sequences=2), source)
     assert not (tmp_path / "tokens.json").exists()
 
 
@@ -304,11 +282,9 @@ def test_documents_without_text_are_counted_and_told(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = []
     for name, texts in (("hub", None), ("plain", [row["text"] for row in rows if row["text"]])):
-        out = tmp_path / name
-        out.mkdir()
-        source = HubSource(str(path.parent)) if texts is None else write_texts(out / "in", texts)
-        pack_documents(one(source), tokenizer, PackConfig(sequence_length=64), out)
-        found.append((out / "tokens.bin").read_bytes())
+        folder = tmp_path / f"{name} in"
+        source = HubSource(str(path.parent)) if texts is None else write_texts(folder, texts)
+        found.append(pack(tmp_path / name, tokenizer, PackConfig(64), source)["tokens.bin"])
     assert found[0] == found[1]
     (counts,) = read_sealed_json(tmp_path / "hub" / "tokens.json")["sources"]
     assert (counts["documents"], counts["documents_empty"]) == (40, 10)
@@ -345,22 +321,13 @@ def test_files_beyond_the_budget_are_told(
         (bounds[1] + 1, 3, "c.jsonl"),
         (None, 3, "c.jsonl"),
     ):
-        config = PackConfig(
-            sequence_length=tokens or 64,
-            tokens=tokens,
-            held_out_sequences=0,
-            chunk_chars=chunk_chars,
-            shard_chunks=1,
-        )
+        config = PackConfig(tokens or 64, tokens, 0, chunk_chars=chunk_chars, shard_chunks=1)
         out = tmp_path / str(tokens)
-        out.mkdir()
         if interrupted:
-            with monkeypatch.context() as patch:
-                interrupt_after(4, patch)
-                with pytest.raises(InterruptedPackingError):
-                    pack_documents(one(FileSource(folder)), tokenizer, config, out)
+            with interrupted_after(4):
+                pack(out, tokenizer, config, FileSource(folder))
         lines.clear()
-        pack_documents(one(FileSource(folder)), tokenizer, config, out)
+        pack(out, tokenizer, config, FileSource(folder))
         (counts,) = read_sealed_json(out / "tokens.json")["sources"]
         found = (counts["files"], counts["files_used"], counts["last_file"])
         assert found == (3, number, last)
@@ -373,10 +340,8 @@ def test_files_beyond_the_budget_are_told(
 def test_a_share_of_no_token_needs_no_file(tmp_path: Path, tokenizer: TokenizerText) -> None:
     source = write_texts(tmp_path / "in", [write_document(0, n) for n in range(9)])
     mix = [WeightedSource(ToyDocuments(0), 1.0), WeightedSource(source, 1e-9)]
-    out = tmp_path / "out"
-    out.mkdir()
-    pack_documents(mix, tokenizer, PackConfig(sequence_length=64, tokens=64), out)
-    assert read_sealed_json(out / "tokens.json")["sources"][1]["tokens_kept"] == 0
+    pack_documents(mix, tokenizer, PackConfig(sequence_length=64, tokens=64), tmp_path)
+    assert read_sealed_json(tmp_path / "tokens.json")["sources"][1]["tokens_kept"] == 0
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"fine at first \xe9t\xe9"])
@@ -387,12 +352,7 @@ def test_bad_text_leaves_nothing_that_counts_as_done(
     write_texts(folder, [write_document(0, n) for n in range(9)])
     (folder / "z.txt").write_bytes(content)
     with pytest.raises(ValueError, match=r"z\.txt: byte"):
-        pack_documents(
-            one(FileSource(folder)),
-            tokenizer,
-            PackConfig(sequence_length=64, chunk_chars=500),
-            tmp_path,
-        )
+        pack(tmp_path, tokenizer, PackConfig(64, chunk_chars=500), FileSource(folder))
     assert not (tmp_path / "tokens.json").exists()
 
 
@@ -411,33 +371,25 @@ def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_on
     path = tmp_path / "ids.jsonl"
     path.write_text("".join(rows))
     config = PackConfig(sequence_length=64, held_out_sequences=1)
-
-    def pack(name: str, source: Any) -> Path:
-        out = tmp_path / name
-        out.mkdir()
-        pack_documents(one(source), tokenizer, config, out)
-        return out
-
     with pytest.raises(ValueError, match="Whose they are cannot be seen"):
-        pack("unnamed", FileSource(path))
+        pack(tmp_path / "unnamed", tokenizer, config, FileSource(path))
+    wrong = FileSource(path, tokenizer=str(tmp_path / "own"))
     with pytest.raises(ValueError, match="are not those of"):
-        pack("wrong", FileSource(path, tokenizer=str(tmp_path / "own")))
-    with pytest.raises(ValueError, match="does not say whose"):
-        MdsSource(tmp_path)
-    decoded = pack("decoded", FileSource(path, tokenizer=str(tmp_path / "stored")))
-    plain = pack("plain", write_texts(tmp_path / "in", texts))
-    assert (decoded / "tokens.bin").read_bytes() == (plain / "tokens.bin").read_bytes()
+        pack(tmp_path / "wrong", tokenizer, config, wrong)
+    source = FileSource(path, tokenizer=str(tmp_path / "stored"))
+    decoded = pack(tmp_path / "decoded", tokenizer, config, source)
+    plain = pack(tmp_path / "plain", tokenizer, config, write_texts(tmp_path / "in", texts))
+    assert decoded["tokens.bin"] == plain["tokens.bin"]
 
 
 class InterruptedPackingError(Exception):
     pass
 
 
-def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def interrupted_after(count: int) -> Iterator[None]:
     """The encoder gives up after so many chunks."""
-    from data import pack
-
-    whole = pack.encode_in_order
+    whole = encode.encode_in_order
 
     def some(*arguments: Any) -> Iterator[Any]:
         for number, encoded in enumerate(whole(*arguments)):
@@ -445,27 +397,25 @@ def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
                 raise InterruptedPackingError
             yield encoded
 
-    monkeypatch.setattr(pack, "encode_in_order", some)
+    with (
+        mock.patch("data.pack.encode_in_order", some),
+        pytest.raises(InterruptedPackingError),
+    ):
+        yield
+
+
+LONG = PackConfig(64, 64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 17])
 def test_interrupted_packing_goes_on_to_the_same_bytes(
-    count: int, tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+    count: int, tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
-    config = PackConfig(
-        sequence_length=64, tokens=64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2
-    )
-    expected, out = tmp_path / "expected", tmp_path / "out"
-    expected.mkdir()
-    out.mkdir()
-    pack_documents(one(ToyDocuments(0)), tokenizer, config, expected)
-    with monkeypatch.context() as patch:
-        interrupt_after(count, patch)
-        with pytest.raises(InterruptedPackingError):
-            pack_documents(one(ToyDocuments(0)), tokenizer, config, out)
+    expected, out = pack(tmp_path / "expected", tokenizer, LONG, ToyDocuments(0)), tmp_path / "out"
+    with interrupted_after(count):
+        pack(out, tokenizer, LONG, ToyDocuments(0))
     assert not (out / "tokens.json").exists()
-    pack_documents(one(ToyDocuments(0)), tokenizer, config, out)
-    assert files_of(out) == files_of(expected)
+    assert pack(out, tokenizer, LONG, ToyDocuments(0)) == expected
 
 
 class Hub:
@@ -513,50 +463,39 @@ def test_a_hub_dataset_is_read_at_one_commit_to_the_end(
     config = PackConfig(sequence_length=64, held_out_sequences=2, chunk_chars=2000, shard_chunks=2)
     hub = Hub(tmp_path / "hub", monkeypatch)
 
-    def pack(name: str, chunks: int | None = None) -> dict[str, bytes]:
-        out = tmp_path / name
-        out.mkdir(exist_ok=True)
-        source = HubSource("some/corpus", streaming=streaming)
-        with monkeypatch.context() as patch:
-            if chunks is not None:
-                interrupt_after(chunks, patch)
-            with pytest.raises(InterruptedPackingError) if chunks else contextlib.nullcontext():
-                pack_documents(one(source), tokenizer, config, out)
-        return files_of(out)
+    def pack_in(name: str) -> dict[str, bytes]:
+        return pack(
+            tmp_path / name, tokenizer, config, HubSource("some/corpus", streaming=streaming)
+        )
 
     hub.commit("a")
-    expected = pack("whole")
+    expected = pack_in("whole")
     for name in ("moved on", "cached", "other in the cache"):
-        pack(name, chunks=9)
+        with interrupted_after(9):
+            pack_in(name)
     hub.commit("b")
-    assert pack("new")["tokens.bin"] != expected["tokens.bin"]
-    assert pack("moved on") == expected
-    assert pack("whole") == expected
+    assert pack_in("new")["tokens.bin"] != expected["tokens.bin"]
+    assert pack_in("moved on") == expected
+    assert pack_in("whole") == expected
     hub.cut_off(cached="b")
     with pytest.raises(FileNotFoundError, match=r"commit a{40} is needed, .* holds b{40}"):
-        pack("other in the cache")
+        pack_in("other in the cache")
     hub.cut_off(cached="a")
-    assert pack("cached") == expected
-    assert pack("other in the cache") == expected
-    assert pack("whole") == expected
+    for name in ("cached", "other in the cache", "whole"):
+        assert pack_in(name) == expected
 
 
 def test_damage_done_while_packing_was_interrupted_is_named(
-    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
-    config = PackConfig(
-        sequence_length=64, tokens=64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2
-    )
-    with monkeypatch.context() as patch:
-        interrupt_after(17, patch)
-        with pytest.raises(InterruptedPackingError):
-            pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
+    with interrupted_after(17):
+        pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
     path = tmp_path / "tokens.bin"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
     with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is damaged between bytes"):
-        pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
+        pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
 
 
 def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
@@ -572,14 +511,13 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
 
     monkeypatch.setattr("os.fsync", note)
     config = PackConfig(sequence_length=32, tokens=640, held_out_sequences=2)
-    pack_documents(one(ToyDocuments(0)), tokenizer, config, tmp_path)
-    files = {path.name for path in tmp_path.iterdir()} - {SUMMARY}
+    files = pack(tmp_path, tokenizer, config, ToyDocuments(0)).keys() - {SUMMARY}
     assert files <= set(synced[: synced.index(SUMMARY)])
 
 
 @pytest.mark.slow
 def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Path) -> None:
-    from benchmarks.data import PeakMemory, resident_bytes
+    from tests.process_memory import PeakMemory, resident_bytes
 
     block = "\n".join(write_document(1, n) for n in range(3000))
     path = tmp_path / "giant.txt"
@@ -587,11 +525,10 @@ def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Pa
         size = 0
         while size < 2_000_000_000:
             size += file.write(block)
-    out = tmp_path / "out"
-    out.mkdir()
+    tokenizer = cut_at_blanks(block)
     before = resident_bytes()
     with PeakMemory() as peak:
-        pack_documents(one(FileSource(path)), cut_at_blanks(block), PackConfig(workers=2), out)
+        pack(tmp_path / "out", tokenizer, PackConfig(workers=2), FileSource(path))
     print(f"peak {(peak.bytes - before) / 1e6:,.0f} MB")
     assert peak.bytes - before < 1_500_000_000
 

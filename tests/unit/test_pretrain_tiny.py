@@ -66,13 +66,6 @@ def test_killed_and_resumed_it_ends_bit_identical(whole: Path, tmp_path: Path) -
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_going_on_from_a_shipped_model_changes_nothing(whole: Path, tmp_path: Path) -> None:
-    finish(tmp_path / "first", "--until-step", "6")
-    finish(tmp_path / "second", "--start-from", str(tmp_path / "first" / "model"))
-    second = (tmp_path / "second" / "model" / "model.safetensors").read_bytes()
-    assert second == (whole / "model" / "model.safetensors").read_bytes()
-
-
 def test_what_is_published_loads_as_any_model_does(whole: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(whole / "model")
     tokenizer = AutoTokenizer.from_pretrained(whole / "model")

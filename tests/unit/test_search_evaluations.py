@@ -1,10 +1,8 @@
 """The journal, the memo, the limits and the paper's loss."""
 
 import json
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from bosch.methods._interface import Context
+from bosch.method import Context
 from bosch.run.manifest import STARTED
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
-from bosch.search.journal import FILE, texts_of
-from bosch.search.memo import Memo, Scores
+from bosch.search.journal import FILE
+from bosch.search.memo import Memo
 from bosch.search.objective import (
+    Means,
     SearchEnded,
     Value,
     find_anchors,
@@ -34,12 +33,11 @@ from tests.search_cases import (
     objective_of,
     random_masks,
     small_model,
-    stage_one,
     swap_search,
 )
 
 FULL, LOCAL = ((1,) * 4,) * 3, ((0,) * 4,) * 3
-SCORES = Scores(0.5, 0.25, -1.5)
+SCORES = Means(0.5, 0.25, -1.5)
 
 
 @pytest.fixture
@@ -162,38 +160,38 @@ def test_a_mask_that_ended_early_is_scored_when_more_is_asked() -> None:
     assert objective.evaluations() == 1
 
 
+def another_stage(context: Context, name: str, **changes: Any) -> Context:
+    """Of another run beside it."""
+    folder = context.folder.parents[1] / name / "mask"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STARTED).touch()
+    return replace(context, folder=folder, **changes)
+
+
 def test_runs_share_their_scores(context: Context) -> None:
-    (context.folder / STARTED).touch()
+    context = another_stage(context, "one")
     exact = Accelerations(early_end=False)  # scores of masks that ended early are not kept
     expected, first = search(context, accelerations=exact)
-    other = context.folder.parents[1] / "two" / "mask"
-    other.mkdir(parents=True)
-    (other / STARTED).touch()
-    second_context = replace(context, folder=other, seed=1)
+    second_context = another_stage(context, "two", seed=1)
     found, second = search(second_context, accelerations=exact)
     assert found == expected
     assert second.evaluations() == first.evaluations()  # of this search, whoever paid
     assert second.cost.computed == 0
     assert all(line["cached"] for line in lines_of(second_context)[1:])
     assert len(list((context.folder.parents[1] / "shared").iterdir())) == 1
-    third = replace(second_context, folder=other.parent / "again", window_tokens=9)
-    third.folder.mkdir()
-    (third.folder / STARTED).touch()
+    third = another_stage(context, "three", window_tokens=9)
     assert search(third, accelerations=exact)[1].cost.computed > 0  # another window
 
 
 def test_an_edited_configuration_shares_no_scores(context: Context) -> None:
     """Other rotary frequencies make other scores of the same weights; where they lie does not."""
-    (context.folder / STARTED).touch()
+    context = another_stage(context, "one")
     exact = Accelerations(early_end=False)
     search(context, accelerations=exact)
-    other = context.folder.parents[1] / "two" / "mask"
-    other.mkdir(parents=True)
-    (other / STARTED).touch()
     configuration = context.model.config
     configuration._name_or_path = "elsewhere"
     configuration.rope_parameters["rope_theta"] *= 2
-    _, second = search(replace(context, folder=other), accelerations=exact)
+    _, second = search(another_stage(context, "two"), accelerations=exact)
     assert second.cost.computed == second.evaluations()
     with pytest.raises(ValueError, match=r"other settings \(scores\.configuration\.rope_[^;]*\)"):
         search(context, accelerations=exact)
@@ -272,7 +270,7 @@ def test_progress_counts_evaluations_and_shows_the_best(
 
     def run() -> str:
         caplog.clear()
-        opened: AbstractContextManager[MaskObjective] = open_objective(context, "accuracy", {})
+        opened = open_objective(context, "accuracy", {})
         with opened as objective, objective.tracking("swaps", 4, counts=lambda z: z != FULL):
             for z in (FULL, LOCAL, FULL, MIXED):
                 objective(z)
@@ -288,17 +286,11 @@ def test_the_loss_is_that_of_the_paper() -> None:
     for a ratio of .5 are 1/8 off: 100 / 64.
     """
 
-    class Given:
-        num_examples = 4
+    def given(z: Any, stage: str) -> Value:
+        value = 0.75 if z[0][0] else 0.2
+        return Value(value, True, value, 0.0, 0.0)
 
-        def __call__(self, z: Any, threshold: float | None = None, stage: str = "") -> Value:
-            value = 0.75 if z[0][0] else 0.2
-            return Value(value, True, value, 0.0, 0.0)
-
-        def evaluations(self) -> int:
-            return 0
-
-    anchors = find_anchors(Given(), 2, 4, gamma=0.2)
+    anchors = find_anchors(given, 2, 4, gamma=0.2)
     assert (anchors.low, anchors.high, anchors.dense.value) == (0.2, 0.9, 0.75)
     assert normalized_score(0.55, anchors) == pytest.approx(0.5)
     assert normalized_loss(0.55, 4, 8, 0.5, anchors) == pytest.approx(-0.5)
@@ -312,41 +304,16 @@ def test_a_calibration_set_that_tells_nothing_is_refused() -> None:
     ids_T = calibration.haystacks[0].ids_T
     for question in calibration.haystacks[0].questions:
         ids_T[question.answer.start] = 0  # never what the model says
-    with pytest.raises(ValueError, match="answers none of the 2 calibration questions"):
+    with pytest.raises(ValueError, match="answers none of the calibration questions"):
         find_anchors(objective_of(model, calibration, "accuracy"), 3, 4)
 
-    class Same:
-        num_examples = 4
-
-        def __call__(self, z: Any, threshold: float | None = None, stage: str = "") -> Value:
-            return Value(-2.0 if z[0][0] else -1.0, True, 0.5, 0.5, -2.0)
-
-        def evaluations(self) -> int:
-            return 0
+    def better(z: Any, stage: str) -> Value:
+        return Value(-2.0 if z[0][0] else -1.0, True, 0.5, 0.5, -2.0)
 
     with pytest.raises(ValueError, match="needs no long context"):
-        find_anchors(Same(), 2, 4)
+        find_anchors(better, 2, 4)
 
 
 def test_an_unknown_objective_is_refused(context: Context) -> None:
     with pytest.raises(ValueError, match="--objective acuracy"):
         search(context, "acuracy")
-
-
-def test_stage_one_resumes_too(context: Context) -> None:
-    with open_objective(context, "accuracy", {}) as objective:
-        expected = stage_one(objective)
-    path = context.folder / FILE
-    whole = path.read_bytes()
-    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:9]))
-    with open_objective(context, "accuracy", {}) as objective:
-        assert stage_one(objective) == expected
-    costs = ("seconds", "layer_forwards")
-    before = [json.loads(line) for line in whole.splitlines()]
-    assert _without(costs, lines_of(context)) == _without(costs, before)
-    assert texts_of(expected[0]) in [line["z"] for line in before[1:]]
-    assert math.isfinite(expected[1])
-
-
-def _without(names: tuple[str, ...], lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: line[name] for name in line if name not in names} for line in lines]

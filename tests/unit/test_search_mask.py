@@ -17,14 +17,15 @@ import pytest
 import torch
 
 import bosch.methods
+from bosch import method
 from bosch.calibration import read_calibration, write_calibration
 from bosch.config import Config, MaskConfig
 from bosch.masks.formats import export_mask
 from bosch.masks.mask import MaskFile, read_mask, write_mask
-from bosch.methods import _interface, from_file, random_groups, razor
+from bosch.method import Context, Scores
+from bosch.methods import from_file, random_groups, razor
 from bosch.methods._choose import choose_most_local, make_mask
-from bosch.methods._interface import Context, Scores
-from bosch.methods._settings import default_settings, learning_tokens, list_methods
+from bosch.methods._settings import learning_tokens, list_methods
 from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
 from bosch.run.errors import exit_on_user_error
@@ -282,11 +283,6 @@ def test_a_file_counts_by_what_is_in_it(model_folder: Path, tmp_path: Path) -> N
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
-def test_settings_take_the_value_of_the_field_of_that_name() -> None:
-    assert default_settings("razor", MaskConfig(razor_recent_share=0.1)).razor_recent_share == 0.1
-    assert default_settings("proxy", MaskConfig(gamma=0.7)).mass_share == 0.95  # another gamma
-
-
 # --- a method of one's own ---
 
 
@@ -308,7 +304,7 @@ def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 def test_the_method_that_the_interface_shows_makes_a_mask(
     own_methods: Path, command: list[str], tmp_path: Path
 ) -> None:
-    told = inspect.getdoc(_interface) or ""
+    told = inspect.getdoc(method) or ""
     example = told.partition("A whole one:\n")[2].partition("A method is a file")[0]
     (own_methods / "mine.py").write_text(textwrap.dedent(example))
     main([*command, "--method", "mine", "--ratio", "0.5"])
@@ -332,7 +328,7 @@ def test_a_file_that_is_no_whole_method_says_what_it_lacks(
     own_methods: Path, command: list[str], content: str, missing: str
 ) -> None:
     (own_methods / "mine.py").write_text(content)
-    with pytest.raises(ValueError, match=rf"mine\.py has {missing}.*_interface\.py shows"):
+    with pytest.raises(ValueError, match=rf"mine\.py has {missing}.*method\.py shows"):
         main([*command, "--method", "mine"])
 
 
@@ -483,8 +479,3 @@ def test_no_tokens_are_set_aside_where_there_is_nothing_to_choose() -> None:
     config = replace(presets.tiny(), method="consa")
     assert learning_tokens(config) > 0
     assert learning_tokens(replace(config, ratio=0.99)) == 0  # all 64 groups
-
-
-def test_scores_that_are_no_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="layer 0, group 1 is nan"):
-        Scores(((0.5, math.nan),), "local")

@@ -8,7 +8,7 @@ import torch
 
 from bosch.hybrid.models import deploy
 from bosch.search.evaluations import MaskObjective
-from bosch.search.kept import Kept, Shelf
+from bosch.search.kept import Shelf
 from bosch.search.objective import OBJECTIVES, rounded, weighted
 from bosch.search.scorer import Accelerations, Scorer
 from tests.model_factory import FAMILIES, MIXED, tiny_model
@@ -112,15 +112,8 @@ def test_work_of_a_part_of_a_layer_by_hand() -> None:
     whole = tokens * (kv + q + rest) + (full + windowed) * pair
     assert objective.cost.layer_forwards == pytest.approx(first / whole, abs=1e-3)
 
-    objective(((0, 0),))  # keys, values and one of the outputs are there already
-    second = 4 * rest + 4 * 8 * pair
-    whole = tokens * (kv + q + rest) + 2 * windowed * pair
-    assert objective.cost.layer_forwards == pytest.approx(
-        first / (tokens * (kv + q + rest) + (full + windowed) * pair) + second / whole, abs=1e-3
-    )
 
-
-@pytest.mark.parametrize("switch", ["prefixes", "group_outputs", "answer_rows", "early_end"])
+@pytest.mark.parametrize("switch", ["prefixes", "answer_rows", "early_end"])
 def test_each_acceleration_saves_work(switch: str) -> None:
     model = small_model(seed=1)
     calibration = answered_calibration(model, LENGTHS * 2)
@@ -179,11 +172,11 @@ def test_a_shelf_keeps_to_its_capacity_and_forgets_the_oldest() -> None:
     shelf = Shelf(capacity_bytes=3 * 400)
     states = [torch.full((1, 10, 10), float(number)) for number in range(5)]  # 400 bytes each
     for number, state in enumerate(states[:3]):
-        shelf.put(number, Kept(state))
+        shelf.put(number, state)
     assert shelf.get(0) is not None  # used, so that 1 is the oldest now
-    shelf.put(3, Kept(states[3]))
-    assert [number for number in range(5) if shelf.get(number)] == [0, 2, 3]
-    shelf.put(4, Kept(torch.zeros(1, 100, 10)))  # larger than the shelf
+    shelf.put(3, states[3])
+    assert [number for number in range(5) if shelf.get(number) is not None] == [0, 2, 3]
+    shelf.put(4, torch.zeros(1, 100, 10))  # larger than the shelf
     assert shelf.get(4) is None
     assert shelf.get(3) is not None
 

@@ -79,10 +79,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(made: Path, tmp_path: Path) -> Path:
-    """The same in another folder, as if it had been set up there."""
+def copied(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same in another folder, as if it had been set up there; what this process looks at."""
     checkout = shutil.copytree(made, tmp_path / "copied", symlinks=True)
-    change_record(checkout, folder=str(checkout / ".venv"))
+    environment = checkout / ".venv"
+    change_record(checkout, folder=str(environment))
+    monkeypatch.setattr(setup_environment, "ROOT", checkout)
+    monkeypatch.setattr(setup_environment, "ENVIRONMENT", environment)
+    monkeypatch.setattr(setup_environment, "RECORD_FILE", environment / "setup.json")
+    monkeypatch.setattr(setup_environment, "PYTHON", str(environment / "bin" / "python"))
     return checkout
 
 
@@ -100,7 +105,7 @@ def test_second_setup_reuses_the_first_until_extras_or_requirements_change(made:
     project.write_text(PROJECT.replace("torch>=2", "torch>=2.1"))
     assert "update .venv (what has to be installed has changed)" in run(made)
     assert "reuse" in run(made, "dev"), "an update keeps the extras that were there"
-    project.write_text(project.read_text() + "[tool.ruff]\n")
+    project.write_text(project.read_text() + "\n[tool.ruff]\n")
     assert "reuse" in run(made), "settings of a linter install nothing"
 
 
@@ -133,18 +138,9 @@ def replace_interpreter(checkout: Path, target: str) -> None:
     ],
 )
 def test_what_is_wrong_is_named(
-    copied: Path,
-    damage: Callable[[Path], object],
-    action: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
+    copied: Path, damage: Callable[[Path], object], action: str, reason: str
 ) -> None:
     damage(copied)
-    environment = copied / ".venv"
-    monkeypatch.setattr(setup_environment, "ROOT", copied)
-    monkeypatch.setattr(setup_environment, "ENVIRONMENT", environment)
-    monkeypatch.setattr(setup_environment, "RECORD_FILE", environment / "setup.json")
-    monkeypatch.setattr(setup_environment, "PYTHON", str(environment / "bin" / "python"))
     decided, why = setup_environment.decide([])
     assert decided == action
     assert reason in why
@@ -195,6 +191,8 @@ def test_message_about_cuda_names_the_packages_and_the_variable() -> None:
 
 
 def test_unsuitable_python_is_one_sentence() -> None:
+    with pytest.raises(SystemExit, match=r"setup_environment\.py \[EXTRA \.\.\.\]"):
+        setup_environment.main(["--help"])
     with pytest.raises(SystemExit, match=r"3\.11 or newer is needed.*is 3\.9.*PYTHON="):
         check_python((3, 9), has_ensurepip=True)
     with pytest.raises(SystemExit, match=r"apt install python3\.12-venv"):

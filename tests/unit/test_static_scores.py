@@ -3,7 +3,9 @@
 
 import copy
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from bosch.assets import asset_folder
 from bosch.calibration import Calibration, Haystack
+from bosch.method import Scores
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
-from bosch.methods._interface import Scores
 from bosch.model import find_tokenizer
 from tests.attention_matrices import (
     context_of,
@@ -192,47 +194,42 @@ def fisher_by_hand(model: PreTrainedModel, calibration: Calibration, loss_tokens
 # --- the tests ---
 
 
-def test_dcam(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> None:
-    check(run(dcam, model, calibration, tmp_path), dcam_by_hand(model, calibration), "local")
+PROXY = partial(proxy_by_hand, heads=(0,), block=WINDOW // 8, share=0.95)
+QADA = partial(qada_by_hand, buffer=WINDOW // 4)
+FISHER = partial(fisher_by_hand, loss_tokens="answer")
+OTHER_PROXY = {"proxy_heads": (1, 3), "block_tokens": 13, "mass_share": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "by_hand", "larger_is"),
+    [
+        (dcam, {}, dcam_by_hand, "local"),
+        (proxy, {}, PROXY, "global"),
+        (proxy, OTHER_PROXY, partial(proxy_by_hand, heads=(1, 3), block=13, share=0.6), "global"),
+        (qada, {}, QADA, "local"),
+        (qada, {"buffer_tokens": 50}, partial(qada_by_hand, buffer=50), "local"),
+        (fisher, {}, FISHER, "local"),
+        (fisher, {"loss_tokens": "all"}, partial(fisher_by_hand, loss_tokens="all"), "local"),
+        (fisher, {"recompute": False}, FISHER, "local"),
+    ],
+)
+def test_scores_are_those_of_the_equations(
+    method: Any,
+    settings: dict[str, Any],
+    by_hand: Callable[[PreTrainedModel, Calibration], Tensor],
+    larger_is: str,
+    model: PreTrainedModel,
+    calibration: Calibration,
+    tmp_path: Path,
+) -> None:
+    scores = run(method, model, calibration, tmp_path, **settings)
+    check(scores, by_hand(model, calibration), larger_is)
 
 
 def test_apl_exactly(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> None:
     scores = run(apl, model, calibration, tmp_path)
     assert [list(row) for row in scores.heads or ()] == apl_by_hand(model, calibration)
     assert scores.larger_is == "local"
-
-
-@pytest.mark.parametrize(
-    ("settings", "by_hand"),
-    [
-        ({}, ((0,), WINDOW // 8, 0.95)),
-        (
-            {"proxy_heads": (1, 3), "block_tokens": 13, "mass_share": 0.6},
-            ((1, 3), 13, 0.6),
-        ),
-    ],
-)
-def test_proxy(
-    model: PreTrainedModel,
-    calibration: Calibration,
-    tmp_path: Path,
-    settings: dict[str, Any],
-    by_hand: tuple[tuple[int, ...], int, float],
-) -> None:
-    scores = run(proxy, model, calibration, tmp_path, **settings)
-    check(scores, proxy_by_hand(model, calibration, *by_hand), "global")
-
-
-@pytest.mark.parametrize(("settings", "buffer"), [({}, WINDOW // 4), ({"buffer_tokens": 50}, 50)])
-def test_qada(
-    model: PreTrainedModel,
-    calibration: Calibration,
-    tmp_path: Path,
-    settings: dict[str, Any],
-    buffer: int,
-) -> None:
-    scores = run(qada, model, calibration, tmp_path, **settings)
-    check(scores, qada_by_hand(model, calibration, buffer), "local")
 
 
 @pytest.mark.parametrize(
@@ -289,28 +286,16 @@ def test_the_probe_of_razor_on_the_embedded_model_holds_all_but_its_two_special_
     assert found.tolist() == list(range(2, 2_048))
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"loss_tokens": "all"}, {"recompute": False}], ids=["", "all", "kept"]
-)
-def test_fisher(
-    model: PreTrainedModel, calibration: Calibration, tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    scores = run(fisher, model, calibration, tmp_path, **settings)
-    by_hand = fisher_by_hand(model, calibration, settings.get("loss_tokens", "answer"))
-    check(scores, by_hand, "local")
-
-
 def test_float32_models_give_the_same_scores(calibration: Calibration, tmp_path: Path) -> None:
     model = make_model("gqa", torch.float32)
-    check(
-        run(dcam, model, calibration, tmp_path / "dcam"), dcam_by_hand(model, calibration), "local"
-    )
-    by_hand = qada_by_hand(model, calibration, WINDOW // 4)
-    check(run(qada, model, calibration, tmp_path / "qada"), by_hand, "local")
-    by_hand = proxy_by_hand(model, calibration, (0,), WINDOW // 8, 0.95)
-    check(run(proxy, model, calibration, tmp_path / "proxy"), by_hand, "global")
-    by_hand = fisher_by_hand(model, calibration, "answer")
-    check(run(fisher, model, calibration, tmp_path / "fisher"), by_hand, "local")
+    for method, by_hand, larger_is in (
+        (dcam, dcam_by_hand, "local"),
+        (qada, QADA, "local"),
+        (proxy, PROXY, "global"),
+        (fisher, FISHER, "local"),
+    ):
+        scores = run(method, model, calibration, tmp_path / method.__name__)
+        check(scores, by_hand(model, calibration), larger_is)
     scores = run(apl, model, calibration, tmp_path / "apl")
     assert [list(row) for row in scores.heads or ()] == apl_by_hand(model, calibration)
 
@@ -335,11 +320,9 @@ def test_dcam_agrees_with_the_attentions_of_transformers(
 def test_every_family_shows_its_attention(family: str, tmp_path: Path) -> None:
     model: Any = tiny_model(family, num_hidden_layers=2)
     model, calibration = model.double(), toy_calibration(96, count=1)
-    check(
-        run(dcam, model, calibration, tmp_path / "dcam"), dcam_by_hand(model, calibration), "local"
-    )
-    by_hand = fisher_by_hand(model, calibration, "answer")
-    check(run(fisher, model, calibration, tmp_path / "fisher"), by_hand, "local")
+    for method, by_hand in ((dcam, dcam_by_hand), (fisher, FISHER)):
+        scores = run(method, model, calibration, tmp_path / method.__name__)
+        check(scores, by_hand(model, calibration), "local")
 
 
 @pytest.mark.parametrize(("recompute", "forwards"), [(True, 2), (False, 1)])

@@ -9,12 +9,10 @@ import pytest
 from eval.report import statistics
 from eval.report.statistics import (
     NEVER,
-    NUM_REPLICATES,
     Curve,
     Estimate,
     Replicates,
     Statistic,
-    draw_from_errors,
     estimate,
     estimate_difference,
     interval,
@@ -25,9 +23,8 @@ TOKENS = np.array([0.0, 100.0, 200.0, 400.0])
 GAIN = statistics.gain_to(-1)
 
 
-def make_curve(values: list[float], dense: float, replicates: Replicates | None = None) -> Curve:
-    errors = np.full(4, math.nan)
-    return Curve((0, 1, 2, 4), TOKENS, np.array(values), errors, dense, math.nan, replicates)
+def make_curve(values: list[float], dense: float) -> Curve:
+    return Curve((0, 1, 2, 4), TOKENS, np.array(values), np.full(4, math.nan), dense)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +78,7 @@ def at(value: float, replicates: list[float] | None = None) -> Curve:
     drawn = None
     if replicates is not None:
         many = np.repeat(replicates, 1000)
-        drawn = Replicates(many[:, None], np.full(len(many), math.nan), "made up")
+        drawn = Replicates(many[:, None], np.full(len(many), math.nan))
     return Curve((0,), np.zeros(1), np.array([value]), np.array([math.nan]), replicates=drawn)
 
 
@@ -138,15 +135,3 @@ def test_points_that_answered_other_examples_are_not_paired() -> None:
     first = {CELL: {0: 100.0, 1: 0.0}}
     assert resample_examples([first, {CELL: {0: 100.0}}], None, {CELL: 1.0}, "niah") is None
     assert resample_examples([first, {}], None, {CELL: 1.0}, "niah") is None
-
-
-def test_without_examples_points_are_drawn_from_their_errors() -> None:
-    values, errors = np.array([20.0, 60.0]), np.array([3.0, 4.0])
-    drawn = draw_from_errors(values, errors, 80.0, 2.0, "niah/average", "run")
-    assert drawn is not None
-    assert drawn.values.shape == (NUM_REPLICATES, 2)
-    # Independent errors of 3 and 4 make one of 5.
-    assert GAIN(TOKENS, drawn.values, drawn.dense).std() == pytest.approx(5, rel=0.05)
-    assert drawn.dense.std() == pytest.approx(2, rel=0.05)
-    errors[0] = math.nan
-    assert draw_from_errors(values, errors, 80.0, 2.0, "niah/average", "run") is None

@@ -1,6 +1,7 @@
 """metrics.jsonl and the TensorBoard files made from it, read back as TensorBoard reads them."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
@@ -16,7 +18,9 @@ from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_sealed_json
-from bosch.run.tensorboard import project_evaluations, read_metrics, rebuild_tensorboard
+from bosch.run.tensorboard import read_metrics
+from eval.report.tensorboard import project_evaluations, rebuild_tensorboard
+from tests.run_folders import FakeRun
 from tests.small_disk import small_disk
 from training.metrics import MetricsLog
 
@@ -262,6 +266,25 @@ def test_rebuilding_twice_gives_the_same_points(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is not a run folder"):
         rebuild_tensorboard(tmp_path / "none")
+
+
+def test_every_chart_has_curves_and_the_text_tells_the_run(tmp_path: Path) -> None:
+    folder = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
+    rebuild_tensorboard(folder)
+    facts = EventAccumulator(str(folder / "tb")).Reload()
+    (event,) = facts.Tensors("custom_scalars__config__")
+    layout = Layout.FromString(event.tensor_proto.string_val[0])
+    curves = {**points(folder / "tb" / "eval"), **points(folder / "tb" / "train")}
+    charts = {chart.title: chart for page in layout.category for chart in page.chart}
+    assert [page.title for page in layout.category] == ["NIAH", "LongBench", "loss"]
+    for chart in charts.values():
+        assert any(re.match(regex, tag) for regex in chart.multiline.tag for tag in curves)
+    (event,) = facts.Tensors("run/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert "**tiny-qwen3-fisher-r0.75**" in text
+    assert "Mask: fisher, ratio 0.75 (12/16), window 64" in text
+    assert "| average | dense | step 0 | step 100 |" in text
+    assert "- **calibration**: examples 48" in text
 
 
 # --- a full disk ---

@@ -28,11 +28,10 @@ class Problem:
 
     num_variables: int
     quota: int
-    evaluate: Callable[[Bits, float | None], Value]  # threshold as in bosch/search/objective.py
+    evaluate: Callable[[Bits, float | None], Value]  # threshold as in bosch/search/evaluations.py
     max_evaluations: int  # different masks
     seed: int = 0
-    # Masks to begin with, the first one first. Those of another quota are for optimizers whose loss
-    # has a penalty; the others mend them. None: the first variables on the window.
+    # Masks to begin with. Those of another quota are mended where the loss has no penalty for it.
     starts: tuple[Bits, ...] = ()
     most_local: Sequence[int] = ()  # variables in the order in which they go on the window
     anchors: Anchors | None = None  # of the loss, for optimizers that leave the quota
@@ -66,9 +65,9 @@ class Problem:
     def meets_quota(self, bits: Bits) -> bool:
         return bits.count(0) == self.quota
 
-    def mend(self, bits: Bits, order: Sequence[int] = ()) -> Bits:
+    def mend(self, bits: Bits) -> Bits:
         """The mask, changed to meet the quota."""
-        return mend(bits, self.quota, order or self.most_local)
+        return mend(bits, self.quota, self.most_local)
 
     def first_mask(self) -> Bits:
         """The first start, mended, or the most local variables on the window."""
@@ -121,10 +120,10 @@ class Trials:
                 raise EvaluationsSpentError
             if self.problem.exact_values or threshold == -math.inf:
                 threshold = None
-            self._evaluate(bits, threshold)
+            self.evaluate(bits, threshold)
         return self.table[bits]
 
-    def _evaluate(self, bits: Bits, threshold: float | None) -> None:
+    def evaluate(self, bits: Bits, threshold: float | None) -> None:
         value = self.table[bits] = self.problem.evaluate(bits, threshold)
         if threshold is not None and value.value <= threshold:
             return  # whether it is a value or a bound is a matter of speed
@@ -134,16 +133,11 @@ class Trials:
             found = self.problem.loss(bits, value.value), bits
             self.nearest = min(self.nearest or found, found)
 
-    def keep_quota(self) -> None:
-        """Where no mask tried meets the quota, the one with the least loss is mended and evaluated,
-        beyond the budget if need be.
-        """
-        if self.best is None:
-            self._evaluate(self.mended(), None)
-
-    def mended(self) -> Bits:
+    def best_or_mended(self) -> Bits:
+        """The best mask; where none tried meets the quota the one with the least loss, mended."""
         problem = self.problem
-        return problem.mend(self.nearest[1]) if self.nearest else problem.first_mask()
+        mended = problem.mend(self.nearest[1]) if self.nearest else problem.first_mask()
+        return self.best or mended
 
 
 @dataclass(frozen=True)
@@ -162,8 +156,9 @@ def optimize(name: str, problem: Problem) -> Found:
     try:
         with suppress(EvaluationsSpentError):
             load_plugin(PACKAGE, name).search(trials)
-        trials.keep_quota()
+        if trials.best is None:  # beyond the budget if need be
+            trials.evaluate(trials.best_or_mended(), None)
     except SearchEnded as ended:
         ended_by = str(ended)
-    bits = trials.mended() if trials.best is None else trials.best
+    bits = trials.best_or_mended()
     return Found(bits, trials.table.get(bits), trials, ended_by)

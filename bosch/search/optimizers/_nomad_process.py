@@ -1,14 +1,16 @@
-"""Asks a NOMAD process for masks and tells it their losses; what goes wrong in there ends here."""
+"""Asks a NOMAD process for masks and tells it their losses; what goes wrong in there ends here.
 
-import json
-import os
-import selectors
+Through the pipe go first the start and NOMAD's parameters, then for each `("ask", bits)` its loss;
+the last thing it says is `("end", what ended it)`, None if it came to its own end.
+"""
+
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +34,30 @@ def check_installed() -> None:
 
 
 def minimize(
-    loss_of: Callable[[Bits], float],
-    start: Bits,
-    max_evaluations: int,
-    seed: int,
-    options: tuple[str, ...] = (),
+    loss_of: Callable[[Bits], float], start: Bits, max_evaluations: int, seed: int
 ) -> str | None:
-    """Run NOMAD once, with its default options but for those given. What ended it before its time,
-    or None.
-
-    With several ranks, NOMAD runs on the first and all evaluate what it asks for.
+    """Run NOMAD once, with its default options as in the paper. What ended it before its time, or
+    None. With several ranks it runs on the first, and all evaluate what it asks for.
     """
-    parameters = [*_parameters(len(start), max_evaluations, seed), *options]
-    child = _Child(start, parameters) if is_first() else None
+    parameters = {
+        "DIMENSION": len(start),
+        "BB_INPUT_TYPE": "* B",
+        "BB_OUTPUT_TYPE": "OBJ",
+        "MAX_BB_EVAL": max_evaluations,
+        "MAX_EVAL": LOOKUPS_PER_EVALUATION * max_evaluations,
+        "DISPLAY_DEGREE": 0,
+        "SEED": seed % SEEDS,
+    }
+    child = _Child() if is_first() else None
     try:
+        if child:
+            child.tell((start, [f"{name} {value}" for name, value in parameters.items()]))
         while True:
-            said = agree(child.listen() if child else None)
-            if said[0] != "ask":
-                return str(said[1]) if said[1] else None
-            loss = loss_of(tuple(int(bit) for bit in said[1]))
+            word, said = agree(child.listen() if child else None)
+            if word == "end":
+                ended_by: str | None = said
+                return ended_by
+            loss = loss_of(said)
             if child:
                 child.tell(loss)
     finally:
@@ -59,70 +66,37 @@ def minimize(
 
 
 class _Child:
-    """The process, and the pipes to it."""
+    """The process, and the pipe to it."""
 
-    def __init__(self, start: Bits, parameters: list[str]) -> None:
-        # A session of its own: Ctrl-C is for the search, which ends the child.
+    def __init__(self) -> None:
+        self.pipe, theirs = Pipe()
         self.process = subprocess.Popen(
-            [sys.executable, str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
+            [sys.executable, str(CHILD), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,  # closed when this process ends, whatever ends it
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the search, which ends the child
         )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.answers, self.questions = self.process.stdin, self.process.stdout
-        self.unread = b""
-        self._send(json.dumps({"start": start, "parameters": parameters}))
+        theirs.close()
 
-    def tell(self, loss: float) -> None:
-        self._send(f"{float(loss):.17g}")
+    def tell(self, what: Any) -> None:
+        with suppress(OSError):  # it has ended, which `listen` will notice
+            self.pipe.send(what)
 
-    def listen(self) -> tuple[str, str]:
-        """("ask", bits), or ("end", why): "" where NOMAD came to its own end."""
-        while b"\n" not in self.unread:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self.questions, selectors.EVENT_READ)
-                if not selector.select(HUNG_SECONDS):
-                    return "end", f"asked nothing for {HUNG_SECONDS:g} s"
-            received = os.read(self.questions.fileno(), 65_536)
-            if not received:
-                return "end", _describe_end(self.process.wait())
-            self.unread += received
-        line, _, self.unread = self.unread.partition(b"\n")
-        word, _, rest = line.decode().partition(" ")
-        if word == "ask":
-            return "ask", rest
-        return "end", "" if word == "done" else rest
+    def listen(self) -> tuple[str, Any]:
+        try:
+            if not self.pipe.poll(HUNG_SECONDS):
+                return "end", f"asked nothing for {HUNG_SECONDS:g} s"
+            said: tuple[str, Any] = self.pipe.recv()
+            return said
+        except (EOFError, OSError):
+            code = self.process.wait()
+        if code >= 0:
+            return "end", f"ended with code {code}"
+        return "end", f"was ended by {signal.Signals(-code).name}"
 
     def end(self) -> None:
         self.process.kill()
-        for pipe in (self.answers, self.questions):
-            with suppress(BrokenPipeError):
-                pipe.close()
-        self.process.wait()
-
-    def _send(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # it has ended, which `listen` will notice
-            self.answers.write(line.encode() + b"\n")
-            self.answers.flush()
-
-
-def _parameters(num_variables: int, max_evaluations: int, seed: int) -> list[str]:
-    """The paper's: NOMAD's defaults. Each is one that NOMAD knows, with a value it takes."""
-    parameters: dict[str, Any] = {
-        "DIMENSION": num_variables,
-        "BB_INPUT_TYPE": "* B",
-        "BB_OUTPUT_TYPE": "OBJ",
-        "MAX_BB_EVAL": max_evaluations,
-        "MAX_EVAL": LOOKUPS_PER_EVALUATION * max_evaluations,
-        "DISPLAY_DEGREE": 0,
-        "SEED": seed % SEEDS,
-    }
-    return [f"{name} {value}" for name, value in parameters.items()]
-
-
-def _describe_end(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    return f"was ended by {signal.Signals(-code).name}"
+        self.pipe.close()
+        self.process.communicate()

@@ -6,7 +6,6 @@ models above 49 variables: there the (1+1) evolutionary algorithm takes its plac
 """
 
 import math
-from collections.abc import Callable
 
 from bosch.search.optimizers import one_plus_one
 from bosch.search.optimizers._interface import Bits, Trials
@@ -40,24 +39,11 @@ def search(trials: Trials) -> None:
         return loss
 
     start = problem.starts[0] if problem.starts else (1,) * problem.num_variables
-    run_noting(trials, loss_of, start, trials.left, problem.seed)
-
-
-def run_noting(
-    trials: Trials,
-    loss_of: Callable[[Bits], float],
-    start: Bits,
-    max_evaluations: int,
-    seed: int,
-    options: tuple[str, ...] = (),
-) -> bool:
-    """NOMAD once. Where it did not come to its own end: False, and a line for the user."""
-    ended_by = minimize(loss_of, start, max_evaluations, seed, options)
+    ended_by = minimize(loss_of, start, trials.left, problem.seed)
     if ended_by:
         trials.reproducible = False
         trials.notes.append(
-            f"NOMAD {ended_by}: the last {trials.left} of {trials.problem.max_evaluations} "
-            "evaluations of this subproblem are not made, its best mask so far is kept; another "
-            "run may find another one"
+            f"NOMAD {ended_by}: the last {trials.left} of {problem.max_evaluations} evaluations of "
+            "this subproblem are not made, its best mask so far is kept; another run may find "
+            "another one"
         )
-    return not ended_by

@@ -3,12 +3,12 @@ there already.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bosch.masks.mask import read_mask
-from bosch.methods._interface import Context, Scores, Table
+from bosch.method import Context, Scores, Table
 from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.group import agree, is_first
 from bosch.run.progress import say
@@ -44,7 +44,7 @@ def check_guides(settings: GuidedSettings) -> None:
     if settings.optimizer in WITH_PENALTY:
         raise ValueError(
             f"--start {settings.start}: {settings.optimizer} starts from the dense model, as in "
-            "the paper; take --optimizer swap or nomad_repair to start from a mask."
+            "the paper; take --optimizer swap to start from a mask."
         )
     if not settings.start.is_file():
         raise FileNotFoundError(
@@ -52,11 +52,18 @@ def check_guides(settings: GuidedSettings) -> None:
         )
 
 
-def read_start(context: Context, path: Path | None) -> list[Table]:
-    """A mask as a ranking of its own: groups that are full there are the global ones. One that was
-    made for another model is refused; its ratio and window may be others.
+def guides_of(context: Context) -> Callable[[], list[Table]]:
+    """For the mask to start from, and each ranking, how global it finds each group. The mask is
+    read now, and refused if it was made for another model; its ratio and window may be others.
     """
-    return [] if path is None else [read_mask(path, context.model_info).mask.z]
+    settings: GuidedSettings = context.settings
+    start = read_mask(settings.start, context.model_info).mask.z if settings.start else None
+
+    def make() -> list[Table]:
+        found = rank_statically(context, settings.rankings)
+        return found if start is None else [start, *found]  # full groups are global
+
+    return make
 
 
 def rank_statically(context: Context, names: Sequence[str]) -> list[Table]:
@@ -69,14 +76,13 @@ def _rank(context: Context, name: str) -> Table:
     folder = context.folder / FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     say(f"ranking by {name}, to start from")
-    scores: Scores = method.rank(
-        dataclasses.replace(
-            context,
-            load_model=lambda: context.model,
-            load_calibration=lambda: context.calibration,
-            settings=method.Settings(),
-            folder=folder,
-        )
+    own = dataclasses.replace(
+        context,
+        load_model=lambda: context.model,
+        load_calibration=lambda: context.calibration,
+        settings=method.Settings(),
+        folder=folder,
     )
+    scores: Scores = method.rank(own)
     sign = 1 if scores.larger_is == "global" else -1
     return tuple(tuple(sign * value for value in row) for row in scores.groups)

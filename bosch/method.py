@@ -7,7 +7,7 @@ tests/contracts/test_methods.py asks it what it asks every method. A whole one:
 
     from dataclasses import dataclass
 
-    from bosch.methods._interface import Context, Scores
+    from bosch.method import Context, Scores
 
     reads_calibration = False
 
@@ -20,7 +20,7 @@ tests/contracts/test_methods.py asks it what it asks every method. A whole one:
         table = tuple((score,) * context.num_groups for score in layers)
         return Scores(table, larger_is="global")
 
-A method is a file of this folder with
+A method is a file of that folder with
 
     Settings                        a frozen dataclass of what it leaves to the user, with defaults;
                                     it may be empty
@@ -104,6 +104,11 @@ class Selection:
     cost: Mapping[str, float] | None = None  # of a search, `seconds` among it, for time.json
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """Of methods that leave nothing to the user: `Settings = NoSettings`."""
+
+
 class Learner(Protocol):
     """What a method trains together with the model's weights.
 
@@ -113,29 +118,17 @@ class Learner(Protocol):
 
     module: nn.Module  # its parameters, whole on every rank; checkpoints hold them
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """For the optimizer, each with its own `lr`, the peak, and weight decay."""
-        ...
+    def parameter_groups(self) -> list[dict[str, Any]]: ...  # each with its peak `lr` and decay
 
-    def rate(self, done: int) -> float:
-        """By what the learning rates of these groups are multiplied in a step."""
-        ...
+    def rate(self, done: int) -> float: ...  # by which the learning rates of these are multiplied
 
-    def model_arguments(self, done: int) -> dict[str, Any]:
-        """Further arguments of the model's call, through which gradients come."""
-        ...
+    def model_arguments(self, done: int) -> dict[str, Any]: ...  # further ones of the model's call
 
-    def extra_loss(self) -> Tensor:
-        """Added to the loss, once a step."""
-        ...
+    def extra_loss(self) -> Tensor: ...  # added to the loss, once a step
 
-    def after_step(self, step: int) -> None:
-        """Behind every step, on every rank; `step` is the number of steps made."""
-        ...
+    def after_step(self, step: int) -> None: ...  # on every rank; `step`: the number of steps made
 
-    def figures(self) -> dict[str, float]:
-        """For the metrics of a step."""
-        ...
+    def figures(self) -> dict[str, float]: ...  # for the metrics of a step
 
 
 class Fit(Protocol):
