@@ -20,7 +20,7 @@ from eval.report.compare import (
     kind_means,
     recoveries,
 )
-from eval.report.page import write_report
+from eval.report.page import recovery_rows, write_report
 from eval.report.pictures import PICTURES
 from eval.report.runs import read_run
 from eval.report.summary import summarize, warnings
@@ -40,6 +40,10 @@ def forgetting(step: int | None, task: str) -> float:
     if task == "niah_single_1":
         return 1.0 if step in (None, 0) else 0.0
     return recovering(0.2, 0.8)(step, task)
+
+
+def forgets_code(step: int | None, task: str) -> float:
+    return 0.0 if step and task == "toy_code" else 0.8
 
 
 def averages(comparison: Comparison, run: str) -> dict[str, float]:
@@ -154,20 +158,20 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
     assert any("no run is measured against it" in line for line in told)
 
 
-def test_runs_kept_as_lines_are_read_like_their_folders(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_runs_kept_as_lines_are_read_like_their_folders(tmp_path: Path, name: str) -> None:
     runs = [FakeRun(method, learning_tokens=7).write(tmp_path) for method in ("bosch", "fisher")]
-    for archive in (tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.gz"):
-        for run in (*runs, runs[0]):  # of lines on one run the last counts
-            append_run(archive, read_run(run))
-        read = read_archive(archive)
-        assert [run.name for run in read] == [run.name for run in runs]
-        for kind in ("table.md", "recovery.jsonl", "results.jsonl", "recovery.png", "losses.png"):
-            for out, given in (("folders", runs), ("lines", [archive])):
-                if not (tmp_path / out / kind).is_file():
-                    write_report(compare(given, runs[0].name), tmp_path / out)
-            assert (tmp_path / "lines" / kind).read_bytes() == (
-                tmp_path / "folders" / kind
-            ).read_bytes()
+    archive = tmp_path / name
+    for run in (*runs, runs[0]):  # of lines on one run the last counts
+        append_run(archive, read_run(run))
+    kept, folders = compare([archive], "fisher"), compare(runs, "fisher")
+    assert [run.name for run in kept.runs] == [run.name for run in folders.runs]
+    assert make_tables(kept) == make_tables(folders)
+    assert recovery_rows(kept) == recovery_rows(folders)
+    assert [run.rows for run in kept.runs] == [run.rows for run in folders.runs]
+
+
+def test_a_line_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"name": "run"}\n')
     with pytest.raises(ValueError, match=r"rows.jsonl, line 1 is no run as sweep.py --rows keeps"):
         read_archive(tmp_path / "rows.jsonl")
@@ -188,14 +192,8 @@ def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
     told = [line for line in warnings(comparison) if "below step 0" in line]
     assert len(told) == 2
     assert "niah_single_1 at step 100 is below step 0: -100.0" in told[0]
-
-
-def test_a_category_below_step_0_is_told_with_its_suite(tmp_path: Path) -> None:
-    def forgets_code(step: int | None, task: str) -> float:
-        return 0.0 if step and task == "toy_code" else 0.8
-
-    comparison = compare([FakeRun(skill=forgets_code).write(tmp_path)])
-    assert any("LongBench code at step 100 is below" in line for line in warnings(comparison))
+    code = compare([FakeRun("razor", skill=forgets_code).write(tmp_path)])
+    assert any("LongBench code at step 100 is below" in line for line in warnings(code))
 
 
 def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path) -> None:
@@ -303,22 +301,15 @@ def test_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 
-def test_names_cannot_break_the_page(tmp_path: Path) -> None:
-    folder = FakeRun(steps=(None, 0)).write(tmp_path)
-    odd = folder.rename(tmp_path / "<b>a|b")
-    write_report(compare([odd]), tmp_path / "report")
+def test_names_cannot_break_page_or_pictures(tmp_path: Path) -> None:
+    for name in ("_first", "<b>a|b$_{$c"):
+        run = FakeRun(steps=(None, 0)).write(tmp_path / "made").rename(tmp_path / name)
+        comparison = compare([run])
+        write_report(comparison, tmp_path / "report")
+        figure = PICTURES["recovery"](comparison)
+        assert len(figure.legends[0].get_texts()) == 2  # and the dense model
     assert "<b>a" not in (tmp_path / "report" / "report.html").read_text()
     assert "<b>a\\|b" in (tmp_path / "report" / "table.md").read_text()
-
-
-def test_names_cannot_break_the_pictures(tmp_path: Path) -> None:
-    names = ("_first", "a$b_{$c")
-    runs = [FakeRun().write(tmp_path / name).rename(tmp_path / name / name) for name in names]
-    for run in runs:
-        write_report(compare([run]), tmp_path / "report")
-    figure = PICTURES["recovery"](compare(runs[:1]))
-    assert figure is not None
-    assert len(figure.legends[0].get_texts()) == 2  # and the dense model
 
 
 def test_curves_of_a_run_that_is_going_on_are_left_to_it(
