@@ -137,7 +137,8 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             command = parse_command(words, tuple(presets.PRESETS), presets.choose)
             search_mask.default_settings(method, command.config.mask)  # are all options its own?
             words += ["--zero-shot"] * options.zero_shot
-            chains.append(Chain(command.run_path, words, command.config, windows, lengths))
+            other = windows if command.config.ratio else []  # the dense control has no window
+            chains.append(Chain(command.run_path, words, command.config, other, lengths))
     return chains
 
 
