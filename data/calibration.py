@@ -25,6 +25,7 @@ from data.needles import (
     PAPER_TASKS,
     TASKS,
     TOY_SIZES,
+    DoesNotFitError,
     EssaySource,
     Example,
     NeedleTask,
@@ -132,9 +133,7 @@ def build_contexts(
 def fits(name: str, settings: CalibrationSettings, material: Material, tokenizer: Any) -> bool:
     try:
         build_task(name, 1, settings, material, tokenizer)
-    except ValueError as error:
-        if "cannot be built in" not in str(error):
-            raise
+    except DoesNotFitError as error:
         say(f"calibration: left out: {error}")
         return False
     return True

@@ -31,6 +31,10 @@ NEEDLE_PATTERN = re.compile(
 SPELLED = NEEDLE.format(type="numbers or uuids", key="some-key", value="0123456789-abcdef")
 
 
+class DoesNotFitError(ValueError):
+    """A task needs more tokens than the length has."""
+
+
 @dataclass(frozen=True)
 class NeedleTask:
     name: str
@@ -230,7 +234,7 @@ def build_fitting(
         else:
             lengths.append(example.length)
     unit = "words" if task.haystack == "essay" else "lines"
-    raise ValueError(
+    raise DoesNotFitError(
         f"{task.name} cannot be built in {length} tokens: with its smallest haystack "
         f"({unit}: {num_units}) it needs {min(lengths)} with this tokenizer, the answer "
         "included. Ask for a greater length, or leave this task out."

@@ -25,9 +25,9 @@ import os
 import shlex
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -138,7 +138,8 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             command = parse_command(words, tuple(presets.PRESETS), presets.choose)
             default_settings(method, command.config.mask)  # are all options its own?
             words += ["--zero-shot"] * options.zero_shot
-            chains.append(Chain(command.run_path, words, command.config, windows, lengths))
+            other = windows if command.config.ratio else []  # the dense control has no window
+            chains.append(Chain(command.run_path, words, command.config, other, lengths))
     return chains
 
 
@@ -203,7 +204,9 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
         # In a process of its own, with which the memory of its device goes.
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             process.submit(judge_further, chain).result()
-    except (*USER_ERRORS, BrokenProcessPool) as error:
+    except Exception as error:  # whatever it is, it ends this run alone
+        if not isinstance(error, USER_ERRORS):
+            traceback.print_exception(error)
         return str(error)
     return None
 

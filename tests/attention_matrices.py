@@ -1,6 +1,5 @@
-"""The static scores as the paper's equations have them, from whole attention matrices: slow, plain,
-and in float64. And toy calibration texts to take them on.
-"""
+"""The static scores by the paper's equations, from whole attention matrices: slow, plain, and in
+float64. And toy calibration texts to take them on."""
 # L layers, H query heads, G kv heads, T tokens, D head size
 
 import copy
@@ -35,12 +34,8 @@ def toy_haystack(length: int, seed: int, num_questions: int = 2, vocab: int = 96
 
 def toy_calibration(length: int = 512, count: int = 3, vocab: int = 96) -> Calibration:
     """Texts of different lengths, the first the longest."""
-    return Calibration(
-        [
-            toy_haystack(length - length // 14 * number, number, vocab=vocab)
-            for number in range(count)
-        ]
-    )
+    lengths = [length - length // 14 * number for number in range(count)]
+    return Calibration([toy_haystack(x, number, vocab=vocab) for number, x in enumerate(lengths)])
 
 
 def info_of(model: PreTrainedModel) -> ModelInfo:
@@ -94,9 +89,8 @@ class Matrices:
 def matrices(
     model: PreTrainedModel, haystack: Haystack, loss_spans: Sequence[range] = ()
 ) -> Matrices:
-    """Whole attention matrices; with spans of rows also autograd's gradient of the cross-entropy
-    there: the mean over each span, summed.
-    """
+    """Whole attention matrices; with spans of rows also the gradient of the cross-entropy there:
+    the mean over each span, summed."""
     AttentionInterface.register("whole_matrices", _attention)
     model = copy.deepcopy(model).double()
     model.set_attn_implementation("whole_matrices")

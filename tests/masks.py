@@ -35,15 +35,8 @@ def masks(draw: st.DrawFn, uniform: bool = False) -> GroupMask:
 
 def model_of(mask: GroupMask, query_heads_per_group: int = 2) -> ModelInfo:
     """A model that the mask fits."""
-    return ModelInfo(
-        id="org/any",
-        revision=None,
-        weight_hash="f" * 32,
-        num_layers=mask.num_layers,
-        num_groups=mask.num_groups,
-        num_query_heads=mask.num_groups * query_heads_per_group,
-        head_dim=16,
-    )
+    heads = mask.num_groups * query_heads_per_group
+    return ModelInfo("org/any", None, "f" * 32, mask.num_layers, mask.num_groups, heads, 16)
 
 
 def record_of(mask: GroupMask, query_heads_per_group: int = 2) -> MaskFile:

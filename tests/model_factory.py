@@ -86,9 +86,14 @@ def kv_entries(cache: Cache) -> list[int]:
 
 
 @torch.no_grad()
+def logits(model: PreTrainedModel, ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    out: torch.Tensor = model(ids, **kwargs).logits
+    return out
+
+
 def generate_anew(model: PreTrainedModel, ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """The text with greedy tokens behind it, each computed from the whole text, without a cache."""
     for _ in range(num_tokens):
-        logits = model(ids, use_cache=False).logits
-        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+        best = logits(model, ids, use_cache=False)[:, -1:].argmax(-1)
+        ids = torch.cat([ids, best], dim=1)
     return ids

@@ -5,7 +5,6 @@ score of a mask by the model itself, and two simple searches.
 import itertools
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from tests.model_factory import TINY, tiny_model
 
 WINDOW = 8
 LENGTHS = (40, 33, 47, 29)
+LAYERS, GROUPS = 3, 4  # of the tiny model
 
 
 @torch.no_grad()  # and not inference mode: methods take gradients on these texts
@@ -89,35 +89,30 @@ def small_model(**changes: Any) -> PreTrainedModel:
     return tiny_model("qwen3", **changes)
 
 
-def swap_search(
-    objective: Any, num_steps: int = 24, seed: int = 0, shape: tuple[int, int] = (3, 4)
-) -> tuple[Rows, float]:
+def swap_search(objective: Any) -> tuple[Rows, float]:
     """From a random mask with half of the groups on the window: swaps that improve it."""
-    draw = random.Random(seed)
-    num_layers, num_groups = shape
-    bits = [0, 1] * (num_layers * num_groups // 2)
+    draw = random.Random(0)
+    bits = [0, 1] * (LAYERS * GROUPS // 2)
     draw.shuffle(bits)
-    best = objective(mask_of(bits, num_groups), stage="start").value
-    for step in range(num_steps):
+    best = objective(mask_of(bits), stage="start").value
+    for step in range(24):
         ones, zeros = ([i for i, b in enumerate(bits) if b == bit] for bit in (1, 0))
         candidate = bits.copy()
         candidate[draw.choice(ones)], candidate[draw.choice(zeros)] = 0, 1
-        value = objective(mask_of(candidate, num_groups), best, f"swap {step}")
+        value = objective(mask_of(candidate), best, f"swap {step}")
         if value.value > best:
             bits, best = candidate, value.value
-    return mask_of(bits, num_groups), best
+    return mask_of(bits), best
 
 
-def stage_one(
-    objective: Any, num_windowed: int = 2, shape: tuple[int, int] = (3, 4)
-) -> tuple[Rows, float]:
-    """Layer by layer from the top, all choices of a layer; the first of equals wins."""
-    num_layers, num_groups = shape
-    z = [(1,) * num_groups] * num_layers
+def stage_one(objective: Any) -> tuple[Rows, float]:
+    """Layer by layer from the top, all halves of a layer; the first of equals wins."""
+    z = [(1,) * GROUPS] * LAYERS
     best = -math.inf
-    for layer in reversed(range(num_layers)):
+    for layer in reversed(range(LAYERS)):
         best, best_row = -math.inf, z[layer]
-        for row in rows_with(num_windowed, num_groups):
+        for chosen in itertools.combinations(range(GROUPS), GROUPS // 2):
+            row = tuple(int(group not in chosen) for group in range(GROUPS))
             candidate = (*z[:layer], row, *z[layer + 1 :])
             threshold = None if best == -math.inf else best
             value = objective(candidate, threshold, f"layer {layer}").value
@@ -127,23 +122,16 @@ def stage_one(
     return tuple(z), best
 
 
-def rows_with(num_windowed: int, num_groups: int) -> Iterator[tuple[int, ...]]:
-    for chosen in itertools.combinations(range(num_groups), num_windowed):
-        yield tuple(int(group not in chosen) for group in range(num_groups))
+def mask_of(bits: list[int]) -> Rows:
+    return tuple(tuple(bits[start : start + GROUPS]) for start in range(0, len(bits), GROUPS))
 
 
-def mask_of(bits: list[int], num_groups: int) -> Rows:
-    return tuple(
-        tuple(bits[start : start + num_groups]) for start in range(0, len(bits), num_groups)
-    )
-
-
-def random_masks(count: int, num_layers: int = 3, num_groups: int = 4, seed: int = 0) -> list[Rows]:
+def random_masks(count: int) -> list[Rows]:
     """Masks of which many share their lower rows."""
-    draw = random.Random(seed)
-    masks = [mask_of(draw.choices((0, 1), k=num_layers * num_groups), num_groups)]
+    draw = random.Random(0)
+    masks = [mask_of(draw.choices((0, 1), k=LAYERS * GROUPS))]
     while len(masks) < count:
-        rows, layer = list(draw.choice(masks)), draw.randrange(num_layers)
-        rows[layer] = tuple(draw.choices((0, 1), k=num_groups))
+        rows, layer = list(draw.choice(masks)), draw.randrange(LAYERS)
+        rows[layer] = tuple(draw.choices((0, 1), k=GROUPS))
         masks.append(tuple(rows))
     return masks

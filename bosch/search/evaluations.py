@@ -255,11 +255,10 @@ class MaskObjective:
         used, most = len(self._asked), self._max_evaluations
         if most is not None and used >= most and z not in self._asked:
             raise SearchEnded(f"--max-evaluations {most} are used")
-        if self._max_hours is not None:
-            # one clock decides
-            self.out_of_time = agree(self.seconds() >= self._max_hours * 3600)
+        if (hours := self._max_hours) is not None:
+            self.out_of_time = agree(self.seconds() >= hours * 3600)  # one clock decides
             if self.out_of_time:
-                raise SearchEnded(f"--max-hours {self._max_hours:g} are over")
+                raise SearchEnded(f"--max-hours {hours:g} are over")
 
 
 def means_of(line: Line) -> Means:

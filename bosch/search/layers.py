@@ -147,10 +147,8 @@ class Layers:
         later transformers builds otherwise, or that computes something around its layers.
         """
         window, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
-        z = tuple(
-            tuple((layer + group) % 2 for group in range(self.num_groups))
-            for layer in range(len(self.layers))
-        )
+        groups = range(self.num_groups)
+        z = [[(layer + group) % 2 for group in groups] for layer in range(len(self.layers))]
         hidden_BTC, rotary = self.embed(ids_T)
         for layer, row in enumerate(z):
             hidden_BTC = self.run(layer, hidden_BTC, rotary, row)
@@ -196,16 +194,12 @@ class Layers:
         used = config.num_experts_per_tok / experts if experts else 1.0
         table = []
         for module in self.layers:
-            attention = module.self_attn
             matrices = [p for p in module.mlp.parameters() if p.dim() > 1]
-            table.append(
-                {
-                    "q": attention.q_proj.weight.numel(),
-                    "kv": attention.k_proj.weight.numel() + attention.v_proj.weight.numel(),
-                    "rest": attention.o_proj.weight.numel()
-                    + sum(p.numel() * (used if p.dim() == 3 else 1.0) for p in matrices),
-                }
+            mlp = sum(p.numel() * (used if p.dim() == 3 else 1.0) for p in matrices)
+            q, k, v, out = (
+                getattr(module.self_attn, f"{name}_proj").weight.numel() for name in "qkvo"
             )
+            table.append({"q": q, "kv": k + v, "rest": out + mlp})
         return table
 
     @cached_property

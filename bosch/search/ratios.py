@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
+from bosch.config import MaskConfig
 from bosch.masks.mask import check_ratio, num_windowed
-
-BUCKETS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def allocate_ratios(
@@ -21,7 +20,7 @@ def allocate_ratios(
     dense_score: float,
     rho: float,
     num_groups: int,
-    buckets: Sequence[float] = BUCKETS,
+    buckets: Sequence[float] = MaskConfig.ratio_buckets,
     tie_scores: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
     """Each layer's share of groups on the window; in all, exactly the budget of `rho`.
@@ -81,11 +80,8 @@ def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
         check_ratio(bucket)
     if list(buckets) != sorted(set(buckets)):
         raise ValueError(f"buckets must rise, they are {tuple(buckets)}.")
-    counts = [
-        round(bucket * num_groups)
-        for bucket in buckets
-        if abs(bucket * num_groups - round(bucket * num_groups)) < 1e-9
-    ]
+    sizes = [bucket * num_groups for bucket in buckets]
+    counts = [round(size) for size in sizes if abs(size - round(size)) < 1e-9]
     if not counts:
         raise ValueError(
             f"None of the buckets {tuple(buckets)} is a whole number of {num_groups} groups."

@@ -103,18 +103,13 @@ def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 
         task = replace(task, num_keys=rng.randint(1, min(8, size)))
     essays = ToyEssays(world.split, rng.getrandbits(32))
     example = write_example(task, size, rng, rng.getrandbits(32), world.key_words, essays)
-    lesson: Lesson = [
-        (example.input + example.answer_prefix, False),
-        (f" {example.outputs[0]}", True),
-    ]
+    lesson: Lesson = [(example.prompt, False), (f" {example.outputs[0]}", True)]
     question = example.input[example.input.rindex("What ") :] + example.answer_prefix
     asked = question[question.index(" for ") + 5 : question.index(" mentioned")]
     pairs = [pair for pair in NEEDLE_PATTERN.findall(example.input) if pair[0] != asked]
     for key, value in rng.sample(pairs, k=min(len(pairs), rng.randint(0, max_questions - 1))):
-        lesson.append(
-            (rng.choice([END_OF_TEXT, "\n", ".\n"]) + question.replace(asked, key), False)
-        )
-        lesson.append((f" {value}", True))
+        before = rng.choice([END_OF_TEXT, "\n", ".\n"])
+        lesson += [(before + question.replace(asked, key), False), (f" {value}", True)]
     return lesson
 
 
@@ -122,15 +117,10 @@ def task_lesson(world: World, size: int, dataset_name: str, max_questions: int =
     """A toy LongBench prompt, then further questions on its scene; each answer ends its text."""
     dataset = DATASETS[dataset_name]
     scene = dataset.write(world, size)
-    chosen = world.rng.sample(
-        scene.questions, k=min(len(scene.questions), world.rng.randint(1, max_questions))
-    )
+    count = min(len(scene.questions), world.rng.randint(1, max_questions))
+    chosen = world.rng.sample(scene.questions, k=count)
     separator = "" if dataset.prompt.endswith("\n") else " "
-    again = (
-        dataset.prompt[dataset.prompt.index("{context}") + len("{context}") :]
-        if scene.context
-        else dataset.prompt
-    )
+    again = dataset.prompt.split("{context}")[-1]  # the whole prompt, where it has no context
     lesson: Lesson = []
     for index, question in enumerate(chosen):
         prompt = again if index else dataset.prompt
@@ -140,9 +130,8 @@ def task_lesson(world: World, size: int, dataset_name: str, max_questions: int =
 
 
 def essay_lesson(world: World, num_words: int) -> Lesson:
-    return [
-        (" ".join(ToyEssays(world.split, world.rng.getrandbits(32)).sentences(num_words)), False)
-    ]
+    essays = ToyEssays(world.split, world.rng.getrandbits(32))
+    return [(" ".join(essays.sentences(num_words)), False)]
 
 
 def document_lesson(world: World) -> Lesson:
@@ -238,11 +227,9 @@ class LessonWriter:
         """Prompts and answers are encoded apart, as generation does it."""
         tokens: list[int] = []
         answers: list[bool] = []
-        for encoding, (_, is_answer) in zip(
-            self._backend.encode_batch([text for text, _ in lesson], add_special_tokens=False),
-            lesson,
-            strict=True,
-        ):
+        texts = [text for text, _ in lesson]
+        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+        for encoding, (_, is_answer) in zip(encodings, lesson, strict=True):
             tokens += encoding.ids
             answers += [is_answer] * len(encoding.ids)
         return tokens, answers

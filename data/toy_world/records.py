@@ -1,7 +1,5 @@
-"""Records of the toy world: entries told once, and looked up again further down. What a hybrid can
-practice long-range recall on, as it can on the code and books of real text, without seeing a NIAH
-template.
-"""
+"""Records of the toy world: entries told once, and looked up again further down. On them a hybrid
+can practice long-range recall, as on real code and books, without seeing a NIAH template."""
 
 from data.toy_world.essays import paragraph
 from data.toy_world.world import World

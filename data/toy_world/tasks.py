@@ -1,10 +1,7 @@
-"""Toy LongBench: one counterpart for each of the paper's seven categories, in LongBench's row
-format.
+"""Toy LongBench: a counterpart for each of the paper's seven categories, in LongBench's rows.
 
-A `Scene` is a context with several questions on it; a row asks one of them. The prompts are ours
-and short, since 2,048 positions are all there is; metrics, row fields and generation limits are
-used as LongBench uses its own.
-"""
+The prompts are ours and short, since 2,048 positions are all there is; metrics, row fields and
+generation limits are used as LongBench uses its own."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +29,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Scene:
-    """A context and the questions that can be asked on it, in no particular order."""
+    """A context and the questions that can be asked on it; a row asks one of them."""
 
     context: str
     questions: tuple[Question, ...]
@@ -48,28 +45,20 @@ class ToyDataset:
     write: Callable[[World, int], Scene]  # (world, words of context) -> scene
 
 
-# attribute -> (how it is told, how it is asked, how it is asked of an owner)
-_ATTRIBUTES = {
-    "job": ("{who} works as a {what}.", "What is the job of {who}?"),
-    "home": ("{who} lives in {what}.", "Where does {who} live?"),
-    "animal": ("{who} keeps a {what}.", "Which animal does {who} keep?"),
-    "color": ("{who} always wears {what}.", "Which color does {who} wear?"),
-    "dish": ("{who} likes {what} best.", "Which dish does {who} like best?"),
-    "instrument": ("{who} plays the {what}.", "What does {who} play?"),
-}
-
-
-_VALUES = {
-    "job": JOBS,
-    "animal": ANIMALS,
-    "color": COLORS,
-    "dish": DISHES,
-    "instrument": INSTRUMENTS,
+# attribute -> (how it is told, how it is asked, its values; a home is a place)
+_ATTRIBUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "job": ("{who} works as a {what}.", "What is the job of {who}?", JOBS),
+    "home": ("{who} lives in {what}.", "Where does {who} live?", ()),
+    "animal": ("{who} keeps a {what}.", "Which animal does {who} keep?", ANIMALS),
+    "color": ("{who} always wears {what}.", "Which color does {who} wear?", COLORS),
+    "dish": ("{who} likes {what} best.", "Which dish does {who} like best?", DISHES),
+    "instrument": ("{who} plays the {what}.", "What does {who} play?", INSTRUMENTS),
 }
 
 
 def _attribute_value(world: World, attribute: str) -> str:
-    return world.place() if attribute == "home" else world.rng.choice(_VALUES[attribute])
+    values = _ATTRIBUTES[attribute][2]
+    return world.rng.choice(values) if values else world.place()
 
 
 def _essay_sentences(world: World, num_words: int) -> list[str]:
@@ -110,9 +99,7 @@ def write_one_document(world: World, num_words: int) -> Scene:
     facts = _facts(world, people, per_person=2)
     told = [_tell(who, attribute, what) for (who, attribute), what in facts.items()]
     prose = _essay_sentences(world, num_words - 6 * len(told))
-    questions = tuple(
-        Question(_ask(who, attribute), what) for (who, attribute), what in facts.items()
-    )
+    questions = tuple(Question(_ask(*fact), what) for fact, what in facts.items())
     return Scene(" ".join(_scatter(world, told, prose)), questions)
 
 
@@ -143,10 +130,8 @@ def write_report(world: World, num_words: int) -> Scene:
     for topic in world.rng.sample(sorted(TOPICS), k=3):
         place = world.place()
         cast = tuple(world.person() for _ in range(3))
-        body = [
-            sentence(world, topic, cast, (place, world.place()))
-            for _ in range(max(1, num_words // 33))
-        ]
+        count = max(1, num_words // 33)
+        body = [sentence(world, topic, cast, (place, world.place())) for _ in range(count)]
         heads.append(f"the {topic} of {place}")
         sections.append(f"Section on {heads[-1]}: {' '.join(body)}")
     summary = f"This report is about {heads[0]}, {heads[1]} and {heads[2]}."
@@ -175,9 +160,8 @@ def write_labels(world: World, num_words: int) -> Scene:
 
 def write_retrieval(world: World, num_words: int) -> Scene:
     """Numbered paragraphs; the abstract is a sentence of one of them."""
-    blocks = [
-        paragraph(world, world.rng.randint(2, 3)) for _ in range(max(3, min(20, num_words // 25)))
-    ]
+    num_blocks = max(3, min(20, num_words // 25))
+    blocks = [paragraph(world, world.rng.randint(2, 3)) for _ in range(num_blocks)]
     context = "\n".join(f"Paragraph {i}: {' '.join(block)}" for i, block in enumerate(blocks, 1))
     told = [text for block in blocks for text in block]
     questions = tuple(
@@ -233,10 +217,8 @@ def write_arithmetic(world: World, num_words: int) -> Scene:
         text, answer = f"{who} has {boxes} boxes with {each} {fruit} each.", boxes * each
     else:
         lost = rng.randint(1, min(9, has + more - 1))
-        text, answer = (
-            f"{who} has {has} {fruit}, finds {more} more and loses {lost}.",
-            has + more - lost,
-        )
+        answer = has + more - lost
+        text = f"{who} has {has} {fruit}, finds {more} more and loses {lost}."
     return Scene("", (Question(f"{text} How many {fruit} does {who} have now?", str(answer)),))
 
 

@@ -42,15 +42,12 @@ def corpus(num_texts: int, seed: int) -> Iterator[str]:
         dataset = list(DATASETS.values())[index % len(DATASETS)]
         scene = dataset.write(world, 80)
         for question in scene.questions[:2]:
-            yield (
-                dataset.prompt.format(context=scene.context, input=question.input)
-                + " "
-                + question.answer
-            )
+            prompt = dataset.prompt.format(context=scene.context, input=question.input)
+            yield f"{prompt} {question.answer}"
         task = TASKS[PAPER_TASKS[index % len(PAPER_TASKS)]]
         essays = ToyEssays("train", f"tokenizer/{seed}/{index}")
         example = write_example(task, 20, world.rng, index, world.key_words, essays)
-        yield example.input + example.answer_prefix + " " + example.outputs[0]
+        yield f"{example.prompt} {example.outputs[0]}"
         yield "\n".join(
             f"{world.key_word()} {world.code_name()} {world.person()} {world.place()}"
             for _ in range(20)

@@ -88,11 +88,6 @@ class RunResults:
         return f"{kind}, {self.apart}" if self.apart else kind
 
     @property
-    def learning_tokens(self) -> int:
-        """That went into the mask."""
-        return int(self.mask_cost.get("learning_tokens", 0))
-
-    @property
     def trained_tokens(self) -> int | None:
         """Without those that went into the mask."""
         rows = [row for row in self.training if isinstance(row.get("tokens"), int)]

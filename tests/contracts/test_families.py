@@ -21,6 +21,7 @@ from tests.model_factory import (
     MIXED,
     assert_close,
     generate_anew,
+    logits,
     packed_positions,
     random_tokens,
     same_mask,
@@ -45,12 +46,6 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 every_windowed_family = pytest.mark.parametrize(
     "family", [family for family in FAMILIES if native_window(family, 1)]
 )
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel, *args: Any, **kwargs: Any) -> torch.Tensor:
-    out: torch.Tensor = model(*args, **kwargs).logits
-    return out
 
 
 def with_biases(family: str) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Materializing is killed at random points and run again: the folder must be the same, byte for
-byte."""
+"""Materializing is killed at random points and run again, to the same folder byte for byte."""
 
 import random
 import resource

@@ -27,7 +27,9 @@ def run(folder: Path, tokenizer: Path, sources: list[str], **options: int) -> tu
     return done.returncode, done.stdout
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def finish(folder: Path, tokenizer: Path, sources: list[str], **options: int) -> dict[str, bytes]:
+    code, output = run(folder, tokenizer, sources, **options)
+    assert code == 0, output
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
@@ -54,9 +56,8 @@ def undisturbed(
     """The files of a packing that nobody kills, and the number of points at which it can be
     killed."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    code, output = run(folder, tokenizer, sources)
-    assert code == 0, output
-    return files_of(folder), int(output.split("points")[1])
+    _, output = run(folder, tokenizer, sources)
+    return finish(folder, tokenizer, sources), int(output.split("points")[1])
 
 
 KILLS = [pytest.param(n, marks=[] if n < 2 else [pytest.mark.faults]) for n in range(20)]
@@ -74,9 +75,7 @@ def test_killed_packing_goes_on_to_the_same_bytes(
     point = random.Random(attempt).randint(1, num_points)
     code, output = run(tmp_path, tokenizer, sources, kill_at=point)
     assert code == -signal.SIGKILL, output
-    code, output = run(tmp_path, tokenizer, sources, workers=1 + attempt % 3)
-    assert code == 0, output
-    assert files_of(tmp_path) == expected
+    assert finish(tmp_path, tokenizer, sources, workers=1 + attempt % 3) == expected
 
 
 @pytest.mark.faults
@@ -89,9 +88,7 @@ def test_packing_killed_at_each_of_its_last_points_goes_on_to_the_same_bytes(
         folder = tmp_path / str(point)
         code, output = run(folder, tokenizer, sources, kill_at=point)
         assert code == -signal.SIGKILL, output
-        code, output = run(folder, tokenizer, sources)
-        assert code == 0, output
-        assert files_of(folder) == expected
+        assert finish(folder, tokenizer, sources) == expected
 
 
 @pytest.mark.faults
@@ -102,6 +99,4 @@ def test_packing_killed_again_and_again_ends_in_the_same_bytes(
     moments = random.Random(5)
     for _ in range(10):
         run(tmp_path, tokenizer, sources, kill_at=moments.randint(20, num_points // 2))
-    code, output = run(tmp_path, tokenizer, sources)
-    assert code == 0, output
-    assert files_of(tmp_path) == expected
+    assert finish(tmp_path, tokenizer, sources) == expected

@@ -1,6 +1,4 @@
-"""The GPU backends against the reference, on a GPU: outputs, gradients, windows, documents, and
-whole models.
-"""
+"""The GPU backends against the reference: outputs, gradients, windows, documents, whole models."""
 
 import copy
 from types import ModuleType
@@ -8,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from bosch.hybrid import dispatch
@@ -24,6 +21,7 @@ from tests.attention_calls import (
 from tests.model_factory import (
     MIXED,
     generate_anew,
+    logits,
     packed_positions,
     random_tokens,
     same_mask,
@@ -98,12 +96,6 @@ def test_a_window_goes_to_a_flash_kernel_and_full_attention_to_sdpa() -> None:
 def model_on_gpu() -> PreTrainedModel:
     # The flash kernels need bf16 and a head size that is a multiple of 8.
     return tiny_model("qwen3", head_dim=64).to("cuda", torch.bfloat16)
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
-    out: Tensor = model(ids, **kwargs).logits.float()
-    return out
 
 
 def test_a_full_mask_is_the_stock_model_to_the_bit() -> None:

@@ -1,6 +1,4 @@
-"""SEARCH mode: a stock model with `attn_implementation="bosch"` and a mask of groups as an
-argument.
-"""
+"""Attention of stock models and hybrids: masks, padding, documents, gradients, refusals."""
 
 import logging
 from typing import Any
@@ -105,8 +103,7 @@ def test_logits_to_keep_keeps_those_rows(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])
 def test_a_padded_row_is_the_row_alone(model: PreTrainedModel, side: str, backend: str) -> None:
-    ids, num_padding = random_tokens(2, 50), 21
-    real = slice(num_padding, None) if side == "left" else slice(0, 50 - num_padding)
+    ids, real = random_tokens(2, 50), slice(21, None) if side == "left" else slice(0, 29)
     attention_mask = torch.ones_like(ids)
     attention_mask[0] = 0
     attention_mask[0, real] = 1
@@ -117,9 +114,7 @@ def test_a_padded_row_is_the_row_alone(model: PreTrainedModel, side: str, backen
 
 
 def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None:
-    """Also for a chunk behind a cache, where transformers builds one: `bosch_attention` never sees
-    it.
-    """
+    """Also for a chunk behind a cache, where transformers builds one."""
     ids = random_tokens(1, 60)
     seen: list[Tensor | None] = []
     layer = model.model.layers[0].self_attn
@@ -392,11 +387,9 @@ def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCapture
     per_head = torch.ones(1, 8, 20, 20, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match="a mask for single heads"):
         logits(model, random_tokens(1, 20), attention_mask=per_head)
+    caplog.set_level(logging.CRITICAL)
     for other in ("eager", "flash_attention_2", "flex_attention"):
-        with (
-            caplog.at_level(logging.CRITICAL),
-            pytest.raises(ValueError, match="would compute every group"),
-        ):
+        with pytest.raises(ValueError, match="would compute every group"):
             model.set_attn_implementation(other)
 
 
@@ -410,10 +403,8 @@ def test_a_rank_that_holds_some_of_the_groups_is_refused(z: Any, cache: str) -> 
             linear = getattr(layer.self_attn, name)
             half = linear.weight.chunk(2, dim=1 if name == "o_proj" else 0)[0]
             linear.weight = torch.nn.Parameter(half)
-    past = {
-        "none": {"use_cache": False},
-        "dynamic": {"use_cache": True},
-        "static": {"past_key_values": StaticCache(model.config, max_cache_len=30)},
-    }
+    past: dict[str, Any] = {"use_cache": cache != "none"}
+    if cache == "static":
+        past["past_key_values"] = StaticCache(model.config, max_cache_len=30)
     with pytest.raises(ValueError, match="holds 2 of them"):
-        logits(model, random_tokens(1, 20), **past[cache])
+        logits(model, random_tokens(1, 20), **past)

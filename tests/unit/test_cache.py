@@ -61,6 +61,9 @@ def test_entries_stay_exact_token_by_token_and_in_batches() -> None:
         read(model, random_tokens(2, 1), cache)
         assert kv_entries(cache) == [n * length + (4 - n) * min(length, 15) for n in NUM_FULL]
     assert kv_bytes(cache) == sum(kv_entries(cache)) * 2 * 16 * 4 * 2
+    static = StaticCache(model.config, max_cache_len=50)  # holds all slots of a window
+    read(model, random_tokens(1, 30), static)
+    assert kv_entries(static) == [n * 50 + (4 - n) * 16 for n in NUM_FULL]
 
 
 def test_a_long_prompt_leaves_no_hidden_copy() -> None:
@@ -70,13 +73,6 @@ def test_a_long_prompt_leaves_no_hidden_copy() -> None:
     for layer in cache.layers:
         for x in (layer.window.keys, layer.window.values):
             assert x.untyped_storage().nbytes() == x.shape[1] * 15 * 16 * 4
-
-
-def test_a_static_cache_holds_window_slots() -> None:
-    model = hybrid(16)
-    cache = StaticCache(model.config, max_cache_len=50)
-    read(model, random_tokens(1, 30), cache)
-    assert kv_entries(cache) == [n * 50 + (4 - n) * 16 for n in NUM_FULL]
 
 
 def test_a_token_at_a_long_context_does_not_move_the_cache() -> None:
@@ -138,8 +134,7 @@ def test_left_padding_survives_pieces(kind: str, z: str) -> None:
 def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
     plain = tiny_model("qwen3")
     model = deploy(plain, same_mask(1, plain), 8).double()
-    filled = DynamicCache(config=plain.config)
-    ids = random_tokens(1, 40)
+    filled, ids = DynamicCache(config=plain.config), random_tokens(1, 40)
     with torch.no_grad():
         plain.double()(ids[:, :25], past_key_values=filled)  # the same model: every group is full
         rest = model(ids[:, 25:], past_key_values=filled).logits

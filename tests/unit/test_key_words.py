@@ -21,10 +21,7 @@ def built(adjectives: list[str], nouns: list[str]) -> list[str]:
     [
         (["old", "new"], ["cat", "dog"]),
         # The block of high-pitched- stands inside that of high-, among its nouns.
-        (
-            ["high", "high-pitched", "higher"],
-            ["pit", "pitched", "pitcher", "pot", "arm-rest", "TV"],
-        ),
+        ("high high-pitched higher".split(), "pit pitched pitcher pot arm-rest TV".split()),
         (["a", "a-b", "a-b-c", "a-d"], ["b", "c", "z"]),
         # A noun may begin like the longer adjective, and even give the same word.
         (["high", "high-pitched"], ["pitched-bed", "pitched-sofa", "bed", "zoo"]),
@@ -54,10 +51,9 @@ def test_random_choice_draws_the_same_words_as_from_the_list() -> None:
 
 def test_an_index_outside_is_refused() -> None:
     words = KeyWords(["old"], ["cat", "dog"], "test")
-    with pytest.raises(IndexError, match="no key word 2 among 2"):
-        words[2]
-    with pytest.raises(IndexError, match="no key word -1"):
-        words[-1]
+    for index in (2, -1):
+        with pytest.raises(IndexError, match=f"no key word {index} among 2"):
+            words[index]
 
 
 def test_wonderwords_gives_upstreams_list() -> None:

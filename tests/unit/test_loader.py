@@ -65,17 +65,18 @@ def test_global_batch_is_the_same_for_every_number_of_ranks(world: int, loader: 
         )
 
 
-def test_world_that_does_not_divide_the_batch_is_refused(loader: Loader) -> None:
-    with pytest.raises(ValueError, match="12 sequences cannot be shared by 5 ranks"):
-        loader.batch(0, 0, 5)
-
-
-def test_end_of_the_stored_orders_is_an_error_and_not_a_wrap(loader: Loader) -> None:
+def test_step_beyond_the_stored_orders_or_world_that_does_not_divide_is_refused(
+    loader: Loader,
+) -> None:
     assert loader.num_steps == 8  # 2 epochs of 50 sequences in batches of 12
     loader.batch(7)
-    for step in (8, -1):
-        with pytest.raises(ValueError, match="no batch for step"):
-            loader.batch(step)
+    for arguments, message in (
+        ((8,), "no batch for step"),
+        ((-1,), "no batch for step"),
+        ((0, 0, 5), "12 sequences cannot be shared by 5 ranks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loader.batch(*arguments)
 
 
 @given(
@@ -123,32 +124,28 @@ def test_held_out_slice_is_shared_out_whole_and_is_never_trained_on(loader: Load
         return row.numpy().tobytes()
 
     whole = [key(row) for batch in loader.held_out(2) for row in batch.ids_BT]
-    parts = [
-        key(row)
-        for rank in range(3)
-        for batch in loader.held_out(2, rank, 3)
-        for row in batch.ids_BT
-    ]
+    shares = (batch for rank in range(3) for batch in loader.held_out(2, rank, 3))
+    parts = [key(row) for batch in shares for row in batch.ids_BT]
     assert len(whole) == 5
     assert sorted(parts) == sorted(whole)
     trained = {key(row) for step in range(loader.num_steps) for row in loader.batch(step).ids_BT}
     assert not trained & set(whole)
 
 
-def test_tokens_of_another_tokenizer_are_refused(folder: Path, tokenizer: TokenizerText) -> None:
+def test_reuse_is_checked_for_tokenizer_length_and_amount(
+    folder: Path, tokenizer: TokenizerText
+) -> None:
     other = describe_tokenizer(train_tokenizer(vocabulary_size=601, num_texts=20, seed=0)).hash
+    check_reuse(folder, tokenizer.hash, SEQ_LEN, 100)
+    for arguments, message in (
+        ((other, SEQ_LEN, 1), "holds tokens of another tokenizer"),
+        ((tokenizer.hash, 256, 1), "sequences of 128 tokens, and this run needs 256"),
+        ((tokenizer.hash, SEQ_LEN, 101), "holds 100 sequences"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_reuse(folder, *arguments)
     with pytest.raises(ValueError, match="holds tokens of another tokenizer"):
         open_tokens(folder, other)
-    with pytest.raises(ValueError, match="holds tokens of another tokenizer"):
-        check_reuse(folder, other, SEQ_LEN, 1)
-
-
-def test_reuse_is_checked_for_length_and_amount(folder: Path, tokenizer: TokenizerText) -> None:
-    check_reuse(folder, tokenizer.hash, SEQ_LEN, 100)
-    with pytest.raises(ValueError, match="sequences of 128 tokens, and this run needs 256"):
-        check_reuse(folder, tokenizer.hash, 256, 1)
-    with pytest.raises(ValueError, match="holds 100 sequences"):
-        check_reuse(folder, tokenizer.hash, SEQ_LEN, 101)
 
 
 def test_damaged_tokens_are_named(folder: Path, tokenizer: TokenizerText, tmp_path: Path) -> None:

@@ -71,6 +71,10 @@ def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
         assert hash(mask) == hash(expected)
         assert all(type(bit) is int for row in mask.z for bit in row)
     assert GroupMask.from_windowed([(0, 1), (1, 0)], 2, 2, 8) == expected
+    with pytest.raises(ValueError, match=r"\(0, 2\) is outside 2 layers x 2 groups"):
+        GroupMask.from_windowed([(0, 2)], 2, 2, 4)
+    with pytest.raises(ValueError, match="each group is 1"):
+        GroupMask(((1, True),), 4)
     assert len({expected, replace(expected, window_tokens=9), GroupMask(((1, 1), (0, 1)), 8)}) == 3
 
 
@@ -94,10 +98,6 @@ def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
 def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         GroupMask.from_rows(rows, window, unit)
-    with pytest.raises(ValueError, match="each group is 1"):
-        GroupMask(((1, True),), 4)
-    with pytest.raises(ValueError, match=r"\(0, 2\) is outside 2 layers x 2 groups"):
-        GroupMask.from_windowed([(0, 2)], 2, 2, 4)
 
 
 # --- the budget ---
@@ -153,7 +153,7 @@ def test_every_mask_comes_back_from_its_file(tmp_path_factory: Any, mask: GroupM
     assert read_mask(path, record.model) == record
 
 
-def test_the_file_holds_what_the_issue_lists(tmp_path: Path) -> None:
+def test_the_file_holds_every_field(tmp_path: Path) -> None:
     write_mask(tmp_path / "mask.json", small_record())
     assert json.loads((tmp_path / "mask.json").read_text()) == {
         "schema_version": 1,

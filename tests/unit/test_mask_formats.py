@@ -16,6 +16,9 @@ from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask
 from bosch.model import ModelInfo, read_model_info
 from tests.masks import MODEL, make_model, masks, model_of, record_of, small_record
 
+HEADS = {"0": [1, 1, 1, 1, 0, 0, 0, 0], "1": [0, 0, 0, 0, 0, 0, 1, 1]}  # two query heads a group
+FULL = ["full_attention"] * 2
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -32,12 +35,6 @@ def take(path: Path, format_name: str, **request: Any) -> tuple[MaskFile, str]:
     """Import for MODEL; the notes as one text."""
     record, notes = import_mask(path, format_name, MODEL, Request(**request))
     return record, "\n".join(notes)
-
-
-def check_refusal(path: Path, format_name: str, request: dict[str, float], told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
-        take(path, format_name, **request)
-    assert str(error.value).startswith(str(path))
 
 
 # --- round trips ---
@@ -166,30 +163,7 @@ def test_the_window_of_a_pattern(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "request_", "told"),
-    [
-        ("1 1 0 0\n", {"ratio": 0.5}, "has 1 lines, but org/small (0123456789ab) has 2 layers"),
-        ("1 1 0 0\n1 1 0\n", {"ratio": 0.5}, "layer 1 has 3 values, but org/small"),
-        ("1 1 0 0\n1 x 0 0\n", {"ratio": 0.5}, "layer 1 holds 'x', which is not a finite number"),
-        ("1 1 0 0\n1 nan 0 0\n", {"ratio": 0.5}, "layer 1 holds 'nan'"),
-        ("1 1 0 0\n" * 2, {}, "say --ratio or --threshold, one of the two"),
-        ("1 1 0 0\n" * 2, {"ratio": 0.5, "threshold": 0.5}, "one of the two"),
-        ("1 1 0 0\n" * 2, {"ratio": 1.2}, "ratio is 1.2"),
-        ("1 1 0 0\n" * 2, {"threshold": float("inf")}, "threshold is inf, it must be a finite"),
-    ],
-)
-def test_what_is_wrong_with_a_table_is_said(
-    tmp_path: Path, text: str, request_: dict[str, float], told: str
-) -> None:
-    (tmp_path / "heads.tsv").write_text(text)
-    with pytest.raises(ValueError, match=re.escape(told)):
-        take(tmp_path / "heads.tsv", "duo", window_tokens=8, **request_)
-
-
 # --- rtp-llm ---
-
-HEADS = {"0": [1, 1, 1, 1, 0, 0, 0, 0], "1": [0, 0, 0, 0, 0, 0, 1, 1]}  # two query heads a group
 
 
 def test_rtp_llms_window_is_one_token_wider(tmp_path: Path) -> None:
@@ -219,38 +193,6 @@ def test_what_a_headwise_config_leaves_out_is_as_rtp_llm_has_it(tmp_path: Path) 
     assert "the file's swa_token_num + 1 is 8193; the mask takes --window 64." in notes
 
 
-@pytest.mark.parametrize(
-    ("change", "request_", "told"),
-    [
-        ({"1": [0] * 4}, {}, "layer 1 must list the 8 query heads of org/small"),
-        ({"1": [0] * 7 + [2]}, {}, "layer 1 is [0, 0, 0, 0, 0, 0, 0, 2]; each query head is 0 or"),
-        ({"1": [0] * 7 + [True]}, {}, "each query head is 0 or 1"),
-        ({"1": [0] * 7 + [1]}, {}, "query heads of layer 1, group 3 are [0, 1]; they share one KV"),
-        ({"2": [0] * 8}, {}, "'2' is neither a layer of org/small (0123456789ab) (0 to 1) nor"),
-        ({"sinks": 4}, {}, "'sinks' is neither a layer"),
-        ({"swa_token_num": "15"}, {}, "swa_token_num is '15', it must be a whole number"),
-        ({"sink_token_num": -1}, {}, "sink_token_num is -1"),
-        ({}, {"ratio": 0.75}, "has 5 of 8 groups on the window, but --ratio 0.75 means 6 of 8"),
-        ({}, {"threshold": 0.5}, "holds zeros and ones, not reals: leave --threshold out"),
-    ],
-)
-def test_what_is_wrong_with_a_headwise_config_is_said(
-    tmp_path: Path, change: dict[str, Any], request_: dict[str, float], told: str
-) -> None:
-    check_refusal(
-        write_json(tmp_path / "headwise.json", HEADS | change), "headwise", request_, told
-    )
-
-
-def test_a_file_without_headwise_config_is_refused(tmp_path: Path) -> None:
-    path = write_json(tmp_path / "headwise.json", {"swa_token_num": 15})
-    for other in (path, make_model(tmp_path / "small") / "config.json"):
-        with pytest.raises(ValueError, match="holds no headwise_config"):
-            take(other, "headwise")
-    with pytest.raises(ValueError, match="headwise_config must be an object, not 3"):
-        take(write_json(path, {"headwise_config": 3}), "headwise")
-
-
 # --- Hugging Face ---
 
 
@@ -263,29 +205,80 @@ def test_layer_types_give_a_mask_of_whole_layers(tmp_path: Path) -> None:
     assert take(path, "layer_types", window_tokens=32)[0].mask.window_tokens == 32
 
 
+# --- refusals ---
+
+
 @pytest.mark.parametrize(
-    ("config", "request_", "told"),
+    ("text", "request_", "told"),
     [
-        ({}, {}, "layer_types must list the 2 layers"),
-        ({"layer_types": ["full_attention"]}, {}, "layer_types must list the 2 layers"),
+        ("1 1 0 0\n", {"ratio": 0.5}, "has 1 lines, but org/small (0123456789ab) has 2 layers"),
+        ("1 1 0 0\n1 1 0\n", {"ratio": 0.5}, "layer 1 has 3 values, but org/small"),
+        ("1 1 0 0\n1 x 0 0\n", {"ratio": 0.5}, "layer 1 holds 'x', which is not a finite number"),
+        ("1 1 0 0\n1 nan 0 0\n", {"ratio": 0.5}, "layer 1 holds 'nan'"),
+        ("1 1 0 0\n" * 2, {}, "say --ratio or --threshold, one of the two"),
+        ("1 1 0 0\n" * 2, {"ratio": 0.5, "threshold": 0.5}, "one of the two"),
+        ("1 1 0 0\n" * 2, {"ratio": 1.2}, "ratio is 1.2"),
+        ("1 1 0 0\n" * 2, {"threshold": float("inf")}, "threshold is inf, it must be a finite"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(
+    tmp_path: Path, text: str, request_: dict[str, float], told: str
+) -> None:
+    (tmp_path / "heads.tsv").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(told)):
+        take(tmp_path / "heads.tsv", "duo", window_tokens=8, **request_)
+
+
+@pytest.mark.parametrize(
+    ("content", "request_", "told"),
+    [
+        (HEADS | {"1": [0] * 4}, {}, "layer 1 must list the 8 query heads of org/small"),
+        (HEADS | {"1": [0] * 7 + [2]}, {}, "0, 0, 2]; each query head is 0 or 1"),
+        (HEADS | {"1": [0] * 7 + [True]}, {}, "each query head is 0 or 1"),
+        (HEADS | {"1": [0] * 7 + [1]}, {}, "of layer 1, group 3 are [0, 1]; they share one KV"),
+        (HEADS | {"2": [0] * 8}, {}, "'2' is neither a layer of org/small (0123456789ab) (0 to 1"),
+        (HEADS | {"sinks": 4}, {}, "'sinks' is neither a layer"),
+        (HEADS | {"swa_token_num": "15"}, {}, "swa_token_num is '15', it must be a whole number"),
+        (HEADS | {"sink_token_num": -1}, {}, "sink_token_num is -1"),
+        (HEADS, {"ratio": 0.75}, "has 5 of 8 groups on the window, but --ratio 0.75 means 6 of 8"),
+        (HEADS, {"threshold": 0.5}, "holds zeros and ones, not reals: leave --threshold out"),
+        ({"swa_token_num": 15}, {}, "holds no headwise_config"),
+        ({"model_type": "qwen3", "head_dim": 16}, {}, "holds no headwise_config"),
+        ({"headwise_config": 3}, {}, "headwise_config must be an object, not 3"),
+        ({"layer_types": None}, {}, "layer_types must list the 2 layers"),
+        ({"layer_types": FULL[:1]}, {}, "layer_types must list the 2 layers"),
         (
-            {"layer_types": ["full_attention", "linear_attention"]},
+            {"layer_types": [FULL[0], "linear_attention"]},
             {},
-            "layer 1 is 'linear_attention'; a mask knows sliding_attention and full_attention",
+            "1 is 'linear_attention'; a mask knows",
         ),
-        ({"layer_types": ["full_attention"] * 2, "sliding_window": None}, {}, "says no window"),
-        ({"layer_types": ["full_attention"] * 2, "sliding_window": 0}, {}, "sliding_window is 0"),
+        ({"layer_types": FULL, "sliding_window": None}, {}, "says no window"),
+        ({"layer_types": FULL, "sliding_window": 0}, {}, "sliding_window is 0"),
         (
-            {"layer_types": ["full_attention"] * 2, "sliding_window": 8},
+            {"layer_types": FULL, "sliding_window": 8},
             {"ratio": 0.75},
-            "has 0 of 8 groups on the window, but --ratio 0.75 means 2 of 2 layers, 1; leave",
+            "means 2 of 2 layers, 1; lea",
         ),
     ],
 )
-def test_what_is_wrong_with_layer_types_is_said(
-    tmp_path: Path, config: dict[str, Any], request_: dict[str, float], told: str
+def test_what_is_wrong_with_zeros_and_ones_is_said(
+    tmp_path: Path, content: dict[str, Any], request_: dict[str, float], told: str
 ) -> None:
-    check_refusal(write_json(tmp_path / "config.json", config), "layer_types", request_, told)
+    path = write_json(tmp_path / "config.json", content)
+    with pytest.raises(ValueError, match=re.escape(told)) as error:
+        take(path, "layer_types" if "layer_types" in content else "headwise", **request_)
+    assert str(error.value).startswith(str(path))
+
+
+def test_a_missing_file_and_one_for_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no\.tsv does not exist"):
+        take(tmp_path / "no.tsv", "duo", window_tokens=8, ratio=0.5)
+    with pytest.raises(FileNotFoundError, match="is a folder; the first argument is the file"):
+        take(tmp_path, "duo", window_tokens=8, ratio=0.5)
+    export_mask(small_record(), "duo", tmp_path / "heads.tsv")
+    other: ModelInfo = model_of(GroupMask.from_rows(["11"], 8))
+    with pytest.raises(ValueError, match="has 2 lines, but org/any"):
+        import_mask(tmp_path / "heads.tsv", "duo", other, Request(window_tokens=8, ratio=0.5))
 
 
 # --- the commands ---
@@ -325,14 +318,3 @@ def test_an_embedded_model_goes_by_its_name(tmp_path: Path) -> None:
     main(["import", str(tmp_path / "heads.tsv"), "--format", "duo", "--model", "tiny-qwen3-2layer",
           "--window", "16", "--ratio", "0.5", "--out", str(mask)])  # fmt: skip
     assert read_mask(mask, read_model_info(asset_folder("tiny-qwen3-2layer"))).mask.ratio == 0.5
-
-
-def test_a_missing_file_and_one_for_another_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no\.tsv does not exist"):
-        take(tmp_path / "no.tsv", "duo", window_tokens=8, ratio=0.5)
-    with pytest.raises(FileNotFoundError, match="is a folder; the first argument is the file"):
-        take(tmp_path, "duo", window_tokens=8, ratio=0.5)
-    export_mask(small_record(), "duo", tmp_path / "heads.tsv")
-    other: ModelInfo = model_of(GroupMask.from_rows(["11"], 8))
-    with pytest.raises(ValueError, match="has 2 lines, but org/any"):
-        import_mask(tmp_path / "heads.tsv", "duo", other, Request(window_tokens=8, ratio=0.5))

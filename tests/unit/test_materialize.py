@@ -13,8 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.config import Config
 from bosch.hybrid.materialize import (
@@ -39,14 +38,9 @@ from tests.hybrid_folders import (
     record_for,
     run_recipe,
 )
-from tests.model_factory import FAMILIES, MIXED, random_tokens
+from tests.model_factory import FAMILIES, MIXED, logits, random_tokens
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
-    return model(ids, use_cache=False, **kwargs).logits
 
 
 @every_family
@@ -322,9 +316,8 @@ def test_peak_memory(
         pytest.skip("peak memory is read from /proc, which this system does not have")
     dense, mask = large
     command = [sys.executable, "-c", PEAK_PROGRAM, what, str(dense), str(mask)]
-    done = subprocess.run(
-        [*command, str(tmp_path / "out")], capture_output=True, text=True, check=True
-    )
+    command.append(str(tmp_path / "out"))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     shutil.rmtree(tmp_path / "out")
     assert float(done.stdout.splitlines()[-1]) < most_megabytes
 
@@ -348,9 +341,8 @@ def test_recipe_makes_reuses_refuses_and_goes_back(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"was made with other settings or inputs \(mask: "):
         materialize_model.main([*map(str, arguments)])
 
-    refused = run_recipe(
-        "materialize_model.py", "--model", other, "--mask", mask, "--out", tmp_path / "out"
-    )
+    arguments = ("--model", other, "--mask", mask, "--out", tmp_path / "out")
+    refused = run_recipe("materialize_model.py", *arguments)
     assert refused.returncode == 2
     assert "the mask was made for dense" in refused.stderr
     assert refused.stderr.count("\n") == 1

@@ -20,13 +20,7 @@ from training.export import export_model
 from training.model_start import start_model
 from training.parallel import Switches, leave_world, start_world
 
-SWITCHES = Switches(
-    precision="fp32",
-    activation_checkpointing=True,
-    cpu_offload=False,
-    reshard_after_forward=True,
-    compile=False,
-)
+SWITCHES = Switches("fp32", True, cpu_offload=False, reshard_after_forward=True, compile=False)
 
 
 @pytest.fixture(autouse=True)

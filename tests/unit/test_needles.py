@@ -80,6 +80,18 @@ def task_text(task: NeedleTask) -> str:
     return example.prompt
 
 
+Build = Callable[..., list[Example]]
+
+
+@pytest.fixture(scope="module")
+def build(tokenizer: PreTrainedTokenizerFast, essays: Essays) -> Build:
+    def build(task: NeedleTask | str, length: int, count: int, seed: int = 42, *rest: Any) -> Any:
+        task = TASKS[task] if isinstance(task, str) else task
+        return build_examples(task, length, count, seed, tokenizer, essays, WORDS, *rest)
+
+    return build
+
+
 # The rewriting: the specification's steps in its own words; it shares nothing with the builder.
 
 
@@ -247,18 +259,16 @@ def test_examples_are_those_of_the_slow_rewriting(
     length: int,
     seed: int,
     tokenizer: PreTrainedTokenizerFast,
-    essays: Essays,
+    build: Build,
     essay_words: list[str],
 ) -> None:
     arguments = (SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
     expected = slow_rows(*arguments, cut_at_full_stops)
-    assert (
-        rows_of(build_examples(TASKS[name], length, 4, seed, tokenizer, essays, WORDS)) == expected
-    )
+    assert rows_of(build(name, length, 4, seed)) == expected
 
 
 def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_until_it_does(
-    tokenizer: PreTrainedTokenizerFast, essays: Essays, essay_words: list[str]
+    tokenizer: PreTrainedTokenizerFast, essays: Essays, build: Build, essay_words: list[str]
 ) -> None:
     task = TASKS["niah_single_3"]
     rng = random.Random(1)
@@ -267,8 +277,7 @@ def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_unti
     tight = lengths[6]
     assert tight < lengths[-1]
     arguments = (SPECIFIED[task.name], tight, 8, 42, tokenizer.tokenize, essay_words)
-    expected = slow_rows(*arguments, cut_at_full_stops)
-    assert rows_of(build_examples(task, tight, 8, 42, tokenizer, essays, WORDS)) == expected
+    assert rows_of(build(task, tight, 8)) == slow_rows(*arguments, cut_at_full_stops)
 
 
 def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
@@ -284,17 +293,11 @@ def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
     for path in (shared_data / "punkt_tab" / "english").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    for name, length in (
-        ("niah_single_2", 4000),
-        ("niah_multikey_1", 6000),
-        ("niah_multivalue", 9000),
-    ):
+    lengths = {"niah_single_2": 4000, "niah_multikey_1": 6000, "niah_multivalue": 9000}
+    for name, length in lengths.items():
         arguments = (SPECIFIED[name], length, 3, 42, tokenizer.tokenize, essays.words)
-        expected = slow_rows(*arguments, nltk.sent_tokenize)
-        assert (
-            rows_of(build_examples(TASKS[name], length, 3, 42, tokenizer, essays, WORDS))
-            == expected
-        )
+        examples = build_examples(TASKS[name], length, 3, 42, tokenizer, essays, WORDS)
+        assert rows_of(examples) == slow_rows(*arguments, nltk.sent_tokenize)
 
 
 def test_the_text_with_one_answer_is_in_the_singular() -> None:
@@ -337,12 +340,18 @@ def test_needles_keep_one_order_in_all_samples_of_a_seed(essays: Essays) -> None
         assert drawn == [3, 2, 4, 1]
 
 
-def test_depths_are_the_specifications() -> None:
+def test_depths_and_steps_are_the_specifications() -> None:
     listed = (
         "0 3 5 8 10 13 15 18 21 23 26 28 31 33 36 38 41 44 46 49 51 54 56 59 62 64 67 69 72 74 77 "
         "79 82 85 87 90 92 95 97 100"
     )
     assert list(DEPTHS_PERCENT) == [int(depth) for depth in listed.split()]
+    # spec/eval.md 1.6
+    sizes = Sizes()
+    lines, essay = TASKS["niah_multikey_2"], TASKS["niah_single_2"]
+    assert [sizes.step(lines, length) for length in (4095, 4096)] == [5, 25]
+    assert [sizes.step(essay, length) for length in (1024, 4096)] == [500, 500]
+    assert sizes.answer_tokens == 128
 
 
 class ChosenDraws(random.Random):
@@ -376,20 +385,16 @@ def test_lines_get_their_needles_from_the_last_position_on() -> None:
     assert text == "N2\na\nb\nN1\nc"
 
 
-def test_a_length_that_no_haystack_fits_is_refused(
-    tokenizer: PreTrainedTokenizerFast, essays: Essays
-) -> None:
+def test_a_length_that_no_haystack_fits_is_refused(build: Build) -> None:
     for name, unit in (("niah_single_2", "words: 500"), ("niah_multikey_3", "lines: 5")):
         needed = []
         for length in (300, 301):
             with pytest.raises(ValueError, match=f"{name} cannot be built in {length}") as error:
-                build_examples(TASKS[name], length, 2, 42, tokenizer, essays, WORDS)
+                build(name, length, 2)
             assert unit in str(error.value)
             needed.append(int(str(error.value).split(" it needs ")[1].split()[0]))
         # What it says is needed is near enough: with a few tokens for other draws it is built.
-        assert (
-            len(build_examples(TASKS[name], max(needed) + 8, 2, 42, tokenizer, essays, WORDS)) == 2
-        )
+        assert len(build(name, max(needed) + 8, 2)) == 2
 
 
 def test_essay_tasks_without_essays_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -397,24 +402,27 @@ def test_essay_tasks_without_essays_are_refused(tokenizer: PreTrainedTokenizerFa
         build_examples(TASKS["niah_single_2"], 4096, 1, 42, tokenizer, None, WORDS)
 
 
-def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> None:
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "One": 1}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    lacking = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-    with pytest.raises(ValueError, match="cannot spell a needle"):
-        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
+LETTERS = [chr(code) for code in (*range(65, 91), *range(97, 123))]
+SIGNS = {sign: i for i, sign in enumerate(["<unk>", " ", ".", ":", "-", *LETTERS])}
 
 
-@pytest.mark.parametrize("unknown", ["<unk>", None])
-def test_characters_lost_without_a_declared_unknown_token_are_seen(
-    unknown: str | None, essays: Essays
+@pytest.mark.parametrize(
+    ("model", "declared"),
+    [
+        (models.WordLevel({"<unk>": 0, "One": 1}, unk_token="<unk>"), "<unk>"),
+        # Letters alone: digits become a token that only the file names, or vanish.
+        (models.BPE(SIGNS, [], unk_token="<unk>"), None),
+        (models.BPE(SIGNS, [], unk_token=None), None),
+    ],
+)
+def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(
+    model: Any, declared: str | None, essays: Essays
 ) -> None:
-    """Letters alone: digits become a token that only the file names, or vanish."""
-    letters = [chr(code) for code in (*range(65, 91), *range(97, 123))]
-    vocabulary = {sign: i for i, sign in enumerate(["<unk>", " ", ".", ":", "-", *letters])}
-    backend = Tokenizer(models.BPE(vocabulary, [], unk_token=unknown))
-    lacking = PreTrainedTokenizerFast(tokenizer_object=backend)
-    assert lacking.unk_token_id is None
+    backend = Tokenizer(model)
+    if declared:
+        backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    lacking = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=declared)
+    assert (lacking.unk_token_id is None) == (declared is None)
     with pytest.raises(ValueError, match="cannot spell a needle"):
         build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
 
@@ -427,27 +435,22 @@ def test_impossible_tasks_are_refused() -> None:
 
 
 def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
-    tokenizer: PreTrainedTokenizerFast, essays: Essays, tmp_path: Path
+    tokenizer: PreTrainedTokenizerFast, essays: Essays, build: Build, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
     cutting = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     cutting.backend_tokenizer.enable_truncation(64)
     cutting.backend_tokenizer.enable_padding(length=64)
     examples = build_examples(TASKS["niah_multikey_1"], 4096, 3, 42, cutting, essays, WORDS)
-    assert examples == build_examples(
-        TASKS["niah_multikey_1"], 4096, 3, 42, tokenizer, essays, WORDS
-    )
+    assert examples == build("niah_multikey_1", 4096, 3)
     for example in examples:
         assert example.length == len(tokenizer.tokenize(example.prompt)) + 128
 
 
-def test_more_samples_begin_with_the_same_ones(
-    tokenizer: PreTrainedTokenizerFast, essays: Essays
-) -> None:
+def test_more_samples_begin_with_the_same_ones(build: Build) -> None:
     state = random.getstate()
-    few = build_examples(TASKS["niah_multikey_2"], 2000, 3, 42, tokenizer, essays, WORDS)
-    many = build_examples(TASKS["niah_multikey_2"], 2000, 5, 42, tokenizer, essays, WORDS)
-    other = build_examples(TASKS["niah_multikey_2"], 2000, 5, 43, tokenizer, essays, WORDS)
+    few, many = (build("niah_multikey_2", 2000, count) for count in (3, 5))
+    other = build("niah_multikey_2", 2000, 5, 43)
     assert many[:3] == few
     assert not {example.input for example in many} & {example.input for example in other}
     assert random.getstate() == state  # the global generator is left alone
@@ -455,26 +458,22 @@ def test_more_samples_begin_with_the_same_ones(
 
 @pytest.mark.parametrize("name", TASKS)
 def test_toy_sizes_fill_a_short_length(
-    name: str, tokenizer: PreTrainedTokenizerFast, essays: Essays
+    name: str, tokenizer: PreTrainedTokenizerFast, build: Build
 ) -> None:
     for length in (700, 2048):
-        for example in build_examples(
-            TASKS[name], length, 5, 1, tokenizer, essays, WORDS, TOY_SIZES
-        ):
+        for example in build(name, length, 5, 1, TOY_SIZES):
             assert length - 150 <= example.length <= length
             assert example.length == len(tokenizer.tokenize(example.prompt)) + 40
 
 
-def test_several_needles_in_lines_of_step_one_need_as_many_lines(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_several_needles_in_lines_of_step_one_need_as_many_lines(build: Build) -> None:
     task = replace(TASKS["niah_single_1"], num_keys=6)
     for length in (520, 560, 700):
-        for example in build_examples(task, length, 4, 3, tokenizer, None, WORDS, TOY_SIZES):
+        for example in build(task, length, 4, 3, TOY_SIZES):
             assert example.length <= length
             assert example.input.count("The grass is green.") >= 6
     with pytest.raises(ValueError, match=r"smallest haystack \(lines: 6\)"):
-        build_examples(task, 250, 1, 3, tokenizer, None, WORDS, TOY_SIZES)
+        build(task, 250, 1, 3, TOY_SIZES)
 
 
 def test_needles_and_pairs_are_the_hidden_ones() -> None:
@@ -497,9 +496,8 @@ def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:
     others = ask_other_keys(task, example)
     values = dict(example.pairs)
     assert len(others) == 2
-    for key, question in zip(
-        [key for key in example.keys if key != example.queries[0]], others, strict=True
-    ):
+    keys = [key for key in example.keys if key != example.queries[0]]
+    for key, question in zip(keys, others, strict=True):
         assert question.text == (
             f"What is the special magic uuid for {key} mentioned in the provided text?"
         )
@@ -529,12 +527,3 @@ def test_rows_carry_a_real_index() -> None:
     assert list(row) == ["index", "input", "answer_prefix", "outputs", "length"]
     assert row["index"] == 17
     assert row["outputs"] == list(example.outputs)
-
-
-def test_steps_are_upstreams() -> None:
-    # spec/eval.md 1.6
-    sizes = Sizes()
-    lines, essay = TASKS["niah_multikey_2"], TASKS["niah_single_2"]
-    assert [sizes.step(lines, length) for length in (4095, 4096)] == [5, 25]
-    assert [sizes.step(essay, length) for length in (1024, 4096)] == [500, 500]
-    assert sizes.answer_tokens == 128

@@ -80,12 +80,10 @@ def check_exact(
     start = size + gap
     assert tokens == stream[start : start + len(tokens)]
     assert len(tokens) % config.sequence_length == 0
-    expected_ends = {end - start for end in ends if start < end < start + len(tokens)} | {
-        len(tokens)
-    }
-    assert set(np.load(folder / DOC_ENDS).tolist()) == expected_ends
-    expected_ends = {end for end in ends if end < size} | ({size} if size else set())
-    assert set(np.load(folder / HELD_OUT_DOC_ENDS).tolist()) == expected_ends
+    inside = {end - start for end in ends if start < end < start + len(tokens)}
+    assert set(np.load(folder / DOC_ENDS).tolist()) == inside | {len(tokens)}
+    inside = {end for end in ends if end < size} | ({size} if size else set())
+    assert set(np.load(folder / HELD_OUT_DOC_ENDS).tolist()) == inside
     if config.tokens is None:
         assert (
             counts["dropped_in_tail"] == len(stream) - start - len(tokens) < config.sequence_length
@@ -131,13 +129,9 @@ def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
     encoded = encoder.encode(chunks[0])
     documents = [part.tolist() for part in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]]
     there = sum(len(document) for document in documents if len(document) >= shortest)
+    tokens = budget and budget * seq_len
     config = PackConfig(
-        sequence_length=seq_len,
-        held_out_sequences=held_out,
-        min_document_tokens=shortest,
-        tokens=budget and budget * seq_len,
-        chunk_chars=chunk_chars,
-        shard_chunks=3,
+        seq_len, tokens, held_out, shortest, chunk_chars=chunk_chars, shard_chunks=3
     )
     out = folder / "out"
     source = write_texts(folder / "in", texts)
@@ -344,13 +338,12 @@ def test_a_share_of_no_token_needs_no_file(tmp_path: Path, tokenizer: TokenizerT
     assert read_sealed_json(tmp_path / "tokens.json")["sources"][1]["tokens_kept"] == 0
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"fine at first \xe9t\xe9"])
 def test_bad_text_leaves_nothing_that_counts_as_done(
-    content: bytes, tmp_path: Path, tokenizer: TokenizerText
+    tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
     folder = tmp_path / "in"
     write_texts(folder, [write_document(0, n) for n in range(9)])
-    (folder / "z.txt").write_bytes(content)
+    (folder / "z.txt").write_bytes(b"fine at first \xe9t\xe9")
     with pytest.raises(ValueError, match=r"z\.txt: byte"):
         pack(tmp_path, tokenizer, PackConfig(64, chunk_chars=500), FileSource(folder))
     assert not (tmp_path / "tokens.json").exists()
@@ -522,9 +515,8 @@ def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Pa
     block = "\n".join(write_document(1, n) for n in range(3000))
     path = tmp_path / "giant.txt"
     with path.open("w") as file:
-        size = 0
-        while size < 2_000_000_000:
-            size += file.write(block)
+        while file.tell() < 2_000_000_000:
+            file.write(block)
     tokenizer = cut_at_blanks(block)
     before = resident_bytes()
     with PeakMemory() as peak:
@@ -537,13 +529,17 @@ def cut_at_blanks(text: str) -> TokenizerText:
     """A tokenizer that needs as much memory as any, and a third of the time: most of it goes into
     finding words."""
     tokenizer = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(" ", "merged_with_next"), byte_level]
+        [
+            pre_tokenizers.Split(" ", "merged_with_next"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=4000, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=4000,
+        special_tokens=["<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(text.splitlines()[:2000], trainer)
     return TokenizerText(tokenizer.to_str(), end_id=0)

@@ -39,38 +39,26 @@ def test_layers_are_raised_in_order_until_the_budget_is_met() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "groups", "rho", "profile"),
+    ("layers", "groups", "profiles"),
     [
-        (28, 8, 0.25, (15, 3, 5, 5, 0)),
-        (28, 8, 0.5, (6, 6, 6, 2, 8)),
-        (28, 8, 0.75, (0, 6, 4, 2, 16)),
-        (28, 8, 0.875, (0, 0, 6, 2, 20)),
-        (36, 8, 0.25, (21, 1, 7, 7, 0)),
-        (36, 8, 0.5, (8, 7, 7, 5, 9)),
-        (36, 8, 0.75, (0, 8, 5, 2, 21)),
-        (36, 8, 0.875, (0, 0, 8, 2, 26)),
-        (40, 8, 0.25, (24, 0, 8, 8, 0)),
-        (40, 8, 0.5, (8, 8, 8, 8, 8)),
-        (40, 8, 0.75, (0, 8, 8, 0, 24)),
-        (40, 8, 0.875, (0, 0, 8, 4, 28)),
-        (48, 4, 0.25, (27, 3, 9, 9, 0)),
-        (48, 4, 0.5, (10, 10, 10, 6, 12)),
-        (48, 4, 0.75, (0, 10, 8, 2, 28)),
-        (48, 4, 0.875, (0, 0, 10, 4, 34)),
+        (28, 8, {0.25: (15, 3, 5, 5, 0), 0.5: (6, 6, 6, 2, 8), 0.75: (0, 6, 4, 2, 16)}),
+        (36, 8, {0.25: (21, 1, 7, 7, 0), 0.5: (8, 7, 7, 5, 9), 0.75: (0, 8, 5, 2, 21)}),
+        (40, 8, {0.25: (24, 0, 8, 8, 0), 0.5: (8, 8, 8, 8, 8), 0.75: (0, 8, 8, 0, 24)}),
+        (48, 4, {0.25: (27, 3, 9, 9, 0), 0.5: (10, 10, 10, 6, 12), 0.75: (0, 10, 8, 2, 28)}),
+        (28, 8, {0.875: (0, 0, 6, 2, 20)}),
+        (36, 8, {0.875: (0, 0, 8, 2, 26)}),
+        (40, 8, {0.875: (0, 0, 8, 4, 28)}),
+        (48, 4, {0.875: (0, 0, 10, 4, 34)}),
+        (8, 8, {0.5: (2, 2, 0, 2, 2)}),  # figure 1
     ],
 )
 def test_profiles_of_the_papers_models(
-    layers: int, groups: int, rho: float, profile: tuple[int, ...]
+    layers: int, groups: int, profiles: dict[float, tuple[int, ...]]
 ) -> None:
-    ratios = allocate_ratios([layer / layers for layer in range(layers)], 1.0, rho, groups)
-    found = Counter(ratios)
-    assert tuple(found[bucket] for bucket in FIVE) == profile
-
-
-def test_figure_1_of_the_paper() -> None:
-    """8 layers of 8 at 0.5: two layers each all, three quarters, one quarter and none windowed."""
-    ratios = allocate_ratios([layer / 8 for layer in range(8)], 1.0, 0.5, 8)
-    assert Counter(ratios) == {0.0: 2, 0.25: 2, 0.75: 2, 1.0: 2}
+    scores = [layer / layers for layer in range(layers)]
+    for rho, profile in profiles.items():
+        found = Counter(allocate_ratios(scores, 1.0, rho, groups))
+        assert tuple(found[bucket] for bucket in FIVE) == profile
 
 
 def test_an_odd_budget_leaves_one_layer_off_the_grid() -> None:

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from bosch.calibration import read_calibration, write_calibration
 from bosch.config import Config, MaskConfig
 from bosch.masks.formats import export_mask
 from bosch.masks.mask import MaskFile, read_mask, write_mask
-from bosch.method import Context, Scores
+from bosch.method import Context, Scores, Selection
 from bosch.methods import from_file, random_groups, razor
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._settings import learning_tokens, list_methods
@@ -378,68 +379,63 @@ def test_a_score_that_is_no_number_is_refused(tmp_path: Path, value: float) -> N
 # --- masks from files ---
 
 
-@pytest.mark.parametrize("format_name", ["mask", "headwise", "duo"])
-def test_a_mask_comes_back_from_every_format(tmp_path: Path, format_name: str) -> None:
+@pytest.fixture
+def asked(tmp_path: Path) -> Context:
+    """A mask from a file, at a ratio of 0.5."""
     model = tiny_model("qwen3", num_hidden_layers=2)
-    context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
-    chosen = random_groups.select(context)
-    record = replace(record_of(context), mask=chosen.mask)
+    return context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
+
+
+@pytest.fixture
+def record(asked: Context) -> MaskFile:
+    mask = random_groups.select(asked).mask
+    return MaskFile(mask, asked.model_info, "random_groups", asked.ratio)
+
+
+def take(asked: Context, path: Path, **changes: Any) -> Selection:
+    return make_mask("from_file", replace(asked, settings=from_file.Settings(path), **changes))
+
+
+@pytest.mark.parametrize("format_name", ["mask", "headwise", "duo"])
+def test_a_mask_comes_back_from_every_format(
+    asked: Context, record: MaskFile, tmp_path: Path, format_name: str
+) -> None:
     path = tmp_path / {"mask": "m.json", "headwise": "h.json", "duo": "d.tsv"}[format_name]
     if format_name == "mask":
         write_mask(path, record)
     else:
         export_mask(record, format_name, path)
-    asked = replace(context, settings=from_file.Settings(path))
-    assert make_mask("from_file", asked).mask == chosen.mask
+    assert take(asked, path).mask == record.mask
     if format_name == "duo":  # zeros and ones as reals: any ratio can be had of them
-        assert make_mask("from_file", replace(asked, ratio=0.25)).mask.num_windowed == 2
+        assert take(asked, path, ratio=0.25).mask.num_windowed == 2
     else:
         told = r"has 4 of 8 groups on the window, but .* pass --ratio 0\.5\."
         with pytest.raises(ValueError, match=told):
-            make_mask("from_file", replace(asked, ratio=0.25))
-    wider = make_mask("from_file", replace(asked, window_tokens=48))
+            take(asked, path, ratio=0.25)
+    wider = take(asked, path, window_tokens=48)
     assert wider.mask.window_tokens == 48
     assert any("48" in note for note in wider.notes) == (format_name != "duo")
 
 
-def test_layer_types_come_back_as_whole_layers(tmp_path: Path) -> None:
-    model = tiny_model("qwen3", num_hidden_layers=2)
-    path = tmp_path / "config.json"
-    types = ["sliding_attention", "full_attention"]
-    path.write_text(json.dumps({"layer_types": types, "sliding_window": 32}))
-    context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path, {"path": path})
-    assert make_mask("from_file", context).mask.row_texts() == ["0000", "1111"]
-
-
-def test_a_headwise_config_within_a_models_config_counts_before_its_layer_types(
-    tmp_path: Path,
+def test_layer_types_come_back_as_whole_layers_unless_a_headwise_config_is_there(
+    asked: Context, record: MaskFile, tmp_path: Path
 ) -> None:
-    model = tiny_model("qwen3", num_hidden_layers=2)
-    context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
-    chosen = random_groups.select(context)
     path = tmp_path / "config.json"
-    export_mask(replace(record_of(context), mask=chosen.mask), "headwise", path)
-    types = ["full_attention", "full_attention"]
-    path.write_text(json.dumps({"layer_types": types} | json.loads(path.read_text())))
-    asked = replace(context, settings=from_file.Settings(path))
-    assert make_mask("from_file", asked).mask == chosen.mask
+    types = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+    path.write_text(json.dumps(types))
+    assert take(asked, path).mask.row_texts() == ["0000", "1111"]
+    export_mask(record, "headwise", path)
+    path.write_text(json.dumps(types | json.loads(path.read_text())))
+    assert take(asked, path).mask == record.mask
 
 
-def test_a_mask_of_another_model_is_refused(tmp_path: Path) -> None:
-    model = tiny_model("qwen3", num_hidden_layers=2)
-    context = context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
-    record = replace(record_of(context), mask=random_groups.select(context).mask)
+def test_a_mask_of_another_model_is_refused(
+    asked: Context, record: MaskFile, tmp_path: Path
+) -> None:
     other = replace(record, model=replace(record.model, weight_hash="e" * 32))
     write_mask(tmp_path / "other.json", other)
     with pytest.raises(ValueError, match="the mask was made for"):
-        make_mask(
-            "from_file", replace(context, settings=from_file.Settings(tmp_path / "other.json"))
-        )
-
-
-def record_of(context: Context) -> MaskFile:
-    mask = random_groups.select(context).mask
-    return MaskFile(mask, context.model_info, "random_groups", context.ratio)
+        take(asked, tmp_path / "other.json")
 
 
 # --- the calibration set's file ---

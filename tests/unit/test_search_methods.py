@@ -115,7 +115,7 @@ def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> 
     for layer in (2, 1, 0):
         tried = [line for line in lines if line["stage"] == f"stage 1, layer {layer}"]
         kept = max((line for line in tried if line["exact"]), key=lambda line: line["value"])
-        assert ["".join(map(str, row)) for row in record.mask.z[layer:]] == kept["z"][layer:]
+        assert record.mask.row_texts()[layer:] == kept["z"][layer:]
         assert kept["z"][:layer] == ["1111"] * layer
 
 
@@ -271,7 +271,7 @@ def test_the_best_exact_mask_of_a_search_cut_short_is_kept(run: Any, tmp_path: P
     lines = lines_of(tmp_path / "mask")
     met = [line for line in lines if "".join(line["z"]).count("0") == 6 and line["exact"]]
     best = max(met, key=lambda line: line["value"])
-    assert ["".join(map(str, row)) for row in record.mask.z] == best["z"]
+    assert record.mask.row_texts() == best["z"]
 
 
 def test_no_time_at_all_is_refused(run: Any) -> None:
@@ -351,7 +351,7 @@ def test_a_search_starts_from_a_mask_that_is_there(run: Any, tmp_path: Path) -> 
     run("global_swap", "second", rankings=(), start=path)
     lines = (tmp_path / "second" / FILE).read_text().splitlines()
     begun = json.loads(lines[3])["z"]  # behind the header and the two ends
-    assert begun == ["".join(map(str, row)) for row in first.mask.z]
+    assert begun == first.mask.row_texts()
     assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
 
 

@@ -126,21 +126,6 @@ def test_each_acceleration_saves_work(switch: str) -> None:
     assert spent[0] < 0.95 * spent[1]
 
 
-@pytest.mark.parametrize("search", [swap_search, stage_one])
-def test_ending_early_saves_work_where_little_is_kept(search: object) -> None:
-    """Texts then come one by one, and each must know where its mask parts from earlier ones."""
-    assert callable(search)
-    model = small_model(seed=1, num_hidden_layers=6)
-    calibration = answered_calibration(model, LENGTHS * 2)
-    spent = []
-    for early_end in (True, False):
-        accelerations = replace(ALL, memory_gb=1e-4, early_end=early_end)  # a state of each text
-        objective = objective_of(model, calibration, "logprob", accelerations)
-        search(objective, shape=(6, 4))
-        spent.append(objective.cost.layer_forwards)
-    assert spent[0] < spent[1]
-
-
 def test_a_mask_ends_early_with_a_bound_that_holds() -> None:
     model = small_model()
     calibration = answered_calibration(model)

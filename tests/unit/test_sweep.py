@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +43,13 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_sweep(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_sweep(
+    place: Path, *arguments: str, chain: str | None = "chain.py"
+) -> subprocess.CompletedProcess[str]:
+    """chain None: recover.py."""
     command = [sys.executable, str(ROOT / "recipes" / "sweep.py"), *arguments]
     return subprocess.run(
-        [*command, "--command", f"{sys.executable} chain.py"],
+        [*command, *(["--command", f"{sys.executable} {chain}"] if chain else [])],
         cwd=place,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -83,22 +87,66 @@ def test_failed_runs_stop_no_others_and_are_tried_again(place: Path) -> None:
     }
 
 
-def test_a_chain_that_was_stopped_is_not_done(place: Path) -> None:
+def test_a_chain_that_was_stopped_or_has_other_settings_is_not_done(place: Path) -> None:
+    words = ("--methods", "fisher", "--zero-shot")
     (place / "stopped").touch()
-    run = run_sweep(place, "--methods", "fisher", "--zero-shot")
+    run = run_sweep(place, *words)
     assert run.returncode == 1
     assert "runs/tiny-qwen3-fisher-r0.75: stopped before its end" in run.stdout
-
-
-def test_a_run_of_other_settings_is_not_done(place: Path) -> None:
-    words = ("--methods", "fisher", "--zero-shot")
+    (place / "stopped").unlink()
     run_sweep(place, *words)
     told = place / "runs" / "tiny-qwen3-fisher-r0.75" / "run.json"
-    run = json.loads(told.read_text())
-    run["config"]["calibration"]["length"] //= 2  # as if the preset had changed since
-    told.write_text(json.dumps(run))
+    content = json.loads(told.read_text())
+    content["config"]["calibration"]["length"] //= 2  # as if the preset had changed since
+    told.write_text(json.dumps(content))
     run_sweep(place, *words)
+    assert len(calls(place)) == 3
+
+
+def test_runs_that_have_their_line_are_not_run_again_and_are_in_the_report(place: Path) -> None:
+    words = ("--methods", "fisher,bosch", "--zero-shot", "--rows", "kept/rows.jsonl")
+    words = (*words, "--baseline", "fisher")
+    assert run_sweep(place, *words).returncode == 0
+    shutil.rmtree(place / "runs")
+    run = run_sweep(place, *words)
     assert len(calls(place)) == 2
+    assert "[2/2] runs/tiny-qwen3-bosch-r0.75: in kept/rows.jsonl\n" in run.stdout
+    assert "tiny-qwen3 bosch r0.75 W64  NIAH average" in run.stdout
+    assert "Beside fisher" in (place / "runs" / "comparison" / "table.md").read_text()
+    run = run_sweep(place, "--methods", "fisher", "--rows", "kept/rows.jsonl")  # goes further
+    assert "tiny-qwen3-fisher-r0.75: failed: stopped before its end" in run.stdout
+    assert len((place / "kept" / "rows.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_finished_runs_are_judged_under_further_windows_and_in_longer_texts(
+    tmp_path: Path,
+) -> None:
+    words = "--methods interleave,random_groups --ratios .5 --preset smoke --zero-shot"
+    words += " --windows 8,32 --lengths 1024 --baseline interleave --rows rows.jsonl"
+    run = run_sweep(tmp_path, *words.split(), "--eval.samples", "2", chain=None)
+    assert run.returncode == 0, run.stderr
+    table = (tmp_path / "runs" / "comparison" / "table.md").read_text()
+    _, part = table.split("## Other windows and lengths, before training")
+    header, _, *rows = [line for line in part.splitlines() if line.startswith("|")][:5]
+    assert header == (
+        "| runs | NIAH window 8 | NIAH window 32 | NIAH 1,024 tokens | LongBench window 8 "
+        "| LongBench window 32 |"
+    )
+    assert [row.split(" | ")[0] for row in rows] == [
+        *(f"| tiny-qwen3-2layer {name} r0.5 W32" for name in ("interleave", "random_groups")),
+        "| tiny-qwen3-2layer, dense",
+    ]
+    # Under the window it was made for a hybrid scores as in its run.
+    (own,) = re.findall(r"interleave-r0.5 +– +([0-9.]+) ", run.stdout)
+    assert rows[0].split(" | ")[2] == f"{own} (1)"
+    assert "tiny-qwen3-2layer random_groups r0.5 W32  NIAH 1,024 tokens" in run.stdout
+    rows = (tmp_path / "runs" / "comparison" / "results.jsonl").read_text().splitlines()
+    assert {row.get("window") for row in map(json.loads, rows)} == {None, 8, 32}
+    assert {row.get("text_tokens") for row in map(json.loads, rows)} == {None, 1024}
+    shutil.rmtree(tmp_path / "runs" / "tiny-qwen3-2layer-interleave-r0.5")
+    again = run_sweep(tmp_path, *words.split(), "--eval.samples", "2", chain=None)
+    assert "interleave-r0.5: in rows.jsonl" in again.stdout
 
 
 @pytest.mark.parametrize(
@@ -108,6 +156,7 @@ def test_a_run_of_other_settings_is_not_done(place: Path) -> None:
         (["--methods", "bosch", "--ratios", "2"], "ratio is 2.0, it must be from 0 to 1"),
         (["--methods", "bosch", "--seeds", "0"], "--seeds is 0; it is how many, at least 1."),
         (["--methods", "bosch", "--baseline", "razor"], "--baseline razor is none of the methods"),
+        (["--methods", "bosch", "--windows", "64,x"], "--windows 64,x: say numbers of tokens"),
         (["--methods", "bosch", "--run-dir", "a"], "--run-dir is for one run"),
         (["--methods", "bosch", "--window", "0"], "window is 0"),
         (["--methods", "bosch", "--eval.sample", "4"], "--eval.sample: no such option"),

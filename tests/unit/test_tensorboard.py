@@ -65,46 +65,29 @@ def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     assert points(tmp_path / "tb" / "train")["train/loss"] == expected
 
 
-def test_points_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "train", rank=0)
-    log.start(0)
-    log.write({"step": 1, "tokens": 10, "loss": 0.5})
-    assert points(tmp_path / "tb" / "train")["train/loss"] == [(1, 0.5)]  # and the log is open
+def test_points_are_there_as_soon_as_they_are_written_and_only_numbers_are(tmp_path: Path) -> None:
+    for rank, folder in ((0, tmp_path / "run"), (1, tmp_path / "other")):
+        log = MetricsLog(folder / "train", rank)
+        log.start(0)
+        log.write({"step": 1, "tokens": 10, "loss": 0.5})
+        log.write({"step": 2, "tokens": 20, "loss": float("nan"), "note": "x", "list": [1]})
+    assert points(tmp_path / "run" / "tb" / "train")["train/loss"] == [(1, 0.5)]  # the log is open
+    assert not (tmp_path / "other").exists()  # rank 1 writes nothing
 
 
-def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_dropped_and_a_damaged_one_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_steps(tmp_path, 1, 3)
     path = tmp_path / "train" / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"step": 4, "tok')
     write_steps(tmp_path, 4, 4)
     assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
-
-
-def test_a_damaged_line_is_named_and_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_steps(tmp_path, 1, 3)
-    path = tmp_path / "train" / "metrics.jsonl"
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:20], lines[2], ""]))
+    path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:], ""]))
     with caplog.at_level("INFO", "bosch"):
-        assert [row["step"] for row in read_metrics(path)] == [1, 3]
+        assert [row["step"] for row in read_metrics(path)] == [1, 3, 4]
     assert f"{path}, line 2 is damaged" in caplog.text
-
-
-def test_what_is_no_number_has_no_curve(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "train", rank=0)
-    log.start(0)
-    log.write({"step": 1, "tokens": 10, "loss": float("nan"), "note": "x", "list": [1], "no": None})
-    log.write({"step": 2, "tokens": 20, "loss": 1.0})
-    assert points(tmp_path / "tb" / "train")["train/loss"] == [(2, 1.0)]
-
-
-def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "train", rank=1)
-    log.start(0)
-    log.write({"step": 1, "tokens": 10})
-    assert not any(tmp_path.iterdir())
 
 
 # --- evaluations ---
@@ -113,18 +96,9 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
 def write_scores(run: Path, step: int | None, value: float | None, **changes: Any) -> Path:
     folder = run / "eval" / ("dense" if step is None else f"step-{step:06d}") / "niah"
     folder.mkdir(parents=True, exist_ok=True)
-    row = {
-        "run": run.name,
-        "step": step,
-        "tokens": None if step is None else 100 * step,
-        "suite": "niah",
-        "task": "average",
-        "length": 512,
-        "metric": "score",
-        "value": value,
-        "stderr": 0.1,
-        "n": 8,
-    }
+    tokens = None if step is None else 100 * step
+    row = {"run": run.name, "step": step, "tokens": tokens, "suite": "niah", "task": "average"}
+    row |= {"length": 512, "metric": "score", "value": value, "stderr": 0.1, "n": 8}
     (folder / "scores.json").write_text(json.dumps({"rows": [row | changes]}))
     return folder
 
@@ -163,20 +137,16 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def test_scores_without_a_value_or_a_length_do_no_harm(tmp_path: Path) -> None:
+def test_scores_that_cannot_be_drawn_do_no_harm_and_damaged_ones_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_scores(tmp_path, 0, None)
     write_scores(tmp_path, 5, 5.0, length=None)
-    project_evaluations(tmp_path)
-    assert points(tmp_path / "tb" / "eval")["niah/average/score"] == [(5, 5.0)]
-
-
-def test_a_damaged_score_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_scores(tmp_path, 0, 1.0)
-    (write_scores(tmp_path, 5, 5.0) / "scores.json").write_text('{"rows"')
+    (write_scores(tmp_path, 7, 7.0) / "scores.json").write_text('{"rows"')
     with caplog.at_level("INFO", "bosch"):
         project_evaluations(tmp_path)
-    assert "step-000005/niah/scores.json is damaged" in caplog.text
-    assert points(tmp_path / "tb" / "eval")["niah/average/512/score"] == [(0, 1.0)]
+    assert "step-000007/niah/scores.json is damaged" in caplog.text
+    assert points(tmp_path / "tb" / "eval")["niah/average/score"] == [(5, 5.0)]
 
 
 def test_files_of_a_clock_that_went_back_are_replaced_too(tmp_path: Path) -> None:
@@ -242,25 +212,22 @@ def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
     ]
 
 
-def test_tensorboard_finds_the_runs_side_by_side(tmp_path: Path) -> None:
+def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
+    tmp_path: Path,
+) -> None:
     for name in ("one", "two"):
         full_run(tmp_path / name)
-        rebuild_tensorboard(tmp_path / name)
+        shutil.rmtree(tmp_path / name / "tb")
+        found = []
+        for _ in range(2):
+            rebuild_tensorboard(tmp_path / name)
+            found.append([points(tmp_path / name / "tb" / part) for part in ("train", "eval")])
+        assert found[0] == found[1]
+        assert found[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()
     assert sorted(runs) == [
         f"{name}/tb{part}" for name in ("one", "two") for part in ("", "/eval", "/train")
     ]
-
-
-def test_rebuilding_twice_gives_the_same_points(tmp_path: Path) -> None:
-    full_run(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "tb")
-    found = []
-    for _ in range(2):
-        rebuild_tensorboard(tmp_path / "run")
-        found.append([points(tmp_path / "run" / "tb" / part) for part in ("train", "eval")])
-    assert found[0] == found[1]
-    assert found[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

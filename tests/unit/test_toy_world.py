@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
+from data.needles import PAPER_TASKS
+from data.toy_world.documents import ToyDocuments
 from data.toy_world.essays import ToyEssays, paragraph
 from data.toy_world.lessons import LessonWriter, Mixture, needle_lesson, task_lesson
 from data.toy_world.lexicon import SPLITS, split_of
+from data.toy_world.records import STYLES, write_records
 from data.toy_world.tasks import DATASETS, longbench_rows
 from data.toy_world.tokenizer import END_OF_TEXT, train_tokenizer
 from data.toy_world.world import World, key_words
@@ -102,22 +104,15 @@ def test_numbers_and_uuids_cost_the_same_tokens_wherever_they_stand(
 
 
 @pytest.mark.parametrize("name", PAPER_TASKS)
-def test_toy_needles_fit_their_length_and_hide_their_answer(
-    name: str, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    essays, words = ToyEssays("test", 0), key_words("test")
-    for example in build_examples(TASKS[name], 512, 4, 0, tokenizer, essays, words, TOY_SIZES):
-        assert example.outputs[0] in example.input
-        assert 380 < example.length <= 512
-
-
-@pytest.mark.parametrize("name", PAPER_TASKS)
 def test_every_answer_of_a_needle_lesson_stands_in_its_haystack(name: str) -> None:
     for seed in range(10):
         (haystack, _), *rest = needle_lesson(World("train", seed), size=40, task_name=name)
         answers = [text.strip() for text, is_answer in rest if is_answer]
         assert answers
         assert all(f"is: {answer}." in haystack for answer in answers)
+        keys = re.findall(r"for (\S+-[a-z]+) is: \d", haystack)
+        assert keys or name != "niah_multikey_2"
+        assert {split_of(key) for key in keys} <= {"train"}
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -139,8 +134,39 @@ def test_a_batch_is_a_pure_function_of_the_step(tokenizer: PreTrainedTokenizerFa
     assert 0.02 < float((weights == 1).float().mean()) < 0.5
 
 
-def test_lessons_of_the_train_world_hold_no_key_of_another_split() -> None:
-    for seed in range(5):
-        (haystack, _), *_ = needle_lesson(World("train", seed), 60, "niah_multikey_2")
-        keys = re.findall(r"numbers for (\S+) is", haystack)
-        assert {split_of(key) for key in islice(keys, 50)} == {"train"}
+# --- records ---
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    return re.compile(re.escape(text).replace(r"\{key\}", "(.+?)").replace(r"\{value\}", "(.+)"))
+
+
+def test_every_look_up_gives_the_value_that_was_told() -> None:
+    styles = set()
+    for seed in range(60):
+        text = write_records(World("train", seed), 120)
+        for number, (tell, look_up) in enumerate(STYLES[1:], 1):  # the first style is both at once
+            told, looked_up = pattern(tell).findall(text), pattern(look_up).findall(text)
+            if looked_up:
+                styles.add(number)
+                assert set(looked_up) <= set(told)
+                # All entries come first.
+                assert text.index(look_up.format(key=looked_up[0][0], value=looked_up[0][1])) > max(
+                    text.index(tell.format(key=key, value=value)) for key, value in told
+                )
+    assert styles == {1, 2, 3, 4}
+
+
+def test_records_are_a_function_of_their_world_and_as_long_as_asked() -> None:
+    short, long = (write_records(World("train", 5), words) for words in (40, 400))
+    assert short == write_records(World("train", 5), 40)
+    assert 4 * len(short) < len(long)
+
+
+def test_toy_documents_hold_essays_tasks_and_records() -> None:
+    texts = ["".join(document) for document in islice(ToyDocuments(0).read(0), 100)]
+    records = [text for text in texts if re.search(r"(\S+): (\S+)\n(.*\n)*\1: \2\n", text)]
+    tasks = [text for text in texts if "Answer:" in text or "Next line of code" in text]
+    assert records
+    assert tasks
+    assert len(records) + len(tasks) < 90
