@@ -112,7 +112,7 @@ def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(
         ("granular=layer", "did you mean 'granularity'?"),
         ("granularity", "write NAME=VALUE"),
         ("steps=some", "consa takes no such value"),
-        ("steps=0", "steps is 0, it must be above 0"),
+        ("steps=0", "steps is 0, it must be at least 1"),
         ("razor-recent-share=0.5", "did you mean"),
     ],
 )
