@@ -1,6 +1,6 @@
 """Packing beside the bare tokenizer and beside datasets.map.
 
-All alternatives read the same documents with the same tokenizer on the same cores, in turns; a
+All alternatives read the same toy documents with the same tokenizer on the same cores, in turns; a
 figure is the best of its rounds. The targets are for CPU time, of all processes together: other
 work on the machine hardly changes it. Beside it stands the time on the clock, which on a machine
 with other work says little."""
@@ -17,8 +17,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
-
-from transformers import AutoTokenizer
 
 from benchmarks._options import BenchmarkOptions
 from bosch.run.progress import say
@@ -42,19 +40,11 @@ class Options(BenchmarkOptions):
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     seq_len: int = 32_768
-    tokenizer: str | None = None
-    """A model's folder or id; without it a BPE of 8,000 tokens is trained on toy texts."""
-    corpus: Path | None = None
-    """A .jsonl file to take the documents from; without it they are the toy world's."""
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
     documents = read_corpus(options)
-    tokenizer = (
-        AutoTokenizer.from_pretrained(options.tokenizer)
-        if options.tokenizer
-        else train_tokenizer(8000, 2000, seed=0)
-    )
+    tokenizer = train_tokenizer(8000, 2000, seed=0)
     text = describe_tokenizer(tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -64,15 +54,11 @@ def measure(options: Options) -> list[dict[str, Any]]:
 def read_corpus(options: Options) -> list[str]:
     """About the wanted number of bytes. The toy world is told again and again: it is written slower
     than it is read."""
-    if options.corpus:
-        told = (json.loads(line)["text"] for line in options.corpus.open())
-    else:
-        told = (write_document(0, number) for number in range(8_000))
     documents: list[str] = []
     size = 0
-    while size < options.megabytes * 1e6 and (text := next(told, None)):
-        documents.append(text)
-        size += len(text)
+    while size < options.megabytes * 1e6 and len(documents) < 8_000:
+        documents.append(write_document(0, len(documents)))
+        size += len(documents[-1])
     return documents * max(1, round(options.megabytes * 1e6 / size))
 
 

@@ -55,8 +55,6 @@ class Options(DeviceOptions):
     """Of each of the six tasks. RULER takes 500; the more, the longer the beginnings they share."""
     run_on: bool = True
     """Ignore the model's end token, and generate RULER's 128 tokens. Else it stops by itself."""
-    only_all: bool = False
-    """Leave out the sides with a single speed-up."""
     essays: str = "toy"
     rounds: int = 2
 
@@ -75,8 +73,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
     sides: dict[str, Side] = {GENERATE: partial(by_generate, stock, tokenizer)}
     for name, settings in SIDES.items():
-        if name == EVERYTHING or not options.only_all:
-            sides[name] = partial(by_generator, model, tokenizer, settings)
+        sides[name] = partial(by_generator, model, tokenizer, settings)
     texts: dict[str, dict[Key, str]] = {name: {} for name in sides}
     seconds = {name: [0.0] * options.rounds for name in sides}
     for round_ in range(options.rounds):

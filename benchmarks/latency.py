@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -58,8 +57,6 @@ class Options(DeviceOptions):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     minutes: float | None = None
     """After this time what is left is skipped, the longest prompts. None: no limit."""
-    picture: Path | None = None
-    """PNG of both figures."""
 
 
 PAPER = Options(
@@ -147,8 +144,6 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
             "missing": "missing",
         },
     )
-    if options.picture:
-        draw_figures(rows, options, options.picture)
 
 
 def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> None:
@@ -201,37 +196,3 @@ def run_steps(
         yield now(ids_BT.device) - begin, memory.read()
         if time.monotonic() > deadline:
             raise OutOfTimeError
-
-
-def draw_figures(rows: list[dict[str, Any]], options: Options, path: Path) -> None:
-    """Both figures as the paper draws them, one above the other; missing points are missing."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 7), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = {
-        "prefill, tokens/s": ("prefill_tokens_per_second", 1.0),
-        "decoding, tokens/s": ("decode_tokens_per_second", 1.0),
-        "p90 peak memory, GB": ("p90_peak_bytes", 1e-9),
-    }
-    lines = (
-        [(ratio, options.window) for ratio in options.ratios],
-        [(options.window_ratio, window) for window in options.windows],
-    )
-    for axes, settings in zip(figure.subplots(2, 3), lines, strict=True):
-        for axis, (title, (name, scale)) in zip(axes, panels.items(), strict=True):
-            for ratio, window in settings:
-                chosen = [r for r in rows if (r["ratio"], r["window"]) == (ratio, window)]
-                here = [(r["tokens"], r[name] * scale) for r in chosen if r[name] is not None]
-                if here:
-                    label = f"ratio {ratio:g}, window {window}"
-                    axis.plot(*zip(*here, strict=True), marker="o", label=label)
-            axis.set(title=title, xlabel="tokens")
-            axis.set_xscale("log", base=2)
-            ticks = sorted(set(options.lengths))
-            axis.set_xticks(ticks, [short(tokens) for tokens in ticks])
-            axis.set_ylim(bottom=0)
-        axes[0].legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", metadata={"Software": None})

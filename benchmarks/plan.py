@@ -29,8 +29,7 @@ from benchmarks._models import read_shape, spread_mask
 from benchmarks._options import BenchmarkOptions
 from bosch.hybrid.models import head_size, hybrid_config
 from bosch.plugins import suggest
-from bosch.run.progress import describe_seconds
-from bosch.run.tables import show_table
+from bosch.run.tables import show_rows
 from training.flops import PEAK_FLOPS, count_active_weights, training_flops
 
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
@@ -72,46 +71,27 @@ class Options(BenchmarkOptions):
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    rows = []
-    lines = []
-    for model in options.model:
-        found = plan_model(model, options)
-        rows += [
-            {"name": f"computed: {model} {figure}", "value": value, "unit": unit}
-            for (figure, unit), value in found.items()
-        ]
-        memory, step, dense_step, hours, checkpoint, export = found.values()
-        lines.append(
-            (
-                model,
-                f"{memory:.0f} GB",
-                "yes" if memory + MARGIN_GB <= options.memory_gb else "NO",
-                describe_seconds(step),
-                describe_seconds(dense_step),
-                describe_seconds(3600 * hours),
-                f"{checkpoint:.0f} / {export:.0f} GB",
-            )
-        )
-    show_table(
+    rows = [plan_model(model, options) for model in options.model]
+    show_rows(
         f"computed, not measured: {options.gpus} x {options.gpu} at {options.mfu:.0%} of their "
         f"peak, {options.micro_batch_sequences} x {options.seq_len:,} tokens at once on each, "
         f"ratio {options.ratio:g}",
-        (
-            "model",
-            "peak memory",
-            f"fits {options.memory_gb:g} GB",
-            "step",
-            "dense model's",
-            f"{options.tokens / 1e9:g}B tokens",
-            "checkpoint / export",
-        ),
-        lines,
+        rows,
+        {
+            "model": "model",
+            "peak memory, GB": "value:.0f",
+            f"fits {options.memory_gb:g} GB": "fits",
+            "step, s": "step_seconds:.1f",
+            "dense model's": "dense_step_seconds:.1f",
+            f"{options.tokens / 1e9:g}B tokens, h": "hours:.1f",
+            "checkpoint, GB": "checkpoint_gb:.0f",
+            "export, GB": "export_gb:.0f",
+        },
     )
     return rows
 
 
-def plan_model(model: str, options: Options) -> dict[tuple[str, str], float]:
-    """Each figure and its unit."""
+def plan_model(model: str, options: Options) -> dict[str, Any]:
     config, _ = read_shape(model)
     weights = count_weights(config)
     mask = spread_mask(options.ratio, config.num_hidden_layers, config.num_key_value_heads)
@@ -122,13 +102,18 @@ def plan_model(model: str, options: Options) -> dict[tuple[str, str], float]:
         for shape in (hybrid, config)
     )
     steps = options.tokens / (options.batch_sequences * options.seq_len)
+    peak = peak_bytes(config, weights, options) / 1e9
     return {
-        ("peak memory per GPU", "GB"): peak_bytes(config, weights, options) / 1e9,
-        ("step", "s"): step,
-        ("step of the dense model", "s"): dense_step,
-        ("training", "h"): step * steps / 3600,
-        ("checkpoint", "GB"): 12 * weights.all / 1e9,  # fp32 and both moments
-        ("export", "GB"): 2 * weights.all / 1e9,
+        "name": f"computed: {model} peak memory per GPU",
+        "model": model,
+        "value": peak,
+        "unit": "GB",
+        "fits": "yes" if peak + MARGIN_GB <= options.memory_gb else "NO",
+        "step_seconds": step,
+        "dense_step_seconds": dense_step,
+        "hours": step * steps / 3600,
+        "checkpoint_gb": 12 * weights.all / 1e9,  # fp32 and both moments
+        "export_gb": 2 * weights.all / 1e9,
     }
 
 

@@ -76,7 +76,11 @@ def measure(options: Options) -> list[dict[str, Any]]:
             for name, side in sides.items():
                 seconds[name].append(seconds_of_a_step(side, device))
         peaks = {name: peak_memory(options, side, device) for name, side in sides.items()}
-        flops = {name: flops_of_a_step(options, model) for name, model in models.items()}
+        flops = {}
+        for name, model in models.items():
+            config = AutoConfig.from_pretrained(model)
+            lengths = [options.length] * options.batch
+            flops[name] = training_flops(config, count_weights(config).active, lengths)
     peak = peak_flops(device)
     rows: list[dict[str, Any]] = []
     for name in sides:
@@ -125,11 +129,6 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
         models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
         deploy(model, z, options.window).save_pretrained(folder / f"hybrid-{ratio:g}")
     return models
-
-
-def flops_of_a_step(options: Options, model: Path) -> int:
-    config = AutoConfig.from_pretrained(model)
-    return training_flops(config, count_weights(config).active, [options.length] * options.batch)
 
 
 def make_rows(options: Options, model: Path) -> np.ndarray[Any, Any]:

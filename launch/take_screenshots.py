@@ -6,15 +6,11 @@ Needs Chromium or Chrome (Debian: apt-get install chromium) and nothing from Pyt
 """
 
 import argparse
-import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -51,43 +47,27 @@ def main() -> None:
         name = f"report-{report.resolve().parent.name}.png"
         take(browser, report.resolve().as_uri(), options.out / name, REPORT_HEIGHT)
     if options.runs:
-        with tensorboard(options.runs) as address:
-            for page, part in PAGES.items():
-                take(browser, f"{address}/{part}", options.out / f"tensorboard-{page}.png", HEIGHT)
+        address = start_tensorboard(options.runs)
+        for page, part in PAGES.items():
+            take(browser, f"{address}/{part}", options.out / f"tensorboard-{page}.png", HEIGHT)
 
 
-@contextlib.contextmanager
-def tensorboard(runs: Path) -> Iterator[str]:
-    """The address of a TensorBoard over these runs, while the block lasts."""
+def start_tensorboard(runs: Path) -> str:
+    """Its address, once it has read all files: until then it lists more and more runs. It ends with
+    this process."""
+    from tensorboard import program
+
     if not runs.is_dir():
         sys.exit(f"error: {runs} is no folder of runs.")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs), "--port", str(port)]
-    server = subprocess.Popen(
-        [*command, "--load_fast=false"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        wait_for_runs(f"{address}/data/runs", server)
-        yield address
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def wait_for_runs(address: str, server: subprocess.Popen[bytes]) -> None:
-    """Until TensorBoard has read all files: it lists more runs no more."""
-    end, before = time.monotonic() + START_SECONDS, b""
+    server = program.TensorBoard()
+    server.configure(logdir=str(runs), port=0, load_fast="false")
+    address, before = server.launch().rstrip("/"), b""
+    end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
-        if server.poll() is not None:
-            sys.exit("error: TensorBoard ended before it answered.")
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            now = urllib.request.urlopen(address).read()
-            if now == before and len(now) > len("[]\n"):
-                return
-            before = now
+        now = urllib.request.urlopen(f"{address}/data/runs").read()
+        if now == before and len(now) > len("[]\n"):
+            return address
+        before = now
         time.sleep(2)
     sys.exit(f"error: TensorBoard found no runs in {START_SECONDS} seconds.")
 

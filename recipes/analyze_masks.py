@@ -3,8 +3,8 @@
     python recipes/analyze_masks.py runs/*/mask/mask.json --out analysis
     python recipes/analyze_masks.py runs/r0.5 runs/r0.75 --replacement --calibration DIR
 
-Prints a table an analysis, each number beside what random masks would show; analysis.json has all
-of them, distances.png and depth.png show them.
+Prints a table an analysis, overlap and turnover beside those of random masks; analysis.json has all
+numbers, distances.png and depth.png show them.
 """
 
 import itertools
@@ -21,7 +21,7 @@ import tyro
 
 from bosch.config import at_least
 from bosch.masks import analysis_pictures as pictures
-from bosch.masks.mask import GroupMask
+from bosch.masks.mask import GroupMask, read_mask
 from bosch.masks.named_masks import NamedMask, comparable, find_chains, read_masks
 from bosch.masks.overlap import compare, longest_blocks, turnover
 from bosch.masks.replacement import write_masks
@@ -34,7 +34,6 @@ from bosch.run.progress import say
 from bosch.run.stage import Artifact
 from bosch.run.tables import show_rows, show_table
 
-OUTLINED = "fuller than the mask"  # the kind of block that depth.png outlines
 Rows = list[dict[str, Any]]
 Chains = Mapping[str, Sequence[NamedMask]]
 
@@ -82,8 +81,7 @@ def describe_masks(masks: Sequence[NamedMask], out: Path) -> Rows:
     several_models = len({mask.model for mask in masks}) > 1
     rows, drawn, lines = [], [], []
     for mask in masks:
-        blocks = {block.kind: block for block in longest_blocks(mask.mask)}
-        name = mask.full_name + (f" {mask.record.model.id}" if several_models else "")
+        blocks = longest_blocks(mask.mask)
         facts = {
             "name": mask.full_name,
             "file": str(mask.path),
@@ -94,11 +92,14 @@ def describe_masks(masks: Sequence[NamedMask], out: Path) -> Rows:
             "ratio": mask.mask.ratio,
             "window_tokens": mask.mask.window_tokens,
             "layer_ratios": mask.mask.layer_ratios,
+            "longest_blocks": blocks,
         }
-        rows.append(facts | {"longest_blocks": [asdict(block) for block in blocks.values()]})
-        drawn.append((name, mask, blocks[OUTLINED]))
-        lines.append((name, *(f"{b.num_layers} ({b.expected:.1f})" for b in blocks.values())))
-    show_table("Longest block of layers; in brackets: of random masks", ("", *blocks), lines)
+        rows.append(facts)
+        name = mask.full_name + (f" {mask.record.model.id}" if several_models else "")
+        drawn.append((name, mask))
+        spans = [f"{len(block)} (from {block[0]})" if block else "0" for block in blocks.values()]
+        lines.append((name, *spans))
+    show_table("Longest block of layers", ("", *blocks), lines)
     pictures.draw_depth(drawn, out / "depth.png")
     return rows
 
@@ -174,7 +175,8 @@ def run_replacement(chains: Chains, options: Options) -> Rows:
     scores: dict[GroupMask, dict[str, float]] = {}
     if options.calibration:
         masks = [mask for exchanged in made for mask in exchanged.files.values()]
-        scores = score_masks(masks, [mask for chain in chains.values() for mask in chain], options)
+        sources = [mask for chain in chains.values() for mask in chain]
+        scores = score_masks(masks, sources, options.calibration, options)
     rows: Rows = []
     lines = []
     for exchanged in made:
@@ -190,7 +192,7 @@ def run_replacement(chains: Chains, options: Options) -> Rows:
 
 
 def score_masks(
-    masks: Sequence[GroupMask], sources: Sequence[NamedMask], options: Options
+    masks: Sequence[GroupMask], sources: Sequence[NamedMask], calibration: Path, options: Options
 ) -> dict[GroupMask, dict[str, float]]:
     """Accuracy and probability of the answers under each mask. Each score is in a journal in the
     folder at once, from which a killed test goes on.
@@ -202,19 +204,14 @@ def score_masks(
     folder = fetch_model(options.model or sources[0].record.model.id)
     info = read_model_info(folder)
     for source in sources:
-        if not source.record.model.is_same_model(info):
-            raise ValueError(
-                f"{source.path} was made for {source.model}, not for {info.describe()}; pass "
-                "--model, and the masks of one model at a time."
-            )
-    assert options.calibration is not None
-    calibration = Artifact.load(follow_reference(options.calibration))
+        read_mask(source.path, info)  # refuses the mask of another model
+    examples = Artifact.load(follow_reference(calibration))
     scores = {}
     for window in sorted({mask.window_tokens for mask in masks}):
         context = Context(
             model_info=info,
             load_model=partial(load_for_search, folder),
-            load_calibration=partial(read_calibration, calibration.folder),
+            load_calibration=partial(read_calibration, examples.folder),
             window_tokens=window,
             ratio=0.0,  # the masks have their own
             seed=0,

@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, TextStreamer
+from transformers import Cache, PreTrainedTokenizerBase, TextStreamer
 
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
 from bosch.hybrid.cache import kv_bytes
+from bosch.hybrid.models import head_size
 from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
@@ -63,9 +64,14 @@ def main(arguments: Sequence[str]) -> None:
     if not ids.shape[1]:
         raise ValueError("The prompt is empty; a model needs a token to go on from.")
     model = load_model(folder, "auto", pick_device(options.device))
-    warn_of_length(model, ids.shape[1] + options.max_tokens)
-    for line in generate(model, tokenizer, ids, options):
-        print(line)
+    reach, positions = ids.shape[1] + options.max_tokens, model.config.max_position_embeddings
+    if reach > positions:
+        print(
+            f"prompt and answer may reach {reach:,} tokens, but the model was made for "
+            f"{positions:,}: expect worse text behind them",
+            file=sys.stderr,
+        )
+    generate(model, tokenizer, ids, options)
 
 
 def pick_device(asked: str) -> str:
@@ -75,27 +81,15 @@ def pick_device(asked: str) -> str:
     return ("cuda" if has_gpu else "cpu") if asked == "auto" else asked
 
 
-def warn_of_length(model: Any, num_tokens: int) -> None:
-    positions = model.config.max_position_embeddings
-    if num_tokens > positions:
-        print(
-            f"prompt and answer may reach {num_tokens:,} tokens, but the model was made for "
-            f"{positions:,}: expect worse text behind them",
-            file=sys.stderr,
-        )
-
-
-def generate(
-    model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, options: Options
-) -> list[str]:
-    """Stream the text to standard output, and return lines on speed and cache."""
+def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, options: Options) -> None:
+    """Print the text as it comes, then speed and cache."""
     torch.manual_seed(options.seed)
     sampling: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
     if options.temperature > 0:
         drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
         sampling = {"do_sample": True, **drawn}
     chunks = {"prefill_chunk_size": options.prefill_chunk} if options.prefill_chunk else {}
-    streamer = TimedStreamer(tokenizer)
+    streamer = TimedStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     ids = ids.to(model.device)
     result = model.generate(
         ids,
@@ -108,52 +102,37 @@ def generate(
         **sampling,
         **chunks,
     )
-    return describe_run(streamer, ids.shape[1], result.past_key_values, model)
+    began, first, *others = streamer.times
+    num_read, seconds = ids.shape[1], first - began
+    print(f"prompt: {num_read:,} tokens in {seconds:.2f} s, {num_read / seconds:,.1f} tokens/s")
+    speed = f", {len(others) / (others[-1] - first):,.1f} tokens/s" if others else ""
+    print(f"answer: {1 + len(others):,} tokens{speed}")
+    print(describe_cache(result.past_key_values, model))
 
 
 class TimedStreamer(TextStreamer):
-    """Prints text as it comes and notes when: the first token ends the reading of the prompt."""
+    """Prints text as it comes. `times`: of the prompt, then of each token; the first ends the
+    reading of the prompt.
+    """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.began = time.perf_counter()
-        self.token_times: list[float] = []
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.times: list[float] = []
 
     def put(self, value: Tensor) -> None:
-        if not self.next_tokens_are_prompt:
-            self.token_times.append(time.perf_counter())
+        self.times.append(time.perf_counter())
         super().put(value)
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_times)
 
-
-def describe_run(streamer: TimedStreamer, prompt_tokens: int, cache: Any, model: Any) -> list[str]:
-    first, last = streamer.token_times[0], streamer.token_times[-1]
-    read_seconds = first - streamer.began
-    lines = [
-        f"prompt: {prompt_tokens:,} tokens in {read_seconds:.2f} s, "
-        f"{prompt_tokens / read_seconds:,.1f} tokens/s"
-    ]
-    decoded = streamer.num_tokens - 1  # the first comes with the prompt
-    speed = f", {decoded / (last - first):,.1f} tokens/s" if decoded else ""
-    lines.append(f"answer: {streamer.num_tokens:,} tokens{speed}")
-
-    held = int(cache.get_seq_length())
-    line = f"KV cache: {kv_bytes(cache):,} bytes at {held:,} tokens"
-    dense = dense_kv_bytes(model, held)
-    if kv_bytes(cache) < dense:
-        share = kv_bytes(cache) / dense
-        line += f", {share:.3f} of the {describe_bytes(dense)} with full attention everywhere"
-    return [*lines, line]
-
-
-def dense_kv_bytes(model: Any, tokens: int) -> int:
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    entries = config.num_hidden_layers * config.num_key_value_heads * tokens
-    return entries * 2 * head_dim * model.dtype.itemsize  # 2: keys and values
+def describe_cache(cache: Cache, model: Any) -> str:
+    config, held, used = model.config, int(cache.get_seq_length()), kv_bytes(cache)
+    entries = config.num_hidden_layers * config.num_key_value_heads * held
+    dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values
+    line = f"KV cache: {used:,} bytes at {held:,} tokens"
+    if used >= dense:
+        return line
+    share = f"{used / dense:.3f} of the {describe_bytes(dense)}"
+    return f"{line}, {share} with full attention everywhere"
 
 
 if __name__ == "__main__":

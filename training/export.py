@@ -20,9 +20,15 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import weight_files
-from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.fingerprint import fingerprint
 from bosch.run.group import Group
-from bosch.run.manifest import MANIFEST, provenance, sync_directory, write_sealed_json
+from bosch.run.manifest import (
+    MANIFEST,
+    describe_files,
+    provenance,
+    sync_directory,
+    write_sealed_json,
+)
 from training.checkpoint_content import plain_name
 
 TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -59,14 +65,7 @@ def _complete(source: Path, temporary: Path, folder: Path) -> None:
     for pattern in OF_THE_SOURCE:
         for path in source.glob(pattern):
             shutil.copyfile(path, temporary / path.name)
-    files = {
-        path.relative_to(temporary).as_posix(): {
-            "bytes": path.stat().st_size,
-            "xxh3": hash_file(path, sync=True),
-        }
-        for path in sorted(temporary.rglob("*"))
-        if path.is_file()
-    }
+    files = describe_files(temporary)
     manifest = {"fingerprint": fingerprint(files), "source": str(source)}
     write_sealed_json(temporary / MANIFEST, manifest | provenance() | {"files": files})
     temporary.rename(folder)

@@ -18,14 +18,12 @@ import torch
 import tyro
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
-from data.toy_world.essays import ToyEssays
 from data.toy_world.tasks import DATASETS, longbench_rows
 from data.toy_world.tokenizer import END_OF_TEXT
-from data.toy_world.world import key_words
 from eval.generate import Generator
 from eval.metrics.string_match import string_match_all
-from eval.suites._interface import Example, Stop
+from eval.suites import niah
+from eval.suites._interface import Example, LeftOutError
 
 Scores = dict[str, float]  # of each task, in per cent
 BATCH_TOKENS = 8192
@@ -85,20 +83,14 @@ def measure_niah(model: Any, tokenizer: Any, length: int, options: Options) -> d
 def needle_examples(
     tokenizer: Any, length: int, samples: int, seed: int
 ) -> dict[str, list[Example]]:
-    """Of the six tasks of the paper, those that fit into the length; answers of 40 tokens."""
-    essays, words, stop = ToyEssays("test", seed), key_words("test"), Stop(when_answered=True)
+    """Of the six tasks of the paper, those that fit into the length."""
+    settings = niah.Settings(lengths=(length,), samples=samples, seed=seed)
     examples = {}
-    for name in PAPER_TASKS:
+    for task in niah.list_tasks(settings):
         try:
-            rows = build_examples(
-                TASKS[name], length, samples, seed, tokenizer, essays, words, TOY_SIZES
-            )
-        except ValueError as error:
+            examples[task.name] = niah.build_examples(settings, task, tokenizer)
+        except LeftOutError as error:
             print(f"left out: {error}")
-            continue
-        examples[name] = [
-            Example(index, row.prompt, row.outputs, 40, stop) for index, row in enumerate(rows)
-        ]
     return examples
 
 

@@ -116,18 +116,16 @@ def repeat_groups(x_BGSD: Tensor, num_heads: int) -> Tensor:
 
 
 def cumulative_lengths(call: AttentionCall) -> dict[str, Any]:
-    """For a variable-length kernel: `cu_seqlens` of queries and keys, their longest lengths."""
+    """Arguments of a variable-length kernel, by flash-attention's names."""
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
     if call.documents is not None:
-        ends, longest = call.documents.cu_seqlens, call.documents.max_tokens
-        return {"cu_q": ends, "cu_k": ends, "max_q": longest, "max_k": longest}
-    steps = torch.arange(batch + 1, dtype=torch.int32, device=call.q_BHTD.device)
-    return {
-        "cu_q": steps * num_queries,
-        "cu_k": steps * num_keys,
-        "max_q": num_queries,
-        "max_k": num_keys,
-    }
+        ends_q = ends_k = call.documents.cu_seqlens
+        num_queries = num_keys = call.documents.max_tokens
+    else:
+        steps = torch.arange(batch + 1, dtype=torch.int32, device=call.q_BHTD.device)
+        ends_q, ends_k = steps * num_queries, steps * num_keys
+    ends = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k}
+    return {**ends, "max_seqlen_q": num_queries, "max_seqlen_k": num_keys}
 
 
 def flat_tokens(x_BHTD: Tensor) -> Tensor:

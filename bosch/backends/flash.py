@@ -38,14 +38,10 @@ def supports(call: AttentionCall) -> str | None:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    kernel, lengths = _kernel(), cumulative_lengths(call)
     optional: dict[str, Any] = {"dropout_p": call.dropout} if call.dropout else {}
-    out = kernel(
+    out = _kernel()(
         *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
-        cu_seqlens_q=lengths["cu_q"],
-        cu_seqlens_k=lengths["cu_k"],
-        max_seqlen_q=lengths["max_q"],
-        max_seqlen_k=lengths["max_k"],
+        **cumulative_lengths(call),
         softmax_scale=call.scaling,
         causal=True,
         window_size=window_size(call.window_tokens),

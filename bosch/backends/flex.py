@@ -37,11 +37,16 @@ def supports(call: AttentionCall) -> str | None:
 
 
 def attend(call: AttentionCall) -> Tensor:
+    (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
+    if call.documents is None:
+        mask = _band_mask(num_queries, num_keys, call.window_tokens, call.q_BHTD.device)
+    else:
+        mask = _documents_mask(call.documents, batch, num_queries, call.window_tokens)
     out = _compiled()(
         call.q_BHTD,
         call.k_BGSD,
         call.v_BGSD,
-        block_mask=_block_mask(call),
+        block_mask=mask,
         scale=call.scaling,
         enable_gqa=call.is_grouped,
     )
@@ -53,14 +58,6 @@ def attend(call: AttentionCall) -> Tensor:
 def _compiled() -> Callable[..., Any]:
     allow_graphs(1024)  # one for each number of heads, length and mask; uncompiled it is T x S
     return torch.compile(flex_attention, dynamic=False)
-
-
-def _block_mask(call: AttentionCall) -> BlockMask:
-    (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
-    device = call.q_BHTD.device
-    if call.documents is None:
-        return _band_mask(num_queries, num_keys, call.window_tokens, device)
-    return _documents_mask(call.documents, batch, num_queries, call.window_tokens)
 
 
 @lru_cache(maxsize=4)  # each layer asks the same questions

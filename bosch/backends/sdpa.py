@@ -43,7 +43,10 @@ def attend(call: AttentionCall) -> Tensor:
     rows = (_banded(_row(call, b)) for b in range(call.q_BHTD.shape[0]))
     if call.needs_grad or torch.compiler.is_compiling():
         return torch.stack(
-            [torch.cat([_unfold_blocks(part) for part in parts], dim=1) for parts in rows]
+            [
+                torch.cat([part.transpose(0, 1).flatten(1, 2) for part in parts], dim=1)
+                for parts in rows
+            ]
         )
     # Each part straight to its place; in memory as (B, T, H, D), the order in which it is read
     # next.
@@ -233,11 +236,6 @@ def _cut(call: AttentionCall, queries: slice, keys: slice) -> AttentionCall:
     return replace(
         call, q_BHTD=call.q_BHTD[:, :, queries], k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask
     )
-
-
-def _unfold_blocks(part_MHCD: Tensor) -> Tensor:
-    """(H, M * C, D): the query rows of a piece in order."""
-    return part_MHCD.transpose(0, 1).flatten(1, 2)
 
 
 def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:

@@ -41,13 +41,9 @@ def attend(call: AttentionCall) -> Tensor:
     # torch 2.11 shares KV heads without being told; later versions want it said.
     if call.is_grouped and "enable_gqa" in inspect.signature(varlen_attn).parameters:
         optional["enable_gqa"] = True
-    lengths = cumulative_lengths(call)
     out = varlen_attn(
         *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
-        lengths["cu_q"],
-        lengths["cu_k"],
-        lengths["max_q"],
-        lengths["max_k"],
+        *cumulative_lengths(call).values(),
         scale=call.scaling,
         window_size=window_size(call.window_tokens),
         **optional,

@@ -149,15 +149,11 @@ def _mask_row(
 
 
 def _check_gates(bosch_gates: Any, num_layers: int, num_groups: int) -> None:
-    shape = (num_layers, num_groups)
-    if not isinstance(bosch_gates, Tensor) or tuple(bosch_gates.shape) != shape:
-        found = tuple(getattr(bosch_gates, "shape", ())) or type(bosch_gates).__name__
+    is_tensor, shape = isinstance(bosch_gates, Tensor), tuple(getattr(bosch_gates, "shape", ()))
+    if not is_tensor or shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
+        found = f"{shape} of {bosch_gates.dtype}" if is_tensor else type(bosch_gates).__name__
         raise ValueError(
             f"bosch_gates is {found}; it must be a tensor of {num_layers} layers x {num_groups} KV "
-            "heads, with numbers from 0 (window) to 1 (full attention)."
-        )
-    if not bosch_gates.is_floating_point():
-        raise ValueError(
-            f"bosch_gates are of {bosch_gates.dtype}; gates are real numbers. For whole ones there "
-            "is bosch_mask."
+            "heads; gates are real numbers from 0 (window) to 1 (full attention). For whole ones "
+            "there is bosch_mask."
         )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bosch.masks.named_masks import NamedMask
-from bosch.masks.overlap import Block, compare
-from bosch.masks.picture import FULL_COLOR
+from bosch.masks.overlap import compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,27 +41,19 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
     _finish(figure, note, path)
 
 
-def draw_depth(masks: Sequence[tuple[str, NamedMask, Block]], path: Path) -> None:
-    """Each layer's share of windowed groups, a row a mask (name, mask, block to outline)."""
-    from matplotlib.patches import Rectangle
-
-    num_layers = max(mask.mask.num_layers for _, mask, _ in masks)
+def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
+    """Each layer's share of windowed groups, a row a mask."""
+    num_layers = max(mask.mask.num_layers for _, mask in masks)
     figure, (axis,) = _grid(1, 2.6 + 0.26 * num_layers, 1.3 + 0.26 * len(masks))
     shares = np.full((len(masks), num_layers), np.nan)
-    for row, (_, mask, block) in enumerate(masks):
+    for row, (_, mask) in enumerate(masks):
         shares[row, : mask.mask.num_layers] = mask.mask.layer_ratios
-        if block.first_layer is not None:
-            corner, size = (block.first_layer - 0.5, row - 0.42), (block.num_layers, 0.84)
-            outline = Rectangle(corner, *size, fill=False, edgecolor=FULL_COLOR, linewidth=1.6)
-            axis.add_patch(outline)
     image = axis.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axis.set_yticks(range(len(masks)), [name for name, _, _ in masks], fontsize=7)
+    axis.set_yticks(range(len(masks)), [name for name, _ in masks], fontsize=7)
     axis.set_xticks(range(0, num_layers, max(1, num_layers // 16)))
     axis.set_xlabel("layer", fontsize=8)
     figure.colorbar(image, ax=axis, label="windowed", shrink=0.9)
-    kind = masks[0][2].kind
-    note = f"Share of windowed groups in each layer;\noutlined: longest block of layers {kind}"
-    _finish(figure, note, path)
+    _finish(figure, "Share of windowed groups in each layer", path)
 
 
 def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[Any]]:

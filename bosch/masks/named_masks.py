@@ -43,12 +43,8 @@ def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
         raise ValueError("No masks were named; pass mask.json files, or folders of runs.")
     files = list(dict.fromkeys(find_mask(path) for path in paths))
     masks = [NamedMask("", file, read_mask(file)) for file in files]
-    names = {
-        mask.path: name
-        for together in comparable(masks).values()
-        for mask, name in zip(together, tell_apart(together), strict=True)
-    }
-    return [replace(mask, name=names[mask.path]) for mask in masks]
+    groups = comparable(masks)
+    return [replace(mask, name=name_among(groups[mask.model, mask.ratio], mask)) for mask in masks]
 
 
 def find_mask(path: Path) -> Path:
@@ -67,20 +63,20 @@ def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[Named
     return dict(sorted(groups.items(), key=lambda item: item[0][1]))
 
 
-def tell_apart(masks: Sequence[NamedMask]) -> list[str]:
-    """Each mask's method; with seed and window where that is not enough; or the folder of its run;
+def name_among(masks: Sequence[NamedMask], mask: NamedMask) -> str:
+    """The mask's method; with seed and window where that is not enough; or the folder of its run;
     or its file.
     """
-    methods = [mask.record.method for mask in masks]
-    seeds = ["" if mask.record.seed is None else f" s{mask.record.seed}" for mask in masks]
-    windows = [f" W{mask.mask.window_tokens}" for mask in masks]
-    seeded = list(map("".join, zip(methods, seeds, strict=True)))
-    whole = list(map("".join, zip(seeded, windows, strict=True)))
-    folders = [mask.path.resolve().parents[1].name for mask in masks]
-    for names in (methods, seeded, whole, folders):
-        if len(set(names)) == len(names):
-            return names
-    return [str(mask.path) for mask in masks]
+    candidates = zip(*map(possible_names, masks), strict=True)
+    unique = next(names for names in candidates if len(set(names)) == len(names))
+    return unique[masks.index(mask)]
+
+
+def possible_names(mask: NamedMask) -> tuple[str, ...]:
+    method, seed = mask.record.method, mask.record.seed
+    seeded = method if seed is None else f"{method} s{seed}"
+    folder = mask.path.resolve().parents[1].name
+    return method, seeded, f"{seeded} W{mask.mask.window_tokens}", folder, str(mask.path)
 
 
 def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:

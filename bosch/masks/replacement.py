@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bosch.masks.mask import GroupMask, Unit, write_mask
 from bosch.masks.named_masks import NamedMask
@@ -19,7 +19,6 @@ from bosch.masks.overlap import check_same_shape
 
 Origin = Literal["smaller", "random"]
 ORIGINS: tuple[Origin, ...] = ("smaller", "random")
-CHOSEN = "as chosen"
 
 
 def replace_groups(
@@ -68,7 +67,7 @@ def write_masks(
     """
     step = f"{name} {smaller.ratio:g} \N{RIGHTWARDS ARROW} {larger.ratio:g}"
     own = f"{name.replace(' ', '-').replace('/', '-')}-{smaller.ratio:g}-{larger.ratio:g}"
-    made = [Exchanged(step, CHOSEN, 0, {larger.path: larger.mask})]
+    made = [Exchanged(step, "as chosen", 0, {larger.path: larger.mask})]
     for origin in ORIGINS:
         files = {}
         for seed in range(seeds):
@@ -81,14 +80,8 @@ def write_masks(
                 "swapped_in": origin,
                 "num_replaced": num_replaced,
             }
-            record = replace(
-                larger.record,
-                mask=mask,
-                method="replacement",
-                settings=settings,
-                seed=seed,
-                score_trace=None,
-            )
+            about: dict[str, Any] = {"method": "replacement", "settings": settings, "seed": seed}
+            record = replace(larger.record, mask=mask, score_trace=None, **about)
             path = folder / own / f"{origin}-s{seed}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_mask(path, record)

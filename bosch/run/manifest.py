@@ -39,7 +39,7 @@ class DamagedArtifactError(ValueError):
 
 def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the folder's manifest, its last file: `facts`, and every file's size and checksum."""
-    manifest = dict(facts) | {"files": _describe_files(folder)}
+    manifest = dict(facts) | {"files": describe_files(folder)}
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_directory(directory)
     write_sealed_json(folder / MANIFEST, manifest)
@@ -70,7 +70,7 @@ def verify_folder(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and checksum of each file. A folder inside that is sealed itself is represented by its
     own manifest: checkpoints are too large to read twice."""
     sealed = {path.parent for path in folder.rglob(MANIFEST) if path.parent != folder}

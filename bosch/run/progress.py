@@ -33,17 +33,13 @@ def set_up(rank: int = 0) -> None:
     global _console
     close()
     console = Console(soft_wrap=True)
-    on_terminal = console.is_terminal and not console.is_dumb_terminal
-    if rank != 0 or not on_terminal:  # bars would end up as one endless line
+    draws_bars = rank == 0 and console.is_terminal and not console.is_dumb_terminal
+    if not draws_bars:  # they would end up as one endless line
         _disable_bars_of_libraries()
-    if rank != 0:
-        logger.addHandler(logging.NullHandler())
-        logger.propagate = False
-        return
-    _console = console if on_terminal else None
-    logger.addHandler(_LineHandler())
-    logger.setLevel(logging.INFO)
+    _console = console if draws_bars else None
     logger.propagate = False
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_LineHandler() if rank == 0 else logging.NullHandler())
 
 
 def log_to(path: Path) -> None:
