@@ -42,8 +42,7 @@ class Question:
 @dataclass(frozen=True)
 class Haystack:
     """A text with its needles, its questions and, behind each question, the answer: one prefill
-    judges them all.
-    """
+    judges them all."""
 
     ids_T: Tensor  # int64
     questions: tuple[Question, ...]

@@ -16,8 +16,7 @@ from types import ModuleType
 
 def list_plugins(package: str) -> tuple[str, ...]:
     """Names of the plug-ins in a package (`bosch.methods`), sorted. No plug-in is imported for
-    it.
-    """
+    it."""
     return tuple(
         sorted(
             path.stem
@@ -30,8 +29,7 @@ def list_plugins(package: str) -> tuple[str, ...]:
 
 def load_plugin(package: str, name: str) -> ModuleType:
     """The module behind a plug-in's name. Its ValueError offers the nearest name and lists them
-    all.
-    """
+    all."""
     names = list_plugins(package)
     if name not in names:
         kind = package.rsplit(".", 1)[-1]
@@ -41,8 +39,7 @@ def load_plugin(package: str, name: str) -> ModuleType:
 
 def describe_plugin(package: str, name: str) -> str:
     """First sentence of a plug-in's docstring, for --help: read from the file, which is not
-    imported.
-    """
+    imported."""
     if name not in list_plugins(package):
         load_plugin(package, name)  # says what there is
     path = next(p for folder in _folders(package) if (p := folder / f"{name}.py").is_file())
