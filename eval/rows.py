@@ -25,7 +25,13 @@ def read_rows(path: Path) -> list[Row]:
 def parse_rows(content: bytes, name: str) -> list[Row]:
     """The rows in the bytes of a file of this name."""
     if name.endswith(".parquet"):
-        return parse_parquet(content, name)
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{name}: not a Parquet file ({error}).") from error
     gzipped = name.endswith(".gz")
     try:
         text = (gzip.decompress(content) if gzipped else content).decode("utf-8-sig")
@@ -44,16 +50,6 @@ def parse_rows(content: bytes, name: str) -> list[Row]:
             raise ValueError(f"{name}, line {number}: a row is a JSON object; this is {line[:40]}.")
         rows.append(row)
     return rows
-
-
-def parse_parquet(content: bytes, name: str) -> list[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{name}: not a Parquet file ({error}).") from error
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

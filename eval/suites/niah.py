@@ -134,16 +134,14 @@ def percent(scores: list[float]) -> float:
     return round(sum(scores) / len(scores) * 100, 2)  # upstream's order of operations
 
 
-def floor(examples: Sequence[Example], window_tokens: int) -> float | None:
-    """What a model scores, in percent, that sees the last `window_tokens` tokens only and finds
-    every needle in them: the mean share of the needles asked for that lie wholly inside."""
-    shares = []
-    for example in examples:
-        distances = example.facts["needle_distances"]
-        if not distances:
-            return None  # a tokenizer without offsets
-        shares.append(sum(distance <= window_tokens for distance in distances) / len(distances))
-    return 100 * sum(shares) / len(shares) if shares else None
+def floor(example: Example, window_tokens: int) -> float | None:
+    """What a model scores that sees the last `window_tokens` tokens only and finds every needle in
+    them: the share of the needles asked for that lie wholly inside. None: the tokenizer has no
+    offsets to find them by."""
+    distances = example.facts["needle_distances"]
+    if not distances:
+        return None
+    return sum(distance <= window_tokens for distance in distances) / len(distances)
 
 
 @dataclass(frozen=True)
