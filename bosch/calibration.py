@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
+
+from bosch.run.manifest import write_atomically
 
 FILE = "calibration.safetensors"
 
@@ -41,8 +45,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Haystack:
-    """A text with its needles, its questions and, behind each question, the answer: one prefill
-    judges them all."""
+    """A text with its needles, questions and their answers: one prefill judges them all."""
 
     ids_T: Tensor  # int64
     questions: tuple[Question, ...]
@@ -75,10 +78,6 @@ class Calibration:
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
     """Write the set's file into a folder. Same set, same bytes."""
-    from safetensors.torch import save
-
-    from bosch.run.manifest import write_atomically
-
     rows = [
         (number, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop)
         for number, haystack in enumerate(calibration.haystacks)
@@ -95,9 +94,6 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(folder: Path) -> Calibration:
-    """The set in a folder."""
-    from safetensors import SafetensorError, safe_open
-
     path = folder / FILE
     if not path.is_file():
         raise FileNotFoundError(
@@ -113,7 +109,5 @@ def read_calibration(folder: Path) -> Calibration:
     for (number, *bounds), task in zip(rows.tolist(), tasks, strict=True):
         answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
         questions[number].append(Question(answer, needle, task))
-    texts = ids.tensor_split(ends[:-1])
-    return Calibration(
-        [Haystack(text, tuple(asked)) for text, asked in zip(texts, questions, strict=True)]
-    )
+    texts = zip(ids.tensor_split(ends[:-1]), questions, strict=True)
+    return Calibration([Haystack(text, tuple(asked)) for text, asked in texts])
