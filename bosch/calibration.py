@@ -31,12 +31,6 @@ class Question:
     needle: range  # positions of the sentence that holds the answer
     task: str
 
-    def __post_init__(self) -> None:
-        if not len(self.answer) or not len(self.needle):
-            raise ValueError(f"A question of {self.task} has no answer or no needle tokens.")
-        if self.answer.start < 1:
-            raise ValueError(f"The answer of a question of {self.task} begins the text.")
-
     @property
     def predicting(self) -> range:
         """Positions whose next token is an answer token."""
@@ -49,15 +43,6 @@ class Haystack:
 
     ids_T: Tensor  # int64
     questions: tuple[Question, ...]
-
-    def __post_init__(self) -> None:
-        for question in self.questions:
-            last = max(question.answer.stop, question.needle.stop)
-            if last > len(self.ids_T):
-                raise ValueError(
-                    f"A question of {question.task} points at token {last - 1} of a text of "
-                    f"{len(self.ids_T)} tokens."
-                )
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,16 @@
 """Greedy generation for lists of examples, on any causal model of transformers, dense or hybrid.
 
-The plain way reads a prompt and appends the likeliest token until the example's `Stop` says so:
-`model.generate` without sampling, with the same tokens. Everything else is speed, has a switch, and
-changes no score:
+The plain way is `model.generate` without sampling, until the example's `Stop` says so. Everything
+else is speed, has a switch, and changes no score:
 
 - stop once all answers stand in the text, where the score cannot change any more;
-- read the answer as a draft behind the prompt: one pass shows whether the model would have written
-  it token by token, and where it leaves it, decoding goes on from there;
+- read the answer as a draft behind the prompt, and decode on from where the model leaves it;
 - compute only keys and values in the top layer where nothing but them is needed of a position;
 - read a beginning that two prompts share (shots, a context, a haystack) once;
 - decode several sequences at once.
 
-All but the first add up sums in another order, so a token that leads by less than rounding can
-explain might have been another one. `MARGINS` says how little that is; such an example is done once
-more in the plain way.
+All but the first add up sums in another order. An example with a token that leads by less than
+rounding can explain (`MARGINS`) is done once more in the plain way.
 """
 # T tokens, N rows of logits, V vocabulary
 

@@ -121,15 +121,12 @@ def the_only(found: Sequence[str], name: str, place: Path) -> str:
     return found[0]
 
 
-def check_source(source: str, what: str, forms: str) -> None:
-    """Refuse what is neither a path nor could be a hub id."""
-    if not Path(source).exists() and not HUB_ID.fullmatch(source):
-        raise FileNotFoundError(f"{source}: no {what} there. Name {forms}.")
-
-
 @contextmanager
-def from_hub(hub_id: str, what: str) -> Iterator[None]:
-    """Whatever a hub, a cache or a network answers becomes one sentence."""
+def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
+    """For a source that is no path. Whatever a hub, a cache or a network answers becomes one
+    sentence. `forms`: what a source may be."""
+    if not HUB_ID.fullmatch(hub_id):
+        raise FileNotFoundError(f"{hub_id}: no {what} there. Name {forms}.")
     try:
         yield
     except Exception as error:

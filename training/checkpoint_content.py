@@ -165,6 +165,7 @@ METADATA_CLASSES = {
         "TensorProperties _MEM_FORMAT_ENCODING".split()
     ),
     "torch.distributed.checkpoint.filesystem": ["_StorageInfo"],
+    "torch": ["Size"],
     "torch.serialization": ["_get_layout"],
     "pathlib": ["PosixPath"],
     "pathlib._local": ["PosixPath"],  # where Python 3.13 keeps it
@@ -181,9 +182,7 @@ def _enum_member(kind: Any, name: str) -> Enum:
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) == ("torch", "Size"):
-            return getattr(torch, name)
-        if name in METADATA_CLASSES.get(module, ()):
+        if is_dtype or name in METADATA_CLASSES.get(module, ()):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _enum_member

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.plugins import suggest
-from eval.rows import Row, check_source, find_one, from_hub, read_rows, require_count, require_text
+from eval.rows import Row, find_one, from_hub, read_rows, require_count, require_text
 from eval.suites._command import score_command
 from eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
 
@@ -144,8 +144,6 @@ def percent(scores: list[float]) -> float:
 def read_split(source: str, split: str) -> list[Row]:
     """The rows of `train` or `test`, checked."""
     path, where = Path(source), f"{source}, {split}"
-    forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
-    check_source(source, "GSM8K", forms)
     if path.is_dir():
         path = find_one(path, "main", split, ("{}*.parquet",))
     elif path.is_file() and split != "test":
@@ -156,7 +154,8 @@ def read_split(source: str, split: str) -> list[Row]:
     if path.is_file():
         rows, where = read_rows(path), str(path)
     else:
-        with from_hub(source, f"GSM8K {split}"):
+        forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
+        with from_hub(source, f"GSM8K {split}", forms):
             from datasets import load_dataset
 
             rows = load_dataset(source, "main", split=split).to_list()

@@ -245,7 +245,7 @@ def test_the_command_shows_a_table_and_goes_on_where_it_stopped(
         (("--lengths", 256, "--essays", "none.json"), r"none\.json: no essays there"),
         (("--lengths", 256, "--window", 8), r"--window 8: .* is no hybrid"),
         (("--suite", "longbench", "--longbench-data", "none.zip"), r"none\.zip: no LongBench"),
-        (("--suite", "gsm8k", "--gsm8k-data", "none"), r"none: no GSM8K there"),
+        (("--suite", "gsm8k", "--gsm8k-data", "none"), r"none: no GSM8K test there"),
         (("--suite", "longbench", "--longbench-data", str(MODEL)), r"holds no narrativeqa"),
         (("--niah-tasks", "niah_single_9", "--lengths", 256), r"'niah_single_9' is not one of"),
     ],

@@ -104,7 +104,6 @@ def test_real_essays_give_upstreams_sizes_and_words(
     [
         ({"task": "niah_single_4"}, "'niah_single_4' is not one of the NIAH tasks"),
         ({"essays": "nowhere.json"}, "nowhere.json: no essays there"),
-        ({"essays": "nowhere.json", "task": "niah_single_1"}, "nowhere.json: no essays there"),
         ({"essays": "nobody/no-such-essays"}, "no essays from the hub either"),
         ({"length": 100}, "niah_single_2 cannot be built in 100 tokens"),
         ({"length": 0}, "lengths are numbers of tokens from 1 on"),
