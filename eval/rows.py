@@ -68,8 +68,7 @@ def write_line(row: Mapping[str, Any]) -> str:
 
 
 def require_text(row: Row, field: str, where: str) -> str:
-    value = row.get(field)
-    if not isinstance(value, str):
+    if not isinstance(value := row.get(field), str):
         raise _wrong_field(field, "a text", value, where)
     return value
 
@@ -90,9 +89,7 @@ def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> 
 
 
 def _wrong_field(field: str, kind: str, value: Any, where: str) -> ValueError:
-    told = repr(value)
-    told = told if len(told) <= 60 else told[:57] + "..."
-    return ValueError(f"{where}: the field `{field}` must be {kind}; this row has {told}.")
+    return ValueError(f"{where}: the field `{field}` must be {kind}; this row has {value!r:.60}.")
 
 
 # ------------------------------------------------------------------- where data sets are found

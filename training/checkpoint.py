@@ -101,10 +101,7 @@ class Checkpoints:
         path, manifest = found
         tensors = self._ranks.all_succeed(lambda: self._matching_tensors(path, state))
         reader = CheckpointReader(path)
-        try:
-            dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.gloo)
-        except CheckpointException as error:
-            raise CheckpointError(f"{path} cannot be read: {_cause(error)}.") from error
+        dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.gloo)
         self._ranks.all_succeed(lambda: self._restore_rest(path, manifest, state, tensors))
         self._resumed_from = int(manifest["step"])
         return self._resumed_from
@@ -247,12 +244,7 @@ class Checkpoints:
     def _place(self, save: "_Save") -> None:
         """Rank 0, when everything is written: the manifest, the name, and older ones removed."""
         files: dict[str, Any] = {}
-        for rank, description in enumerate(self._descriptions(save)):
-            if not description.is_file():
-                raise CheckpointError(
-                    f"rank 0 does not see what rank {rank} wrote to {save.folder}: all nodes must "
-                    "share the run folder's file system."
-                )
+        for description in self._descriptions(save):
             files |= json.loads(description.read_text())
             description.unlink()
         manifest = {
