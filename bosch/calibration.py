@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
+
+from bosch.run.manifest import write_atomically
 
 FILE = "calibration.safetensors"
 
@@ -27,12 +31,6 @@ class Question:
     needle: range  # positions of the sentence that holds the answer
     task: str
 
-    def __post_init__(self) -> None:
-        if not len(self.answer) or not len(self.needle):
-            raise ValueError(f"A question of {self.task} has no answer or no needle tokens.")
-        if self.answer.start < 1:
-            raise ValueError(f"The answer of a question of {self.task} begins the text.")
-
     @property
     def predicting(self) -> range:
         """Positions whose next token is an answer token."""
@@ -41,21 +39,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Haystack:
-    """A text with its needles, its questions and, behind each question, the answer: one prefill
-    judges them all.
-    """
+    """A text with its needles, questions and their answers: one prefill judges them all."""
 
     ids_T: Tensor  # int64
     questions: tuple[Question, ...]
-
-    def __post_init__(self) -> None:
-        for question in self.questions:
-            last = max(question.answer.stop, question.needle.stop)
-            if last > len(self.ids_T):
-                raise ValueError(
-                    f"A question of {question.task} points at token {last - 1} of a text of "
-                    f"{len(self.ids_T)} tokens."
-                )
 
 
 @dataclass(frozen=True)
@@ -76,10 +63,6 @@ class Calibration:
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
     """Write the set's file into a folder. Same set, same bytes."""
-    from safetensors.torch import save
-
-    from bosch.run.manifest import write_atomically
-
     rows = [
         (number, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop)
         for number, haystack in enumerate(calibration.haystacks)
@@ -96,9 +79,6 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(folder: Path) -> Calibration:
-    """The set in a folder."""
-    from safetensors import SafetensorError, safe_open
-
     path = folder / FILE
     if not path.is_file():
         raise FileNotFoundError(
@@ -114,7 +94,5 @@ def read_calibration(folder: Path) -> Calibration:
     for (number, *bounds), task in zip(rows.tolist(), tasks, strict=True):
         answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
         questions[number].append(Question(answer, needle, task))
-    texts = ids.tensor_split(ends[:-1])
-    return Calibration(
-        [Haystack(text, tuple(asked)) for text, asked in zip(texts, questions, strict=True)]
-    )
+    texts = zip(ids.tensor_split(ends[:-1]), questions, strict=True)
+    return Calibration([Haystack(text, tuple(asked)) for text, asked in texts])

@@ -8,30 +8,19 @@ begins with `_` is a part of the folder, not a plug-in.
 import ast
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 
 def list_plugins(package: str) -> tuple[str, ...]:
-    """Names of the plug-ins in a package (`bosch.methods`), sorted. No plug-in is imported for
-    it.
-    """
-    return tuple(
-        sorted(
-            path.stem
-            for folder in _folders(package)
-            for path in folder.glob("*.py")
-            if not path.name.startswith("_")
-        )
-    )
+    """Names of the plug-ins in a package (`bosch.methods`), sorted. None of them is imported."""
+    paths = sorted(_folder(package).glob("*.py"))
+    return tuple(path.stem for path in paths if not path.name.startswith("_"))
 
 
 def load_plugin(package: str, name: str) -> ModuleType:
-    """The module behind a plug-in's name. Its ValueError offers the nearest name and lists them
-    all.
-    """
+    """The module behind a plug-in's name. Its ValueError offers the nearest name and all others."""
     names = list_plugins(package)
     if name not in names:
         kind = package.rsplit(".", 1)[-1]
@@ -40,13 +29,11 @@ def load_plugin(package: str, name: str) -> ModuleType:
 
 
 def describe_plugin(package: str, name: str) -> str:
-    """First sentence of a plug-in's docstring, for --help: read from the file, which is not
-    imported.
-    """
+    """First sentence of a plug-in's docstring, for --help, read without importing the plug-in."""
     if name not in list_plugins(package):
         load_plugin(package, name)  # says what there is
-    path = next(p for folder in _folders(package) if (p := folder / f"{name}.py").is_file())
-    return first_sentence(ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
+    text = (_folder(package) / f"{name}.py").read_text("utf-8")
+    return first_sentence(ast.get_docstring(ast.parse(text)) or "")
 
 
 def first_sentence(docstring: str) -> str:
@@ -65,11 +52,5 @@ def suggest(name: str, names: Sequence[str]) -> str:
     return f"{there_are} {', '.join(names)}."
 
 
-def _folders(package: str) -> list[Path]:
-    try:
-        spec = importlib.util.find_spec(package)
-    except ModuleNotFoundError:
-        spec = None
-    if spec is None or spec.submodule_search_locations is None:
-        raise ValueError(f"{package} is not a package, so it has no plug-ins.")
-    return [Path(folder) for folder in spec.submodule_search_locations]
+def _folder(package: str) -> Path:
+    return Path(importlib.import_module(package).__path__[0])

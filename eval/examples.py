@@ -22,11 +22,7 @@ ALL = 10**9  # the number of a file that holds every example there is
 
 
 def load_examples(
-    run: SuiteRun,
-    task: Task,
-    tokenizer: Any,
-    tokenizer_hash: str,
-    folder: Path,
+    run: SuiteRun, task: Task, tokenizer: Any, tokenizer_hash: str, folder: Path
 ) -> list[Example]:
     """The first examples of a task, from `folder` or built and left there.
 
@@ -42,7 +38,12 @@ def load_examples(
             if path is None:
                 examples = run.suite.build_examples(run.settings, task, tokenizer, run.limit)
                 path = write_examples(place, examples, run.limit, facts)
-    check_file(path)
+    seal = path.with_suffix(".json")
+    if not path.is_file() or hash_file(path) != read_sealed_json(seal)["xxh3"]:
+        raise DamagedArtifactError(
+            f"{path} is damaged: it is not what {seal.name} beside it says. "
+            "Delete both, and they are made anew."
+        )
     return [Example.from_row(row) for row in read_rows(path)[: run.limit]]
 
 
@@ -77,12 +78,3 @@ def write_examples(
     seal = facts | {"examples": len(examples), "xxh3": hash_file(path)}
     write_sealed_json(path.with_suffix(".json"), seal)
     return path
-
-
-def check_file(path: Path) -> None:
-    told = read_sealed_json(path.with_suffix(".json"))["xxh3"]
-    if not path.is_file() or hash_file(path) != told:
-        raise DamagedArtifactError(
-            f"{path} is damaged: it is not what {path.with_suffix('.json').name} beside it says. "
-            "Delete both, and they are made anew."
-        )

@@ -1,19 +1,16 @@
 """Greedy generation for lists of examples, on any causal model of transformers, dense or hybrid.
 
-The plain way reads a prompt and appends the likeliest token until the example's `Stop` says so:
-`model.generate` without sampling, with the same tokens. Everything else is speed, has a switch, and
-changes no score:
+The plain way is `model.generate` without sampling, until the example's `Stop` says so. Everything
+else is speed, has a switch, and changes no score:
 
 - stop once all answers stand in the text, where the score cannot change any more;
-- read the answer as a draft behind the prompt: one pass shows whether the model would have written
-  it token by token, and where it leaves it, decoding goes on from there;
+- read the answer as a draft behind the prompt, and decode on from where the model leaves it;
 - compute only keys and values in the top layer where nothing but them is needed of a position;
 - read a beginning that two prompts share (shots, a context, a haystack) once;
 - decode several sequences at once.
 
-All but the first add up sums in another order, so a token that leads by less than rounding can
-explain might have been another one. `MARGINS` says how little that is; such an example is done once
-more in the plain way.
+All but the first add up sums in another order. An example with a token that leads by less than
+rounding can explain (`MARGINS`) is done once more in the plain way.
 """
 # T tokens, N rows of logits, V vocabulary
 
@@ -107,9 +104,11 @@ class Generator:
             else:
                 yield self._finish(job)
             if len(pool) >= self.batch or self._is_full(pool):
-                yield from self._decode(pool)
+                self._decode(pool)
+                yield from map(self._finish, pool)
                 pool = []
-        yield from self._decode(pool)
+        self._decode(pool)
+        yield from map(self._finish, pool)
 
     def _encode(self, key: Key, example: Example) -> Job:
         prompt = self.tokenizer(example.prompt)["input_ids"]
@@ -212,8 +211,7 @@ class Generator:
         ids = torch.tensor([tokens], device=self.model.device)
         rows = num_logits if self._skips_rows else None
         # Without this a model computes the logits of the whole prompt; some know no other way.
-        knows = self.model._supports_logits_to_keep()
-        keep = {"logits_to_keep": num_logits} if knows else {}
+        keep = {"logits_to_keep": num_logits} if self.model._supports_logits_to_keep() else {}
         with last_rows_only(self.model, rows):
             output = self.model(ids, past_key_values=cache, use_cache=True, **keep)
         logits_TV: Tensor = output.logits[0, -num_logits:]
@@ -221,15 +219,11 @@ class Generator:
 
     # ------------------------------------------------------------------------------ the answer
 
-    def _decode(self, pool: list[Job]) -> Iterator[Generation]:
-        """The rest of what waits, side by side."""
-        if pool:
-            self._decode_together(pool)
-        yield from map(self._finish, pool)
-
     @torch.inference_mode()
-    def _decode_together(self, jobs: list[Job]) -> None:
-        """A token each at a time."""
+    def _decode(self, jobs: list[Job]) -> None:
+        """The rest of what waits, side by side, a token each at a time."""
+        if not jobs:
+            return
         is_alone, device = len(jobs) == 1, self.model.device
         cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
         lengths_N1 = torch.tensor([[num_positions(job)] for job in jobs], device=device)
@@ -246,7 +240,12 @@ class Generator:
                 positions_N1 = mask_NT.sum(1, keepdim=True) - 1
                 padding = {"attention_mask": mask_NT, "position_ids": positions_N1}
             output = self.model(ids_N1, past_key_values=cache, use_cache=True, **padding)
-            self._accept_each(jobs, output.logits[:, -1])
+            logits_NV = output.logits[:, -1]
+            ids, leads = likeliest(logits_NV)
+            for row, job in enumerate(jobs):
+                if job.is_open:
+                    at = slice(row, row + 1)
+                    self._accept(job, logits_NV[at], ids[at], leads[at], self.batch_margin)
             rows = [row for row, job in enumerate(jobs) if job.is_open]
             if len(rows) <= len(jobs) / 2:  # not sooner: dropping some copies the others
                 jobs = [jobs[row] for row in rows]
@@ -254,13 +253,6 @@ class Generator:
                     kept = torch.tensor(rows, device=device)
                     cache.batch_select_indices(kept)
                     mask_NT = mask_NT[kept]
-
-    def _accept_each(self, jobs: Sequence[Job], logits_NV: Tensor) -> None:
-        ids, leads = likeliest(logits_NV)
-        for row, job in enumerate(jobs):
-            if job.is_open:
-                at = slice(row, row + 1)
-                self._accept(job, logits_NV[at], ids[at], leads[at], self.batch_margin)
 
     def _finish(self, job: Job) -> Generation:
         """What is uncertain is done once more in the plain way, which knows no uncertainty."""
@@ -291,15 +283,14 @@ class Generator:
             job.ended = "end token"
         elif any(text in job.text for text in stop.strings):
             job.ended = "stop string"
-        elif self._is_answered(job):
+        elif (
+            self.settings.stop_when_answered
+            and stop.when_answered
+            and string_match_all(job.text, job.example.answers) == 1
+        ):
             job.ended = "answered"
         elif len(job.tokens) == job.example.max_new_tokens:
             job.ended = "length"
-
-    def _is_answered(self, job: Job) -> bool:
-        if not (self.settings.stop_when_answered and job.example.stop.when_answered):
-            return False
-        return string_match_all(job.text, job.example.answers) == 1
 
     def _decode_text(self, tokens: list[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -319,11 +310,8 @@ def num_positions(job: Job) -> int:
 
 def in_plain_way(settings: GenerationSettings) -> GenerationSettings:
     """PLAIN, with what ends a text and how a prompt is read as in `settings`."""
-    return replace(
-        PLAIN,
-        stop_when_answered=settings.stop_when_answered,
-        prefill_chunk=settings.prefill_chunk,
-    )
+    stop, chunk = settings.stop_when_answered, settings.prefill_chunk
+    return replace(PLAIN, stop_when_answered=stop, prefill_chunk=chunk)
 
 
 def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:

@@ -25,7 +25,13 @@ def read_rows(path: Path) -> list[Row]:
 def parse_rows(content: bytes, name: str) -> list[Row]:
     """The rows in the bytes of a file of this name."""
     if name.endswith(".parquet"):
-        return parse_parquet(content, name)
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{name}: not a Parquet file ({error}).") from error
     gzipped = name.endswith(".gz")
     try:
         text = (gzip.decompress(content) if gzipped else content).decode("utf-8-sig")
@@ -46,16 +52,6 @@ def parse_rows(content: bytes, name: str) -> list[Row]:
     return rows
 
 
-def parse_parquet(content: bytes, name: str) -> list[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{name}: not a Parquet file ({error}).") from error
-
-
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """All rows at once; a kill leaves the old file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +68,7 @@ def write_line(row: Mapping[str, Any]) -> str:
 
 
 def require_text(row: Row, field: str, where: str) -> str:
-    value = row.get(field)
-    if not isinstance(value, str):
+    if not isinstance(value := row.get(field), str):
         raise _wrong_field(field, "a text", value, where)
     return value
 
@@ -94,9 +89,7 @@ def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> 
 
 
 def _wrong_field(field: str, kind: str, value: Any, where: str) -> ValueError:
-    told = repr(value)
-    told = told if len(told) <= 60 else told[:57] + "..."
-    return ValueError(f"{where}: the field `{field}` must be {kind}; this row has {told}.")
+    return ValueError(f"{where}: the field `{field}` must be {kind}; this row has {value!r:.60}.")
 
 
 # ------------------------------------------------------------------- where data sets are found
@@ -125,15 +118,12 @@ def the_only(found: Sequence[str], name: str, place: Path) -> str:
     return found[0]
 
 
-def check_source(source: str, what: str, forms: str) -> None:
-    """Refuse what is neither a path nor could be a hub id."""
-    if not Path(source).exists() and not HUB_ID.fullmatch(source):
-        raise FileNotFoundError(f"{source}: no {what} there. Name {forms}.")
-
-
 @contextmanager
-def from_hub(hub_id: str, what: str) -> Iterator[None]:
-    """Whatever a hub, a cache or a network answers becomes one sentence."""
+def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
+    """For a source that is no path. Whatever a hub, a cache or a network answers becomes one
+    sentence. `forms`: what a source may be."""
+    if not HUB_ID.fullmatch(hub_id):
+        raise FileNotFoundError(f"{hub_id}: no {what} there. Name {forms}.")
     try:
         yield
     except Exception as error:

@@ -9,7 +9,6 @@ behind it, with as many ranks as it then has. Each rank writes a file of its own
 the others by their files, puts everything in order and scores it. Nothing is a collective.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +18,13 @@ from typing import Any
 
 from bosch.run.fingerprint import plain
 from bosch.run.folder import RunFolder
+from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import say, track
 from data.tokenizer_files import describe_tokenizer
 from eval.examples import load_examples
-from eval.generate import Generation, Generator, Key
+from eval.generate import Generator, Key
 from eval.results import make_rows, write_scores
-from eval.rows import parse_rows, read_rows, write_line, write_rows
+from eval.rows import parse_rows, read_rows, write_rows
 from eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from eval.suites._interface import Example, LeftOutError, Scored, Task
 
@@ -86,21 +86,26 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
         if not missing:
             continue
         if generator is None:
-            generator = Generator(
-                evaluation.load_model(),
-                evaluation.tokenizer,
-                evaluation.generation,
-                evaluation.max_positions,
-            )
+            model, settings = evaluation.load_model(), evaluation.generation
+            generator = Generator(model, evaluation.tokenizer, settings, evaluation.max_positions)
         path = work / f"{run.name}-{evaluation.rank}.jsonl"
-        cut_half_line(path)
+        whole_lines(path)  # what a kill left of a line would spoil the next one
         title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")
         with (
-            path.open("a", encoding="utf-8") as file,
+            path.open("ab") as file,
             track(title, len(share), "examples", len(share) - len(missing)) as bar,
         ):
             for generation in generator.generate(missing):
-                append(file, generation)
+                task, length, index = generation.key
+                row = {
+                    "task": task,
+                    "length": length,
+                    "index": index,
+                    "prediction": generation.text,
+                    "tokens": len(generation.tokens),
+                    "ended": generation.ended,
+                }
+                append_line(file, row)
                 bar.advance()
 
 
@@ -110,13 +115,8 @@ def all_examples(
     """Each task with its examples. What cannot be made is left out, and `left_out` says why."""
     for task in run.suite.list_tasks(run.settings):
         try:
-            examples = load_examples(
-                run,
-                task,
-                evaluation.tokenizer,
-                evaluation.tokenizer_hash,
-                evaluation.examples_folder,
-            )
+            tokenizer, name = evaluation.tokenizer, evaluation.tokenizer_hash
+            examples = load_examples(run, task, tokenizer, name, evaluation.examples_folder)
         except LeftOutError as error:
             left_out.append(str(error))
             continue
@@ -133,24 +133,6 @@ def share_of_rank(examples: Sequence[Example], rank: int, world: int) -> list[Ex
             mine.append(example)
         before += len(example.prompt)
     return mine
-
-
-def append(file: Any, generation: Generation) -> None:
-    row = dict(zip(("task", "length", "index"), generation.key, strict=True)) | {
-        "prediction": generation.text,
-        "tokens": len(generation.tokens),
-        "ended": generation.ended,
-    }
-    file.write(write_line(row))
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def cut_half_line(path: Path) -> None:
-    """What a kill left of a line would spoil the next one."""
-    if path.is_file():
-        content = path.read_bytes()
-        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def read_predictions(work: Path, suite: str) -> list[dict[str, Any]]:
@@ -187,7 +169,11 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
             rows.append(row | {"scores": scores})
             light = replace(example, prompt="")  # the prompts of all tasks are gigabytes
             scored.append(Scored(task, light, scores))
-            floors += count_floor(evaluation, run, task, light, scores)
+            if evaluation.window_tokens is None or not hasattr(run.suite, "floor"):
+                continue
+            share = run.suite.floor(example, evaluation.window_tokens)
+            if share is not None:
+                floors.append(Scored(task, light, dict.fromkeys(scores, share)))
     write_rows(path, rows)
     summarize = partial(run.suite.summarize, run.settings)
     content = {
@@ -204,15 +190,3 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
             "rows": make_rows(evaluation.label, run.name, results),
         }
     write_scores(folder / run.name, content)
-
-
-def count_floor(
-    evaluation: Evaluation, run: SuiteRun, task: Task, example: Example, scores: Mapping[str, float]
-) -> list[Scored]:
-    """The scores if a model saw its prompt's last window alone, where the suite knows them."""
-    if evaluation.window_tokens is None or not hasattr(run.suite, "floor"):
-        return []
-    percent = run.suite.floor([example], evaluation.window_tokens)
-    if percent is None:
-        return []
-    return [Scored(task, example, dict.fromkeys(scores, percent / 100))]

@@ -24,9 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.tensor import DTensor
 
-from bosch.masks.mask import describe_bytes
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.group import Group
@@ -36,6 +34,7 @@ from bosch.run.manifest import (
     DamagedArtifactError,
     provenance,
     read_sealed_json,
+    remove_leftovers,
     sync_directory,
     verify_folder,
     write_atomically,
@@ -56,7 +55,6 @@ from training.checkpoint_content import (
 from training.parallel import COLLECTIVE_TIMEOUT
 
 TRAINER = "trainer.json"  # what is no tensor
-ROOM = 1.1  # free space asked for, of what the tensors take
 
 
 class CheckpointError(UserError):
@@ -103,10 +101,7 @@ class Checkpoints:
         path, manifest = found
         tensors = self._ranks.all_succeed(lambda: self._matching_tensors(path, state))
         reader = CheckpointReader(path)
-        try:
-            dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.gloo)
-        except CheckpointException as error:
-            raise CheckpointError(f"{path} cannot be read: {_cause(error)}.") from error
+        dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.gloo)
         self._ranks.all_succeed(lambda: self._restore_rest(path, manifest, state, tensors))
         self._resumed_from = int(manifest["step"])
         return self._resumed_from
@@ -166,14 +161,12 @@ class Checkpoints:
     def save(self, state: TrainState, step: int, milestone: bool) -> None:
         """Save the state after `step` steps. Milestones stay; of the others the newest `keep`."""
         self.finish()
-        tensors, skeleton = describe_state(state)
-        num_bytes = sum(self._ranks.gather(sum(map(_local_bytes, tensors.values()))))
-        facts = {"step": step, "milestone": milestone, "tensor_bytes": num_bytes}
-        save = _Save(step, self.folder / f".{step_name(step)}.tmp", facts)
+        tensors, rest = describe_state(state)
+        save = _Save(step, milestone, self.folder / f".{step_name(step)}.tmp")
         with self._explaining(save):
-            if not self._ranks.from_rank_0(lambda: self._open(save, num_bytes)):
+            if not self._ranks.from_rank_0(lambda: self._open(save)):
                 return
-            self._ranks.all_succeed(lambda: self._write_rest(save, skeleton))
+            self._ranks.all_succeed(lambda: self._write_rest(save, rest))
             target: dict[str, Any] = {
                 "storage_writer": dcp.FileSystemWriter(save.folder, sync_files=True),
                 "process_group": self._group,
@@ -209,17 +202,11 @@ class Checkpoints:
             self._ranks.all_succeed(lambda: save.done.result() if save and save.done else None)
             self._ranks.from_rank_0(lambda: self._place(save) if save else None)
 
-    def _open(self, save: "_Save", num_bytes: int) -> bool:
-        """Make room for a save. False: the checkpoint is there already."""
+    def _open(self, save: "_Save") -> bool:
+        """Make its folder. False: the checkpoint is there already."""
         if (self.folder / step_name(save.step) / MANIFEST).is_file():
             return False
         self._make_folder()
-        free, needed = shutil.disk_usage(self.folder).free, ROOM * num_bytes
-        if free < needed:
-            raise CheckpointError(
-                f"the checkpoint of step {save.step} takes {describe_bytes(needed)} and "
-                f"{self.folder} has {describe_bytes(free)} free. {self._way_on()}"
-            )
         save.folder.mkdir()
         return True
 
@@ -228,11 +215,11 @@ class Checkpoints:
         (self.folder / NO_RESULT).touch()
         remove_leftovers(self.folder)
 
-    def _write_rest(self, save: "_Save", skeleton: Any) -> None:
+    def _write_rest(self, save: "_Save", rest: Any) -> None:
         """What does not go through DCP."""
         save_random_state(save.folder / _random_state_name(self._ranks.rank))
         if self._ranks.rank == 0:
-            (save.folder / TRAINER).write_text(json.dumps(skeleton))
+            (save.folder / TRAINER).write_text(json.dumps(rest))
 
     def _describe_own_files(self, save: "_Save", saving: "Future[Any] | None" = None) -> None:
         """Leave sizes and checksums of this rank's files, read while they are in memory."""
@@ -257,16 +244,18 @@ class Checkpoints:
     def _place(self, save: "_Save") -> None:
         """Rank 0, when everything is written: the manifest, the name, and older ones removed."""
         files: dict[str, Any] = {}
-        for rank, description in enumerate(self._descriptions(save)):
-            if not description.is_file():
-                raise CheckpointError(
-                    f"rank 0 does not see what rank {rank} wrote to {save.folder}: all nodes must "
-                    "share the run folder's file system."
-                )
+        for description in self._descriptions(save):
             files |= json.loads(description.read_text())
             description.unlink()
-        manifest = save.facts | {"facts": self._facts, "circumstances": self._circumstances}
-        write_sealed_json(save.folder / MANIFEST, manifest | provenance() | {"files": files})
+        manifest = {
+            "step": save.step,
+            "milestone": save.milestone,
+            "facts": self._facts,
+            "circumstances": self._circumstances,
+            **provenance(),
+            "files": files,
+        }
+        write_sealed_json(save.folder / MANIFEST, manifest)
         save.folder.rename(self.folder / step_name(save.step))
         sync_directory(self.folder)
         self._prune()
@@ -282,7 +271,9 @@ class Checkpoints:
             rolling += [] if milestone else [(step, path)]
         for step, path in rolling[: -self.keep]:
             if step != self._resumed_from:
-                remove(path)
+                # Renamed first: killed in between, half of it under its name would look damaged.
+                hidden = path.rename(path.with_name(f".{path.name}.tmp"))
+                shutil.rmtree(hidden, ignore_errors=True)
 
     @contextmanager
     def _explaining(self, save: "_Save | None") -> Iterator[None]:
@@ -309,16 +300,9 @@ class _Save:
     """One save under way."""
 
     step: int
+    milestone: bool
     folder: Path
-    facts: dict[str, Any]
     done: "Future[None] | None" = None  # this rank's files, in the background
-
-
-def _local_bytes(tensor: Tensor) -> int:
-    """What this rank writes of it. Of a tensor that is whole on every rank, one writes all."""
-    if isinstance(tensor, DTensor):
-        return tensor.to_local().nbytes
-    return tensor.nbytes if dist.get_rank() == 0 else 0
 
 
 def _cause(error: BaseException) -> str:
@@ -357,17 +341,3 @@ def set_aside(path: Path) -> Path:
     path.rename(aside)
     sync_directory(path.parent)
     return aside
-
-
-def remove(path: Path) -> None:
-    """Renamed first: killed in between, half a checkpoint under its name would look damaged."""
-    hidden = path.with_name(f".{path.name}.removed")
-    path.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Of saves and removals that were killed."""
-    for kind in ("tmp", "removed"):
-        for path in folder.glob(f".step-*.{kind}"):
-            shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,8 @@
 """What a checkpoint holds, as torch.distributed.checkpoint (DCP) and JSON take it.
 
-Every tensor goes to DCP under a flat name, `optimizer.model.norm.weight.exp_avg`; all that is not a
-tensor goes to a JSON file that says where the tensors belong. DCP alone would pickle such values,
-and reading a pickle runs whatever it names. Its own table of contents, `.metadata`, is a pickle
-too: it is read with nothing but DCP's own classes allowed.
+Every tensor goes to DCP under a flat name, `optimizer.model.norm.weight.exp_avg`; numbers and lists
+go to a JSON file. DCP would pickle them, and reading a pickle runs whatever it names. Its own table
+of contents, `.metadata`, is a pickle too: it is read with only DCP's own classes allowed.
 """
 
 import pickle
@@ -21,7 +20,6 @@ from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
-TENSOR = "tensor in"  # the key of {"tensor in": name}, which stands for a tensor in the JSON part
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in parameters' names, of no meaning here
 
 
@@ -38,15 +36,21 @@ class TrainState:
 
 
 def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors by name, sharing memory with the state, and the rest as JSON."""
-    tree = {
-        # First: it also brings all parameters to their shards.
-        "model": _model_tensors(state.model),
-        "optimizer": _optimizer_state(state),
-        "extra": {name: part.state_dict() for name, part in state.extra.items()},
-    }
-    tensors: dict[str, Tensor] = {}
-    return tensors, _take_tensors(tree, "", tensors)
+    """The tensors by name, sharing memory with the state, and what else the extra parts hold."""
+    # The model first: this also brings all parameters to their shards.
+    tensors = {f"model.{name}": tensor for name, tensor in _model_tensors(state.model).items()}
+    for name, parameter in _named_parameters(state):
+        moments = state.optimizer.state.get(parameter, {})
+        tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in moments.items()}
+    rest: dict[str, Any] = {}
+    for part_name, part in state.extra.items():
+        rest[part_name] = {}
+        for key, value in part.state_dict().items():
+            if isinstance(value, Tensor):
+                tensors[f"extra.{part_name}.{key}"] = value
+            else:
+                rest[part_name][key] = value
+    return {name: tensor.detach() for name, tensor in tensors.items()}, {"extra": rest}
 
 
 def prepare_optimizer(state: TrainState, names: set[str]) -> None:
@@ -60,19 +64,17 @@ def prepare_optimizer(state: TrainState, names: set[str]) -> None:
             optimizer.state.pop(parameter, None)
 
 
-def restore_extra(state: TrainState, skeleton: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Hand what is no parameter back to its owners."""
-    content = _put_tensors(skeleton, tensors)
-    if content["extra"].keys() != state.extra.keys():
+def restore_extra(state: TrainState, rest: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Hand their loaded values to the extra parts. Model and optimizer were loaded in place."""
+    if rest["extra"].keys() != state.extra.keys():
         raise ValueError(
-            f"the checkpoint holds {sorted(content['extra'])} beside model and optimizer, and this "
+            f"the checkpoint holds {sorted(rest['extra'])} beside model and optimizer, and this "
             f"run has {sorted(state.extra)}."
         )
     for name, part in state.extra.items():
-        part.load_state_dict(content["extra"][name])
-    by_name = dict(_named_parameters(state))
-    for name, values in content["optimizer"].items():
-        state.optimizer.state[by_name[name]].update(values)
+        start = f"extra.{name}."
+        own = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        part.load_state_dict(rest["extra"][name] | own)
 
 
 def compare_names(wanted: Mapping[str, Tensor], there: Mapping[str, Any]) -> None:
@@ -100,14 +102,6 @@ def _model_tensors(model: nn.Module) -> dict[str, Any]:
     return {name: tensor for name, tensor in tensors.items() if name not in again}
 
 
-def _optimizer_state(state: TrainState) -> dict[str, dict[str, Any]]:
-    return {
-        name: dict(state.optimizer.state[parameter])
-        for name, parameter in _named_parameters(state)
-        if parameter in state.optimizer.state
-    }
-
-
 def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
     """Those the optimizer moves: the model's, and what an extra module may bring along."""
     modules = {"": state.model}
@@ -132,39 +126,6 @@ def plain_name(name: str) -> str:
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
-
-
-# ----------------------------------------------------------------------------------- tree and JSON
-
-
-def _take_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` with every tensor moved to `tensors`."""
-    if isinstance(value, Tensor):
-        tensors[name] = value.detach()
-        return {TENSOR: name}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {
-            key: _take_tensors(inner, f"{name}.{key}".lstrip("."), tensors)
-            for key, inner in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_take_tensors(inner, f"{name}.{i}", tensors) for i, inner in enumerate(value)]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise TypeError(
-        f"{name} is a {type(value).__name__}: {value}; a checkpoint takes tensors, numbers, texts, "
-        "lists, and dicts whose keys are texts."
-    )
-
-
-def _put_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {TENSOR}:
-            return tensors[value[TENSOR]]
-        return {key: _put_tensors(inner, tensors) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_put_tensors(inner, tensors) for inner in value]
-    return value
 
 
 # ------------------------------------------------------------------------------------ random state
@@ -204,6 +165,7 @@ METADATA_CLASSES = {
         "TensorProperties _MEM_FORMAT_ENCODING".split()
     ),
     "torch.distributed.checkpoint.filesystem": ["_StorageInfo"],
+    "torch": ["Size"],
     "torch.serialization": ["_get_layout"],
     "pathlib": ["PosixPath"],
     "pathlib._local": ["PosixPath"],  # where Python 3.13 keeps it
@@ -220,9 +182,7 @@ def _enum_member(kind: Any, name: str) -> Enum:
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) == ("torch", "Size"):
-            return getattr(torch, name)
-        if name in METADATA_CLASSES.get(module, ()):
+        if is_dtype or name in METADATA_CLASSES.get(module, ()):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _enum_member

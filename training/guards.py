@@ -9,12 +9,10 @@ from typing import Any
 
 from bosch.run.errors import UserError
 from bosch.run.progress import say
-from training.parallel import World, local
 
 MOST_SKIPPED_IN_A_ROW = 3  # the next attempt would meet the same numbers
 HISTORY_STEPS = 128  # OLMo-core's rule: a spike is more than 6 sigma above the mean of these
 SIGMAS = 6.0
-FAINTEST = 1e-6  # gradient of a parameter, beside the largest: below it there is none
 
 
 class TrainingFailedError(UserError):
@@ -86,30 +84,11 @@ def is_spike(value: float, history: list[float]) -> bool:
 # ----------------------------------------------------------------------------------- the first step
 
 
-def check_gradients(model: Any, world: World) -> None:
-    """After the first backward: name parameters without a gradient, but for rounding."""
-    squares = {
-        name: 0.0 if p.grad is None else float(local(p.grad).detach().float().square().sum())
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    }
-    found = dict(zip(squares, world.sum(*squares.values()), strict=True))
-    least = max(found.values()) * FAINTEST**2
-    without = [name for name, square in found.items() if square <= least]
-    if len(without) == len(found):
-        raise TrainingFailedError("no parameter has a gradient: the loss depends on none of them.")
-    if without:
-        more = f" and {len(without) - 3} more" if len(without) > 3 else ""
-        say(f"step 1: no gradient for {', '.join(without[:3])}{more}; is that meant?")
-
-
 def describe_first_losses(hybrid: float, full: float | None, vocab_size: int) -> list[str]:
     """What the untrained model's losses tell. `full`: of the same model without its windows."""
     guessing = math.log(vocab_size)
-    if full is None:
-        lines = [f"step 0: loss {hybrid:.4f}"]
-    else:
-        lines = [f"step 0: loss {hybrid:.4f}, and {full:.4f} with full attention in every group"]
+    beside = "" if full is None else f", and {full:.4f} with full attention in every group"
+    lines = [f"step 0: loss {hybrid:.4f}{beside}"]
     if (hybrid if full is None else full) > guessing:
         lines.append(
             f"step 0: that is worse than guessing ({guessing:.2f}): weights, tokens and tokenizer "

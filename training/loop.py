@@ -28,17 +28,12 @@ from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from training.checkpoint import Checkpoints
 from training.checkpoint_content import TrainState
 from training.export import export_model
-from training.guards import Guards, check_gradients, describe_first_losses, without_windows
+from training.guards import Guards, describe_first_losses, without_windows
 from training.kernels import choose_kernels
 from training.loss import model_loss
 from training.metrics import Meter, MetricsLog
 from training.model_start import start_model
-from training.optimizer import (
-    Along,
-    gradient_norm,
-    make_optimizer,
-    trained_parameters,
-)
+from training.optimizer import Along, gradient_norm, make_optimizer, trained_parameters
 from training.parallel import (
     choose_switches,
     describe_environment,
@@ -77,8 +72,7 @@ def train(job: TrainJob) -> str | None:
     """None: finished; else why it stopped before (a signal, a STOP file), everything saved."""
     run = Run(job)
     settings, plan, world, model = job.settings, run.plan, run.world, run.model
-    optimizer, parameters = run.state.optimizer, trained_parameters(model)
-    along = run.along
+    optimizer, parameters, along = run.state.optimizer, trained_parameters(model), run.along
     log = MetricsLog(job.folder, world.rank, along.curves, job.run_folder)
     meter = Meter(model, plan, world)
 
@@ -119,8 +113,6 @@ def train(job: TrainJob) -> str | None:
 
                 (loss_value,) = world.sum(float(loss_sum) / world.size)
                 norm = gradient_norm(parameters)
-                if step == 1:
-                    check_gradients(model, world)
                 sequences = run.loader.sequences(done)
                 worst = float(norm) if math.isfinite(along.gradient_norm) else math.nan
                 skipped = run.guards.judge(step, loss_value, worst, sequences)
@@ -193,9 +185,8 @@ class Run:
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
         self.along = Along(job.learner, optimizer, world)
-        self.state = TrainState(
-            self.model, optimizer, {"guards": self.guards, **self.along.modules}
-        )
+        extra: dict[str, Any] = {"guards": self.guards, **self.along.modules}
+        self.state = TrainState(self.model, optimizer, extra)
         self.checkpoints = Checkpoints(
             job.folder / "checkpoints",
             {**job.facts, "num_steps": plan.num_steps},

@@ -38,8 +38,6 @@ class LossHead(nn.Linear):
 def install_loss_head(model: Any, kernels: str) -> LossHead:
     """Make the head of a causal language model a LossHead. Names and ties of weights stay."""
     head: Any = model.lm_head
-    if head.bias is not None:
-        raise ValueError(f"the head of {type(model).__name__} has a bias, which no family has.")
     head.__class__ = LossHead
     head.kernels = kernels
     return head

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bosch.run.errors import UserError
+from bosch.run.lines import append_line
 from bosch.run.manifest import write_atomically
 from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
@@ -47,7 +48,7 @@ class MetricsLog:
             say(f"metrics: dropped {len(rows) - len(kept)} rows that are made again")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._explaining():
-            write_atomically(self.path, "".join(map(_line, kept)))
+            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
         self._curves = TrainingCurves(self._run, kept, self._name)
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -56,10 +57,8 @@ class MetricsLog:
             return
         assert self._curves is not None, "start comes first"
         timed = {**row, "time": round(time.time(), 3)}
-        with self._explaining(), self.path.open("a") as file:
-            file.write(_line(timed))
-            file.flush()
-            os.fsync(file.fileno())
+        with self._explaining(), self.path.open("ab") as file:
+            append_line(file, timed)
         self._curves.add(timed)
 
     @contextmanager
@@ -72,10 +71,6 @@ class MetricsLog:
                 f"{self.path} cannot be written: {reason}. The last checkpoint is whole; make room "
                 "(or mend what is wrong) and run the same command again."
             ) from error
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row) + "\n"
 
 
 class Meter:

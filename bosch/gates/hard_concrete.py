@@ -47,7 +47,6 @@ def mean(alpha_N: Tensor, num_points: int = 512) -> Tensor:
 
 def draw_noise(seed: int, step: int, shape: tuple[int, ...]) -> Tensor:
     """Noise as a function of seed and step: the same on every rank, in every micro-batch of a step,
-    when activations are computed again, and after a kill.
-    """
+    when activations are computed again, and after a kill."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     return torch.rand(shape, generator=generator)

@@ -32,8 +32,7 @@ class RateCurve:
 
 class GateLearner:
     """Gates on their way, and what is noted of it. `history`: folder of the notes, None on ranks
-    that write none.
-    """
+    that write none."""
 
     def __init__(
         self,

@@ -11,18 +11,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bosch.calibration import Haystack
+from bosch.method import Context
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import track
 
 NOTES = "examples.jsonl"
 
 
+def measure_haystacks(
+    context: Context, title: str, measure: Callable[[Haystack], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What `measure` finds in each calibration text."""
+    haystacks = context.calibration.haystacks
+    return measure_each(
+        context.folder, title, len(haystacks), "examples", lambda index: measure(haystacks[index])
+    )
+
+
 def measure_each(
     folder: Path, title: str, count: int, unit: str, measure: Callable[[int], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """`measure(0)` to `measure(count - 1)`, those not made again whose results are noted in the
-    folder.
-    """
+    """`measure(0)` to `measure(count - 1)`; what the folder's notes hold is not made again."""
     path = folder / NOTES
     results = [json.loads(line)["result"] for line in whole_lines(path)][:count]
     with path.open("ab") as file, track(title, count, unit, done=len(results)) as bar:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
 from bosch.method import Context
-from bosch.methods._examples import measure_each
+from bosch.methods._examples import measure_haystacks
 
 LEAST_ROWS = 16  # of a chunk, however long the text is
 
@@ -41,14 +42,12 @@ def per_layer(context: Context, ids_T: Tensor, statistic: LayerStatistic) -> Ten
 
 def mean_over_rows(context: Context, name: str, noted_as: str, sums: LayerStatistic) -> Tensor:
     """(L, H): a method's sums over the rows of each calibration text, by the rows of all texts."""
-    haystacks = context.calibration.haystacks
 
-    def measure(index: int) -> dict[str, Any]:
-        ids_T = haystacks[index].ids_T
-        return {noted_as: per_layer(context, ids_T, sums).tolist(), "rows": len(ids_T)}
+    def measure(haystack: Haystack) -> dict[str, Any]:
+        return {noted_as: per_layer(context, haystack.ids_T, sums).tolist()}
 
-    results = measure_each(context.folder, name, len(haystacks), "examples", measure)
-    return add_up(results, noted_as) / sum(result["rows"] for result in results)
+    num_rows = sum(len(haystack.ids_T) for haystack in context.calibration.haystacks)
+    return add_up(measure_haystacks(context, name, measure), noted_as) / num_rows
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ class Rows:
 
     def inside(self, window_tokens: int) -> tuple[int, Tensor]:
         """The first key that a window of these rows reaches, and from there on which keys lie in
-        each row's window (C, S - first). Keys after their query count as inside: they weigh 0.
-        """
+        each row's window (C, S - first). Keys after their query count as inside: they weigh 0."""
         first = max(0, self.start - window_tokens + 1)
         keys_S = torch.arange(first, self.stop, device=self.weights_HCS.device)
         return first, keys_S > self.queries_C1() - window_tokens
@@ -85,8 +83,7 @@ def attention_rows(
 
 def chunks(q_HTD: Tensor, chunk_elements: int, band: int | None = None) -> list[tuple[int, int]]:
     """Rows from and to, so that the scores of a chunk are no more than asked: against all keys, or,
-    where a row looks at a band of keys only, against those of its rows' bands.
-    """
+    where a row looks at a band of keys only, against those of its rows' bands."""
     num_heads, num_rows, _ = q_HTD.shape
     size = chunk_elements // (num_heads * max(1, num_rows))
     if band is not None:  # C rows reach C + band keys: no more rows than twice the band is worth

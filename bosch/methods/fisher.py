@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
 from bosch.method import Context, Scores
-from bosch.methods._examples import measure_each
+from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
 
 HEAD_ROWS = 512  # rows of logits held at once
@@ -45,12 +45,7 @@ class Settings:
 
 
 def rank(context: Context) -> Scores:
-    haystacks = context.calibration.haystacks
-
-    def measure(index: int) -> dict[str, Any]:
-        return measure_haystack(context, haystacks[index])
-
-    results = measure_each(context.folder, "fisher", len(haystacks), "examples", measure)
+    results = measure_haystacks(context, "fisher", partial(measure_haystack, context))
     local_LH, total_LH = add_up(results, "local"), add_up(results, "total")
     # A head that no loss depends on can lose everything outside the window: it is local.
     score_LH = torch.where(total_LH == 0, 1.0, local_LH / total_LH)
@@ -93,8 +88,7 @@ def loss_gradient(
     model: PreTrainedModel, hidden_TD: Tensor, haystack: Haystack, loss_tokens: str
 ) -> Tensor:
     """The gradient of the cross-entropy with respect to the last hidden states, a few rows of
-    logits at a time.
-    """
+    logits at a time."""
     if loss_tokens == "all":
         spans = [range(len(haystack.ids_T) - 1)]
     else:
@@ -128,24 +122,15 @@ def frozen(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def recomputing(model: PreTrainedModel, wanted: bool) -> Iterator[None]:
-    """Gradient checkpointing inside the block.
-
-    transformers' own switch makes the whole model train, and leaves a hook behind. A layer looks at
-    two attributes and at its own mode, so these are set for the layers alone: inside of them all,
-    dropout too, stays in evaluation mode.
-    """
-    names = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
+    """Gradient checkpointing of each layer inside the block. transformers' own switch makes the
+    whole model train, and leaves a hook behind."""
     layers: list[Any] = [
         m for m in model.modules() if wanted and isinstance(m, GradientCheckpointingLayer)
     ]
-    before = [{n: v for n, v in vars(layer).items() if n in names} for layer in layers]
     for layer in layers:
-        layer.training = layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     try:
         yield
     finally:
-        for layer, values in zip(layers, before, strict=True):
-            for name in names:
-                vars(layer).pop(name, None)
-            vars(layer).update(values)
+        for layer in layers:
+            del layer.forward  # the class's is in its place again

@@ -24,8 +24,7 @@ from bosch.methods._statistics import Rows, attention_rows, mean_over_rows
 @dataclass(frozen=True)
 class Settings:
     """What the paper leaves open: it says one proxy head, not which; neither block size nor the
-    share of mass.
-    """
+    share of mass."""
 
     # Query heads of each layer whose maximum ranks the blocks. The paper has one a layer; the first
     # is as good as any without a criterion to choose by, and needs no look at the data.

@@ -95,8 +95,7 @@ def probe_tokens(context: Context, block_tokens: int, index: int) -> Tensor:
 def ordinary_tokens(context: Context) -> Tensor:
     """Ids that text has, rising: the tokenizer's without those that were added to it, else those of
     the calibration texts. A vocabulary has more, of which a model has learned little or nothing:
-    control tokens, those kept in reserve, and rows that fill it up.
-    """
+    control tokens, those kept in reserve, and rows that fill it up."""
     config, tokenizer = context.model.config, context.load_tokenizer()
     if tokenizer is None:
         known = set(torch.cat([text.ids_T for text in context.calibration.haystacks]).tolist())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bosch.calibration import Haystack
 from bosch.method import Context, Scores, as_table
-from bosch.methods._examples import measure_each
+from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import add_up, per_layer, single_rows
 
 
@@ -28,10 +28,7 @@ class Settings:
 
 
 def rank(context: Context) -> Scores:
-    haystacks = context.calibration.haystacks
-
-    def measure(index: int) -> dict[str, Any]:
-        haystack = haystacks[index]
+    def measure(haystack: Haystack) -> dict[str, Any]:
         rows, copies_NS = copy_targets(haystack)
 
         def copied(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
@@ -39,10 +36,11 @@ def rank(context: Context) -> Scores:
             hits_HN = copies_NS[torch.arange(len(rows)), peaks_HN]
             return hits_HN.sum(-1)
 
-        return {"copied": per_layer(context, haystack.ids_T, copied).tolist(), "tokens": len(rows)}
+        return {"copied": per_layer(context, haystack.ids_T, copied).tolist()}
 
-    results = measure_each(context.folder, "retrieval_head", len(haystacks), "examples", measure)
-    num_tokens = sum(result["tokens"] for result in results)
+    haystacks = context.calibration.haystacks
+    num_tokens = sum(len(q.answer) for haystack in haystacks for q in haystack.questions)
+    results = measure_haystacks(context, "retrieval_head", measure)
     share_LH = add_up(results, "copied") / num_tokens
     if context.settings.pool == "mean":
         return Scores.of_heads(share_LH, context.num_groups, "global")
@@ -52,8 +50,7 @@ def rank(context: Context) -> Scores:
 
 def copy_targets(haystack: Haystack) -> tuple[list[int], Tensor]:
     """The rows that predict answer tokens, and for each at which keys the token stands in the
-    needle (N, T).
-    """
+    needle (N, T)."""
     rows: list[int] = []
     copies = []
     positions_T = torch.arange(len(haystack.ids_T))

@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from bosch.calibration import Calibration
+from bosch.calibration import Calibration, Haystack
 from bosch.method import Context, NoSettings, Scores, as_table
-from bosch.methods._examples import measure_each
+from bosch.methods._examples import measure_haystacks
+from bosch.methods._statistics import add_up
 from bosch.search.scorer import Scorer
 
 Settings = NoSettings
 
 
 def rank(context: Context) -> Scores:
-    haystacks = context.calibration.haystacks
     shape = context.num_layers, context.num_groups
 
-    def measure(index: int) -> dict[str, Any]:
-        haystack, z = haystacks[index], [[1] * shape[1] for _ in range(shape[0])]
+    def measure(haystack: Haystack) -> dict[str, Any]:
+        z = [[1] * shape[1] for _ in range(shape[0])]
         scorer = Scorer(context.model, Calibration([haystack]), context.window_tokens)
 
         def log_probability() -> float:
@@ -39,9 +39,8 @@ def rank(context: Context) -> Scores:
                 z[layer][group] = 0
                 drops_LG[layer, group] = dense - log_probability()
                 z[layer][group] = 1
-        return {"drops": drops_LG.tolist(), "questions": len(haystack.questions)}
+        return {"drops": drops_LG.tolist()}
 
-    results = measure_each(context.folder, "single_group", len(haystacks), "examples", measure)
-    drops_LG = torch.tensor([result["drops"] for result in results], dtype=torch.float64).sum(0)
-    num_questions = sum(result["questions"] for result in results)
-    return Scores(as_table(drops_LG / num_questions), "global")
+    results = measure_haystacks(context, "single_group", measure)
+    drops_LG = add_up(results, "drops") / context.calibration.num_questions
+    return Scores(as_table(drops_LG), "global")

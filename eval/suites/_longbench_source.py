@@ -12,7 +12,6 @@ from pathlib import Path
 
 from eval.rows import (
     Row,
-    check_source,
     find_one,
     from_hub,
     parse_rows,
@@ -67,19 +66,14 @@ def hash_zip(path: Path) -> str:
 def locate(source: str) -> Path:
     """The zip file or the folder behind a source; a hub id's data.zip is fetched."""
     path = Path(source)
-    check_source(
-        source,
-        "LongBench",
-        "its data.zip, a folder with <data set>.jsonl or .parquet files, a hub id such as "
-        "zai-org/LongBench, or toy",
-    )
     if path.is_dir():
         return path / "data.zip" if (path / "data.zip").is_file() else path
     if path.is_file():
         if not zipfile.is_zipfile(path):
             raise ValueError(f"{path} is not a zip file; name LongBench's data.zip, or a folder.")
         return path
-    with from_hub(source, "data.zip"):
+    forms = "its data.zip, a folder of .jsonl or .parquet files, zai-org/LongBench, or toy"
+    with from_hub(source, "LongBench", forms):
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(source, "data.zip", repo_type="dataset"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.plugins import suggest
-from eval.rows import Row, check_source, find_one, from_hub, read_rows, require_count, require_text
+from eval.rows import Row, find_one, from_hub, read_rows, require_count, require_text
 from eval.suites._command import score_command
 from eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
 
@@ -62,8 +62,12 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
     """Hashes of the rows, whatever file they came in."""
-    splits = ("test",) if task == COT else ("train", "test")
-    return {f"{split}_sha256": hash_rows(read_split(settings.data, split)) for split in splits}
+    hashes = {}
+    for split in ("test",) if task == COT else ("train", "test"):
+        rows = read_split(settings.data, split)
+        text = json.dumps([[row["question"], row["answer"]] for row in rows])
+        hashes[f"{split}_sha256"] = sha256(text.encode()).hexdigest()
+    return hashes
 
 
 def build_examples(
@@ -139,19 +143,7 @@ def percent(scores: list[float]) -> float:
 @lru_cache(maxsize=4)
 def read_split(source: str, split: str) -> list[Row]:
     """The rows of `train` or `test`, checked."""
-    rows, where = load_split(source, split)
-    for number, row in enumerate(rows, 1):
-        for field in ("question", "answer"):
-            require_text(row, field, f"{where}, row {number}")
-    require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", where)
-    return rows
-
-
-def load_split(source: str, split: str) -> tuple[list[Row], str]:
-    """The rows, and where they are from."""
-    path = Path(source)
-    forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
-    check_source(source, "GSM8K", forms)
+    path, where = Path(source), f"{source}, {split}"
     if path.is_dir():
         path = find_one(path, "main", split, ("{}*.parquet",))
     elif path.is_file() and split != "test":
@@ -159,17 +151,19 @@ def load_split(source: str, split: str) -> tuple[list[Row], str]:
             f"{path} is one file, the test rows; the task gsm8k draws its shots from train. Name "
             "a folder with train.jsonl and test.jsonl, or ask for gsm8k_cot."
         )
-    elif not path.is_file():
-        with from_hub(source, f"GSM8K {split}"):
+    if path.is_file():
+        rows, where = read_rows(path), str(path)
+    else:
+        forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
+        with from_hub(source, f"GSM8K {split}", forms):
             from datasets import load_dataset
 
-            return load_dataset(source, "main", split=split).to_list(), f"{source}, {split}"
-    return read_rows(path), str(path)
-
-
-def hash_rows(rows: Sequence[Row]) -> str:
-    text = json.dumps([[row["question"], row["answer"]] for row in rows])
-    return sha256(text.encode()).hexdigest()
+            rows = load_dataset(source, "main", split=split).to_list()
+    for number, row in enumerate(rows, 1):
+        for field in ("question", "answer"):
+            require_text(row, field, f"{where}, row {number}")
+    require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", where)
+    return rows
 
 
 # ----------------------------------------------------------------------------------- the command

@@ -25,7 +25,7 @@ from data.needles import EssaySource, NeedleTask, Sizes, Words
 from data.toy_world.essays import ToyEssays
 from data.toy_world.world import World
 from eval.metrics.string_match import string_match_all, string_match_part
-from eval.rows import check_source, from_hub, write_rows
+from eval.rows import from_hub, write_rows
 from eval.suites._interface import (
     Example,
     LeftOutError,
@@ -134,16 +134,14 @@ def percent(scores: list[float]) -> float:
     return round(sum(scores) / len(scores) * 100, 2)  # upstream's order of operations
 
 
-def floor(examples: Sequence[Example], window_tokens: int) -> float | None:
-    """What a model scores, in percent, that sees the last `window_tokens` tokens only and finds
-    every needle in them: the mean share of the needles asked for that lie wholly inside."""
-    shares = []
-    for example in examples:
-        distances = example.facts["needle_distances"]
-        if not distances:
-            return None  # a tokenizer without offsets
-        shares.append(sum(distance <= window_tokens for distance in distances) / len(distances))
-    return 100 * sum(shares) / len(shares) if shares else None
+def floor(example: Example, window_tokens: int) -> float | None:
+    """What a model scores that sees the last `window_tokens` tokens only and finds every needle in
+    them: the share of the needles asked for that lie wholly inside. None: the tokenizer has no
+    offsets to find them by."""
+    distances = example.facts["needle_distances"]
+    if not distances:
+        return None
+    return sum(distance <= window_tokens for distance in distances) / len(distances)
 
 
 @dataclass(frozen=True)
@@ -170,8 +168,6 @@ def gather(settings: Settings, task: NeedleTask) -> Material:
             "toy world",
             {"toy_words_sha256": sha256(" ".join(World("test", 0).key_words).encode()).hexdigest()},
         )
-    forms = "a JSON file with a field `text`, a folder of .txt files, a hub id, or toy"
-    check_source(source, "essays", forms)
     words = wonderwords_keys()
     if task.haystack != "essay":
         return Material(None, words, Sizes(), task.haystack, words.name, {})
@@ -188,7 +184,8 @@ def load_essays(source: str, punkt: Path | None) -> Any:
     baber/paul_graham_essays. RULER's own file is another text, cut from other pages."""
     if Path(source).exists():
         return read_essays(Path(source), punkt)
-    with from_hub(source, "essays"):
+    forms = "a JSON file with a field `text`, a folder of .txt files, a hub id, or toy"
+    with from_hub(source, "essays", forms):
         from datasets import load_dataset
 
         texts = load_dataset(source, split="train")["text"]

@@ -44,7 +44,7 @@ class TwoSteps:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
 
-    def write(self, line: str) -> None:
+    def write(self, line: bytes) -> None:
         for part in (line[:20], line[20:]):
             sys.audit(POINT, str(self.folder))
             self.file.write(part)
@@ -53,8 +53,8 @@ class TwoSteps:
 
 
 def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
-    append = runner.append
-    runner.append = lambda file, generation: append(TwoSteps(file, folder), generation)
+    append = runner.append_line
+    runner.append_line = lambda file, row: append(TwoSteps(file, folder), row)
     seen = [
         watch_operations(folder, at=kill_at if ranks == world else None, operations=operations)
         for ranks, operations in COUNTED.items()

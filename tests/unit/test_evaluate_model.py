@@ -100,8 +100,8 @@ def test_the_floor_is_counted_on_the_examples(run: Path) -> None:
     for row in told["rows"]:
         if row["task"].startswith("niah"):
             task = Task(row["task"], row["length"])
-            examples = niah.build_examples(settings, task, tokenizer, limit=1)
-            assert row["value"] == niah.floor(examples, 64)
+            (example,) = niah.build_examples(settings, task, tokenizer, limit=1)
+            assert row["value"] == 100 * niah.floor(example, 64)
     assert {"single", "multikey", "average"} < {row["task"] for row in told["rows"]}
     # Nothing is windowed in the dense model.
     shared = run.parent / "shared"
@@ -246,7 +246,7 @@ def test_the_command_shows_a_table_and_goes_on_where_it_stopped(
         (("--lengths", 256, "--essays", "none.json"), r"none\.json: no essays there"),
         (("--lengths", 256, "--window", 8), r"--window 8: .* is no hybrid"),
         (("--suite", "longbench", "--longbench-data", "none.zip"), r"none\.zip: no LongBench"),
-        (("--suite", "gsm8k", "--gsm8k-data", "none"), r"none: no GSM8K there"),
+        (("--suite", "gsm8k", "--gsm8k-data", "none"), r"none: no GSM8K test there"),
         (("--suite", "longbench", "--longbench-data", str(MODEL)), r"holds no narrativeqa"),
         (("--niah-tasks", "niah_single_9", "--lengths", 256), r"'niah_single_9' is not one of"),
     ],
@@ -321,13 +321,13 @@ def test_predictions_of_one_model_are_never_taken_for_another_s(
 ) -> None:
     asked = ("--limit", 1, "--lengths", 256, "--niah-tasks", "niah_single_1", "niah_single_2")
     asked = (*asked, "--out", tmp_path / "judged")
-    written = runner.append
+    written = runner.append_line
 
-    def fail_behind_the_first(file: Any, generation: Any) -> None:
-        written(file, generation)
+    def fail_behind_the_first(file: Any, row: Any) -> None:
+        written(file, row)
         raise ValueError("a mistake of the user that shows late")
 
-    monkeypatch.setattr(runner, "append", fail_behind_the_first)
+    monkeypatch.setattr(runner, "append_line", fail_behind_the_first)
     with pytest.raises(ValueError, match="shows late"):
         command("--model", hybrid, *asked)
     monkeypatch.undo()

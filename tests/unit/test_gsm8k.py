@@ -123,7 +123,7 @@ def test_bad_data_is_one_clear_sentence(folder: Path, tmp_path: Path) -> None:
         (few, "test", "has 3 rows, but GSM8K's test has 1319"),
         (without, "test", r"row 1: the field `answer` must be a text"),
         (folder / "test.jsonl", "train", "draws its shots from train"),
-        (tmp_path / "nowhere", "test", "no GSM8K there"),
+        (tmp_path / "nowhere", "test", "no GSM8K test there"),
         (tmp_path, "test", r"holds no test: a file test\.jsonl"),
         ("nobody/no-such-data-set", "test", "no GSM8K test from the hub either"),
     ):

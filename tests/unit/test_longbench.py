@@ -167,7 +167,7 @@ def test_wrong_counts_and_missing_files_are_refused(tmp_path: Path) -> None:
         (source, "hotpotqa", "has 7 rows, but LongBench's hotpotqa has 200"),
         (source, "musique", r"holds no musique: a file musique\.jsonl"),
         (tmp_path / "nowhere", "hotpotqa", "no LongBench there"),
-        ("nobody/no-such-data-set", "hotpotqa", r"no data\.zip from the hub either"),
+        ("nobody/no-such-data-set", "hotpotqa", "no LongBench from the hub either"),
         (tmp_path / "data.txt", "hotpotqa", "not a zip file"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):

@@ -59,12 +59,6 @@ def test_private_files_cannot_be_loaded(fruits: str) -> None:
         load_plugin(fruits, "_peel")
 
 
-@pytest.mark.parametrize("package", ["basket.vegetables", "no.such.package", "json.decoder"])
-def test_what_is_no_package_is_said(fruits: str, package: str) -> None:
-    with pytest.raises(ValueError, match="is not a package"):
-        list_plugins(package)
-
-
 def test_suggest_without_names() -> None:
     assert suggest("a", []) == "there are none."
 
