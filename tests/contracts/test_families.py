@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bosch.hybrid.models import deploy, family_of, hybrid_config, undeploy
@@ -176,9 +175,7 @@ def test_undeploy_gives_the_weights_back_bit_for_bit(family: str, tied: bool) ->
 
 
 @every_family
-def test_a_saved_hybrid_loads_with_the_auto_classes_and_with_nothing_else(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_saved_hybrid_loads_with_the_auto_classes(family: str, tmp_path: Path) -> None:
     hybrid, ids = deploy(tiny_model(family), MIXED, WINDOW, method="bosch"), random_tokens(1, 50)
     hybrid.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -188,9 +185,6 @@ def test_a_saved_hybrid_loads_with_the_auto_classes_and_with_nothing_else(
     assert_close(logits(loaded, ids), logits(hybrid, ids))
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == f"bosch_{family}"
     assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
-
-    with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
-        family_of(loaded.config).plain_model_class.from_pretrained(tmp_path)
 
 
 @every_family
@@ -223,24 +217,18 @@ def test_generating_gives_the_tokens_of_recomputation(family: str, kwargs: dict[
 # ----------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"window": 0}, "1 or more"),
-        ({"num_full": [1, 2]}, "3 numbers from 0 to 4"),
-        ({"num_full": [1, 2, 5]}, "3 numbers from 0 to 4"),
-        ({"permutation": [[0, 1, 2, 2]] * 3}, "must reorder the 4 groups"),
-    ],
-)
-def test_a_hybrid_config_that_does_not_fit_is_refused(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_a_hybrid_config_that_does_not_fit_is_refused() -> None:
     config = deploy(tiny_model("qwen3"), MIXED, WINDOW).config
     values = {k: v for k, v in config.to_dict().items() if k != "bosch"}
-    with pytest.raises(ValueError, match=message):
-        type(config)(**values, bosch={**config.bosch, **changes})
-    with pytest.raises(ValueError, match="has no 'num_full'"):
-        type(config)(**values, bosch={"window": 3})
+    for bosch, told in [
+        (config.bosch | {"window": 0}, "1 or more"),
+        (config.bosch | {"num_full": [1, 2]}, "3 numbers from 0 to 4"),
+        (config.bosch | {"num_full": [1, 2, 5]}, "3 numbers from 0 to 4"),
+        (config.bosch | {"permutation": [[0, 1, 2, 2]] * 3}, "must reorder the 4 groups"),
+        ({"window": 3}, "has no 'num_full'"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            type(config)(**values, bosch=bosch)
     with pytest.raises(ValueError, match=r"needs config\.bosch"):
         family_of(config).model_class(type(config)())
 
@@ -254,11 +242,9 @@ def test_a_mask_of_another_shape_and_an_unknown_family_are_refused() -> None:
 
 
 def test_attention_parameters_of_unknown_layout_are_refused() -> None:
-    unknown = "whose groups are not known"
     for name, shape, told in (
-        ("q_norm.weight", (32,), unknown),
-        ("qkv_proj.weight", (8, 8), unknown),
-        ("q_proj.weight_scale", (4,), unknown),
+        ("q_norm.weight", (32,), "whose groups are not known"),
+        ("qkv_proj.weight", (8, 8), "whose groups are not known"),
         ("q_proj.weight", (48, 8), "not a multiple of 2 heads of 16"),
     ):
         with pytest.raises(ValueError, match=told):
