@@ -28,6 +28,7 @@ from tests.model_factory import (
 )
 
 WINDOW = 16
+MODEL = "BoschQwen3ForCausalLM"
 SEARCH: dict[str, Any] = {"bosch_mask": MIXED, "bosch_window": WINDOW}
 
 
@@ -254,27 +255,35 @@ def test_attention_parameters_of_unknown_layout_are_refused() -> None:
 # ---------------------------------------------------------------------------------------- importing
 
 
-def printed(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+def printed(code: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import bosch; from transformers import AutoModelForCausalLM as M",
-        "from transformers import AutoModelForCausalLM as M; import bosch",
-        "import transformers; import bosch; from transformers import AutoModelForCausalLM as M",
-        "import bosch; from transformers import Qwen3ForCausalLM, AutoModelForCausalLM as M",
-        "import bosch.families.qwen3; from transformers import AutoModelForCausalLM as M",
-        "import bosch; from transformers import AutoConfig as M",
-        "from transformers import AutoConfig as M; import bosch",
-    ],
-)
-def test_import_bosch_is_enough_in_any_order(first: str, tmp_path: Path) -> None:
+# Each order in a process of its own, forked from one that has torch, which no order is about.
+IN_TURN = """
+import os, sys, torch
+for order in sys.argv[2:]:
+    if os.fork() == 0:
+        exec(order)
+        print(type(M.from_pretrained(sys.argv[1])).__name__, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_import_bosch_is_enough_in_any_order(tmp_path: Path) -> None:
     deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path)
-    name = printed(f"{first}; print(type(M.from_pretrained({str(tmp_path)!r})).__name__)")
-    assert name == ("BoschQwen3Config" if "AutoConfig" in first else "BoschQwen3ForCausalLM")
+    orders = {
+        "import bosch; from transformers import AutoModelForCausalLM as M": MODEL,
+        "from transformers import AutoModelForCausalLM as M; import bosch": MODEL,
+        "import transformers, bosch; from transformers import AutoModelForCausalLM as M": MODEL,
+        "import bosch; from transformers import Qwen3ForCausalLM, AutoModelForCausalLM as M": MODEL,
+        "import bosch.families.qwen3; from transformers import AutoModelForCausalLM as M": MODEL,
+        "import bosch; from transformers import AutoConfig as M": "BoschQwen3Config",
+        "from transformers import AutoConfig as M; import bosch": "BoschQwen3Config",
+    }
+    assert printed(IN_TURN, tmp_path, *orders).split() == list(orders.values())
 
 
 def test_import_bosch_loads_neither_torch_nor_transformers() -> None:
