@@ -43,8 +43,10 @@ def fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_end() -> Iterator[None]:
-    """Take back the handlers that a command set up in this process."""
+    """Take back the handlers that a command set up in this process, and end its process group."""
     yield
+    if parallel := sys.modules.get("training.parallel"):
+        parallel.leave_world()
     if progress := sys.modules.get("bosch.run.progress"):
         progress.close()
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bosch.hybrid.models import deploy, family_of, hybrid_config, undeploy
@@ -29,6 +28,7 @@ from tests.model_factory import (
 )
 
 WINDOW = 16
+MODEL = "BoschQwen3ForCausalLM"
 SEARCH: dict[str, Any] = {"bosch_mask": MIXED, "bosch_window": WINDOW}
 
 
@@ -176,9 +176,7 @@ def test_undeploy_gives_the_weights_back_bit_for_bit(family: str, tied: bool) ->
 
 
 @every_family
-def test_a_saved_hybrid_loads_with_the_auto_classes_and_with_nothing_else(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_saved_hybrid_loads_with_the_auto_classes(family: str, tmp_path: Path) -> None:
     hybrid, ids = deploy(tiny_model(family), MIXED, WINDOW, method="bosch"), random_tokens(1, 50)
     hybrid.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -188,9 +186,6 @@ def test_a_saved_hybrid_loads_with_the_auto_classes_and_with_nothing_else(
     assert_close(logits(loaded, ids), logits(hybrid, ids))
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == f"bosch_{family}"
     assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
-
-    with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
-        family_of(loaded.config).plain_model_class.from_pretrained(tmp_path)
 
 
 @every_family
@@ -223,24 +218,18 @@ def test_generating_gives_the_tokens_of_recomputation(family: str, kwargs: dict[
 # ----------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"window": 0}, "1 or more"),
-        ({"num_full": [1, 2]}, "3 numbers from 0 to 4"),
-        ({"num_full": [1, 2, 5]}, "3 numbers from 0 to 4"),
-        ({"permutation": [[0, 1, 2, 2]] * 3}, "must reorder the 4 groups"),
-    ],
-)
-def test_a_hybrid_config_that_does_not_fit_is_refused(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_a_hybrid_config_that_does_not_fit_is_refused() -> None:
     config = deploy(tiny_model("qwen3"), MIXED, WINDOW).config
     values = {k: v for k, v in config.to_dict().items() if k != "bosch"}
-    with pytest.raises(ValueError, match=message):
-        type(config)(**values, bosch={**config.bosch, **changes})
-    with pytest.raises(ValueError, match="has no 'num_full'"):
-        type(config)(**values, bosch={"window": 3})
+    for bosch, told in [
+        (config.bosch | {"window": 0}, "1 or more"),
+        (config.bosch | {"num_full": [1, 2]}, "3 numbers from 0 to 4"),
+        (config.bosch | {"num_full": [1, 2, 5]}, "3 numbers from 0 to 4"),
+        (config.bosch | {"permutation": [[0, 1, 2, 2]] * 3}, "must reorder the 4 groups"),
+        ({"window": 3}, "has no 'num_full'"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            type(config)(**values, bosch=bosch)
     with pytest.raises(ValueError, match=r"needs config\.bosch"):
         family_of(config).model_class(type(config)())
 
@@ -254,11 +243,9 @@ def test_a_mask_of_another_shape_and_an_unknown_family_are_refused() -> None:
 
 
 def test_attention_parameters_of_unknown_layout_are_refused() -> None:
-    unknown = "whose groups are not known"
     for name, shape, told in (
-        ("q_norm.weight", (32,), unknown),
-        ("qkv_proj.weight", (8, 8), unknown),
-        ("q_proj.weight_scale", (4,), unknown),
+        ("q_norm.weight", (32,), "whose groups are not known"),
+        ("qkv_proj.weight", (8, 8), "whose groups are not known"),
         ("q_proj.weight", (48, 8), "not a multiple of 2 heads of 16"),
     ):
         with pytest.raises(ValueError, match=told):
@@ -268,27 +255,35 @@ def test_attention_parameters_of_unknown_layout_are_refused() -> None:
 # ---------------------------------------------------------------------------------------- importing
 
 
-def printed(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+def printed(code: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import bosch; from transformers import AutoModelForCausalLM as M",
-        "from transformers import AutoModelForCausalLM as M; import bosch",
-        "import transformers; import bosch; from transformers import AutoModelForCausalLM as M",
-        "import bosch; from transformers import Qwen3ForCausalLM, AutoModelForCausalLM as M",
-        "import bosch.families.qwen3; from transformers import AutoModelForCausalLM as M",
-        "import bosch; from transformers import AutoConfig as M",
-        "from transformers import AutoConfig as M; import bosch",
-    ],
-)
-def test_import_bosch_is_enough_in_any_order(first: str, tmp_path: Path) -> None:
+# Each order in a process of its own, forked from one that has torch, which no order is about.
+IN_TURN = """
+import os, sys, torch
+for order in sys.argv[2:]:
+    if os.fork() == 0:
+        exec(order)
+        print(type(M.from_pretrained(sys.argv[1])).__name__, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_import_bosch_is_enough_in_any_order(tmp_path: Path) -> None:
     deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path)
-    name = printed(f"{first}; print(type(M.from_pretrained({str(tmp_path)!r})).__name__)")
-    assert name == ("BoschQwen3Config" if "AutoConfig" in first else "BoschQwen3ForCausalLM")
+    orders = {
+        "import bosch; from transformers import AutoModelForCausalLM as M": MODEL,
+        "from transformers import AutoModelForCausalLM as M; import bosch": MODEL,
+        "import transformers, bosch; from transformers import AutoModelForCausalLM as M": MODEL,
+        "import bosch; from transformers import Qwen3ForCausalLM, AutoModelForCausalLM as M": MODEL,
+        "import bosch.families.qwen3; from transformers import AutoModelForCausalLM as M": MODEL,
+        "import bosch; from transformers import AutoConfig as M": "BoschQwen3Config",
+        "from transformers import AutoConfig as M; import bosch": "BoschQwen3Config",
+    }
+    assert printed(IN_TURN, tmp_path, *orders).split() == list(orders.values())
 
 
 def test_import_bosch_loads_neither_torch_nor_transformers() -> None:

@@ -13,10 +13,8 @@ from benchmarks import _memory, _models, _timing, gpu, latency, search
 from benchmarks.__main__ import run_benchmark
 from bosch.hybrid.models import deploy
 from bosch.masks.mask import GroupMask, num_windowed
-from bosch.run import progress
 from recipes.presets import SMOKE_MODEL
 from tests.model_factory import MIXED, kv_entries, random_tokens, tiny_model
-from training.parallel import leave_world
 
 CPU = torch.device("cpu")
 ON_CPU = ("--device", "cpu")
@@ -25,12 +23,10 @@ RunBenchmark = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
-def threads_and_lines_as_before() -> Iterator[None]:
+def threads_as_before() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    leave_world()
-    progress.close()
 
 
 @pytest.fixture

@@ -71,10 +71,7 @@ def generated(model: Any) -> list[int]:
 
 @pytest.mark.parametrize(
     ("family", "also_saved"),
-    [
-        ("qwen3_moe", False),
-        *(pytest.param(family, True, marks=pytest.mark.slow) for family in FAMILIES),
-    ],
+    [("qwen3_moe", False), *(pytest.param(f, True, marks=pytest.mark.slow) for f in FAMILIES)],
 )
 def test_standalone_folder_works_where_the_package_is_not(
     family: str, also_saved: bool, tmp_path: Path
@@ -101,18 +98,13 @@ def test_code_of_a_checkpoint_and_the_package_live_in_one_process(
     dense, hybrid = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
     materialize(dense, record_for(dense), hybrid, standalone=True)
     ours = AutoModelForCausalLM.from_pretrained(hybrid)
-    config = remote_config(hybrid)
+    entry = f"{ENTRY.removesuffix('.py')}.BoschQwen3Config"
+    config = get_class_from_dynamic_module(entry, hybrid).from_pretrained(hybrid)
     theirs = AutoModelForCausalLM.from_pretrained(hybrid, config=config, trust_remote_code=True)
     assert type(theirs) is not type(ours)
     assert generated(theirs) == generated(ours)
     assert generated(ours) == generated(theirs)
     assert inspect.signature(theirs.forward) == inspect.signature(undeploy(ours).forward)
-
-
-def remote_config(folder: Path) -> Any:
-    module = ENTRY.removesuffix(".py")
-    config_class: Any = get_class_from_dynamic_module(f"{module}.BoschQwen3Config", folder)
-    return config_class.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

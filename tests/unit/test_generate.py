@@ -77,16 +77,9 @@ def own_static_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def continued(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    first = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=5,
-        do_sample=False,
-        return_dict_in_generate=True,
-    )
-    return generate(
-        model, first.sequences, past_key_values=first.past_key_values, max_new_tokens=NEW_TOKENS - 5
-    )
+    first: Any = generate(model, ids, max_new_tokens=5, return_dict_in_generate=True)
+    cache, more = first.past_key_values, NEW_TOKENS - 5
+    return generate(model, first.sequences, past_key_values=cache, max_new_tokens=more)
 
 
 def assisted(model: PreTrainedModel, ids: Tensor) -> Tensor:
@@ -137,19 +130,21 @@ def test_every_way_gives_the_recomputed_tokens_in_every_family(way: str, family:
             assert same, (window_tokens, length)
 
 
-@pytest.mark.parametrize("way", ["dynamic", "chunks of 7", "static", "assisted"])
-@pytest.mark.parametrize("window_tokens", [1, 2])
-def test_tiny_windows_work(way: str, window_tokens: int) -> None:
-    model, ids = hybrid(window_tokens=window_tokens), random_tokens(1, 20)
-    assert torch.equal(WAYS[way](model, ids), recomputed(model, ids))
+TINY_WINDOWS = [
+    (way, {"window_tokens": window_tokens})
+    for way in ("dynamic", "chunks of 7", "static", "assisted")
+    for window_tokens in (1, 2)
+]
+LAYERS_OF_ONE_KIND = [
+    (way, {"z": [[bit] * 4] * 3})
+    for way in ("dynamic", "chunks of 7", "static", "static in chunks", "prompt lookup")
+    for bit in (0, 1)
+]
 
 
-@pytest.mark.parametrize(
-    "way", ["dynamic", "chunks of 7", "static", "static in chunks", "prompt lookup"]
-)
-@pytest.mark.parametrize("bit", [0, 1])
-def test_layers_of_one_kind_work(way: str, bit: int) -> None:
-    model, ids = hybrid(z=[[bit] * 4] * 3), random_tokens(1, 40)
+@pytest.mark.parametrize(("way", "kind"), [*TINY_WINDOWS, *LAYERS_OF_ONE_KIND])
+def test_tiny_windows_and_layers_of_one_kind_work(way: str, kind: dict[str, Any]) -> None:
+    model, ids = hybrid(**kind), random_tokens(1, 30)
     assert torch.equal(WAYS[way](model, ids), recomputed(model, ids))
 
 
@@ -181,29 +176,19 @@ def test_beams_and_samples_are_those_without_a_cache(kwargs: dict[str, Any]) -> 
     assert torch.equal(*results)
 
 
-def test_a_returned_cache_holds_what_it_must() -> None:
-    model, ids = hybrid(), random_tokens(1, 40)
-    out = model.generate(
-        ids, max_new_tokens=NEW_TOKENS, do_sample=False, return_dict_in_generate=True
-    )
-    length = 40 + NEW_TOKENS - 1  # the last token was never read
-    assert kv_entries(out.past_key_values) == [
-        sum(row) * length + (4 - sum(row)) * (WINDOW - 1) for row in MIXED
-    ]
-
-
 # ------------------------------------------- what transformers works out from forward's signature
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_returned_cache_is_continued_without_an_attention_mask(family: str) -> None:
+def test_a_returned_cache_is_full_and_continued_without_an_attention_mask(family: str) -> None:
     model, ids = hybrid(family), random_tokens(1, 30)
     first = generate(model, ids, return_dict_in_generate=True)
-    text = first.sequences
-    assert torch.equal(
-        generate(model, text, attention_mask=None, past_key_values=first.past_key_values),
-        recomputed(model, text),
-    )
+    text, cache = first.sequences, first.past_key_values
+    length = 30 + NEW_TOKENS - 1  # the last token was never read
+    num_full = [sum(row) for row in MIXED]
+    assert kv_entries(cache) == [n * length + (4 - n) * (WINDOW - 1) for n in num_full]
+    found = generate(model, text, attention_mask=None, past_key_values=cache)
+    assert torch.equal(found, recomputed(model, text))
 
 
 def test_padding_is_told_from_the_padding_tokens() -> None:
@@ -275,20 +260,13 @@ def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(famil
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize(
-    ("settings", "options"),
-    [
-        (("inductor", {"fullgraph": True}), {}),
-        (("aot_eager", {}), {"prefill_chunk_size": 10}),
-    ],
+    ("backend", "settings", "options"),
+    [("inductor", {"fullgraph": True}, {}), ("aot_eager", {}, {"prefill_chunk_size": 10})],
 )
-def test_compilers_give_the_recomputed_tokens(settings: Any, options: dict[str, int]) -> None:
+def test_compilers_give_the_recomputed_tokens(
+    backend: str, settings: dict[str, Any], options: dict[str, int]
+) -> None:
     model, ids = hybrid(), random_tokens(1, 30)
-    backend, more = settings
-    out = generate(
-        model,
-        ids,
-        cache_implementation="static",
-        compile_config=compiled(backend, **more),
-        **options,
-    )
+    options |= {"compile_config": compiled(backend, **settings)}
+    out = generate(model, ids, cache_implementation="static", **options)
     assert torch.equal(out, recomputed(model, ids))

@@ -67,7 +67,7 @@ def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: P
 
 
 @pytest.mark.parametrize(
-    ("task", "prediction", "strict", "flexible"),
+    ("task", "prediction", "strict", "flexible"),  # the answer is 72
     [
         ("gsm8k_cot", " 70 + 2 = 72. The answer is 72.", 1, 1),
         # The strict pattern ends in any character of the line: without one it finds 7.
@@ -176,12 +176,11 @@ def test_the_command_scores_rows_and_keeps_their_fields(
 def test_the_command_refuses_bad_rows_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str, message: str
 ) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(row + "\n")
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows.write_text(row + "\n")
     with pytest.raises(SystemExit) as stop:
-        gsm8k.main(["score", "--in", str(path), "--out", str(tmp_path / "out.jsonl")])
-    error = capsys.readouterr().err
+        gsm8k.main(["score", "--in", str(rows), "--out", str(out)])
+    [line] = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out.jsonl").exists()
+    assert message in line
+    assert not out.exists()

@@ -136,10 +136,10 @@ def test_a_ratio_says_what_it_means() -> None:
     assert describe_ratio(0.33, 8, 8, "layer") == "--ratio 0.33 means 3 of 8 layers, 0.375"
 
 
-@pytest.mark.parametrize("ratio", [1.2, -0.1, math.nan, math.inf])
-def test_a_ratio_outside_0_to_1_is_refused(ratio: float) -> None:
-    with pytest.raises(ValueError, match=f"ratio is {ratio}, it must be from 0 to 1"):
-        num_windowed(ratio, 8, 8)
+def test_a_ratio_outside_0_to_1_is_refused() -> None:
+    for ratio in (1.2, -0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"ratio is {ratio}, it must be from 0 to 1"):
+            num_windowed(ratio, 8, 8)
 
 
 # --- mask.json ---
@@ -155,11 +155,11 @@ def test_every_mask_comes_back_from_its_file(tmp_path_factory: Any, mask: GroupM
 
 def test_the_file_holds_every_field(tmp_path: Path) -> None:
     write_mask(tmp_path / "mask.json", small_record())
-    assert json.loads((tmp_path / "mask.json").read_text()) == {
+    content = json.loads((tmp_path / "mask.json").read_text())
+    assert content.pop("window_convention").startswith("query i sees key j if 0 <= i - j < window")
+    assert content == {
         "schema_version": 1,
         "mask_convention": "1: full causal attention, 0: sliding window",
-        "window_convention": "query i sees key j if 0 <= i - j < window_tokens: the token itself "
-        "counts",
         "window_tokens": 16,
         "unit": "group",
         "model": MADE_FOR,
@@ -193,17 +193,14 @@ def test_the_same_mask_is_the_same_bytes_and_what_json_cannot_say_leaves_them(
     [
         ({"schema_version": 2}, "schema_version", "2 is unknown; this code reads version 1."),
         ({"schema_version": True}, "schema_version", "it is True, it must be int."),
-        ({"z": None}, "z", "it is None, it must be list."),
         ({"window_convention": "W keys before"}, "window_convention", "'W keys before'"),
         ({"mask_convention": "1: window"}, "mask_convention", "'1: window'"),
         ({"window_tokens": 0}, "window_tokens", "window is 0"),
-        ({"window_tokens": "16"}, "window_tokens", "it is '16', it must be int."),
         ({"unit": "head"}, "unit", "'head'"),
         ({"unit": "layer"}, "unit", "the groups of layer 0 differ"),
         ({"z": ["1100"]}, "z", "it has 1 layers, but the file's model has 2."),
         ({"z": ["1100", "000"]}, "z", "layer 1 is '000', it must be a string of 4 groups, each 0"),
         ({"z": ["1100", [0, 0, 0, 1]]}, "z", "layer 1 is [0, 0, 0, 1]"),
-        ({"z": ["1120", "0001"]}, "z", "layer 0 is '1120', it must be a string of 4"),
         ({"z": ["1100", "000١"]}, "z", "each 0 or 1."),
         ({"ratio": 0.5}, "ratio", "it says 0.5, but z has 5 of 8 groups on the window, 0.625."),
         ({"ratio": math.nan}, "ratio", "it says nan"),
@@ -211,10 +208,8 @@ def test_the_same_mask_is_the_same_bytes_and_what_json_cannot_say_leaves_them(
         ({"ratio_asked": 0.75}, "ratio_asked", "means 6 of 8 groups, but z has 5 of 8"),
         ({"ratio_asked": 1.5}, "ratio_asked", "ratio is 1.5, it must be from 0 to 1"),
         ({"seed": "7"}, "seed", "it is '7', it must be int or null."),
-        ({"settings": []}, "settings", "it is [], it must be dict."),
         ({"colour": 1}, "colour", "it is unknown"),
         ({"method": ...}, "method", "it is missing."),
-        ({"ratio_asked": ...}, "ratio_asked", "it is missing."),
         ({"schema_version": ...}, "schema_version", "it is missing."),
         ({"model": "org/small"}, "model", "it must be dict."),
         ({"model": {"id": "org/small"}}, "model.revision", "it is missing."),
@@ -247,31 +242,16 @@ def test_what_is_not_a_json_object_is_named(tmp_path: Path) -> None:
         read_mask(tmp_path / "other.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        ({}, True),
-        ({"revision": None}, True),  # one of the two does not say
-        ({"revision": "fedcba"}, False),
-        ({"id": "org/other"}, False),
-        ({"num_layers": 3}, False),
-        ({"num_groups": 2}, False),
-        ({"num_query_heads": 16}, False),
-        ({"head_dim": 32}, False),
-    ],
-)
-def test_a_mask_for_another_model_is_refused(
-    tmp_path: Path, change: dict[str, Any], same: bool
-) -> None:
+def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mask.json"
     write_mask(path, small_record())
-    asked = replace(MODEL, **change)
-    if same:
-        assert read_mask(path, asked) == small_record()
-        return
-    told = r"mask\.json, field model: the mask was made for .* 2 layers x 4 groups"
-    with pytest.raises(ValueError, match=told):
-        read_mask(path, asked)
+    for same in (MODEL, replace(MODEL, revision=None)):  # one of the two does not say
+        assert read_mask(path, same) == small_record()
+    other = {"revision": "fedcba", "id": "org/other", "num_layers": 3, "num_groups": 2}
+    for field, value in (other | {"num_query_heads": 16, "head_dim": 32}).items():
+        told = r"mask\.json, field model: the mask was made for .* 2 layers x 4 groups"
+        with pytest.raises(ValueError, match=told):
+            read_mask(path, replace(MODEL, **{field: value}))
 
 
 def test_weights_decide_where_both_models_have_a_hash() -> None:
@@ -359,15 +339,12 @@ def test_what_is_wrong_with_a_model_folder_is_said(tmp_path: Path) -> None:
         read_model_info(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         read_model_info(tmp_path)
-    shape = (
-        '{"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8, '
-        '"num_key_value_heads": %s}'
-    )
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
     for text, told in [
         ("{", "is not a JSON file"),
         ("{}", "transformers knows no model_type 'None'"),
-        (shape % 0, "num_key_value_heads is 0, it must be"),
-        (shape % 3, "4 query heads cannot be shared out evenly among 3"),
+        (json.dumps(shape | {"num_key_value_heads": 0}), "num_key_value_heads is 0, it must be"),
+        (json.dumps(shape | {"num_key_value_heads": 3}), "4 query heads cannot be shared out"),
     ]:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=told):
@@ -411,30 +388,26 @@ def test_show_prints_the_map_and_the_numbers(
         assert capsys.readouterr().err == f"error: {option} is 0, it must be 1 or more.\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--ratio", "1.2"], "error: ratio is 1.2, it must be from 0 to 1"),
-        (["--ratio", "nan"], "error: ratio is nan, it must be from 0 to 1"),
-        (["--ratio", "0.5", "--window", "0"], "error: window is 0, it must be 1 or more"),
-        (["--ratio", "0.5", "--model", "nowhere"], "error: nowhere is not a folder"),
-        ([], "error: {file} holds reals: say --ratio or --threshold"),
-    ],
-)
 def test_a_mistake_is_one_sentence_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "heads.tsv"
+    file, model = tmp_path / "heads.tsv", str(make_model(tmp_path / "small"))
     file.write_text("1 1 0 0\n0 0 0 1\n")
     command = ["import", str(file), "--format", "duo", "--out", str(tmp_path / "mask.json")]
-    model = [] if "--model" in arguments else ["--model", str(make_model(tmp_path / "small"))]
-    window = [] if "--window" in arguments else ["--window", "16"]
-    with pytest.raises(SystemExit) as stop:
-        main([*command, *model, *window, *arguments])
-    assert stop.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(told.format(file=file))
-    assert not (tmp_path / "mask.json").exists()
+    for options, told in [
+        ({"--ratio": "1.2"}, "ratio is 1.2, it must be from 0 to 1"),
+        ({"--ratio": "nan"}, "ratio is nan, it must be from 0 to 1"),
+        ({"--ratio": "0.5", "--window": "0"}, "window is 0, it must be 1 or more"),
+        ({"--ratio": "0.5", "--model": "nowhere"}, "nowhere is not a folder"),
+        ({}, f"{file} holds reals: say --ratio or --threshold"),
+    ]:
+        given = {"--model": model, "--window": "16"} | options
+        with pytest.raises(SystemExit) as stop:
+            main([*command, *(word for pair in given.items() for word in pair)])
+        assert stop.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {told}")
+        assert not (tmp_path / "mask.json").exists()
 
 
 def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
@@ -452,19 +425,19 @@ def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
 # --- errors ---
 
 
-@pytest.mark.parametrize("error", [ValueError, UserError, FileNotFoundError, PermissionError])
 def test_a_users_error_ends_in_a_sentence_and_ours_in_a_traceback(
-    error: type[Exception], capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail() -> None:
+    def fail(error: type[Exception]) -> None:
         raise error("why")
 
-    with pytest.raises(SystemExit) as stop:
-        exit_on_user_error(fail, debug=False)
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == "error: why\n"
-    with pytest.raises(error, match="why"):
-        exit_on_user_error(fail, debug=True)
+    for error in (ValueError, UserError, FileNotFoundError, PermissionError):
+        with pytest.raises(SystemExit) as stop:
+            exit_on_user_error(lambda error=error: fail(error), debug=False)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == "error: why\n"
+        with pytest.raises(error, match="why"):
+            exit_on_user_error(lambda error=error: fail(error), debug=True)
     with pytest.raises(ZeroDivisionError):
         exit_on_user_error(lambda: 1 // 0, debug=False)
     assert exit_on_user_error(lambda: 3, debug=False) == 3

@@ -13,8 +13,8 @@ from bosch.assets import asset_folder
 from bosch.masks.__main__ import main
 from bosch.masks.formats import Request, export_mask, import_mask, smallest
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask
-from bosch.model import ModelInfo, read_model_info
-from tests.masks import MODEL, make_model, masks, model_of, record_of, small_record
+from bosch.model import read_model_info
+from tests.masks import MODEL, make_model, masks, record_of, small_record
 
 HEADS = {"0": [1, 1, 1, 1, 0, 0, 0, 0], "1": [0, 0, 0, 0, 0, 0, 1, 1]}  # two query heads a group
 FULL = ["full_attention"] * 2
@@ -107,9 +107,7 @@ def test_the_published_patterns_meet_every_ratio_exactly(
     mask = record.mask
     assert mask.num_windowed == num_windowed(ratio, 32, model.num_groups)
     assert mask.window_tokens == 256  # its config.json
-    assert any(
-        "dropped: the windowed heads there also see the first 128 tokens" in n for n in notes
-    )
+    assert any("also see the first 128 tokens" in note for note in notes)
     values = [[float(text) for text in line.split("\t")] for line in table.read_text().splitlines()]
     pairs = [(v, bit) for line, row in zip(values, mask.z, strict=True)
              for v, bit in zip(line, row, strict=True)]  # fmt: skip
@@ -158,9 +156,7 @@ def test_the_window_of_a_pattern(tmp_path: Path) -> None:
     assert "the window is 32 tokens, the recent_size in config.json" in notes
     record, notes = take(path, "duo", ratio=0.5, window_tokens=16)
     assert record.mask.window_tokens == 16
-    assert (
-        "the recent_size in config.json beside the table is 32; the mask takes --window 16" in notes
-    )
+    assert "beside the table is 32; the mask takes --window 16" in notes
 
 
 # --- rtp-llm ---
@@ -190,7 +186,7 @@ def test_what_a_headwise_config_leaves_out_is_as_rtp_llm_has_it(tmp_path: Path) 
     assert "layers that the file leaves out keep full attention: 0." in notes
     record, notes = take(path, "headwise", window_tokens=64)
     assert record.mask.window_tokens == 64
-    assert "the file's swa_token_num + 1 is 8193; the mask takes --window 64." in notes
+    assert "8193; the mask takes --window 64." in notes
 
 
 # --- Hugging Face ---
@@ -234,31 +230,19 @@ def test_what_is_wrong_with_a_table_is_said(
     [
         (HEADS | {"1": [0] * 4}, {}, "layer 1 must list the 8 query heads of org/small"),
         (HEADS | {"1": [0] * 7 + [2]}, {}, "0, 0, 2]; each query head is 0 or 1"),
-        (HEADS | {"1": [0] * 7 + [True]}, {}, "each query head is 0 or 1"),
         (HEADS | {"1": [0] * 7 + [1]}, {}, "of layer 1, group 3 are [0, 1]; they share one KV"),
         (HEADS | {"2": [0] * 8}, {}, "'2' is neither a layer of org/small (0123456789ab) (0 to 1"),
-        (HEADS | {"sinks": 4}, {}, "'sinks' is neither a layer"),
         (HEADS | {"swa_token_num": "15"}, {}, "swa_token_num is '15', it must be a whole number"),
         (HEADS | {"sink_token_num": -1}, {}, "sink_token_num is -1"),
         (HEADS, {"ratio": 0.75}, "has 5 of 8 groups on the window, but --ratio 0.75 means 6 of 8"),
         (HEADS, {"threshold": 0.5}, "holds zeros and ones, not reals: leave --threshold out"),
         ({"swa_token_num": 15}, {}, "holds no headwise_config"),
-        ({"model_type": "qwen3", "head_dim": 16}, {}, "holds no headwise_config"),
         ({"headwise_config": 3}, {}, "headwise_config must be an object, not 3"),
-        ({"layer_types": None}, {}, "layer_types must list the 2 layers"),
         ({"layer_types": FULL[:1]}, {}, "layer_types must list the 2 layers"),
-        (
-            {"layer_types": [FULL[0], "linear_attention"]},
-            {},
-            "1 is 'linear_attention'; a mask knows",
-        ),
+        ({"layer_types": [*FULL[:1], "linear_attention"]}, {}, "1 is 'linear_attention'; a mask"),
         ({"layer_types": FULL, "sliding_window": None}, {}, "says no window"),
         ({"layer_types": FULL, "sliding_window": 0}, {}, "sliding_window is 0"),
-        (
-            {"layer_types": FULL, "sliding_window": 8},
-            {"ratio": 0.75},
-            "means 2 of 2 layers, 1; lea",
-        ),
+        ({"layer_types": FULL, "sliding_window": 8}, {"ratio": 0.75}, "means 2 of 2 layers, 1"),
     ],
 )
 def test_what_is_wrong_with_zeros_and_ones_is_said(
@@ -270,15 +254,11 @@ def test_what_is_wrong_with_zeros_and_ones_is_said(
     assert str(error.value).startswith(str(path))
 
 
-def test_a_missing_file_and_one_for_another_model_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no\.tsv does not exist"):
         take(tmp_path / "no.tsv", "duo", window_tokens=8, ratio=0.5)
     with pytest.raises(FileNotFoundError, match="is a folder; the first argument is the file"):
         take(tmp_path, "duo", window_tokens=8, ratio=0.5)
-    export_mask(small_record(), "duo", tmp_path / "heads.tsv")
-    other: ModelInfo = model_of(GroupMask.from_rows(["11"], 8))
-    with pytest.raises(ValueError, match="has 2 lines, but org/any"):
-        import_mask(tmp_path / "heads.tsv", "duo", other, Request(window_tokens=8, ratio=0.5))
 
 
 # --- the commands ---

@@ -200,21 +200,18 @@ def test_complete_files_are_kept_and_damaged_ones_written_again(tmp_path: Path) 
     materialize(dense, record_for(dense), tmp_path / "undisturbed")
     assert files_of(out) == files_of(tmp_path / "undisturbed")
 
+    other, reused = record_for(dense, z=tuple(reversed(MIXED))), tmp_path / "of another mask"
+    interrupted_behind_the_weights(dense, reused)
+    for folder in (reused, tmp_path / "other"):
+        materialize(dense, other, folder)
+    assert files_of(folder) == files_of(reused)
+
     assert sorted(path.name for path in dense.glob("*.safetensors")) == names
     unmaterialize(out, tmp_path / "again")
     index = "model.safetensors.index.json"
     for name in [index, *names]:
         assert (tmp_path / "again" / name).read_bytes() == (dense / name).read_bytes()
     assert (out / index).read_bytes() == (dense / index).read_bytes()
-
-
-def test_files_of_another_mask_are_not_kept(tmp_path: Path) -> None:
-    dense, out = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
-    interrupted_behind_the_weights(dense, out)
-    other = record_for(dense, z=tuple(reversed(MIXED)))
-    for folder in (out, tmp_path / "undisturbed"):
-        materialize(dense, other, folder)
-    assert files_of(out) == files_of(tmp_path / "undisturbed")
 
 
 # ---------------------------------------------------------------------------------------- refusals
@@ -292,69 +289,59 @@ print(megabytes("VmHWM") - before)
 """
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model of 240 MB in four files, and a mask for it."""
-    root = tmp_path_factory.mktemp("large")
-    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096}
-    heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
-    dense = plain_folder(root / "dense", num_hidden_layers=14, shard_size="60MB", **sizes, **heads)
-    assert sum(path.stat().st_size for path in dense.glob("*.safetensors")) > 230e6
-    return dense, mask_file(root / "mask.json", dense, z=[[1, 0, 1, 0]] * 14)
-
-
 @pytest.mark.parametrize(
     ("what", "most_megabytes"),
     # One file as it is mapped, and its attention once more; for the check one model, and what its
     # loading maps.
     [("weights", 100), pytest.param("all", 400, marks=pytest.mark.slow)],
 )
-def test_peak_memory(
-    what: str, most_megabytes: int, large: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_peak_memory(what: str, most_megabytes: int, tmp_path: Path) -> None:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("peak memory is read from /proc, which this system does not have")
-    dense, mask = large
-    command = [sys.executable, "-c", PEAK_PROGRAM, what, str(dense), str(mask)]
-    command.append(str(tmp_path / "out"))
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096}
+    sizes |= {"num_hidden_layers": 14, "head_dim": 64}
+    dense = plain_folder(tmp_path / "dense", shard_size="60MB", **sizes)
+    assert sum(path.stat().st_size for path in dense.glob("*.safetensors")) > 230e6
+    mask = mask_file(tmp_path / "mask.json", dense, z=[[1, 0, 1, 0]] * 14)
+    command = [sys.executable, "-c", PEAK_PROGRAM, what, dense, mask, tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    shutil.rmtree(tmp_path / "out")
+    for folder in (dense, tmp_path / "out"):
+        shutil.rmtree(folder)
     assert float(done.stdout.splitlines()[-1]) < most_megabytes
 
 
 # --------------------------------------------------------------------------------------- the recipe
 
 
-def test_recipe_makes_reuses_refuses_and_goes_back(tmp_path: Path) -> None:
+def test_recipe_makes_reuses_refuses_and_goes_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     dense, other = plain_folder(tmp_path / "dense"), plain_folder(tmp_path / "other", seed=1)
     mask = mask_file(tmp_path / "mask.json", dense)
-    arguments = ("--model", dense, "--mask", mask, "--out", tmp_path / "hybrid")
-    made = run_recipe("materialize_model.py", *arguments)
-    assert made.returncode == 0, made.stderr
-    assert "check: logits differ from search mode by" in made.stdout
+    arguments = ["--model", str(dense), "--mask", str(mask), "--out", str(tmp_path / "hybrid")]
+    materialize_model.main(arguments)
+    assert "check: logits differ from search mode by" in capsys.readouterr().out
     assert (tmp_path / "hybrid" / "manifest.json").is_file()
 
     before = files_of(tmp_path / "hybrid")
-    materialize_model.main([*map(str, arguments)])
+    materialize_model.main(arguments)
     assert files_of(tmp_path / "hybrid") == before
     mask_file(mask, dense, window_tokens=WINDOW + 1)
     with pytest.raises(ValueError, match=r"was made with other settings or inputs \(mask: "):
-        materialize_model.main([*map(str, arguments)])
+        materialize_model.main(arguments)
 
-    arguments = ("--model", other, "--mask", mask, "--out", tmp_path / "out")
-    refused = run_recipe("materialize_model.py", *arguments)
+    refused = run_recipe(
+        "materialize_model.py", "--model", other, "--mask", mask, "--out", tmp_path / "out"
+    )
     assert refused.returncode == 2
     assert "the mask was made for dense" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
-    again, arguments = tmp_path / "again", ("--model", tmp_path / "hybrid", "--out")
-    back = run_recipe("materialize_model.py", *arguments, again, "--reverse")
-    assert back.returncode == 0, back.stderr
+    back = ["--model", str(tmp_path / "hybrid"), "--out", str(tmp_path / "again")]
+    materialize_model.main([*back, "--reverse"])
     name = "model.safetensors"
-    assert (again / name).read_bytes() == (dense / name).read_bytes()
-    alone = run_recipe("materialize_model.py", *arguments, tmp_path / "alone", "--standalone")
-    assert alone.returncode == 0, alone.stderr
+    assert (tmp_path / "again" / name).read_bytes() == (dense / name).read_bytes()
     with pytest.raises(ValueError, match="--reverse takes neither"):
         materialize_model.Options("m", Path("out"), mask=Path("mask.json"), reverse=True)
 

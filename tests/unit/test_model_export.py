@@ -1,7 +1,6 @@
 """The exported folder of a step: the twin of the one training began with."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,9 @@ from tests.hybrid_folders import files_of, plain_folder, record_for
 from tests.model_factory import FAMILIES, random_tokens
 from training.export import export_model
 from training.model_start import start_model
-from training.parallel import Switches, leave_world, start_world
+from training.parallel import Switches, start_world
 
 SWITCHES = Switches("fp32", True, cpu_offload=False, reshard_after_forward=True, compile=False)
-
-
-@pytest.fixture(autouse=True)
-def process_group_left() -> Iterator[None]:
-    yield
-    leave_world()
 
 
 def hybrid_folder(tmp_path: Path, standalone: bool = False, **options: Any) -> Path:

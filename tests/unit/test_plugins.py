@@ -33,9 +33,6 @@ def test_a_new_file_is_a_new_plugin(fruits: str, tmp_path: Path) -> None:
     (tmp_path / "basket" / "fruits" / "fig.py").write_text('"""Sweet."""\n')
     assert list_plugins(fruits) == ("apple", "fig", "pear")
     assert load_plugin(fruits, "fig").__doc__ == "Sweet."
-
-
-def test_load_gives_the_module(fruits: str) -> None:
     assert load_plugin(fruits, "apple").COLOR == "red"
 
 
@@ -52,14 +49,8 @@ def test_an_unknown_name_offers_the_nearest(fruits: str, function) -> None:  # t
     with pytest.raises(ValueError, match="there are apple, pear") as error:
         function(fruits, "xyz")
     assert "did you mean" not in str(error.value)
-
-
-def test_private_files_cannot_be_loaded(fruits: str) -> None:
     with pytest.raises(ValueError, match="'_peel' is not one of the fruits"):
-        load_plugin(fruits, "_peel")
-
-
-def test_suggest_without_names() -> None:
+        function(fruits, "_peel")
     assert suggest("a", []) == "there are none."
 
 

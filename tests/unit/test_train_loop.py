@@ -1,7 +1,6 @@
 """The training loop against plain torch, and what it does at single steps."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import training.loop
 from bosch.config import TrainConfig
 from data.loader import Loader
-from tests.model_factory import FAMILIES, random_tokens
+from tests.model_factory import FAMILIES
 from tests.plain_training import (
     NUM_SEQUENCES,
     SEQ_LEN,
@@ -28,15 +27,8 @@ from tests.plain_training import (
 )
 from training.guards import TrainingFailedError
 from training.loop import TrainJob, train
-from training.loss import model_loss
 from training.model_start import start_model
 from training.parallel import choose_switches, leave_world, start_world, whole
-
-
-@pytest.fixture(autouse=True)
-def process_group_left() -> Iterator[None]:
-    yield
-    leave_world()
 
 
 def run(
@@ -162,11 +154,9 @@ def test_bad_batch_is_skipped_named_and_counted(
     real, seen = training.loop.model_loss, []
 
     def spoil_the_third_step(*arguments: Any) -> Any:
-        seen.append(None)
+        seen.append(torch.is_grad_enabled())
         loss = real(*arguments)
-        is_training = torch.is_grad_enabled()
-        seen[-1] = is_training
-        return loss * float("nan") if is_training and seen.count(True) == 9 else loss
+        return loss * float("nan") if seen[-1] and seen.count(True) == 9 else loss
 
     monkeypatch.setattr(training.loop, "model_loss", spoil_the_third_step)
     model = model_folder(tmp_path / "model")
@@ -180,9 +170,9 @@ def test_bad_batch_is_skipped_named_and_counted(
 
 def test_weights_that_are_no_numbers_end_training_without_a_step(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
-    spoiled = AutoModelForCausalLM.from_pretrained(model)
-    spoiled.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
-    spoiled.save_pretrained(model)
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TrainingFailedError, match="not finite in 3 steps in a row"):
         run(tmp_path / "train", model)
 
@@ -196,11 +186,10 @@ def test_steps_without_an_export_are_told(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_plan_longer_than_the_tokens_is_refused(tmp_path: Path) -> None:
-    model = model_folder(tmp_path / "model")
     settings = replace(SETTINGS, max_steps=None)
-    job = TrainJob(settings, model, tokens_in_memory(), tmp_path / "train", 10**6)
+    model = model_folder(tmp_path / "model")
     with pytest.raises(ValueError, match="no batch for step"):
-        train(job)
+        train(TrainJob(settings, model, tokens_in_memory(), tmp_path / "train", 10**6))
 
 
 # ------------------------------------------------------------------------------ the model's start
@@ -239,19 +228,3 @@ def test_folder_without_a_weight_is_refused(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"no weights 'model\.layers\.1\.mlp\.up_proj\.weight'"):
         started(folder)
-
-
-def test_documents_do_not_leak_in_training(tmp_path: Path) -> None:
-    """Another first document changes no gradient that the second document's loss gives."""
-    model = started(model_folder(tmp_path / "model"))
-    ids = random_tokens(2, SEQ_LEN)
-    others = ids.clone()
-    others[:, :20] = random_tokens(2, 20, seed=1)
-    positions = torch.cat([torch.arange(20), torch.arange(SEQ_LEN - 20)]).repeat(2, 1)
-    labels = torch.roll(ids, -1, 1)
-    labels[:, :20] = labels[:, -1] = -100
-    losses = []
-    for tokens in (ids, others):
-        inputs = {"input_ids": tokens, "position_ids": positions}
-        losses.append(float(model_loss(model, inputs, labels, 1.0).detach()))
-    assert losses[0] == losses[1]

@@ -7,16 +7,11 @@ import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, Qwen3Config
 
-import bosch  # noqa: F401  registers the attention
 from bosch.backends._graphs import allow_graphs
 from bosch.config import TrainConfig
-from training.parallel import (
-    choose_switches,
-    describe_environment,
-    refuse_silent_traps,
-)
+from tests.model_factory import packed_positions, tiny_model
+from training.parallel import choose_switches, describe_environment, refuse_silent_traps
 
 CPU = torch.device("cpu")
 
@@ -38,43 +33,36 @@ def accelerate_environment(*options: str) -> dict[str, str]:
     return dict(prepare_simple_launcher_cmd_env(arguments)[1])
 
 
+ONE = ("--cpu", "--num_processes", "1")
 FSDP = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
 
 
-@pytest.mark.parametrize("options", [["--cpu"], []])
-def test_several_processes_of_which_accelerate_starts_one_are_refused(options: list[str]) -> None:
-    environment = accelerate_environment(*options, "--num_processes", "2")
-    with pytest.raises(ValueError, match="accelerate launch --use_fsdp --num_processes N"):
-        refuse_silent_traps(environment)
-
-
-def test_address_of_a_cluster_that_looks_like_several_processes_is_named() -> None:
-    environment = accelerate_environment("--cpu", "--num_processes", "1")
-    with pytest.raises(ValueError, match="MASTER_ADDR comes from your own environment: unset it"):
-        refuse_silent_traps(environment | {"MASTER_ADDR": "node1"})
+@pytest.mark.parametrize(
+    ("options", "more", "told"),
+    [
+        (("--cpu", "--num_processes", "2"), {}, "launch --use_fsdp --num_processes N"),
+        (("--num_processes", "2"), {}, "launch --use_fsdp --num_processes N"),
+        (ONE, {"MASTER_ADDR": "node1"}, "MASTER_ADDR comes from your own environment: unset it"),
+        (ONE, {"ACCELERATE_USE_DEEPSPEED": "true"}, "asks for DeepSpeed"),
+        (ONE, {"ACCELERATE_USE_MEGATRON_LM": "true"}, "asks for Megatron-LM"),
+        (ONE, {"ACCELERATE_MIXED_PRECISION": "fp16"}, "mixed precision fp16"),
+    ],
+)
+def test_launches_that_training_would_not_follow_are_refused(
+    options: tuple[str, ...], more: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        refuse_silent_traps(accelerate_environment(*options) | more)
 
 
 def test_launches_that_do_what_was_asked_and_scripts_started_by_hand_pass() -> None:
-    refuse_silent_traps(accelerate_environment("--cpu", "--num_processes", "1"))
+    refuse_silent_traps(accelerate_environment(*ONE))
     refuse_silent_traps(accelerate_environment(*FSDP))
     refuse_silent_traps({})
     refuse_silent_traps({"MASTER_ADDR": "node1"})  # a cluster sets it in every shell
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "told"),
-    [
-        ("ACCELERATE_USE_DEEPSPEED", "true", "asks for DeepSpeed"),
-        ("ACCELERATE_USE_MEGATRON_LM", "true", "asks for Megatron-LM"),
-        ("ACCELERATE_MIXED_PRECISION", "fp16", "mixed precision fp16"),
-    ],
-)
-def test_what_training_cannot_do_is_refused(variable: str, value: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        refuse_silent_traps({variable: value})
-
-
-def test_wishes_of_the_accelerate_config_are_honored() -> None:
+def test_wishes_of_the_accelerate_config_are_honored_unless_settings_say_otherwise() -> None:
     environment = accelerate_environment(
         *FSDP,
         *("--fsdp_version", "2", "--fsdp_reshard_after_forward", "false"),
@@ -84,6 +72,10 @@ def test_wishes_of_the_accelerate_config_are_honored() -> None:
     assert switches.cpu_offload
     assert switches.activation_checkpointing
     assert not switches.reshard_after_forward
+    settings = TrainConfig(cpu_offload=False, reshard_after_forward=True)
+    switches = choose_switches(settings, CPU, environment)
+    assert not switches.cpu_offload
+    assert switches.reshard_after_forward
 
 
 def test_defaults_of_accelerate_are_no_wishes() -> None:
@@ -94,14 +86,6 @@ def test_defaults_of_accelerate_are_no_wishes() -> None:
     assert switches.activation_checkpointing
     assert switches.reshard_after_forward
     assert describe_environment(TrainConfig(), environment) == []
-
-
-def test_settings_go_before_the_accelerate_config() -> None:
-    environment = {"FSDP_OFFLOAD_PARAMS": "true", "FSDP_RESHARD_AFTER_FORWARD": "true"}
-    settings = TrainConfig(cpu_offload=False, reshard_after_forward=False)
-    switches = choose_switches(settings, CPU, environment)
-    assert not switches.cpu_offload
-    assert not switches.reshard_after_forward
 
 
 def test_what_is_ignored_is_told() -> None:
@@ -117,16 +101,8 @@ def test_what_is_ignored_is_told() -> None:
 
 
 def compiled_model(num_layers: int) -> Any:
-    config = Qwen3Config(
-        hidden_size=32,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=32,
-        vocab_size=64,
-    )
-    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="bosch")
+    sizes = {"num_hidden_layers": num_layers, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model: Any = tiny_model("qwen3", **sizes)
     torch.compiler.reset()
     counters.clear()
     for block in model.model.layers:
@@ -134,20 +110,14 @@ def compiled_model(num_layers: int) -> Any:
     return model
 
 
+@torch.no_grad()
 def test_documents_of_any_number_share_the_compiled_blocks() -> None:
-    model = compiled_model(2)
+    model, ids = compiled_model(2), torch.arange(40)[None]
+    search = {"bosch_mask": [[1, 0], [0, 1]], "bosch_window": 16}
     graphs = []
     for num_documents in range(2, 13):
         lengths = [3] * (num_documents - 1) + [40 - 3 * (num_documents - 1)]
-        positions = torch.cat([torch.arange(length) for length in lengths])[None]
-        with torch.no_grad():
-            model(
-                torch.arange(40)[None],
-                position_ids=positions,
-                use_cache=False,
-                bosch_mask=[[1, 0], [0, 1]],
-                bosch_window=16,
-            )
+        model(ids, position_ids=packed_positions(*lengths), use_cache=False, **search)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[-1] == graphs[1]
 

@@ -52,32 +52,13 @@ def test_rate_rises_in_a_line_and_falls_down_a_cosine_to_the_floor() -> None:
 SIXTY_FOUR = TrainConfig(batch_sequences=64)
 
 
-def test_batch_is_shared_out_over_ranks_and_micro_batches() -> None:
+def test_batch_is_shared_out_over_ranks_and_micro_batches_that_fit_the_device() -> None:
     plan = plan_of(replace(SIXTY_FOUR, micro_batch_sequences=2), 10**6, 128, world_size=16)
     assert plan.accumulation == 2
-
-
-@pytest.mark.parametrize(
-    ("micro", "world", "told"),
-    [
-        (8, 16, "one of 1, 2, 4"),  # the paper's 1.7B on two nodes: 128 sequences
-        (3, 1, "one of 1, 2, 4, 8, 16, 32, 64"),
-        (None, 5, "multiple of 5"),
-    ],
-)
-def test_what_does_not_divide_is_refused(micro: int | None, world: int, told: str) -> None:
-    settings = replace(SIXTY_FOUR, micro_batch_sequences=micro)
-    with pytest.raises(ValueError, match=told):
-        plan_of(settings, 10**6, 128, world_size=world)
-
-
-@pytest.mark.parametrize(
-    ("device", "seq_len", "micro"),
-    [("cuda", 32_768, 1), ("cuda", 65_536, 1), ("cuda", 4_096, 8), ("cpu", 1_024, 8)],
-)
-def test_micro_batch_fits_the_device(device: str, seq_len: int, micro: int) -> None:
-    plan = plan_of(SIXTY_FOUR, 10**7, seq_len, device_type=device)
-    assert plan.micro_batch_sequences == micro
+    fits = {("cuda", 32_768): 1, ("cuda", 65_536): 1, ("cuda", 4_096): 8, ("cpu", 1_024): 8}
+    for (device, seq_len), micro in fits.items():
+        plan = plan_of(SIXTY_FOUR, 10**7, seq_len, device_type=device)
+        assert plan.micro_batch_sequences == micro
 
 
 def test_most_steps_make_a_shorter_schedule() -> None:
@@ -86,13 +67,22 @@ def test_most_steps_make_a_shorter_schedule() -> None:
     assert plan.evaluated_steps == (0, 2, 4)
 
 
-def test_budget_below_one_step_is_refused() -> None:
-    with pytest.raises(ValueError, match="less than one step of 64 sequences"):
-        plan_of(SIXTY_FOUR, 64 * 128 - 1, 128)
-
-
-@pytest.mark.parametrize("shares", [(0.0, 50.0, 100.0), (-0.5, 1.0), (math.nan,)])
-def test_shares_that_no_step_has_are_refused(shares: tuple[float, ...]) -> None:
-    """Training would run to its end and export nothing."""
-    with pytest.raises(ValueError, match="at shares of the steps, from 0 to 1"):
-        plan_of(SIXTY_FOUR, 10**6, 128, evaluated_shares=shares)
+@pytest.mark.parametrize(
+    ("settings", "more", "told"),
+    [
+        # the paper's 1.7B on two nodes: 128 sequences
+        ({"micro_batch_sequences": 8}, {"world_size": 16}, "one of 1, 2, 4"),
+        ({"micro_batch_sequences": 3}, {}, "one of 1, 2, 4, 8, 16, 32, 64"),
+        ({}, {"world_size": 5}, "multiple of 5"),
+        ({}, {"tokens": 64 * 128 - 1}, "less than one step of 64 sequences"),
+        # Training would run to its end and export nothing.
+        ({}, {"evaluated_shares": (0.0, 50.0, 100.0)}, "shares of the steps, from 0 to 1"),
+        ({}, {"evaluated_shares": (-0.5, 1.0)}, "shares of the steps, from 0 to 1"),
+        ({}, {"evaluated_shares": (math.nan,)}, "shares of the steps, from 0 to 1"),
+    ],
+)
+def test_a_plan_that_cannot_be_kept_is_refused(
+    settings: dict[str, Any], more: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        plan_of(replace(SIXTY_FOUR, **settings), **({"tokens": 10**6, "seq_len": 128} | more))
