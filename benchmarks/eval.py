@@ -55,7 +55,6 @@ class Options(DeviceOptions):
     """Of each of the six tasks. RULER takes 500; the more, the longer the beginnings they share."""
     run_on: bool = True
     """Ignore the model's end token, and generate RULER's 128 tokens. Else it stops by itself."""
-    essays: str = "toy"
     rounds: int = 2
 
 
@@ -89,9 +88,9 @@ def measure(options: Options) -> list[dict[str, Any]]:
 def build_tasks(options: Options, tokenizer: Any) -> dict[str, Examples]:
     """The examples of each task, ordered as the runner orders them."""
     length = options.length
-    if options.run_on and options.essays == niah.TOY:  # which keeps less room for the answer
+    if options.run_on:  # the toy sizes keep less room for the answer
         length -= RULER_TOKENS - TOY_SIZES.answer_tokens
-    settings = niah.Settings(options.essays, lengths=(length,), samples=options.samples)
+    settings = niah.Settings(lengths=(length,), samples=options.samples)
     tasks = {}
     for task in niah.list_tasks(settings):
         try:

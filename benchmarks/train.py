@@ -75,7 +75,12 @@ def measure(options: Options) -> list[dict[str, Any]]:
         for _ in range(options.rounds):
             for name, side in sides.items():
                 seconds[name].append(seconds_of_a_step(side, device))
-        peaks = {name: peak_memory(options, side, device) for name, side in sides.items()}
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
+            peaks = {
+                name: pool.submit(peak_memory, options, side, device).result()
+                for name, side in sides.items()
+            }
         flops = {}
         for name, model in models.items():
             config = AutoConfig.from_pretrained(model)
@@ -202,13 +207,7 @@ def seconds_of_a_step(side: Side, device: torch.device) -> float:
 
 
 def peak_memory(options: Options, side: Side, device: torch.device) -> int | None:
-    """Of a process that does nothing else, but for what importing takes."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(_peak_memory_here, options, side, device).result()
-
-
-def _peak_memory_here(options: Options, side: Side, device: torch.device) -> int | None:
+    """Of this process; but for what importing takes, it does nothing else."""
     options.start()
     peak = PeakMemory(device)
     side()

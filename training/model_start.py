@@ -123,19 +123,15 @@ def make_buffers(model: nn.Module, device: torch.device) -> None:
     """Every buffer as a module made anew has it. A rotary table of zeros would train, a little
     worse."""
     for module in model.modules():
-        if module._buffers:
-            fresh = dict(remade(module).named_buffers(recurse=False))
-            for name in dict(module.named_buffers(recurse=False)):
-                assert bool(fresh[name].abs().sum() > 0), f"buffer {name} is all zeros"
-                setattr(module, name, fresh[name].to(device))
-
-
-def remade(module: nn.Module) -> nn.Module:
-    config = getattr(module, "config", None)
-    if config is None:
-        raise ValueError(
-            f"{type(module).__name__} has buffers that no file holds, and no config to make them "
-            "anew from; this model cannot be trained here."
-        )
-    made: nn.Module = type(module)(config)
-    return made
+        if not module._buffers:
+            continue
+        config = getattr(module, "config", None)
+        if config is None:
+            raise ValueError(
+                f"{type(module).__name__} has buffers that no file holds, and no config to make "
+                "them anew from; this model cannot be trained here."
+            )
+        fresh = dict(type(module)(config).named_buffers(recurse=False))
+        for name in dict(module.named_buffers(recurse=False)):
+            assert bool(fresh[name].abs().sum() > 0), f"buffer {name} is all zeros"
+            setattr(module, name, fresh[name].to(device))

@@ -11,7 +11,6 @@ import copy
 import hashlib
 import json
 import os
-import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +22,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import bosch  # noqa: F401  registers the attention whose groups can be windowed
+from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
+from bosch.run.progress import track
 from data.toy_world.lessons import LessonWriter, Mixture
 from data.toy_world.tokenizer import train_tokenizer
 
@@ -372,40 +373,29 @@ def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Opti
     writer = LessonWriter(tokenizer, plan.seed)
     held_out = LessonWriter(tokenizer, plan.seed, "calibration")
     keep_log_lines(out / "log.jsonl", training.step)
-    began, first_step, losses = time.monotonic(), training.step, []
-    while training.step < plan.num_steps:
-        phase = phase_at(plan, training.step)[0]
-        losses.append(training.take_step(writer))
-        is_last = training.step == plan.num_steps
-        if training.step % options.report_every == 0 or is_last:
-            right = answers_right(training.model, held_out, phase.length, phase.mixture)
-            loss, losses = sum(losses) / len(losses), []
-            seconds = (time.monotonic() - began) / (training.step - first_step)
-            print(
-                f"step {training.step}/{plan.num_steps} {phase.name}: loss {loss:.3f}, held-out "
-                f"answers right {right:.1%}, {seconds:.2f} s a step, "
-                f"{seconds * (plan.num_steps - training.step) / 60:.0f} min to go",
-                flush=True,
-            )
-            line = {"step": training.step, "phase": phase.name, "loss": loss, "answers": right}
-            with open(out / "log.jsonl", "a") as log:
-                log.write(json.dumps(line) + "\n")
-        if training.step % options.save_every == 0 or is_last:
-            training.save(out / CHECKPOINT_FILE)
+    losses = []
+    with track("pretrain", plan.num_steps, "steps", done=training.step) as bar:
+        while training.step < plan.num_steps:
+            phase = phase_at(plan, training.step)[0]
+            losses.append(training.take_step(writer))
+            bar.advance()
+            is_last = training.step == plan.num_steps
+            if training.step % options.report_every == 0 or is_last:
+                right = answers_right(training.model, held_out, phase.length, phase.mixture)
+                loss, losses = sum(losses) / len(losses), []
+                line = {"step": training.step, "phase": phase.name, "loss": loss, "answers": right}
+                bar.advance(0, phase=phase.name, loss=loss, answers=right)
+                bar.tell()
+                with open(out / "log.jsonl", "a") as log:
+                    log.write(json.dumps(line) + "\n")
+            if training.step % options.save_every == 0 or is_last:
+                training.save(out / CHECKPOINT_FILE)
 
 
 def keep_log_lines(path: Path, step: int) -> None:
     """Drops what was logged behind the checkpoint that training goes on from."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
-
-
-def load_or_train_tokenizer(out: Path, plan: TinyPlan) -> PreTrainedTokenizerFast:
-    if (out / "tokenizer.json").exists():
-        return PreTrainedTokenizerFast.from_pretrained(out)
-    tokenizer = train_tokenizer(VOCABULARY_SIZE, plan.tokenizer_texts, plan.seed)
-    tokenizer.save_pretrained(out)
-    return tokenizer
 
 
 @dataclass(frozen=True)
@@ -422,14 +412,20 @@ class Options:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(options.threads)
+    progress.set_up()
     options.out.mkdir(parents=True, exist_ok=True)
     training = Training(PRESETS[options.preset]())
     if (options.out / CHECKPOINT_FILE).exists():
         training.load(options.out / CHECKPOINT_FILE)
-    tokenizer = load_or_train_tokenizer(options.out, training.plan)
+    plan = training.plan
+    if (options.out / "tokenizer.json").exists():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(options.out)
+    else:
+        tokenizer = train_tokenizer(VOCABULARY_SIZE, plan.tokenizer_texts, plan.seed)
+        tokenizer.save_pretrained(options.out)
     train(training, tokenizer, options)
     training.publish(options.out / "model", tokenizer)
-    print(f"{options.out / 'model'}: step {training.step} of {training.plan.num_steps}")
+    print(f"{options.out / 'model'}: step {training.step} of {plan.num_steps}")
 
 
 if __name__ == "__main__":

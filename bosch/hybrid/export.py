@@ -160,9 +160,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _license_lines(source: Path) -> list[str]:
     """What the source's own card says of its license."""
-    if not (source / CARD).is_file():
-        return []
-    text = (source / CARD).read_text("utf-8", errors="replace")
+    card = source / CARD
+    text = card.read_text("utf-8", errors="replace") if card.is_file() else ""
     if not text.startswith("---\n"):
         return []
     front = text.removeprefix("---\n").partition("\n---")[0]

@@ -75,17 +75,14 @@ def remote_code(family_module: str) -> Mapping[str, str]:
         module = waiting.pop()
         if module in texts:
             continue
-        source = _plugins_text() if module == PLUGINS else _read_module(module)
+        path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        source = _plugins_text() if module == PLUGINS else path.read_text("utf-8")
         source += REGISTER if module == family_module else ""
         waiting += [name for _, name in OUR_IMPORT.findall(source)]
         texts[module] = source
     files = {_flat(module): _rewrite(module, text) for module, text in texts.items()}
     files[ENTRY] = files.pop(_flat(family_module))
     return files
-
-
-def _read_module(module: str) -> str:
-    return PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
 
 
 def _flat(module: str) -> str:

@@ -59,14 +59,12 @@ def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
 def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[Any]]:
     """A figure with this many panels of this size in inches, and their axes."""
     # A Figure of its own: pyplot would keep state and pick a display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     across = min(count, COLUMNS)
     down = math.ceil(count / across)
     size = (min(40.0, width * across), min(40.0, height * down + 0.4))
     figure = Figure(figsize=size, dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = list(figure.subplots(down, across, squeeze=False).flat)
     for unused in axes[count:]:
         unused.remove()

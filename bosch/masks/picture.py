@@ -17,7 +17,6 @@ WINDOW_COLOR = "#c6dbef"  # pale blue: sees the window
 def draw_mask(record: MaskFile, path: Path) -> None:
     """Write the heat map beside each layer's share of windowed groups. Same mask, same bytes."""
     # A Figure of its own: pyplot would keep state and pick a display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -27,7 +26,6 @@ def draw_mask(record: MaskFile, path: Path) -> None:
     height = min(16.0, 2.2 + 0.22 * mask.num_layers)
     width = min(16.0, 4.4 + 0.26 * mask.num_groups)
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     groups_axis, ratio_axis = figure.subplots(1, 2, sharey=True, width_ratios=[width - 2.4, 1.4])
 
     colors = ListedColormap([WINDOW_COLOR, FULL_COLOR])

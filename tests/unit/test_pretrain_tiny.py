@@ -49,7 +49,7 @@ def finish(out: Path, *options: str) -> str:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    assert "step 8/8" in finish(folder)
+    assert "8 of 8 steps" in finish(folder)
     return folder
 
 
@@ -57,11 +57,11 @@ def test_killed_and_resumed_it_ends_bit_identical(whole: Path, tmp_path: Path) -
     with start(tmp_path) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("step 5/8"):
+            if line.startswith("pretrain: 5 of 8"):
                 process.kill()
                 break
     assert not (tmp_path / "model").exists()
-    assert "step 4/8" not in finish(tmp_path)
+    assert "4 of 8 steps" not in finish(tmp_path)
     for name in ("model/model.safetensors", "model/training.json", "tokenizer.json", "log.jsonl"):
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
 
