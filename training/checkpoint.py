@@ -139,10 +139,7 @@ class Checkpoints:
         there = CheckpointReader(path).read_metadata().state_dict_metadata
         prepare_optimizer(state, set(there))
         tensors, _ = describe_state(state)
-        try:
-            compare_names(tensors, there)
-        except ValueError as error:
-            raise ValueError(f"{path} does not fit: {error}") from None
+        compare_names(path, tensors, there)
         return tensors
 
     def _restore_rest(
