@@ -5,11 +5,11 @@ dense model. scores.json of each suite holds its rows, `results.jsonl` those of 
 evaluations.
 """
 
-import dataclasses
 import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,7 @@ NOT_SHOWN = ("string_match_part",)  # in tables: with one answer it is string_ma
 
 
 def make_rows(label: Label, suite: str, results: Iterable[Result]) -> list[dict[str, Any]]:
-    return [
-        dataclasses.asdict(label) | {"suite": suite} | dataclasses.asdict(result)
-        for result in results
-    ]
+    return [asdict(label) | {"suite": suite} | asdict(result) for result in results]
 
 
 def write_scores(folder: Path, content: Mapping[str, Any]) -> None:

@@ -139,10 +139,7 @@ class Checkpoints:
         there = CheckpointReader(path).read_metadata().state_dict_metadata
         prepare_optimizer(state, set(there))
         tensors, _ = describe_state(state)
-        try:
-            compare_names(tensors, there)
-        except ValueError as error:
-            raise ValueError(f"{path} does not fit: {error}") from None
+        compare_names(path, tensors, there)
         return tensors
 
     def _restore_rest(
@@ -226,14 +223,11 @@ class Checkpoints:
         if saving is not None:
             saving.result()
         rank = self._ranks.rank
-        names = [path.name for path in save.folder.glob(f"__{rank}_*")] + [_random_state_name(rank)]
-        names += [".metadata", TRAINER] if rank == 0 else []
+        paths = [*save.folder.glob(f"__{rank}_*"), save.folder / _random_state_name(rank)]
+        paths += [save.folder / name for name in (".metadata", TRAINER) if rank == 0]
         files = {
-            name: {
-                "bytes": (save.folder / name).stat().st_size,
-                "xxh3": hash_file(save.folder / name, sync=True),
-            }
-            for name in sorted(names)
+            path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path, sync=True)}
+            for path in sorted(paths)
         }
         write_atomically(self._descriptions(save)[rank], json.dumps(files))
 

@@ -77,17 +77,20 @@ def restore_extra(state: TrainState, rest: Any, tensors: Mapping[str, Tensor]) -
         part.load_state_dict(rest["extra"][name] | own)
 
 
-def compare_names(wanted: Mapping[str, Tensor], there: Mapping[str, Any]) -> None:
+def compare_names(path: Path, wanted: Mapping[str, Tensor], there: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of another model. DCP alone would leave out, or cast, without a word."""
     for name in sorted(wanted.keys() | there.keys()):
         if name not in there:
-            raise ValueError(f"it lacks {name}, which this run's model or optimizer has.")
-        if name not in wanted:
-            raise ValueError(f"it holds {name}, which this run's model or optimizer lacks.")
-        ours, found = wanted[name], there[name]
-        mine, theirs = _kind(ours.shape, ours.dtype), _kind(found.size, found.properties.dtype)
-        if mine != theirs:
-            raise ValueError(f"{name} is {theirs} in it and {mine} in this run.")
+            why = f"it lacks {name}, which this run's model or optimizer has"
+        elif name not in wanted:
+            why = f"it holds {name}, which this run's model or optimizer lacks"
+        else:
+            ours, found = wanted[name], there[name]
+            mine, theirs = _kind(ours.shape, ours.dtype), _kind(found.size, found.properties.dtype)
+            if mine == theirs:
+                continue
+            why = f"{name} is {theirs} in it and {mine} in this run"
+        raise ValueError(f"{path} does not fit: {why}.")
 
 
 def _kind(shape: torch.Size, dtype: torch.dtype) -> str:

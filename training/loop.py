@@ -33,7 +33,14 @@ from training.kernels import choose_kernels
 from training.loss import model_loss
 from training.metrics import Meter, MetricsLog
 from training.model_start import start_model
-from training.optimizer import Along, gradient_norm, make_optimizer, trained_parameters
+from training.optimizer import (
+    add_learner,
+    finish_gradients,
+    gradient_norm,
+    make_optimizer,
+    set_rates,
+    trained_parameters,
+)
 from training.parallel import (
     choose_switches,
     describe_environment,
@@ -72,8 +79,10 @@ def train(job: TrainJob) -> str | None:
     """None: finished; else why it stopped before (a signal, a STOP file), everything saved."""
     run = Run(job)
     settings, plan, world, model = job.settings, run.plan, run.world, run.model
-    optimizer, parameters, along = run.state.optimizer, trained_parameters(model), run.along
-    log = MetricsLog(job.folder, world.rank, along.curves, job.run_folder)
+    optimizer, parameters, learner = run.state.optimizer, trained_parameters(model), job.learner
+    # The curves of a mask stand beside those of the training.
+    curves = "train" if learner is None else "mask"
+    log = MetricsLog(job.folder, world.rank, curves, job.run_folder)
     meter = Meter(model, plan, world)
 
     with Interruption(job.folder) as interruption:
@@ -94,7 +103,7 @@ def train(job: TrainJob) -> str | None:
             for done, batch in batches:
                 step = done + 1  # steps that are made once this one is
                 rate = learning_rate(settings, done, plan.num_steps)
-                along.set_rates(rate, done)
+                set_rates(optimizer, rate, learner, done)
                 meter.lap("data")
 
                 # Every target of the whole batch counts the same. fully_shard averages gradients
@@ -105,22 +114,27 @@ def train(job: TrainJob) -> str | None:
                 for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
                     is_last = number == len(micro_batches)
                     set_gradient_sync(model, is_last or settings.sync_every_micro_batch)
-                    inputs = run.with_backend(inputs) | along.model_arguments(done)
+                    inputs = run.with_backend(inputs)
+                    if learner is not None:  # anew: each micro-batch has a backward of its own
+                        inputs = inputs | learner.model_arguments(done)
                     loss = model_loss(model, inputs, labels_BT, scale)
                     loss.backward()
                     loss_sum += loss.detach()
-                along.finish_gradients()
+                gate_norm = 0.0 if learner is None else finish_gradients(learner, world)
 
                 (loss_value,) = world.sum(float(loss_sum) / world.size)
                 norm = gradient_norm(parameters)
                 sequences = run.loader.sequences(done)
-                worst = float(norm) if math.isfinite(along.gradient_norm) else math.nan
+                worst = float(norm) if math.isfinite(gate_norm) else math.nan
                 skipped = run.guards.judge(step, loss_value, worst, sequences)
                 if skipped is None:
                     clip_grads_with_norm_(parameters, settings.clip_norm, norm)
                     optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                along.after_step(step)
+                gates = {}
+                if learner is not None:
+                    learner.after_step(step)
+                    gates = {"gate_grad_norm": gate_norm, **learner.figures()}
                 meter.lap("compute")
 
                 is_evaluated = step in plan.evaluated_steps
@@ -133,8 +147,8 @@ def train(job: TrainJob) -> str | None:
                         "grad_norm": float(norm),
                         "skipped_steps": run.guards.skipped,
                         **({"skipped": skipped} if skipped else {}),
-                        **meter.figures(batch, counted=job.learner is None),
-                        **along.figures(),
+                        **meter.figures(batch, counted=learner is None),
+                        **gates,
                         **(run.validation_loss(step) if is_evaluated else {}),
                     }
                 )
@@ -184,9 +198,10 @@ class Run:
         self.model = start_model(job.model, world, switches, kernels)
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
-        self.along = Along(job.learner, optimizer, world)
-        extra: dict[str, Any] = {"guards": self.guards, **self.along.modules}
-        self.state = TrainState(self.model, optimizer, extra)
+        self.state = TrainState(self.model, optimizer, {"guards": self.guards})
+        if job.learner is not None:
+            add_learner(optimizer, job.learner, world)
+            self.state.extra["learner"] = job.learner.module
         self.checkpoints = Checkpoints(
             job.folder / "checkpoints",
             {**job.facts, "num_steps": plan.num_steps},

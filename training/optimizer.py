@@ -49,64 +49,34 @@ def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     return whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
-class Along:
-    """The few parameters of a method's learner, whole on every rank, in the same optimizer and the
-    same checkpoints. They stay out of the norm by which the model's gradient is clipped.
+# A method's learner has a few parameters, whole on every rank, in the same optimizer and the same
+# checkpoints. They stay out of the norm by which the model's gradient is clipped.
 
-    Without a learner every call does nothing.
-    """
 
-    def __init__(
-        self, learner: Learner | None, optimizer: torch.optim.Optimizer, world: World
-    ) -> None:
-        self._learner, self._optimizer, self._world = learner, optimizer, world
-        self.gradient_norm = 0.0
-        if learner is not None:
-            learner.module.to(world.device)
-            for group in learner.parameter_groups():
-                optimizer.add_param_group({**group, "peak": group["lr"]})
+def add_learner(optimizer: torch.optim.Optimizer, learner: Learner, world: World) -> None:
+    learner.module.to(world.device)
+    for group in learner.parameter_groups():
+        optimizer.add_param_group({**group, "peak": group["lr"]})
 
-    @property
-    def curves(self) -> str:
-        """What the curves are called: those of a mask stand beside those of the training."""
-        return "train" if self._learner is None else "mask"
 
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        """For the checkpoints."""
-        return {} if self._learner is None else {"learner": self._learner.module}
+def set_rates(
+    optimizer: torch.optim.Optimizer, rate: float, learner: Learner | None, done: int
+) -> None:
+    """The model's, and the learner's own."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        if learner is not None and "peak" in group:
+            group["lr"] = group["peak"] * learner.rate(done)
 
-    def set_rates(self, rate: float, done: int) -> None:
-        """The model's, and the learner's own."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-            if self._learner is not None and "peak" in group:
-                group["lr"] = group["peak"] * self._learner.rate(done)
 
-    def model_arguments(self, done: int) -> dict[str, Any]:
-        """Made anew for every micro-batch: each has a backward pass of its own."""
-        return {} if self._learner is None else self._learner.model_arguments(done)
-
-    def finish_gradients(self) -> None:
-        """Average them over the ranks, as fully_shard does the model's. The extra loss is the same
-        on every rank, so its gradient comes after the mean."""
-        if self._learner is None:
-            return
-        for parameter in self._learner.module.parameters():
-            if parameter.grad is None:  # no gate was between its ends
-                parameter.grad = torch.zeros_like(parameter)
-            if self._world.size > 1:
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= self._world.size
-        self._learner.extra_loss().backward()
-        gradients = [p.grad for p in self._learner.module.parameters() if p.grad is not None]
-        self.gradient_norm = float(get_total_norm(gradients))
-
-    def after_step(self, step: int) -> None:
-        if self._learner is not None:
-            self._learner.after_step(step)
-
-    def figures(self) -> dict[str, float]:
-        if self._learner is None:
-            return {}
-        return {"gate_grad_norm": self.gradient_norm, **self._learner.figures()}
+def finish_gradients(learner: Learner, world: World) -> float:
+    """Average them over the ranks, as fully_shard does the model's; their norm. The extra loss is
+    the same on every rank, so its gradient comes after the mean."""
+    for parameter in learner.module.parameters():
+        if parameter.grad is None:  # no gate was between its ends
+            parameter.grad = torch.zeros_like(parameter)
+        if world.size > 1:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world.size
+    learner.extra_loss().backward()
+    return float(gradient_norm(learner.module.parameters()))

@@ -110,8 +110,7 @@ def loss_gradient(
 def frozen(model: PreTrainedModel) -> Iterator[None]:
     """No parameter gets a gradient inside the block."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trainable:
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     try:
         with torch.enable_grad():
             yield

@@ -82,11 +82,8 @@ def locate(source: str) -> Path:
 def read_member(path: Path, name: str) -> tuple[bytes, str]:
     """A data set's bytes out of data.zip, whatever folder of the zip it lies in."""
     with zipfile.ZipFile(path) as archive:
-        members = [
-            member
-            for member in archive.namelist()
-            if member.rsplit("/", 1)[-1] == f"{name}.jsonl" and not member.startswith("__MACOSX")
-        ]
+        files = [member for member in archive.namelist() if not member.startswith("__MACOSX")]
+        members = [member for member in files if member.rsplit("/", 1)[-1] == f"{name}.jsonl"]
         member = the_only(members, name, path)
         try:
             return archive.read(member), f"{path}/{member}"

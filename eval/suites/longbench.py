@@ -322,10 +322,8 @@ def describe_rows(scored: Sequence[Row]) -> list[str]:
     by_dataset: dict[str, list[float]] = {}
     for row in scored:
         by_dataset.setdefault(row["dataset"], []).append(row["score"])
-    results = [
-        Result(name, 0, "score", percent(scores), None, len(scores))
-        for name, scores in by_dataset.items()
-    ]
+    parts = by_dataset.items()
+    results = [Result(name, 0, "score", percent(part), None, len(part)) for name, part in parts]
     table = category_table(TOY if set(by_dataset) <= set(TOY_DATASETS) else "official")
     results += summarize_categories(table, results)
     return [f"{result.task:24} {result.value:6.2f}  n={result.n}" for result in results]

@@ -154,7 +154,6 @@ class Material:
     essays_name: str
     words_name: str
     hashes: dict[str, str]
-    is_from_hub: bool = False  # then it is another text than RULER's
 
 
 def gather(settings: Settings, task: NeedleTask) -> Material:
@@ -173,9 +172,7 @@ def gather(settings: Settings, task: NeedleTask) -> Material:
         return Material(None, words, Sizes(), task.haystack, words.name, {})
     essays = load_essays(source, settings.punkt)
     hashes = {"essays_sha256": essays.sha256}
-    return Material(
-        essays, words, Sizes(), essays.name, words.name, hashes, not Path(source).exists()
-    )
+    return Material(essays, words, Sizes(), essays.name, words.name, hashes)
 
 
 @lru_cache(maxsize=2)
@@ -256,7 +253,8 @@ def run_build(command: Build) -> None:
     )
     examples, material = build(settings, task, load_tokenizer(command.tokenizer), None)
     # A text from the hub is not RULER's, and its rows say so.
-    note = {"essays": material.essays_name} if material.is_from_hub else {}
+    is_own = command.essays == TOY or Path(command.essays).exists() or material.essays is None
+    note = {} if is_own else {"essays": material.essays_name}
     write_rows(command.out, [e.to_row(i) | note for i, e in enumerate(examples)])
     print(
         f"wrote {command.out}: {len(examples)} examples of {command.task} in {command.length} "
