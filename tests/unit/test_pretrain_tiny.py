@@ -21,17 +21,10 @@ from benchmarks.tiny_model.pretrain import (
 ROOT = Path(__file__).parents[2]
 
 
-def start(out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "benchmarks/tiny_model/pretrain.py",
-        "--preset",
-        "smoke",
-        "--out",
-        str(out),
-    ]
+def start(out: Path) -> subprocess.Popen[str]:
+    program = [sys.executable, "benchmarks/tiny_model/pretrain.py", "--preset", "smoke"]
     return subprocess.Popen(
-        [*command, "--save-every", "1", "--report-every", "1", *options],
+        [*program, "--out", str(out), "--save-every", "1", "--report-every", "1"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -40,8 +33,8 @@ def start(out: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(out: Path, *options: str) -> str:
-    output, errors = start(out, *options).communicate()
+def finish(out: Path) -> str:
+    output, errors = start(out).communicate()
     assert (out / "model" / "model.safetensors").exists(), errors
     return output
 
