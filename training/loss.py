@@ -38,6 +38,7 @@ class LossHead(nn.Linear):
 def install_loss_head(model: Any, kernels: str) -> LossHead:
     """Make the head of a causal language model a LossHead. Names and ties of weights stay."""
     head: Any = model.lm_head
+    assert head.bias is None, "no family's head has a bias"
     head.__class__ = LossHead
     head.kernels = kernels
     return head

@@ -89,8 +89,7 @@ def test_chain_started_again_reuses_everything(
 
 
 @pytest.mark.parametrize(
-    "attempt",
-    [*range(2), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 32))],
+    "attempt", [*range(2), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 32))]
 )
 def test_chain_killed_anywhere_ends_in_the_same_results(
     attempt: int, tmp_path: Path, undisturbed: tuple[Path, dict[str, list[int]]]

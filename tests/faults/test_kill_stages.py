@@ -21,15 +21,10 @@ def start(
 ) -> subprocess.Popen[str]:
     """One rank of a launch. A launcher gives each of its launches an id in the environment; here
     `launch` stands for it."""
-    environment = os.environ | {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "TORCHELASTIC_RUN_ID": str(launch),
-    }
-    command = [sys.executable, str(PROGRAM), str(run), json.dumps(options)]
+    told = {"RANK": rank, "WORLD_SIZE": world, "TORCHELASTIC_RUN_ID": launch}
     return subprocess.Popen(
-        command,
-        env=environment,
+        [sys.executable, str(PROGRAM), str(run), json.dumps(options)],
+        env=os.environ | {name: str(value) for name, value in told.items()},
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -52,8 +47,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, byt
 
 
 @pytest.mark.parametrize(
-    "attempt",
-    [*range(5), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(5, 25))],
+    "attempt", [*range(5), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(5, 25))]
 )
 def test_chain_killed_at_a_random_operation_resumes_to_the_same_bytes(
     attempt: int, tmp_path: Path, undisturbed: tuple[dict[str, bytes], int]
@@ -149,21 +143,21 @@ def test_two_ranks_make_what_one_makes_and_each_its_own_files(tmp_path: Path) ->
     shards = tmp_path / "run" / "shards"
     assert (shards / "rank-0.txt").read_text() == "0 of 2: 5 lines\n"
     assert (shards / "rank-1.txt").read_text() == "1 of 2: 5 lines\n"
-    assert set(json.loads((shards / "manifest.json").read_text())["files"]) == {
-        "started.json",
-        "rank-0.txt",
-        "rank-1.txt",
-    }
+    files = set(json.loads((shards / "manifest.json").read_text())["files"])
+    assert files == {"started.json", "rank-0.txt", "rank-1.txt"}
 
 
-@pytest.mark.parametrize("stage", ["words", "journal", "shards"])
-def test_dead_rank_0_ends_the_others(stage: str, tmp_path: Path) -> None:
-    follower = start(tmp_path / "run", rank=1, world=2)
-    leader = start(tmp_path / "run", rank=0, world=2, die_before=[0, stage])
-    assert finish(leader)[0] == -signal.SIGKILL
-    code, output = finish(follower)
+@pytest.mark.parametrize(
+    ("dead", "stage"), [(0, "words"), (0, "journal"), (0, "shards"), (1, "shards")]
+)
+def test_dead_rank_ends_the_other(dead: int, stage: str, tmp_path: Path) -> None:
+    options = {"die_before": [dead, stage]}
+    ranks = [start(tmp_path / "run", rank, world=2, **options) for rank in (1, 0)][::-1]
+    assert finish(ranks[dead])[0] == -signal.SIGKILL
+    code, output = finish(ranks[1 - dead])
     assert code == 1
-    assert "Rank 0 ended before" in output
+    assert f"Rank {dead} ended before" in output
+    assert not (tmp_path / "run" / "shards" / "manifest.json").exists()
 
 
 def test_rank_that_starts_late_is_waited_for(tmp_path: Path) -> None:
@@ -182,16 +176,6 @@ def test_rank_that_starts_after_rank_0_was_refused_ends_too(tmp_path: Path) -> N
     code, output = finish(start(tmp_path / "run", rank=1, world=2))
     assert code == 1
     assert "Rank 0 ended before rank 1 joined" in output
-
-
-def test_dead_rank_1_ends_rank_0(tmp_path: Path) -> None:
-    follower = start(tmp_path / "run", rank=1, world=2, die_before=[1, "shards"])
-    leader = start(tmp_path / "run", rank=0, world=2)
-    assert finish(follower)[0] == -signal.SIGKILL
-    code, output = finish(leader)
-    assert code == 1
-    assert "Rank 1 ended before" in output
-    assert not (tmp_path / "run" / "shards" / "manifest.json").exists()
 
 
 def test_board_of_a_killed_launch_does_not_mislead_the_next(tmp_path: Path) -> None:

@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from bosch.hybrid.cache import (
-    GrowingLayer,
-    HybridLayer,
-    RollingLayer,
-    hybridize_cache,
-    kv_bytes,
-)
+from bosch.hybrid.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache, kv_bytes
 from bosch.hybrid.models import deploy
 from tests.model_factory import (
     MIXED,
@@ -25,6 +19,7 @@ from tests.model_factory import (
 )
 
 NUM_FULL = [sum(row) for row in MIXED]  # of 4 groups
+MASKS = {"mixed": MIXED, "all windowed": [[0] * 4] * 3, "all full": [[1] * 4] * 3}
 CACHES = {
     "dynamic": lambda config: DynamicCache(config=config),
     "bare": lambda config: DynamicCache(),
@@ -94,11 +89,9 @@ def test_a_token_at_a_long_context_does_not_move_the_cache() -> None:
 
 @pytest.mark.parametrize("window_tokens", [1, 2, 16])
 @pytest.mark.parametrize("kind", ["dynamic", "bare", "static"])
-@pytest.mark.parametrize("z", ["mixed", "all windowed", "all full"])
+@pytest.mark.parametrize("z", MASKS)
 def test_any_pieces_give_the_logits_of_the_whole(window_tokens: int, kind: str, z: str) -> None:
-    plain = tiny_model("qwen3")
-    mask = {"mixed": MIXED, "all windowed": same_mask(0, plain), "all full": same_mask(1, plain)}[z]
-    model = deploy(plain, mask, window_tokens).double()
+    model = hybrid(window_tokens, MASKS[z]).double()
     ids = random_tokens(2, 60)
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits
@@ -112,8 +105,7 @@ def test_any_pieces_give_the_logits_of_the_whole(window_tokens: int, kind: str, 
 @pytest.mark.parametrize("z", ["mixed", "all windowed"])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_left_padding_survives_pieces(kind: str, z: str) -> None:
-    plain = tiny_model("qwen3")
-    model = deploy(plain, MIXED if z == "mixed" else same_mask(0, plain), 16).double()
+    model = hybrid(16, MASKS[z]).double()
     ids, attention_mask = random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
     attention_mask[0, :23] = 0
     positions = (attention_mask.cumsum(-1) - 1).clamp_min(0)

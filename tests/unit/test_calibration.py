@@ -2,8 +2,10 @@
 with the test set."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -95,12 +97,12 @@ def test_set_shares_nothing_with_the_toy_test_set(
         check_disjoint(own, [texts[0], f"The grass is green. {leaked} The sky is blue."])
 
 
-def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed(
+def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed_alone(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    settings = CalibrationSettings(examples=6, length=512, essays="toy")
     found = []
-    for name in ("one", "two"):
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        settings = CalibrationSettings(examples=6, length=512, essays="toy", seed=seed)
         (tmp_path / name).mkdir()
         written = write_set(tmp_path / name, settings, tokenizer, "hash", test_texts=["a text"])
         found.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
@@ -108,17 +110,11 @@ def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed(
     assert set(found[0]) == {"calibration.safetensors", "examples.jsonl", FACTS}
     facts = json.loads(found[0][FACTS])
     assert (facts["questions"], facts["test_examples_compared"]) == (6, 1)
-    read = read_calibration(tmp_path / "one")
+    read = read_calibration(tmp_path / "three")
     assert [h.questions for h in read.haystacks] == [h.questions for h in written.haystacks]
-
-
-def test_other_seed_gives_other_needles(tokenizer: PreTrainedTokenizerFast) -> None:
-    pairs = []
-    for seed in (0, 1):
-        settings = CalibrationSettings(examples=6, length=512, essays="toy", seed=seed)
-        contexts = build_contexts(settings, gather_material(settings), tokenizer)
-        pairs.append({pair for context in contexts for pair in context.example.pairs})
-    assert not pairs[0] & pairs[1]
+    values = [set(re.findall(rb"\b\d{7}\b", files["examples.jsonl"])) for files in found[1:]]
+    assert values[0]
+    assert not values[0] & values[1]
 
 
 def test_task_that_does_not_fit_is_left_out_and_the_others_share_its_part(
@@ -147,15 +143,13 @@ def test_real_essays_give_another_region_than_the_test_set(
     assert first_words not in " ".join(context.text.split())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_that_cannot_be_met_are_refused() -> None:
+    settings: dict[str, Any]
+    for settings, message in (
         ({"tasks": ("niah_single",)}, "did you mean 'niah_single_"),
         ({"examples": 7, "questions_per_context": 2}, "take a multiple"),
         ({"examples": 0}, "at least 1"),
         ({"tasks": ("niah_multiquery",), "questions_per_context": 4}, "asks for 4 keys"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CalibrationSettings(**settings)  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match=message):
+            CalibrationSettings(**settings)

@@ -22,11 +22,10 @@ os.write(1, (" ".join(os.environ.get(name, "-") for name in names) + "\\n").enco
 
 
 def start(arguments: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    accelerate = str(Path(sys.executable).with_name("accelerate"))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    accelerate = Path(sys.executable).with_name("accelerate")
     return subprocess.Popen(
-        [accelerate, "launch", *arguments, str(program)],
+        [accelerate, "launch", *arguments, tmp_path / "program.py"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -42,29 +41,23 @@ def started(arguments: list[str], tmp_path: Path) -> list[str]:
     return sorted(output.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("name", "num_processes"), [("cpu", 1), ("one_gpu", 1), ("eight_gpus", 8), ("nodes", 16)]
-)
-def test_accelerate_reads_the_config_and_the_comment_says_what_to_change(
-    name: str, num_processes: int
-) -> None:
-    path = LAUNCH / f"{name}.yaml"
-    assert load_config_from_file(str(path)).num_processes == num_processes
-    text = path.read_text()
-    assert text.startswith("# ")
-    assert "Change " in text
-    assert f"launch/{path.name}" in text
+def test_accelerate_reads_the_configs_and_their_comments_say_what_to_change() -> None:
+    for name, num_processes in {"cpu": 1, "one_gpu": 1, "eight_gpus": 8, "nodes": 16}.items():
+        path = LAUNCH / f"{name}.yaml"
+        assert load_config_from_file(str(path)).num_processes == num_processes
+        text = path.read_text()
+        assert text.startswith("# ")
+        assert "Change " in text
+        assert f"launch/{path.name}" in text
 
 
-def test_the_cpu_config_gives_a_process_the_cores_it_says() -> None:
-    arguments = launch_command_parser().parse_args(
-        ["--config_file", str(LAUNCH / "cpu.yaml"), "script.py"]
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("OMP_NUM_THREADS", raising=False)
-        arguments, _, _ = _validate_launch_command(arguments)
+def test_the_cpu_config_gives_a_process_the_cores_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = str(LAUNCH / "cpu.yaml")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    arguments = launch_command_parser().parse_args(["--config_file", config, "script.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
     assert arguments.num_cpu_threads_per_process == 1
-    assert "One process on one core" in (LAUNCH / "cpu.yaml").read_text()
+    assert "One process on one core" in Path(config).read_text()
 
 
 def test_eight_gpus_starts_eight_ranks_with_what_training_reads(tmp_path: Path) -> None:
@@ -105,11 +98,8 @@ def test_the_slurm_script_hands_cores_on_and_requeues_only_at_the_time_limit(
     text = (LAUNCH / "slurm.sbatch").read_text()
     for needed in ("#SBATCH --signal=TERM@300", "#SBATCH --requeue", "launch/nodes.yaml"):
         assert needed in text
-    programs = {
-        "scontrol": 'echo "scontrol $1"',
-        "srun": 'echo "cores $SRUN_CPUS_PER_TASK"; exit 1',
-    }
-    for name, body in programs.items():
+    srun = 'echo "cores $SRUN_CPUS_PER_TASK"; exit 1'
+    for name, body in {"scontrol": 'echo "scontrol $1"', "srun": srun}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     script = ["bash", str(LAUNCH / "slurm.sbatch")]

@@ -103,9 +103,8 @@ def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, told: str
 # --- the budget ---
 
 
-@pytest.mark.parametrize(
-    ("ratio", "layers", "groups", "count"),
-    [
+def test_the_budget_is_rounded_up() -> None:
+    for ratio, layers, groups, count in (
         (0.33, 8, 8, 22),  # 21.12
         (0.75, 8, 8, 48),
         (0.0, 8, 8, 0),
@@ -114,10 +113,8 @@ def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, told: str
         (1e-12, 8, 8, 0),
         (0.875, 28, 8, 196),
         (1 / 3, 3, 1, 1),
-    ],
-)
-def test_the_budget_is_rounded_up(ratio: float, layers: int, groups: int, count: int) -> None:
-    assert num_windowed(ratio, layers, groups) == count
+    ):
+        assert num_windowed(ratio, layers, groups) == count
 
 
 @given(st.integers(1, 80), st.integers(1, 40), st.data())
@@ -254,13 +251,6 @@ def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
             read_mask(path, replace(MODEL, **{field: value}))
 
 
-def test_weights_decide_where_both_models_have_a_hash() -> None:
-    ours = replace(MODEL, revision=None, weight_hash="a" * 32)
-    assert ours.is_same_model(replace(ours, id="a copy under another name"))
-    assert not ours.is_same_model(replace(ours, weight_hash="b" * 32))
-    assert ours.is_same_model(MODEL)
-
-
 def test_a_record_checks_itself() -> None:
     with pytest.raises(ValueError, match=r"has 1 layers x 4 groups, but its model is org/small"):
         replace(small_record(), mask=GroupMask(((1, 0, 0, 0),), 16))
@@ -273,31 +263,39 @@ def test_a_record_checks_itself() -> None:
 # --- model folders ---
 
 
-def test_the_tiny_models_shape() -> None:
-    info = read_model_info(TINY)
-    assert (info.num_layers, info.num_groups, info.num_query_heads) == (8, 8, 16)
-    assert info.id == "tiny-qwen3"
-    assert info.query_heads_per_group == 2
-
-
-@pytest.mark.parametrize(
-    ("config", "groups", "head_dim"),
-    [
+def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
+    for config, groups, head_dim in (
         # As the config classes of transformers have it.
         ({"model_type": "llama", "hidden_size": 64}, 16, 4),
         ({"model_type": "qwen3", "num_key_value_heads": None, "head_dim": 8}, 16, 8),
         ({"model_type": "qwen3_moe"}, 4, 128),
         ({"model_type": "mistral", "hidden_size": 64}, 8, 4),
         ({"model_type": "unheard_of", "num_key_value_heads": 2, "head_dim": 8}, 2, 8),
-    ],
-)
-def test_what_a_config_leaves_out_is_as_in_transformers(
-    tmp_path: Path, config: dict[str, Any], groups: int, head_dim: int
+    ):
+        content = {"num_hidden_layers": 3, "num_attention_heads": 16} | config
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        info = read_model_info(tmp_path)
+        assert (info.num_layers, info.num_groups, info.head_dim) == (3, groups, head_dim)
+    info = read_model_info(TINY)
+    assert (info.id, info.num_layers, info.num_groups) == ("tiny-qwen3", 8, 8)
+    assert (info.num_query_heads, info.query_heads_per_group) == (16, 2)
+
+
+def test_models_are_told_apart_by_weights_and_described_by_their_config_too(
+    tmp_path: Path,
 ) -> None:
-    content = {"num_hidden_layers": 3, "num_attention_heads": 16} | config
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    info = read_model_info(tmp_path)
-    assert (info.num_layers, info.num_groups, info.head_dim) == (3, groups, head_dim)
+    ours = replace(MODEL, revision=None, weight_hash="a" * 32)
+    assert ours.is_same_model(replace(ours, id="a copy under another name"))
+    assert not ours.is_same_model(replace(ours, weight_hash="b" * 32))
+    assert ours.is_same_model(MODEL)
+    folder = make_model(tmp_path / "model")
+    before, path = describe_model(folder), folder / "config.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"transformers_version": "9.9"}))
+    assert describe_model(folder) == before
+    path.write_text(json.dumps(told | {"sliding_window": 16}))
+    assert describe_model(folder) != before
+    assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
 
 
 def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
@@ -321,17 +319,6 @@ def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
     assert (first.id, first.revision) == ("plain", None)
     (plain / "model.safetensors").write_bytes(b"two")
     assert not first.is_same_model(read_model_info(plain))
-
-
-def test_a_model_is_described_by_its_config_too(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model")
-    before, path = describe_model(folder), folder / "config.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {"transformers_version": "9.9"}))
-    assert describe_model(folder) == before
-    path.write_text(json.dumps(told | {"sliding_window": 16}))
-    assert describe_model(folder) != before
-    assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
 
 
 def test_what_is_wrong_with_a_model_folder_is_said(tmp_path: Path) -> None:

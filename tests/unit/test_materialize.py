@@ -30,14 +30,7 @@ from bosch.run.stage import Stage
 from data.tokenizer_files import describe_tokenizer
 from recipes import materialize_model
 from tests import odd_tokenizers
-from tests.hybrid_folders import (
-    WINDOW,
-    files_of,
-    mask_file,
-    plain_folder,
-    record_for,
-    run_recipe,
-)
+from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for, run_recipe
 from tests.model_factory import FAMILIES, MIXED, logits, random_tokens
 
 every_family = pytest.mark.parametrize("family", FAMILIES)

@@ -1,6 +1,5 @@
 """Groups between full and windowed attention: `bosch_gates` in a call of a stock model."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,16 +112,3 @@ def test_output_and_gradients_are_those_of_the_definition(
     # A group that computes one branch leaves its gate without a gradient.
     both_G = torch.tensor([bit is None for bit in row])
     torch.testing.assert_close(gradients[3], expected_gradients[3] * both_G, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", ["plain", "packed"])
-def test_gradients_are_those_of_finite_differences(kind: str) -> None:
-    call = make_call(Case(20, None, kind=kind, dtype=torch.float64, batch=1, head_size=4))
-    gates_G = torch.tensor([0.3, 0.9, 0.0, 1.0], dtype=torch.float64).requires_grad_()
-
-    def output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, gates_G: Tensor) -> Tensor:
-        moved = replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD)
-        return mixed_attention(moved, gates_G, [None] * 4, WINDOW, None)
-
-    tensors = (call.q_BHTD, call.k_BGSD, call.v_BGSD, gates_G)
-    assert torch.autograd.gradcheck(output, tensors, fast_mode=True)

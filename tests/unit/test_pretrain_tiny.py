@@ -1,5 +1,7 @@
 """Training of the embedded model: it runs, resumes, and a kill leaves no trace in the weights."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.tiny_model import pretrain
 from benchmarks.tiny_model.pretrain import (
     TinyPlan,
     eight_layers,
@@ -21,29 +24,29 @@ from benchmarks.tiny_model.pretrain import (
 ROOT = Path(__file__).parents[2]
 
 
-def start(out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "benchmarks/tiny_model/pretrain.py",
-        "--preset",
-        "smoke",
-        "--out",
-        str(out),
-    ]
+def command(out: Path) -> list[str]:
+    options = ["--preset", "smoke", "--save-every", "1", "--report-every", "1"]
+    return ["benchmarks/tiny_model/pretrain.py", *options, "--out", str(out)]
+
+
+def start(out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*command, "--save-every", "1", "--report-every", "1", *options],
+        [sys.executable, *command(out)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def finish(out: Path, *options: str) -> str:
-    output, errors = start(out, *options).communicate()
-    assert (out / "model" / "model.safetensors").exists(), errors
-    return output
+def finish(out: Path) -> str:
+    """In this process."""
+    threads, output = torch.get_num_threads(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setattr(sys, "argv", command(out))
+        pretrain.main()
+    torch.set_num_threads(threads)
+    return output.getvalue()
 
 
 @pytest.fixture(scope="module")

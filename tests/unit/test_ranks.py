@@ -85,11 +85,10 @@ def test_rank_that_failed_and_hangs_on_its_way_out_is_dead_before_long(tmp_path:
 
 def test_sign_of_life_that_cannot_be_read_ends_nobody(tmp_path: Path) -> None:
     here = member(tmp_path, 0)
-    path = here.folder / "rank-1"
-    path.mkdir()
+    (here.folder / "rank-1").mkdir()
     assert not here._has_died(1)
-    path.rmdir()
-    path.touch()
+    (here.folder / "rank-1").rmdir()
+    (here.folder / "rank-1").touch()
     assert not here._has_died(1)
 
 

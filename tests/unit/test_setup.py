@@ -41,11 +41,9 @@ def new_checkout(folder: Path) -> Path:
     shutil.copy(REPOSITORY / "launch" / "setup_environment.py", folder / "launch")
     shutil.copy(REPOSITORY / "tests" / "unit" / "tiny_wheel.py", folder)
     (folder / "pyproject.toml").write_text(PROJECT)
-    wheels = folder / "wheels"
-    wheels.mkdir()
-    write_wheel(wheels, "torch", "2.13.0+cpu")
-    write_wheel(wheels, "transformers", "5.17")
-    write_wheel(wheels, "accelerate", "1.0")
+    (folder / "wheels").mkdir()
+    for name, version in {"torch": "2.13.0+cpu", "transformers": "5.17", "accelerate": "1"}.items():
+        write_wheel(folder / "wheels", name, version)
     return folder
 
 
@@ -109,11 +107,9 @@ def test_second_setup_reuses_the_first_until_extras_or_requirements_change(made:
     assert "reuse" in run(made), "settings of a linter install nothing"
 
 
-def remove_modules(checkout: Path, *names: str) -> None:
-    packages = next((checkout / ".venv" / "lib").glob("python*/site-packages"))
-    for name in names:
-        path = packages / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def remove(checkout: Path, module: str) -> None:
+    (path,) = checkout.glob(f".venv/lib/python*/site-packages/{module}")
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def replace_interpreter(checkout: Path, target: str) -> None:
@@ -130,8 +126,8 @@ def replace_interpreter(checkout: Path, target: str) -> None:
         (lambda c: (c / ".venv/setup.json").write_text("{"), "build", "the last set-up did not"),
         (lambda c: replace_interpreter(c, "/nowhere/python"), "build", "its Python does not run"),
         (lambda c: replace_interpreter(c, "/bin/true"), "build", "its Python does not run"),
-        (lambda c: remove_modules(c, "torch.py"), "build", "or lacks pip or torch or"),
-        (lambda c: remove_modules(c, "pip"), "build", "or lacks pip"),
+        (lambda c: remove(c, "torch.py"), "build", "or lacks pip or torch or"),
+        (lambda c: remove(c, "pip"), "build", "or lacks pip"),
         (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not make it"),
         (lambda c: shutil.rmtree(c / ".venv"), "build", "there is none"),
         (lambda c: None, "reuse", "it is up to date"),

@@ -40,16 +40,10 @@ print(json.dumps(peaks))
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dcam",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("apl", "proxy", "qada", "razor", "fisher", "retrieval_head")
-        ),
-    ],
-)
+SLOW = ("apl", "proxy", "qada", "razor", "fisher", "retrieval_head")
+
+
+@pytest.mark.parametrize("name", ["dcam", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_memory_grows_with_the_text_and_not_with_its_square(name: str) -> None:
     child = subprocess.run(
         [sys.executable, "-c", CHILD, name],

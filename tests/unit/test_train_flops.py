@@ -47,10 +47,10 @@ def test_flops_of_the_papers_models(name: str, weights: float, dense: float, hyb
         assert flops == pytest.approx(told, abs=0.06)
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 7, 8, 100])
-def test_pairs_are_those_one_counts(window: int | None) -> None:
-    told = sum(1 for i in range(8) for j in range(i + 1) if window is None or i - j < window)
-    assert visible_pairs(8, window) == told
+def test_pairs_are_those_one_counts() -> None:
+    for window in (None, 1, 3, 7, 8, 100):
+        told = sum(1 for i in range(8) for j in range(i + 1) if window is None or i - j < window)
+        assert visible_pairs(8, window) == told
 
 
 def test_documents_do_not_see_each_other() -> None:

@@ -59,14 +59,6 @@ def test_gradient_of_a_bf16_weight_is_summed_in_fp32(monkeypatch: pytest.MonkeyP
     assert grad[0].float().mean() == pytest.approx(-0.98 * 600, rel=0.01)
 
 
-def test_batch_without_targets_has_no_loss_and_gradients_of_zero() -> None:
-    hidden, weight, labels = make_inputs()
-    labels.fill_(IGNORED)
-    loss, *grads = gradients(head_loss(hidden, weight, labels, 1.0, "torch"), hidden, weight)
-    assert loss == 0
-    assert not any(grad.any() for grad in grads)
-
-
 def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     linear = F.linear
@@ -95,14 +87,19 @@ def test_head_still_gives_logits_to_whoever_sets_no_labels() -> None:
     assert torch.equal(model(ids).logits, before)
 
 
-def test_loss_that_needs_no_gradient_computes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_without_targets_or_need_of_a_gradient_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hidden, weight, labels = make_inputs()
+    none = torch.full_like(labels, IGNORED)
+    loss, *grads = gradients(head_loss(hidden, weight, none, 1.0, "torch"), hidden, weight)
+    assert loss == 0
+    assert not any(grad.any() for grad in grads)
     wanted = head_loss(hidden, weight, labels, 1.0, "torch").detach()
     computed: list[object] = []
     monkeypatch.setattr(torch.autograd, "grad", lambda *given: computed.append(given))
     with torch.no_grad():
-        loss = head_loss(hidden.detach(), weight, labels, 1.0, "torch")
-    assert loss == wanted
+        assert head_loss(hidden.detach(), weight, labels, 1.0, "torch") == wanted
     assert not computed
 
 

@@ -16,26 +16,18 @@ def figures(model: str, **options: object) -> dict[str, Any]:
 
 # Peaks of one training step simulated with fake tensors under fully_shard (FSDPMemTracker), torch
 # 2.13, Adam's moments added: GPUs, micro-batch, GB.
-SIMULATED = [
-    ("Qwen3-1.7B", 8, 1, 17),
-    ("Qwen3-1.7B", 8, 4, 52),
-    ("Qwen3-1.7B", 16, 1, 15),
-    ("Qwen3-1.7B", 1, 2, 53),
-    ("Qwen3-1.7B", 1, 4, 77),
-    ("Qwen3-8B", 8, 1, 44),
-    ("Qwen3-8B", 16, 1, 36),
-    ("Qwen3-8B", 1, 1, 158),
-    ("Qwen3-14B", 8, 1, 66),
-    ("Qwen3-14B", 16, 1, 51),
-]
+SIMULATED = {
+    "Qwen3-1.7B": [(8, 1, 17), (8, 4, 52), (16, 1, 15), (1, 2, 53), (1, 4, 77)],
+    "Qwen3-8B": [(8, 1, 44), (16, 1, 36), (1, 1, 158)],
+    "Qwen3-14B": [(8, 1, 66), (16, 1, 51)],
+}
 
 
-@pytest.mark.parametrize(("model", "gpus", "micro", "gigabytes"), SIMULATED)
-def test_memory_is_near_the_simulated_peak(
-    model: str, gpus: int, micro: int, gigabytes: float
-) -> None:
-    found = figures(model, gpus=gpus, micro_batch_sequences=micro)["value"]
-    assert found == pytest.approx(gigabytes, rel=0.08)
+@pytest.mark.parametrize("model", SIMULATED)
+def test_memory_is_near_the_simulated_peak(model: str) -> None:
+    for gpus, micro, gigabytes in SIMULATED[model]:
+        found = figures(model, gpus=gpus, micro_batch_sequences=micro)["value"]
+        assert found == pytest.approx(gigabytes, rel=0.08)
 
 
 # Worked out from the formula by hand: hours of 2.5B tokens at ratio .75 on 16 A800 at 40 % of
