@@ -14,6 +14,7 @@ import pytest
 def pytest_configure() -> None:
     # Before a test module imports the libraries that read these once, at their import.
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "1"  # test processes run side by side
     os.environ["MPLBACKEND"] = "agg"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it warns when a process with threads forks
     # What a terminal or a CI may set: pipes are no terminals, and as wide as anywhere.
@@ -22,8 +23,6 @@ def pytest_configure() -> None:
     os.environ["COLUMNS"] = "100"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        os.environ["OMP_NUM_THREADS"] = "1"
     # The same examples in every run, none refused for being slow, no folder of past failures.
     hypothesis.settings.register_profile(
         "reproducible", derandomize=True, deadline=None, database=None

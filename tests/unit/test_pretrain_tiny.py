@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +32,6 @@ def start(out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *command(out)],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )
