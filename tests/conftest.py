@@ -42,8 +42,10 @@ def fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_end() -> Iterator[None]:
-    """Take back the handlers that a command set up in this process, and end its process group."""
+    """Take back what a command set up in this process: handlers, a process group, threads."""
     yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     if parallel := sys.modules.get("training.parallel"):
         parallel.leave_world()
     if progress := sys.modules.get("bosch.run.progress"):

@@ -53,8 +53,8 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def assert_same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 # --- against training as it was, and written out ---
@@ -67,7 +67,7 @@ def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path
     job = TrainJob(SETTINGS, dense, tokens_in_memory(), plain, budget, evaluated_shares=(1.0,))
     assert train(job) is None
     learn(dense, gated, constrained(alpha=50.0))
-    assert same(weights_in(gated / "weights"), weights_in(plain / f"step-{STEPS:06d}"))
+    assert_same_bits(weights_in(gated / "weights"), weights_in(plain / f"step-{STEPS:06d}"))
     rows = [read_metrics(folder / "metrics.jsonl") for folder in (plain, gated)]
     curves = [[(row.get("loss"), row.get("grad_norm")) for row in curve] for curve in rows]
     assert curves[0] == curves[1]
@@ -118,8 +118,8 @@ def test_gates_move_as_in_a_plain_loop(kind: str, dense: Path, tmp_path: Path) -
             each.step()
             each.zero_grad()
         expected.after_step()
-    for got, wanted in zip(gates.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+    learned, wanted = [*gates.parameters()], [*expected.parameters()]
+    torch.testing.assert_close(learned, wanted, rtol=0, atol=1e-4)
     trained = weights_in(tmp_path / "mask" / "weights")
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(trained[name], parameter, rtol=0, atol=1e-4)
@@ -134,8 +134,7 @@ def test_how_a_step_is_computed_changes_no_gate(dense: Path, tmp_path: Path) -> 
         )
     )
     for other in others:
-        for got, wanted in zip(other.parameters(), one.parameters(), strict=True):
-            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close([*other.parameters()], [*one.parameters()], rtol=0, atol=1e-5)
 
 
 def test_in_bf16_gates_learn_in_fp32(dense: Path, tmp_path: Path) -> None:
@@ -194,9 +193,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
             fit(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights")
     for _ in range(2):  # killed behind the export too, before the method could note its end
         gates = learn(dense, folder, constrained(0.0, granularity), checkpoint_steps=2)
-        for got, wanted in zip(gates.parameters(), whole.parameters(), strict=True):
-            assert torch.equal(got, wanted)
-        assert same(weights_in(folder / "weights"), weights_in(tmp_path / "whole/weights"))
+        assert_same_bits(gates.state_dict(), whole.state_dict())
+        assert_same_bits(weights_in(folder / "weights"), weights_in(tmp_path / "whole/weights"))
         assert not list(folder.glob("step-*"))  # the export that was made once more
 
 
