@@ -14,6 +14,7 @@ import pytest
 def pytest_configure() -> None:
     # Before a test module imports the libraries that read these once, at their import.
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "1"  # test processes run side by side
     os.environ["MPLBACKEND"] = "agg"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it warns when a process with threads forks
     # What a terminal or a CI may set: pipes are no terminals, and as wide as anywhere.
@@ -22,8 +23,6 @@ def pytest_configure() -> None:
     os.environ["COLUMNS"] = "100"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        os.environ["OMP_NUM_THREADS"] = "1"
     # The same examples in every run, none refused for being slow, no folder of past failures.
     hypothesis.settings.register_profile(
         "reproducible", derandomize=True, deadline=None, database=None
@@ -43,8 +42,10 @@ def fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_end() -> Iterator[None]:
-    """Take back the handlers that a command set up in this process, and end its process group."""
+    """Take back what a command set up in this process: handlers, a process group, threads."""
     yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     if parallel := sys.modules.get("training.parallel"):
         parallel.leave_world()
     if progress := sys.modules.get("bosch.run.progress"):

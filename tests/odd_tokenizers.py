@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from data.toy_world.tokenizer import corpus
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def blank_first() -> Tokenizer:
@@ -66,18 +67,11 @@ def one_token_a_byte() -> PreTrainedTokenizerFast:
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
 
 
 def save(tokenizer: Tokenizer, folder: Path, declared: str) -> None:
     """With the class that its folder on the hub declares."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    told = {
-        "tokenizer_class": declared,
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-    }
+    told = {"tokenizer_class": declared} | SPECIAL
     (folder / "tokenizer_config.json").write_text(json.dumps(told))

@@ -2,7 +2,6 @@
 whatever happened on the way. Minutes."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -19,7 +18,6 @@ from tests.hybrid_folders import run_recipe
 pytestmark = pytest.mark.slow
 
 SEARCH = Path(recipes.__path__[0]) / "search_mask.py"
-ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 NONE = [f"--accelerations.no-{name}" for name in ("prefixes", "answer-rows", "memo", "early-end")]
 # recipes/search_mask.py, killed by itself behind the line of the journal with that number.
 KILLED = """
@@ -58,7 +56,7 @@ def search(folder: Path, words: list[str], *launcher: str) -> dict[str, Any]:
     """The mask and its record, of a run in a folder of its own, which no memo reaches."""
     command = [*(launcher or [sys.executable]), str(SEARCH), *words]
     command += ["--run-dir", str(folder / "run")]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     content = json.loads((folder / "run" / "mask" / "mask.json").read_text())
     return {name: content[name] for name in ("z", "score_trace")}
@@ -90,7 +88,6 @@ def test_killed_at_twenty_evaluations_it_ends_the_same(words: list[str], tmp_pat
         killed = subprocess.run(
             [sys.executable, "-c", KILLED, str(last), *command],
             cwd=SEARCH.parents[1],
-            env=ENVIRONMENT,
             capture_output=True,
         )
         assert killed.returncode == -signal.SIGKILL, killed.stderr

@@ -104,10 +104,9 @@ def test_a_named_backend_that_cannot_is_an_error_with_its_reason() -> None:
         dispatch.choose(call, "varlen")
     with pytest.raises(ValueError, match="'nonesuch' does not exist"):
         dispatch.choose(call, "nonesuch")
-    visible_NTS = torch.ones(call.q_BHTD.shape[1], 7, 7, dtype=torch.bool).tril()
-    of_each_head = replace(make_call(Case(7, 3)), mask_BNTS=visible_NTS[None])
+    visible_BNTS = torch.ones(1, call.q_BHTD.shape[1], 7, 7, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match=r"'reference' cannot .* one mask for all heads"):
-        dispatch.choose(of_each_head, "reference")
+        dispatch.choose(replace(call, mask_BNTS=visible_BNTS), "reference")
 
 
 def test_a_refusal_is_shown_once(

@@ -1,7 +1,6 @@
 """An evaluation killed at any moment goes on behind the last prediction, and ends the same."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -21,7 +20,6 @@ def run(folder: Path, jobs: list[Job]) -> list[list[int]]:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), json.dumps([("whole", [None]), *jobs])],
         cwd=folder,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,7 @@
 """A mask that is learned, killed at random moments and gone on with: the same mask. And learned by
 two processes: the same gates, within what sums in another order allow."""
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bosch.gates.history import HISTORY, read_history
-from bosch.masks.mask import GroupMask, read_mask
+from bosch.masks.mask import read_mask
 from bosch.methods._gates import LEARNED
 from tests.faults.learned_mask_program import launch
 
@@ -72,9 +73,6 @@ def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
     for line, other in zip(alone[:10], together[:10], strict=True):
         for row, other_row in zip(line["gates"], other["gates"], strict=True):
             assert row == pytest.approx(other_row, abs=1e-5)
-    alike = sum(bits[0] == bits[1] for bits in zip(*map(flat, masks), strict=True))
+    bits = [itertools.chain(*mask.z) for mask in masks]
+    alike = sum(bit == other for bit, other in zip(*bits, strict=True))
     print(f"{alike} of {masks[0].num_total} groups are alike in the masks of 1 and 2 processes")
-
-
-def flat(mask: GroupMask) -> list[int]:
-    return [bit for row in mask.z for bit in row]

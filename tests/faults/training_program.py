@@ -106,7 +106,6 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
     done = subprocess.run(
         [program, "launch", "--main_process_port", "0", *arguments, *module],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

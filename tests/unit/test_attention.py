@@ -178,8 +178,7 @@ def test_packed_and_padded_documents_are_kept_apart(model: PreTrainedModel) -> N
     """transformers looks for documents only where no attention_mask is given."""
     ids = random_tokens(1, 60)
     positions = torch.cat([packed_positions(20, 30), torch.zeros(1, 10, dtype=torch.long)], dim=1)
-    attention_mask = torch.ones_like(ids)
-    attention_mask[:, 50:] = 0
+    attention_mask = (torch.arange(60) < 50).long()[None]
     padded = logits(model, ids, MIXED, position_ids=positions, attention_mask=attention_mask)
     packed = logits(model, ids[:, :50], MIXED, position_ids=positions[:, :50])
     assert_close(padded[:, :50], packed)

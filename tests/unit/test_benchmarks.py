@@ -8,26 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from benchmarks import _memory, _models, _timing, gpu, latency, search
 from benchmarks.__main__ import run_benchmark
 from bosch.hybrid.models import deploy
 from bosch.masks.mask import GroupMask, num_windowed
 from recipes.presets import SMOKE_MODEL
-from tests.model_factory import MIXED, kv_entries, random_tokens, tiny_model
+from tests.model_factory import MIXED, tiny_model
 
 CPU = torch.device("cpu")
 ON_CPU = ("--device", "cpu")
 TINY_LATENCY = "--chunk 16 --tokens 2 --window 8 --device cpu".split()
 RunBenchmark = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -266,15 +258,3 @@ def test_the_shapes_have_the_parameters_their_names_say() -> None:
         assert folder is None
         model = _models.make_dense(config, torch.device("meta"), torch.bfloat16, "sdpa")
         assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.05)
-
-
-def test_a_ratio_is_set_on_a_hybrid_as_it_is_and_chunks_fill_its_cache() -> None:
-    model, ids = deploy(tiny_model("qwen3"), MIXED, 8), random_tokens(1, 30)
-    pieces = [*ids.split(16, dim=1), ids[:, :1]]
-    cache = DynamicCache(config=model.config)
-    assert len(list(latency.run_steps(model, pieces, cache))) == 3
-    assert kv_entries(cache) == [n * 31 + (4 - n) * 7 for n in map(sum, MIXED)]
-    _models.set_hybrid(model, 0.5, 4)
-    cache = DynamicCache(config=model.config)
-    list(latency.run_steps(model, pieces, cache))
-    assert kv_entries(cache) == [2 * 31 + 2 * 3] * 3

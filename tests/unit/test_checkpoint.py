@@ -163,21 +163,19 @@ def test_an_extra_module_with_parameters_in_the_optimizer_is_kept(tmp_path: Path
 # --------------------------------------------------------------------------------- which are kept
 
 
-def test_rolling_checkpoints_go_and_milestones_stay(tmp_path: Path) -> None:
+def test_rolling_checkpoints_go_and_milestones_and_what_a_run_came_from_stay(
+    tmp_path: Path,
+) -> None:
     state, checkpoints = make_state(), Checkpoints(tmp_path, FACTS, keep=2)
     for step in range(1, 8):
         train(state, step - 1, step)
         checkpoints.save(state, step, milestone=step in (2, 4))
     assert names(tmp_path) == [f"step-{n:06d}" for n in (2, 4, 6, 7)]
-
-
-def test_the_checkpoint_a_run_came_from_is_not_removed_by_it(tmp_path: Path) -> None:
-    saved(tmp_path, (3,))
-    state, checkpoints = make_state(), Checkpoints(tmp_path, FACTS, keep=1)
+    checkpoints = Checkpoints(tmp_path, FACTS, keep=1)
     checkpoints.load_newest(state)
-    for step in (4, 5):
+    for step in (8, 9):
         checkpoints.save(state, step, milestone=False)
-    assert names(tmp_path) == ["step-000003", "step-000005"]
+    assert names(tmp_path) == [f"step-{n:06d}" for n in (2, 4, 7, 9)]
 
 
 def test_leftovers_of_killed_saves_and_removals_go_and_a_users_copy_stays(tmp_path: Path) -> None:
@@ -246,9 +244,13 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_is_loaded(
 
 
 def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:
-    saved(tmp_path)
-    for name in names(tmp_path):
-        flip(tmp_path / name / "__0_0.distcp")
+    for _ in range(2):
+        saved(tmp_path)
+        flip(tmp_path / "step-000005" / "__0_0.distcp")
+        assert Checkpoints(tmp_path, FACTS, 2).load_newest(make_state()) == 3
+    aside = {path.name for path in tmp_path.glob(".step*")}
+    assert aside == {".step-000005.bad", ".step-000005-2.bad"}
+    flip(tmp_path / "step-000003" / "__0_0.distcp")
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged .*--fresh"):
             Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
@@ -256,16 +258,6 @@ def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:
     saved(tmp_path / "elsewhere", (3,))
     shutil.copytree(tmp_path / "elsewhere" / "step-000003", tmp_path / "step-000003")
     assert Checkpoints(tmp_path, FACTS, 2).load_newest(make_state()) == 3
-
-
-def test_the_same_step_damaged_twice_is_set_aside_twice(tmp_path: Path) -> None:
-    for _ in range(2):
-        saved(tmp_path)
-        flip(tmp_path / "step-000005" / "__0_0.distcp")
-        Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
-    assert {path.name for path in tmp_path.glob(".step*")} == {
-        f".step-000005{number}.bad" for number in ("", "-2")
-    }
 
 
 def test_checkpoints_may_be_deleted_once_the_stage_is_complete(tmp_path: Path) -> None:

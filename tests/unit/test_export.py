@@ -58,7 +58,7 @@ for folder in sys.argv[2:]:
 def load_alone(modules: Path, *folders: Path) -> str:
     command = [sys.executable, "-c", ALONE, *map(str, folders)]
     # Not in the repository's folder, and with a cache of code that nobody shares.
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(modules)}
+    environment = os.environ | {"HF_MODULES_CACHE": str(modules)}
     done = subprocess.run(command, cwd=modules, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

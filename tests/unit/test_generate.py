@@ -44,13 +44,8 @@ def recomputed(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | Non
 
 
 def generate(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
-    kwargs = {
-        "attention_mask": torch.ones_like(ids),
-        "max_new_tokens": NEW_TOKENS,
-        "do_sample": False,
-        **kwargs,
-    }
-    out: Tensor = model.generate(ids, **kwargs)
+    defaults = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS}
+    out: Tensor = model.generate(ids, **(defaults | {"do_sample": False} | kwargs))
     return out
 
 
@@ -84,15 +79,11 @@ def continued(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 def assisted(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """By a model whose guesses are often wrong: its tokens are taken back from both caches."""
-    return generate(model, ids, assistant_model=assistant(model))
-
-
-def assistant(model: PreTrainedModel) -> PreTrainedModel:
-    made = hybrid(model.config.model_type.removeprefix("bosch_"), window_tokens=5)
+    assistant = hybrid(model.config.model_type.removeprefix("bosch_"), window_tokens=5)
     with torch.no_grad():
-        for weights, theirs in zip(made.parameters(), model.parameters(), strict=True):
+        for weights, theirs in zip(assistant.parameters(), model.parameters(), strict=True):
             weights.copy_(theirs + 0.02 * torch.randn_like(theirs))
-    return made
+    return generate(model, ids, assistant_model=assistant)
 
 
 WAYS: dict[str, Way] = {

@@ -26,7 +26,6 @@ def start(arguments: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
     accelerate = Path(sys.executable).with_name("accelerate")
     return subprocess.Popen(
         [accelerate, "launch", *arguments, tmp_path / "program.py"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

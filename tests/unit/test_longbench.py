@@ -296,7 +296,6 @@ def test_the_command_scores_rows_and_keeps_their_fields(
     ("row", "message"),
     [
         ({"dataset": "trek"}, "did you mean 'trec'"),
-        ({"dataset": "trec"}, "need `all_classes`"),
         ({"dataset": "lcc", "prediction": None}, "field `prediction` must be a text"),
         ({"dataset": "lcc", "answers": "x"}, "must be a list of texts"),
         ({"dataset": "passage_retrieval_en"}, "names no paragraph"),

@@ -168,15 +168,12 @@ def test_rtp_llms_window_is_one_token_wider(tmp_path: Path) -> None:
     path = write_json(tmp_path / "config.json", {"headwise_config": config, "hidden_size": 8})
     record, notes = take(path, "headwise")
     assert record.mask == GroupMask.from_rows(["1100", "0001"], 16)
-    assert "also see the first 4 tokens; our window has no sinks" in notes
-    assert "all heads see the whole of a text under 100 tokens" in notes
-    assert "the window is 16 tokens, the file's swa_token_num + 1." in notes
     assert record.settings["swa_token_num"] == 15
-
+    for part in ("the first 4 tokens; our", "a text under 100 tokens", "swa_token_num + 1."):
+        assert part in notes
     export_mask(record, "headwise", tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_text()) == {
-        "headwise_config": {"sink_token_num": 0, "swa_token_num": 15, "seqlen_threshold": 0} | HEADS
-    }
+    told = {"sink_token_num": 0, "swa_token_num": 15, "seqlen_threshold": 0} | HEADS
+    assert json.loads((tmp_path / "out.json").read_text()) == {"headwise_config": told}
 
 
 def test_what_a_headwise_config_leaves_out_is_as_rtp_llm_has_it(tmp_path: Path) -> None:

@@ -36,14 +36,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in files_of(folder).items() if name != "manifest.json"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "standalone"), [*((family, False) for family in FAMILIES), ("qwen3", True)]
+)
 def test_untrained_model_is_exported_to_the_very_bytes_it_came_from(
-    family: str, tmp_path: Path
+    family: str, standalone: bool, tmp_path: Path
 ) -> None:
-    source = hybrid_folder(tmp_path, family=family, dtype=torch.bfloat16, shard_size="60kB")
+    """With the code that came with it, where there is some."""
+    of_source = {"family": family, "dtype": torch.bfloat16, "shard_size": "60kB"}
+    source = hybrid_folder(tmp_path, standalone, **of_source)
     assert len(weight_files(source)) > 1
     export_model(started(source), source, tmp_path / "step-000001", Group.current())
     assert contents(tmp_path / "step-000001") == contents(source)
+    assert any(name.endswith(".py") for name in contents(source)) == standalone
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -84,13 +89,6 @@ def test_a_half_written_export_is_made_anew_and_a_complete_one_left(tmp_path: Pa
         model.model.norm.weight.mul_(2)
     export_model(model, source, folder, Group.current())
     assert (folder / "manifest.json").read_bytes() == before
-
-
-def test_code_that_came_with_a_standalone_hybrid_goes_along(tmp_path: Path) -> None:
-    source = hybrid_folder(tmp_path, standalone=True)
-    export_model(started(source), source, tmp_path / "step-000001", Group.current())
-    assert contents(tmp_path / "step-000001") == contents(source)
-    assert any(name.endswith(".py") for name in contents(source))
 
 
 def test_a_model_with_more_or_less_than_the_folder_is_refused(tmp_path: Path) -> None:

@@ -54,14 +54,11 @@ def test_an_unknown_name_offers_the_nearest(fruits: str, function) -> None:  # t
     assert suggest("a", []) == "there are none."
 
 
-@pytest.mark.parametrize(
-    ("docstring", "sentence"),
-    [
+def test_first_sentence() -> None:
+    for docstring, sentence in (
         ("One.", "One."),
         ("Needs 2.11 of\n  torch. More.", "Needs 2.11 of torch."),
         ("A title\n\nA paragraph.", "A title"),
         ("", ""),
-    ],
-)
-def test_first_sentence(docstring: str, sentence: str) -> None:
-    assert first_sentence(docstring) == sentence
+    ):
+        assert first_sentence(docstring) == sentence

@@ -63,8 +63,8 @@ def read_terminal(descriptor: int) -> str:
 def test_terminal_gets_a_bar_and_the_log_stays_plain(tmp_path: Path) -> None:
     log = tmp_path / "recover.log"
     ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
     program = PROGRAM.format(log=str(log))
+    environment = os.environ | {"TERM": "xterm"}
     subprocess.run([sys.executable, "-c", program], stdout=theirs, env=environment, check=True)
     os.close(theirs)
     shown = read_terminal(ours)

@@ -41,22 +41,18 @@ def test_the_last_logits_and_the_cache_are_those_of_all_rows(family: str) -> Non
         assert few_rows == [4, 1, 4, 1]
 
 
-def test_under_a_mask_all_rows_are_computed() -> None:
-    model = tiny_model("qwen3")
+@torch.inference_mode()
+def test_under_a_mask_without_a_cache_or_with_other_attention_all_rows_are_computed() -> None:
+    model, ids = tiny_model("qwen3"), random_tokens(2, 50)
     mask = torch.ones(2, 50, dtype=torch.long)
     mask[0, :3] = 0
-    expected, _ = read(model, None, random_tokens(2, 50), attention_mask=mask)
-    found, rows = read(model, 4, random_tokens(2, 50), attention_mask=mask)
+    expected, _ = read(model, None, ids, attention_mask=mask)
+    found, rows = read(model, 4, ids, attention_mask=mask)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert rows[2] == 19
-
-
-@torch.inference_mode()
-def test_without_a_cache_or_with_other_attention_all_rows_are_computed() -> None:
-    model, ids = tiny_model("qwen3"), random_tokens(1, 50)
-    expected = model(ids, use_cache=False).logits
+    whole = model(ids, use_cache=False).logits
     with last_rows_only(model, 4):
-        assert torch.equal(model(ids, use_cache=False).logits, expected)
+        assert torch.equal(model(ids, use_cache=False).logits, whole)
     model.set_attn_implementation("sdpa")
     assert top_layer(model) is None
 

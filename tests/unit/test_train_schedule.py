@@ -19,17 +19,10 @@ def plan_of(settings: TrainConfig, tokens: int, seq_len: int, **more: Any) -> Tr
 def test_the_papers_plan() -> None:
     """1,192 steps of 2^21 tokens; 119 of warm-up; checkpoints at 0, .65, 1.3, 1.95 and 2.5B."""
     config = presets.paper()
-    plan = plan_of(
-        config.train,
-        config.data.tokens,
-        config.data.sequence_length,
-        evaluated_shares=config.eval.checkpoints,
-        world_size=8,
-        device_type="cuda",
-    )
-    assert plan.num_steps == 1192
-    assert plan.batch_tokens == 2**21
-    assert plan.accumulation == 1
+    shares, data = config.eval.checkpoints, config.data
+    cluster = {"evaluated_shares": shares, "world_size": 8, "device_type": "cuda"}
+    plan = plan_of(config.train, data.tokens, data.sequence_length, **cluster)
+    assert (plan.num_steps, plan.batch_tokens, plan.accumulation) == (1192, 2**21, 1)
     billions = [round(plan.tokens_at(step) / 1e9, 2) for step in plan.evaluated_steps]
     assert billions == [0.0, 0.65, 1.3, 1.95, 2.5]
     rates = [learning_rate(config.train, step, plan.num_steps) for step in range(1192)]
