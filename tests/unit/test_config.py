@@ -67,6 +67,7 @@ def test_other_token_counts_are_refused(text: str) -> None:
         ),
         (lambda: MaskConfig(kappa=0), "mask.kappa is 0"),
         (lambda: MaskConfig(ratio_buckets=(0.5, 0.25)), "mask.ratio_buckets must rise"),
+        (lambda: DataConfig(source=()), "data.source is empty"),
         (lambda: DataConfig(tokens=100), "data.tokens is 100, less than one sequence"),
         (lambda: TrainConfig(peak_learning_rate=0), "train.peak_learning_rate is 0"),
         (lambda: TrainConfig(clip_norm=float("inf")), "train.clip_norm is inf"),
