@@ -1,9 +1,13 @@
-"""Tokenizer folders as models on the hub have them, where the same files can give other ids."""
+"""Tokenizers trained in a moment, and tokenizer folders as models on the hub have them, where the
+same files can give other ids."""
 
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import (
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -41,19 +45,26 @@ def blank_first() -> Tokenizer:
     return tokenizer
 
 
-def byte_level() -> Tokenizer:
-    """As Qwen and Llama 3 have it, but with a cut of its own between words."""
+def train_bpe(
+    texts: Iterable[str], size: int, special: list[str], cut: tuple[str | Regex, str] | None = None
+) -> Tokenizer:
+    """A BPE over bytes; `cut` says where its words begin, by a pattern and what becomes of it."""
+    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut is None)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Sequence([pre_tokenizers.Split(*cut), own]) if cut else own
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        initial_alphabet=BYTES,
-        special_tokens=["<unk>", "<s>", "</s>"],
-        show_progress=False,
+        vocab_size=size, special_tokens=special, initial_alphabet=BYTES, show_progress=False
     )
-    tokenizer.train_from_iterator(corpus(10, 0), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def byte_level() -> Tokenizer:
+    """As Qwen and Llama 3 have it, but with a cut of its own between words."""
+    return train_bpe(corpus(10, 0), 600, ["<unk>", "<s>", "</s>"])
 
 
 def one_token_a_byte() -> PreTrainedTokenizerFast:
@@ -75,3 +86,12 @@ def save(tokenizer: Tokenizer, folder: Path, declared: str) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     told = {"tokenizer_class": declared} | SPECIAL
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
+
+
+def with_another_tokenizer(model: Path, folder: Path) -> Path:
+    """A copy of a model folder whose tokenizer lacks the last of its merges."""
+    shutil.copytree(model, folder)
+    told = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    told["model"]["merges"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(told), "utf-8")
+    return folder

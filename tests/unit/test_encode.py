@@ -3,12 +3,13 @@ are decoded."""
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex
 from transformers import PreTrainedTokenizerFast
 
 from data.encode import (
@@ -26,6 +27,7 @@ from data.pack import LEAST_REPRODUCED
 from data.sources.files import FileSource
 from data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
 from data.toy_world.documents import write_document
+from tests.odd_tokenizers import train_bpe
 
 # Numbers one by one as Qwen does it, by threes as Llama 3 does it: two tokenizers that agree on
 # little.
@@ -37,17 +39,9 @@ TEXTS = [write_document(seed=5, number=number) for number in range(60)]
 
 
 def train(digits: str, size: int, begin: bool = False) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    split = pre_tokenizers.Split(Regex(WORDS.format(digits=digits)), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<|begin|>", "<|end|>"] if begin else ["<|end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    words = Regex(WORDS.format(digits=digits))
+    tokenizer = train_bpe(TEXTS, size, special, (words, "isolated"))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
@@ -63,6 +57,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> TokenizerText:
     folder = tmp_path_factory.mktemp("llama")
     train("{1,3}", 1000, begin=True).save_pretrained(folder)
     return read_source_tokenizer(str(folder))
+
+
+def ids_of(tokenizer: Any, text: str) -> np.ndarray:
+    return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
 
 def chunk_of(blocks: list[str] | list[np.ndarray]) -> Chunk:
@@ -91,10 +89,8 @@ def test_a_text_cut_at_line_ends_has_the_tokens_of_the_whole(model: TokenizerTex
     whole = Encoder(model, None).encode(chunk_of([text])).ids
     pieces = [str(piece) for piece, _ in cut_document([text], 500)]
     assert len(pieces) > 20
-    count = len(pieces)
-    chunk = Chunk(
-        list(pieces), [True] + [False] * (count - 1), [False] * (count - 1) + [True], Position(1)
-    )
+    rest = [False] * (len(pieces) - 1)
+    chunk = Chunk(list(pieces), [True, *rest], [*rest, True], Position(1))
     np.testing.assert_array_equal(Encoder(model, None).encode(chunk).ids, whole)
 
 
@@ -171,11 +167,8 @@ def test_foreign_ids_are_decoded_and_encoded_again(
     model: TokenizerText, llama: TokenizerText
 ) -> None:
     stored = llama.load()
-    begin, end = 0, 1
-    ids = [
-        np.array([begin, *stored.encode(text, add_special_tokens=False).ids, end], np.uint32)
-        for text in TEXTS[:8]
-    ]
+    begin, end = np.uint32([0]), np.uint32([1])
+    ids = [np.concatenate([begin, ids_of(stored, text), end]) for text in TEXTS[:8]]
     encoded = Encoder(model, llama).encode(chunk_of(ids))
     expected = Encoder(model, None).encode(chunk_of(TEXTS[:8]))
     np.testing.assert_array_equal(encoded.ids, expected.ids)
@@ -185,7 +178,7 @@ def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
     llama: TokenizerText,
 ) -> None:
     tokenizer = llama.load()
-    ids = np.array(tokenizer.encode("naïve 😀 end", add_special_tokens=False).ids, np.uint32)
+    ids = ids_of(tokenizer, "naïve 😀 end")
     texts = {
         decode_documents(tokenizer, [ids[a:b]])[0]
         for a in range(len(ids))
@@ -199,9 +192,7 @@ def test_ids_of_another_tokenizer_are_told_by_encoding_them_again(
     model: TokenizerText, llama: TokenizerText
 ) -> None:
     own, other = llama.load(), model.load()
-    ids = [
-        np.array(own.encode(text, add_special_tokens=False).ids, np.uint32) for text in TEXTS[:8]
-    ]
+    ids = [ids_of(own, text) for text in TEXTS[:8]]
     assert share_reproduced(own, ids) == 1
     small = [part[part < 700] for part in ids]  # even where every id exists in the other one
     assert share_reproduced(other, small) < LEAST_REPRODUCED

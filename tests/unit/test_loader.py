@@ -1,5 +1,6 @@
 """Batches as a function of the step, for every number of ranks, beside a plain reference."""
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from data.sources.source import WeightedSource
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments
 from data.toy_world.tokenizer import train_tokenizer
+from tests.damage import flip_bit
 
 SEQ_LEN = 128
 
@@ -60,9 +62,8 @@ def test_global_batch_is_the_same_for_every_number_of_ranks(world: int, loader: 
         assert sorted(rows) == sorted(whole.sequences)
         for number, row in zip(whole.sequences, whole.ids_BT, strict=True):
             assert torch.equal(rows[number], row)
-        assert (
-            sum(part.num_targets for part in parts) == whole.num_targets == loader.num_targets(step)
-        )
+        targets = sum(part.num_targets for part in parts)
+        assert targets == whole.num_targets == loader.num_targets(step)
 
 
 def test_step_beyond_the_stored_orders_or_world_that_does_not_divide_is_refused(
@@ -149,33 +150,26 @@ def test_reuse_is_checked_for_tokenizer_length_and_amount(
 
 
 def test_damaged_tokens_are_named(folder: Path, tokenizer: TokenizerText, tmp_path: Path) -> None:
-    for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    tokens = tmp_path / "tokens.bin"
-    content = bytearray(tokens.read_bytes())
-    content[1000] ^= 1
-    tokens.write_bytes(content)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    content = flip_bit(copy / "tokens.bin", 1000)
     with pytest.raises(ValueError, match=r"tokens\.bin is damaged"):
-        check_reuse(tmp_path, tokenizer.hash, SEQ_LEN, 1)
-    tokens.write_bytes(content[:-2])
+        check_reuse(copy, tokenizer.hash, SEQ_LEN, 1)
+    (copy / "tokens.bin").write_bytes(content[:-2])
     with pytest.raises(ValueError, match=r"tokens\.bin has .* it is damaged"):
-        open_tokens(tmp_path, tokenizer.hash)
+        open_tokens(copy, tokenizer.hash)
     with pytest.raises(FileNotFoundError, match="no finished tokens"):
         open_tokens(tmp_path / "elsewhere", tokenizer.hash)
 
 
-def test_prefetch_gives_the_same_batches_in_order(loader: Loader) -> None:
-    got = list(prefetch(loader.batch, range(3, 7)))
-    assert [step for step, _ in got] == [3, 4, 5, 6]
-    for step, batch in got:
+def test_prefetch_gives_the_same_batches_in_order_and_an_error_at_its_step(loader: Loader) -> None:
+    batches = prefetch(loader.batch, range(3, 10))
+    for step in range(3, 8):
+        found, batch = next(batches)
+        assert found == step
         assert torch.equal(batch.ids_BT, loader.batch(step).ids_BT)
-
-
-def test_error_in_the_prefetch_thread_comes_out_at_its_step(loader: Loader) -> None:
-    batches = prefetch(loader.batch, range(6, 10))
-    assert [next(batches)[0], next(batches)[0]] == [6, 7]
     with pytest.raises(ValueError, match="no batch for step 8"):
         next(batches)
+    assert [step for step, _ in prefetch(loader.batch, range(3, 7))] == [3, 4, 5, 6]
 
 
 def test_prefetch_that_is_left_early_ends_its_thread(loader: Loader) -> None:

@@ -1,6 +1,7 @@
 """The NIAH builder against a plain rewriting of spec/eval.md 1.1 to 1.6, and texts made by hand."""
 
 import random
+import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data.essays import Essays, SentenceEnds, read_essays
@@ -30,6 +31,7 @@ from data.needles import (
     pairs_in,
     write_example,
 )
+from tests.odd_tokenizers import train_bpe
 
 WORDS = sorted(
     f"{a}-{n}" for a in ("old", "ad hoc", "shiny") for n in ("cat", "arm-rest", "TV", "dew")
@@ -61,18 +63,8 @@ def cut_at_full_stops(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def tokenizer(essay_words: list[str]) -> PreTrainedTokenizerFast:
     """A small byte-level BPE, with a start token that must not be counted."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<s>"],
-        show_progress=False,
-    )
     lines = [" ".join(essay_words), *WORDS, *(task_text(TASKS[name]) for name in PAPER_TASKS)]
-    backend.train_from_iterator(lines, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    return PreTrainedTokenizerFast(tokenizer_object=train_bpe(lines, 600, ["<s>"]), bos_token="<s>")
 
 
 def task_text(task: NeedleTask) -> str:
@@ -104,6 +96,7 @@ class Specified(NamedTuple):
     v: int
 
 
+FIELDS = ("index", "input", "answer_prefix", "outputs", "length")
 # The table of spec/eval.md 1.1.
 SPECIFIED = {
     "niah_single_1": Specified("noise", "words", "numbers", 1, 1, 1),
@@ -146,11 +139,9 @@ def slow_rows(
         needles: list[str] = []
         for _ in range(k):
             keys.append(random_thing(task.key))
-            values.append([])
-            for _ in range(task.v):
-                values[-1].append(random_thing(task.value))
-                needle = needle_form.format(type=task.value, key=keys[-1], value=values[-1][-1])
-                needles.append(needle)
+            values.append([random_thing(task.value) for _ in range(task.v)])
+            for value in values[-1]:
+                needles.append(needle_form.format(type=task.value, key=keys[-1], value=value))
         random.Random(seed).shuffle(needles)
 
         if task.haystack == "essay":
@@ -159,16 +150,12 @@ def slow_rows(
                 words = words + essay_words
             sentences = cut(" ".join(words[:num_haystack]).strip())
             depths = rng.sample([round(i * 100 / 39) for i in range(40)], len(needles))
-            positions = [int(len(sentences) * (depth / 100)) for depth in depths]
-            positions.sort()
-            parts = []
-            before = 0
-            for j in range(len(needles)):
-                parts.append(" ".join(sentences[before : positions[j]]))
-                parts.append(needles[j])
-                before = positions[j]
-            parts.append(" ".join(sentences[before:]))
-            context = " ".join(parts)
+            positions = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
+            parts, before = [], 0
+            for needle, position in zip(needles, positions, strict=True):
+                parts += [" ".join(sentences[before:position]), needle]
+                before = position
+            context = " ".join([*parts, " ".join(sentences[before:])])
         else:
             lines = []
             for _ in range(num_haystack):
@@ -177,17 +164,13 @@ def slow_rows(
                 else:
                     key, value = random_thing(task.key), random_thing(task.value)
                     lines.append(needle_form.format(type=task.value, key=key, value=value))
-            indexes = rng.sample(range(num_haystack), len(needles))
-            indexes.sort()
-            indexes.reverse()
-            for j in range(len(needles)):
-                lines = [*lines[: indexes[j]], needles[j], *lines[indexes[j] :]]
+            indexes = sorted(rng.sample(range(num_haystack), len(needles)), reverse=True)
+            for needle, index in zip(needles, indexes, strict=True):
+                lines.insert(index, needle)
             context = "\n".join(lines)
 
         asked = rng.sample(range(k), task.q)
-        answers = []
-        for i in asked:
-            answers.extend(values[i])
+        answers = [value for i in asked for value in values[i]]
         query = keys[asked[0]]
         if len(asked) > 1:
             query = ", ".join(keys[i] for i in asked[:-1]) + ", and " + keys[asked[-1]]
@@ -229,17 +212,9 @@ def slow_rows(
             if used > step:
                 used -= step
             text, answers = generate(used)
-        length = tokens(text)
         place = text.rfind(" The speci")
-        rows.append(
-            {
-                "index": index,
-                "input": text[:place],
-                "answer_prefix": text[place:],
-                "outputs": answers,
-                "length": length,
-            }
-        )
+        row = (index, text[:place], text[place:], answers, tokens(text))
+        rows.append(dict(zip(FIELDS, row, strict=True)))
     return rows
 
 
@@ -264,7 +239,9 @@ def test_examples_are_those_of_the_slow_rewriting(
 ) -> None:
     arguments = (SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
     expected = slow_rows(*arguments, cut_at_full_stops)
-    assert rows_of(build(name, length, 4, seed)) == expected
+    rows = rows_of(build(name, length, 4, seed))
+    assert rows == expected
+    assert {tuple(row) for row in rows} == {FIELDS}  # the order in the file
 
 
 def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_until_it_does(
@@ -288,10 +265,7 @@ def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
 ) -> None:
     nltk = pytest.importorskip("nltk", reason="the slow form cuts essays with nltk")
     essays = read_essays(shared_data / "pg_essays.json")
-    folder = tmp_path / "tokenizers" / "punkt_tab" / "english"
-    folder.mkdir(parents=True)
-    for path in (shared_data / "punkt_tab" / "english").iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(shared_data / "punkt_tab", tmp_path / "tokenizers" / "punkt_tab")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     lengths = {"niah_single_2": 4000, "niah_multikey_1": 6000, "niah_multivalue": 9000}
     for name, length in lengths.items():
@@ -317,19 +291,6 @@ def test_the_text_with_one_answer_is_in_the_singular() -> None:
     )
 
 
-def test_the_text_with_several_answers_is_in_the_plural(essays: Essays) -> None:
-    example = write_example(TASKS["niah_multiquery"], 500, random.Random(42), 42, WORDS, essays)
-    a, b, c, d = example.queries
-    assert example.input.startswith("Some special magic numbers are hidden within")
-    assert example.input.endswith(
-        f"\nWhat are all the special magic numbers for {a}, {b}, {c}, and {d} mentioned in the "
-        "provided text?"
-    )
-    assert example.answer_prefix == (
-        f" The special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text are"
-    )
-
-
 def test_needles_keep_one_order_in_all_samples_of_a_seed(essays: Essays) -> None:
     # spec/eval.md 1.5: for seed 42 and 4 needles the order is 3, 2, 4, 1.
     rng = random.Random(5)
@@ -341,11 +302,7 @@ def test_needles_keep_one_order_in_all_samples_of_a_seed(essays: Essays) -> None
 
 
 def test_depths_and_steps_are_the_specifications() -> None:
-    listed = (
-        "0 3 5 8 10 13 15 18 21 23 26 28 31 33 36 38 41 44 46 49 51 54 56 59 62 64 67 69 72 74 77 "
-        "79 82 85 87 90 92 95 97 100"
-    )
-    assert list(DEPTHS_PERCENT) == [int(depth) for depth in listed.split()]
+    assert tuple(round(i * 100 / 39) for i in range(40)) == DEPTHS_PERCENT
     # spec/eval.md 1.6
     sizes = Sizes()
     lines, essay = TASKS["niah_multikey_2"], TASKS["niah_single_2"]
@@ -397,9 +354,13 @@ def test_a_length_that_no_haystack_fits_is_refused(build: Build) -> None:
         assert len(build(name, max(needed) + 8, 2)) == 2
 
 
-def test_essay_tasks_without_essays_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_tasks_that_cannot_be_built_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="niah_single_2 hides its needles in essays"):
         build_examples(TASKS["niah_single_2"], 4096, 1, 42, tokenizer, None, WORDS)
+    with pytest.raises(ValueError, match="asks 3 of 2 keys"):
+        NeedleTask("mine", "noise", num_keys=2, num_queries=3)
+    with pytest.raises(ValueError, match="hides 44 needles in an essay"):
+        NeedleTask("mine", "essay", num_keys=11, num_values=4)
 
 
 LETTERS = [chr(code) for code in (*range(65, 91), *range(97, 123))]
@@ -425,13 +386,6 @@ def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(
     assert (lacking.unk_token_id is None) == (declared is None)
     with pytest.raises(ValueError, match="cannot spell a needle"):
         build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
-
-
-def test_impossible_tasks_are_refused() -> None:
-    with pytest.raises(ValueError, match="asks 3 of 2 keys"):
-        NeedleTask("mine", "noise", num_keys=2, num_queries=3)
-    with pytest.raises(ValueError, match="hides 44 needles in an essay"):
-        NeedleTask("mine", "essay", num_keys=11, num_values=4)
 
 
 def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
@@ -519,11 +473,3 @@ def test_needle_distances_count_the_tokens_from_each_asked_needle_on(
         # The last `distance` tokens hold the whole sentence, and one token fewer does not.
         assert needle.sentence in tokenizer.decode(tokens[-distance:])
         assert needle.sentence not in tokenizer.decode(tokens[-distance + 1 :])
-
-
-def test_rows_carry_a_real_index() -> None:
-    example = write_example(TASKS["niah_single_1"], 3, random.Random(1), 1, WORDS, None)
-    row = example.to_row(17)
-    assert list(row) == ["index", "input", "answer_prefix", "outputs", "length"]
-    assert row["index"] == 17
-    assert row["outputs"] == list(example.outputs)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json
 from data import encode
@@ -29,6 +28,8 @@ from data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOK
 from data.tokenizer_files import TokenizerText, describe_tokenizer
 from data.toy_world.documents import ToyDocuments, write_document
 from data.toy_world.tokenizer import train_tokenizer
+from tests.damage import flip_bit
+from tests.odd_tokenizers import train_bpe
 
 DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "dropped_too_short")
 
@@ -49,11 +50,13 @@ def pack(
 
 
 def write_texts(folder: Path, texts: list[str]) -> FileSource:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "texts.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    )
-    return FileSource(folder / "texts.jsonl")
+    return FileSource(write_rows(folder / "texts.jsonl", [{"text": text} for text in texts]))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -85,9 +88,8 @@ def check_exact(
     inside = {end for end in ends if end < size} | ({size} if size else set())
     assert set(np.load(folder / HELD_OUT_DOC_ENDS).tolist()) == inside
     if config.tokens is None:
-        assert (
-            counts["dropped_in_tail"] == len(stream) - start - len(tokens) < config.sequence_length
-        )
+        tail = len(stream) - start - len(tokens)
+        assert counts["dropped_in_tail"] == tail < config.sequence_length
         assert counts["tokens_read"] == sum(map(len, documents))
     check_counts(counts)
     assert (counts["tokens_kept"], counts["tokens_held_out"]) == (len(tokens), size)
@@ -180,9 +182,7 @@ def test_bytes_are_the_same_for_every_number_of_workers(
     (folder / "giant.txt").write_text(text * 2)
     found = []
     for count in (1, 2, 4):
-        config = PackConfig(
-            sequence_length=256, held_out_sequences=2, workers=count, chunk_chars=50_000
-        )
+        config = PackConfig(256, held_out_sequences=2, workers=count, chunk_chars=50_000)
         found.append(pack(tmp_path / str(count), tokenizer, config, FileSource(folder)))
     assert found[0] == found[1] == found[2]
     assert len(found[0]["tokens.bin"]) > 1_000_000
@@ -196,9 +196,7 @@ def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> Non
     summary = read_sealed_json(tmp_path / "tokens.json")
     assert [counts["tokens_kept"] for counts in summary["sources"]] == [3000, 7000]
     assert [counts["tokens_held_out"] for counts in summary["sources"]] == [90, 210]
-    assert 3000 in np.load(
-        tmp_path / "doc_ends.npy"
-    )  # a document does not go on in the next source
+    assert 3000 in np.load(tmp_path / DOC_ENDS)  # no document goes on in the next source
     for counts in summary["sources"]:
         check_counts(counts)
 
@@ -255,13 +253,18 @@ def test_setting_that_cannot_be_met_is_refused(
         pack_documents(open_sources(sources, 0, None), tokenizer, PackConfig(**settings), tmp_path)
 
 
-def test_source_that_is_too_small_is_an_error_and_not_a_smaller_corpus(
+def test_too_small_a_source_and_bad_text_leave_nothing_that_counts_as_done(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
     source = write_texts(tmp_path / "in", ["one", "two"])
     with pytest.raises(ValueError, match="tokens in 2 documents, but 720 were asked of it"):
         pack(tmp_path, tokenizer, PackConfig(10, tokens=700, held_out_sequences=2), source)
-    assert not (tmp_path / "tokens.json").exists()
+    write_texts(tmp_path / "bad", [write_document(0, n) for n in range(9)])
+    (tmp_path / "bad" / "z.txt").write_bytes(b"fine at first \xe9t\xe9")
+    bad = FileSource(tmp_path / "bad")
+    with pytest.raises(ValueError, match=r"z\.txt: byte"):
+        pack(tmp_path / "out", tokenizer, PackConfig(64, chunk_chars=500), bad)
+    assert not [*tmp_path.rglob("tokens.json")]
 
 
 def test_documents_without_text_are_counted_and_told(
@@ -271,14 +274,13 @@ def test_documents_without_text_are_counted_and_told(
     lines: list[str] = []
     monkeypatch.setattr("data.pack.say", lines.append)
     rows = [{"text": None if n % 4 == 1 else write_document(0, n)} for n in range(40)]
-    (tmp_path / "in").mkdir()
-    path = tmp_path / "in" / "train.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = []
-    for name, texts in (("hub", None), ("plain", [row["text"] for row in rows if row["text"]])):
-        folder = tmp_path / f"{name} in"
-        source = HubSource(str(path.parent)) if texts is None else write_texts(folder, texts)
-        found.append(pack(tmp_path / name, tokenizer, PackConfig(64), source)["tokens.bin"])
+    path = write_rows(tmp_path / "in" / "train.jsonl", rows)
+    texts = [row["text"] for row in rows if row["text"]]
+    sources = {"hub": HubSource(str(path.parent)), "plain": write_texts(tmp_path / "texts", texts)}
+    found = [
+        pack(tmp_path / name, tokenizer, PackConfig(64), source)["tokens.bin"]
+        for name, source in sources.items()
+    ]
     assert found[0] == found[1]
     (counts,) = read_sealed_json(tmp_path / "hub" / "tokens.json")["sources"]
     assert (counts["documents"], counts["documents_empty"]) == (40, 10)
@@ -338,17 +340,6 @@ def test_a_share_of_no_token_needs_no_file(tmp_path: Path, tokenizer: TokenizerT
     assert read_sealed_json(tmp_path / "tokens.json")["sources"][1]["tokens_kept"] == 0
 
 
-def test_bad_text_leaves_nothing_that_counts_as_done(
-    tmp_path: Path, tokenizer: TokenizerText
-) -> None:
-    folder = tmp_path / "in"
-    write_texts(folder, [write_document(0, n) for n in range(9)])
-    (folder / "z.txt").write_bytes(b"fine at first \xe9t\xe9")
-    with pytest.raises(ValueError, match=r"z\.txt: byte"):
-        pack(tmp_path, tokenizer, PackConfig(64, chunk_chars=500), FileSource(folder))
-    assert not (tmp_path / "tokens.json").exists()
-
-
 def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_one(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
@@ -357,12 +348,8 @@ def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_on
     stored.save_pretrained(tmp_path / "stored")
     own.save_pretrained(tmp_path / "own")
     texts = [write_document(0, n) for n in range(60)]
-    rows = [
-        json.dumps({"text": stored(text, add_special_tokens=False)["input_ids"]}) + "\n"
-        for text in texts
-    ]
-    path = tmp_path / "ids.jsonl"
-    path.write_text("".join(rows))
+    rows = [{"text": stored(text, add_special_tokens=False)["input_ids"]} for text in texts]
+    path = write_rows(tmp_path / "ids.jsonl", rows)
     config = PackConfig(sequence_length=64, held_out_sequences=1)
     with pytest.raises(ValueError, match="Whose they are cannot be seen"):
         pack(tmp_path / "unnamed", tokenizer, config, FileSource(path))
@@ -483,10 +470,7 @@ def test_damage_done_while_packing_was_interrupted_is_named(
 ) -> None:
     with interrupted_after(17):
         pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
-    path = tmp_path / "tokens.bin"
-    content = bytearray(path.read_bytes())
-    content[100] ^= 1
-    path.write_bytes(content)
+    flip_bit(tmp_path / TOKENS, 100)
     with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is damaged between bytes"):
         pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
 
@@ -528,18 +512,6 @@ def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Pa
 def cut_at_blanks(text: str) -> TokenizerText:
     """A tokenizer that needs as much memory as any, and a third of the time: most of it goes into
     finding words."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(" ", "merged_with_next"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    trainer = trainers.BpeTrainer(
-        vocab_size=4000,
-        special_tokens=["<end>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(text.splitlines()[:2000], trainer)
+    lines = text.splitlines()[:2000]
+    tokenizer = train_bpe(lines, 4000, ["<end>"], (" ", "merged_with_next"))
     return TokenizerText(tokenizer.to_str(), end_id=0)

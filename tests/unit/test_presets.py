@@ -10,13 +10,8 @@ from bosch.assets import asset_folder
 from bosch.model import PAPER_SHAPES, ModelShape, find_model, read_model_config, read_shape
 from recipes.presets import choose, for_stage, paper, scaled_paper, smoke, tiny
 
-SIX_TASKS = (
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
+SIX_TASKS = tuple(
+    f"niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)
 )
 
 
@@ -44,8 +39,7 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert config.model == model
     assert (config.ratio, config.window, config.method) == (0.75, 1_024, "bosch")
 
-    assert config.calibration.examples == 64
-    assert config.calibration.length == 32_768
+    assert (config.calibration.examples, config.calibration.length) == (64, 32_768)
     assert config.calibration.tasks == SIX_TASKS  # equal shares of the six [ours]
     assert config.calibration.questions_per_context == 1
 
@@ -55,8 +49,7 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert config.mask.razor_recent_share == 1 / 4
 
     assert config.data.source == ("prolong-64k",)
-    assert config.data.tokens == 2_500_000_000
-    assert config.data.sequence_length == 32_768
+    assert (config.data.tokens, config.data.sequence_length) == (2_500_000_000, 32_768)
     assert config.data.document_mask is True  # [ours]
 
     assert config.train.batch_sequences == 64
@@ -80,9 +73,9 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
 
 def test_tiny_preset_fits_the_embedded_model() -> None:
     config = tiny()
-    assert config.calibration.examples == 48
-    assert config.calibration.examples // config.calibration.questions_per_context == 12
-    assert config.calibration.length == 1_024
+    calibration = config.calibration
+    assert (calibration.examples, calibration.length) == (48, 1_024)
+    assert calibration.questions_per_context == 4
     assert config.mask.kappa == 30
     assert config.eval.niah_lengths == (512, 1_024)
     assert (config.eval.niah_samples, config.eval.longbench_rows) == (8, 6)
@@ -117,12 +110,11 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
     assert config.train.batch_sequences * config.data.sequence_length == 2_097_152
     assert config.eval.niah_lengths == (512, 1_024, 2_048, 4_096)
     assert paper(model) == config
-
-
-def test_paper_settings_do_not_grow_with_the_positions(tmp_path: Path) -> None:
+    # They do not grow with them.
     config = scaled_paper(model_folder(tmp_path / "long", positions=262_144))
-    assert config.calibration.length == 32_768
-    assert config.window == 1_024
+    assert (config.calibration.length, config.window) == (32_768, 1_024)
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        read_shape(model_folder(tmp_path / "odd", positions=None))
 
 
 def test_model_without_preset_gets_the_paper_scaled_and_is_told(tmp_path: Path) -> None:
@@ -136,6 +128,8 @@ def test_model_without_preset_gets_the_paper_scaled_and_is_told(tmp_path: Path) 
     # The paper's 4 at once would not fit its GPUs by our figures, and change no result.
     assert known.train.micro_batch_sequences is None
     assert "train.attention flash -> auto" in line
+    other, _ = choose("tiny", "Qwen/Qwen3-8B-Base")
+    assert other == dataclasses.replace(tiny(), model="Qwen/Qwen3-8B-Base")
 
 
 def test_a_stage_s_own_command_is_set_up_as_recover_py_would_be(tmp_path: Path) -> None:
@@ -145,11 +139,6 @@ def test_a_stage_s_own_command_is_set_up_as_recover_py_would_be(tmp_path: Path) 
     assert for_stage(["--out", "x", f"--model={model}"]) == scaled_paper(model)
 
 
-def test_presets_take_another_model() -> None:
-    config, _ = choose("tiny", "Qwen/Qwen3-8B-Base")
-    assert config == dataclasses.replace(tiny(), model="Qwen/Qwen3-8B-Base")
-
-
 def test_models_are_found_by_folder_by_shipped_name_and_by_hub_id(tmp_path: Path) -> None:
     assert find_model("tiny-qwen3") == asset_folder("tiny-qwen3")
     assert find_model(str(tmp_path)) == tmp_path
@@ -157,8 +146,3 @@ def test_models_are_found_by_folder_by_shipped_name_and_by_hub_id(tmp_path: Path
     for missing in ("./nope", "nope", "/no/such/folder", "a/b/c"):
         with pytest.raises(FileNotFoundError, match=f"--model {missing}: there is no such folder"):
             find_model(missing)
-
-
-def test_model_that_states_no_positions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max_position_embeddings"):
-        read_shape(model_folder(tmp_path / "odd", positions=None))

@@ -39,26 +39,22 @@ def test_layers_are_raised_in_order_until_the_budget_is_met() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "groups", "profiles"),
+    ("layers", "groups", "profiles"),  # at .25, .5, .75 and .875
     [
-        (28, 8, {0.25: (15, 3, 5, 5, 0), 0.5: (6, 6, 6, 2, 8), 0.75: (0, 6, 4, 2, 16)}),
-        (36, 8, {0.25: (21, 1, 7, 7, 0), 0.5: (8, 7, 7, 5, 9), 0.75: (0, 8, 5, 2, 21)}),
-        (40, 8, {0.25: (24, 0, 8, 8, 0), 0.5: (8, 8, 8, 8, 8), 0.75: (0, 8, 8, 0, 24)}),
-        (48, 4, {0.25: (27, 3, 9, 9, 0), 0.5: (10, 10, 10, 6, 12), 0.75: (0, 10, 8, 2, 28)}),
-        (28, 8, {0.875: (0, 0, 6, 2, 20)}),
-        (36, 8, {0.875: (0, 0, 8, 2, 26)}),
-        (40, 8, {0.875: (0, 0, 8, 4, 28)}),
-        (48, 4, {0.875: (0, 0, 10, 4, 34)}),
-        (8, 8, {0.5: (2, 2, 0, 2, 2)}),  # figure 1
+        (28, 8, ((15, 3, 5, 5, 0), (6, 6, 6, 2, 8), (0, 6, 4, 2, 16), (0, 0, 6, 2, 20))),
+        (36, 8, ((21, 1, 7, 7, 0), (8, 7, 7, 5, 9), (0, 8, 5, 2, 21), (0, 0, 8, 2, 26))),
+        (40, 8, ((24, 0, 8, 8, 0), (8, 8, 8, 8, 8), (0, 8, 8, 0, 24), (0, 0, 8, 4, 28))),
+        (48, 4, ((27, 3, 9, 9, 0), (10, 10, 10, 6, 12), (0, 10, 8, 2, 28), (0, 0, 10, 4, 34))),
+        (8, 8, (None, (2, 2, 0, 2, 2), None, None)),  # figure 1
     ],
 )
 def test_profiles_of_the_papers_models(
-    layers: int, groups: int, profiles: dict[float, tuple[int, ...]]
+    layers: int, groups: int, profiles: tuple[tuple[int, ...] | None, ...]
 ) -> None:
     scores = [layer / layers for layer in range(layers)]
-    for rho, profile in profiles.items():
+    for rho, profile in zip((0.25, 0.5, 0.75, 0.875), profiles, strict=True):
         found = Counter(allocate_ratios(scores, 1.0, rho, groups))
-        assert tuple(found[bucket] for bucket in FIVE) == profile
+        assert profile in (None, tuple(found[bucket] for bucket in FIVE))
 
 
 def test_an_odd_budget_leaves_one_layer_off_the_grid() -> None:
@@ -71,12 +67,8 @@ def test_an_odd_budget_leaves_one_layer_off_the_grid() -> None:
 @pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
 def test_numbers_may_come_from_any_library(kind: Callable[[Sequence[float]], Any]) -> None:
     # The example above, and one whose ties are decided by the second score.
-    assert allocate_ratios(kind((0.40, 0.69, 0.75, 0.95)), kind((1.0,))[0], 0.5, 4, kind(FIVE)) == (
-        0,
-        0.75,
-        0.25,
-        1,
-    )
+    scores, dense = kind((0.40, 0.69, 0.75, 0.95)), kind((1.0,))[0]
+    assert allocate_ratios(scores, dense, 0.5, 4, kind(FIVE)) == (0, 0.75, 0.25, 1)
     tied = (0.25, 0.5, 0.75), 1.0, 0.5, 4, kind((0, 0.5, 1)), kind((-5.0, -4.0, -2.0, -1.0))
     assert allocate_ratios(*tied) == (0.5, 0, 1)
     plan = plan_subproblems(kind((0.5, 0.25, 0.5)), 4)
@@ -88,16 +80,11 @@ def test_numbers_may_come_from_any_library(kind: Callable[[Sequence[float]], Any
 # --- stage 2: order ---
 
 
-def test_equal_drops_are_equal_although_floats_are_not() -> None:
-    assert 0.9 - 0.8 != 0.8 - 0.7
-    assert hardest_first((0.7, 0.8, 0.9), 1.0) == [0, 1, 2]
-    thirds = (0 / 3, 1 / 3, 2 / 3)
-    assert hardest_first(thirds, 1.0) == [0, 1, 2]
-
-
 def test_equal_drops_go_by_the_second_score_and_then_by_depth() -> None:
+    assert 0.9 - 0.8 != 0.8 - 0.7  # equal drops are equal although floats are not
     scores = (0.25, 0.5, 0.75)
-    assert hardest_first(scores, 1.0) == [0, 1, 2]
+    for equal in (scores, (0.7, 0.8, 0.9), (0 / 3, 1 / 3, 2 / 3)):
+        assert hardest_first(equal, 1.0) == [0, 1, 2]
     assert hardest_first(scores, 1.0, (-5.0, -4.0, -2.0, -1.0)) == [1, 0, 2]  # drops 1, 2, 1
     # Layer 1 drops most on the first score: the second has no say.
     assert hardest_first((0.25, 0.5, 1.0), 1.25, (-5.0, -4.0, -1.0, -1.0)) == [1, 0, 2]
@@ -195,6 +182,11 @@ def test_subproblems_of_an_example() -> None:
         ((4,), 0.0, "none", 0, 0),
     ]
     assert [p.num_variables for p in plan] == [16, 16, 8, 8]
+    # Two layers of 8 at 0.3: 4.8 of 16 groups, not twice 2.4 of 8.
+    assert [p.num_windowed for p in plan_subproblems((0.3, 0.3), 8)] == [5]
+    assert plan_subproblems((0.5,), 8, kappa=70)[0].method == "exhaustive"  # C(8, 4) = 70
+    part = plan_subproblems((0.5,), 8, kappa=69)[0]
+    assert (part.method, part.evaluations) == ("optimizer", 69)
 
 
 def test_parts_are_few_and_alike_the_lower_ones_larger() -> None:
@@ -205,17 +197,6 @@ def test_parts_are_few_and_alike_the_lower_ones_larger() -> None:
     assert [p.layers for p in plan_subproblems((0.5,) * 3, 8, max_layers=2)] == [(0, 1), (2,)]
     assert [len(p.layers) for p in plan_subproblems((0.5,) * 10, 4)] == [5, 5]  # 8 layers of 4
     assert [len(p.layers) for p in plan_subproblems((0.5,) * 2, 64)] == [1, 1]
-
-
-def test_the_quota_is_of_the_union_of_a_parts_layers() -> None:
-    # Two layers of 8 at 0.3: 4.8 of 16 groups, not twice 2.4 of 8.
-    assert [p.num_windowed for p in plan_subproblems((0.3, 0.3), 8)] == [5]
-
-
-def test_a_part_is_enumerated_where_the_budget_allows() -> None:
-    assert plan_subproblems((0.5,), 8, kappa=70)[0].method == "exhaustive"  # C(8, 4) = 70
-    part = plan_subproblems((0.5,), 8, kappa=69)[0]
-    assert (part.method, part.evaluations) == ("optimizer", 69)
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 200))

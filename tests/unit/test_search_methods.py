@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
-from bosch.method import Context
 from bosch.methods import _choose, bosch, bosch_plus, global_swap
 from bosch.methods._settings import default_settings
 from bosch.plugins import list_plugins, load_plugin
@@ -53,22 +52,12 @@ def run(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> Any
     def run_method(
         name: str, folder: str = "mask", ratio: float = 0.5, **settings: Any
     ) -> MaskFile:
-        context = context_of(
-            load_plugin("bosch.methods", name),
-            model,
-            calibration,
-            tmp_path / folder,
-            FEW | settings,
-            window_tokens=WINDOW,
-            ratio=ratio,
-        )
-        return write(name, context)
+        method, all_settings = load_plugin("bosch.methods", name), FEW | settings
+        place = (model, calibration, tmp_path / folder)
+        context = context_of(method, *place, all_settings, window_tokens=WINDOW, ratio=ratio)
+        return _choose.write_selection(name, context, _choose.make_mask(name, context), 0.0)
 
     return run_method
-
-
-def write(name: str, context: Context) -> MaskFile:
-    return _choose.write_selection(name, context, _choose.make_mask(name, context), 0.0)
 
 
 def trace_of(record: MaskFile) -> dict[str, Any]:
@@ -111,6 +100,7 @@ def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run:
 def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> None:
     """Read from the journal: above the layer at work stands the best mask found there."""
     record = run("bosch_single", kappa=100)
+    assert record.seed is None  # all is enumerated: it had no part
     lines = lines_of(tmp_path / "mask")
     for layer in (2, 1, 0):
         tried = [line for line in lines if line["stage"] == f"stage 1, layer {layer}"]
@@ -201,7 +191,7 @@ def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> No
 @pytest.mark.parametrize("optimizer", ["one_plus_one", "swap"])
 def test_bosch_takes_every_optimizer(run: Any, optimizer: str) -> None:
     record = run("bosch", optimizer=optimizer)
-    assert record.mask.num_windowed == 6
+    assert (record.mask.num_windowed, record.seed) == (6, 0)
     assert {step["method"] for step in steps_of(record, "stage 1")} == {optimizer}
 
 
@@ -246,11 +236,6 @@ def asked(line: bytes) -> Any:
     return [content.get(key) for key in ("number", "stage", "z", "threshold", "value", "exact")]
 
 
-def test_the_seed_is_in_the_record_where_it_had_a_part(run: Any) -> None:
-    assert run("bosch").seed == 0
-    assert run("bosch_single", "enumerated", kappa=100).seed is None
-
-
 # --- limits ---
 
 
@@ -272,11 +257,6 @@ def test_the_best_exact_mask_of_a_search_cut_short_is_kept(run: Any, tmp_path: P
     met = [line for line in lines if "".join(line["z"]).count("0") == 6 and line["exact"]]
     best = max(met, key=lambda line: line["value"])
     assert record.mask.row_texts() == best["z"]
-
-
-def test_no_time_at_all_is_refused(run: Any) -> None:
-    with pytest.raises(ValueError, match="--max-hours 0 are over before the dense model"):
-        run("bosch", max_hours=0)
 
 
 def test_a_better_mask_of_an_earlier_stage_is_kept_unless_told_otherwise(
@@ -304,12 +284,9 @@ def test_settings_come_from_the_mask_section() -> None:
     assert {name: getattr(settings, name) for name in changed} == changed
     assert default_settings("razor", MaskConfig(razor_recent_share=0.1)).razor_recent_share == 0.1
     assert default_settings("proxy", MaskConfig(gamma=0.7)).mass_share == 0.95  # another gamma
-
-
-def test_speed_is_no_setting_that_decides() -> None:
-    names = _choose.deciding(bosch.Settings()).keys()
-    assert "kappa" in names
-    assert "accelerations" not in names
+    deciding = _choose.deciding(settings)
+    assert "kappa" in deciding
+    assert "accelerations" not in deciding  # speed decides nothing
 
 
 @pytest.mark.parametrize(
@@ -323,12 +300,9 @@ def test_speed_is_no_setting_that_decides() -> None:
         (lambda: bosch_plus.check(bosch_plus.Settings(rankings=("fischer",))), "mean 'fisher'"),
         (
             lambda: bosch_plus.check(bosch_plus.Settings(optimizer="nomad", start=Path("a.json"))),
-            "--start a.json: nomad starts from the dense model",
+            "--start a.json: nomad",
         ),
-        (
-            lambda: global_swap.check(global_swap.Settings(rankings=("interleave",))),
-            "interleave: this method chooses a mask, it ranks no groups",
-        ),
+        (lambda: global_swap.check(global_swap.Settings(rankings=("interleave",))), "interleave: "),
     ],
 )
 def test_wrong_settings_are_refused(make: Any, message: str) -> None:
@@ -336,30 +310,27 @@ def test_wrong_settings_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_without_nomad_bosch_says_so_and_bosch_plus_works(
+def test_no_time_and_no_nomad_are_refused_and_bosch_plus_needs_none(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(ValueError, match="--max-hours 0 are over before the dense model"):
+        run("bosch", "hours", max_hours=0)
     monkeypatch.setattr(_nomad_process, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install PyNomadBBO"):
         _choose.check_settings("bosch", bosch.Settings())
     assert run("bosch_plus").mask.num_windowed == 6
 
 
-def test_a_search_starts_from_a_mask_that_is_there(run: Any, tmp_path: Path) -> None:
-    path = tmp_path / "first" / "mask.json"
-    first = run("bosch_single", "first")
-    run("global_swap", "second", rankings=(), start=path)
-    lines = (tmp_path / "second" / FILE).read_text().splitlines()
-    begun = json.loads(lines[3])["z"]  # behind the header and the two ends
-    assert begun == first.mask.row_texts()
-    assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
-
-
-def test_a_start_counts_by_what_is_in_it(run: Any, tmp_path: Path) -> None:
+def test_a_search_starts_from_a_mask_which_counts_by_what_is_in_it(
+    run: Any, tmp_path: Path
+) -> None:
     first, other = run("bosch_single", "first"), run("bosch_layer", "other")
     assert first.mask.z != other.mask.z
     path, moved = tmp_path / "first" / "mask.json", tmp_path / "moved.json"
     found = run("global_swap", "second", rankings=(), start=path)
+    begun = lines_of(tmp_path / "second")[2]  # behind the two ends
+    assert begun["z"] == first.mask.row_texts()
+    assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
     path.rename(moved)
     journal = (tmp_path / "second" / FILE).read_bytes()
     assert run("global_swap", "second", rankings=(), start=moved).mask == found.mask

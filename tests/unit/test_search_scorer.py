@@ -71,13 +71,8 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
     model = small_model(seed=1)
     calibration = answered_calibration(model)
     expected = search(ModelObjective(model, calibration, name))
-    for accelerations in (
-        ALL,
-        *ONE_OFF,
-        Accelerations.none(),
-        replace(ALL, memory_gb=0.0),
-        replace(ALL, memory_gb=1e-4),
-    ):
+    little = [replace(ALL, memory_gb=memory) for memory in (0.0, 1e-4)]
+    for accelerations in (ALL, *ONE_OFF, Accelerations.none(), *little):
         objective = objective_of(model, calibration, name, accelerations)
         assert search(objective) == expected, accelerations
         assert objective.score_plainly(expected[0]).value == expected[1]
@@ -166,28 +161,19 @@ def test_a_shelf_keeps_to_its_capacity_and_forgets_the_oldest() -> None:
     assert shelf.get(3) is not None
 
 
-def test_a_model_in_another_mode_is_refused() -> None:
-    model = small_model(attention="sdpa")
+def test_a_model_that_cannot_be_scored_is_refused() -> None:
+    model = small_model()
+    calibration = answered_calibration(model)
     with pytest.raises(ValueError, match="load it with 'bosch'"):
-        Scorer(model, answered_calibration(model), WINDOW)
-    hybrid = deploy(small_model(), MIXED, WINDOW)
+        Scorer(small_model(attention="sdpa"), calibration, WINDOW)
     with pytest.raises(ValueError, match="a hybrid already"):
-        Scorer(hybrid, answered_calibration(small_model()), WINDOW)
-
-
-def test_a_model_that_is_not_its_layers_one_by_one_is_refused() -> None:
-    model = small_model()
-    model.base_model.layers[1].register_forward_hook(lambda *call: call[2] * 1.01)
-    calibration = answered_calibration(model)
-    with pytest.raises(ValueError, match="not its layers one after another"):
-        Scorer(model, calibration, WINDOW)
-
-
-def test_probabilities_that_are_no_numbers_are_an_error() -> None:
-    model = small_model()
-    calibration = answered_calibration(model)
+        Scorer(deploy(small_model(), MIXED, WINDOW), calibration, WINDOW)
     objective = objective_of(model, calibration)
     with torch.no_grad():
         model.base_model.layers[2].mlp.down_proj.weight.fill_(float("inf"))
     with pytest.raises(ValueError, match="not numbers"):
         objective(MIXED)
+    hooked = small_model()
+    hooked.base_model.layers[1].register_forward_hook(lambda *call: call[2] * 1.01)
+    with pytest.raises(ValueError, match="not its layers one after another"):
+        Scorer(hooked, calibration, WINDOW)

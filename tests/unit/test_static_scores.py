@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,8 @@ def make_model(shape: str, dtype: torch.dtype = torch.float64) -> PreTrainedMode
         )
         made: PreTrainedModel = model.to(dtype).eval()
         return made
-    groups = {"gqa": 2, "mha": 4}[shape]
-    model = tiny_model(
-        "qwen3", num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=groups
-    )
-    made = model.to(dtype)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": {"gqa": 2, "mha": 4}[shape]}
+    made = tiny_model("qwen3", num_hidden_layers=2, **heads).to(dtype)
     return made
 
 
@@ -94,19 +92,20 @@ def dcam_by_hand(model: PreTrainedModel, calibration: Calibration) -> Tensor:
 
 
 def apl_by_hand(model: PreTrainedModel, calibration: Calibration) -> list[list[float]]:
-    found: dict[tuple[int, int], list[int]] = {}
+    distances = []
     for haystack in calibration.haystacks:
         weights = matrices(model, haystack).weights_LHTT
         for question in haystack.questions:
             row = question.answer.stop - 1
-            for layer in range(weights.shape[0]):
-                for head in range(weights.shape[1]):
-                    peak = max(range(row + 1), key=weights[layer, head, row].tolist().__getitem__)
-                    found.setdefault((layer, head), []).append(row - peak)
-    shape = weights.shape
+            # The first of equal peaks, as max() takes it.
+            peaks = [
+                [max(range(row + 1), key=head[row].tolist().__getitem__) for head in layer]
+                for layer in weights
+            ]
+            distances.append(row - torch.tensor(peaks))
+    found_LHQ = torch.stack(distances, dim=-1).tolist()
     return [
-        [1 - min(1, statistics.median(found[layer, head]) / WINDOW) for head in range(shape[1])]
-        for layer in range(shape[0])
+        [1 - min(1, statistics.median(values) / WINDOW) for values in layer] for layer in found_LHQ
     ]
 
 
@@ -164,13 +163,8 @@ def razor_by_hand(
 
     def z(pairs: list[tuple[int, int]]) -> Tensor:
         mean = torch.stack([weights[:, :, m, j] for m, j in pairs]).mean(0)
-        rows = [mean.flatten()] * len(mean) if over_model else list(mean)
-        return torch.stack(
-            [
-                (own - row.mean()) / row.std(correction=0)
-                for own, row in zip(mean, rows, strict=True)
-            ]
-        )
+        over = {"dim": (0, 1) if over_model else 1, "keepdim": True}
+        return (mean - mean.mean(**over)) / mean.std(correction=0, **over)
 
     echo = [(m, m - block) for m in range(block, 4 * block)]
     induction = [(m, induction_source(m, block)) for m in range(block, 4 * block)]
@@ -275,15 +269,10 @@ def test_the_probe_of_razor_holds_only_tokens_that_text_has(tmp_path: Path) -> N
     context = replace(context, load_tokenizer=lambda: tokenizer)
     known = set(razor.probe_tokens(context, 2_000, 0).tolist())
     assert known == set(range(40)) - {0, 3, 7, 9}
-
-
-def test_the_probe_of_razor_on_the_embedded_model_holds_all_but_its_two_special_tokens(
-    tmp_path: Path,
-) -> None:
-    context = context_of(razor, make_model("tiny"), toy_calibration(64, count=1), tmp_path)
+    context = context_of(razor, make_model("tiny"), calibration, tmp_path / "embedded")
     tokenizer = find_tokenizer(asset_folder("tiny-qwen3"))
     found = razor.ordinary_tokens(replace(context, load_tokenizer=lambda: tokenizer))
-    assert found.tolist() == list(range(2, 2_048))
+    assert found.tolist() == list(range(2, 2_048))  # all but its two special ones
 
 
 def test_float32_models_give_the_same_scores(calibration: Calibration, tmp_path: Path) -> None:
@@ -383,24 +372,23 @@ def test_single_group_is_the_drop_of_the_answers_log_probability(
 
 
 def test_windows_longer_than_the_text_make_every_head_local(tmp_path: Path) -> None:
-    model, calibration = make_model("gqa"), toy_calibration(64, count=1)
     for method in (dcam, qada, fisher):
-        context = context_of(
-            method, model, calibration, tmp_path / method.__name__, window_tokens=64
-        )
-        values = [value for row in method.rank(context).groups for value in row]
-        assert values == pytest.approx([1.0] * 4)
+        scores = under_window(64, method, tmp_path / method.__name__)
+        assert [*chain(*scores.groups)] == pytest.approx([1.0] * 4)
 
 
 def test_a_window_of_one_token(tmp_path: Path) -> None:
-    model, calibration = make_model("gqa"), toy_calibration(64, count=1)
-    weights = matrices(model, calibration.haystacks[0]).weights_LHTT
-    context = context_of(dcam, model, calibration, tmp_path, window_tokens=1)
-    scores = dcam.rank(context)
-    expected = weights.diagonal(0, -2, -1).mean(-1)
-    torch.testing.assert_close(torch.tensor(scores.heads, dtype=torch.float64), expected)
+    weights = matrices(make_model("gqa"), toy_calibration(64, count=1).haystacks[0]).weights_LHTT
+    heads = torch.tensor(under_window(1, dcam, tmp_path).heads, dtype=torch.float64)
+    torch.testing.assert_close(heads, weights.diagonal(0, -2, -1).mean(-1))
     for method in (proxy, qada):
-        context = context_of(
-            method, model, calibration, tmp_path / method.__name__, window_tokens=1
-        )
-        assert all(0 < value <= 1 for row in method.rank(context).groups for value in row)
+        scores = under_window(1, method, tmp_path / method.__name__)
+        assert all(0 < value <= 1 for value in chain(*scores.groups))
+
+
+def under_window(window_tokens: int, method: Any, folder: Path) -> Scores:
+    """The scores of one short text."""
+    model, calibration = make_model("gqa"), toy_calibration(64, count=1)
+    context = context_of(method, model, calibration, folder, window_tokens=window_tokens)
+    scores: Scores = method.rank(context)
+    return scores

@@ -1,7 +1,6 @@
 """The stage `train` as a recipe: its command line, what it leaves, and what it refuses."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from bosch.run import progress
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact
 from recipes import prepare_tokens, presets, train_model
-from training.parallel import leave_world
+from tests.odd_tokenizers import with_another_tokenizer
 
 SMALL = "--batch-sequences 2 --precision fp32 --kernels torch --max-steps 2".split()
 
@@ -24,12 +23,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_tokens.main([*options.split(), "--workers", "1", "--out", str(folder)])
     progress.close()
     return folder
-
-
-@pytest.fixture(autouse=True)
-def as_a_new_process() -> Iterator[None]:
-    yield
-    leave_world()
 
 
 def train(tokens: Path, out: Path, *more: str, model: str = presets.SMOKE_MODEL) -> None:
@@ -83,13 +76,7 @@ def test_stop_file_ends_the_command_well_and_the_same_command_goes_on(
 
 
 def test_tokens_of_another_tokenizer_are_refused(tokens: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in asset_folder(presets.SMOKE_MODEL).iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    tokenizer["model"]["merges"].pop()
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    model = with_another_tokenizer(asset_folder(presets.SMOKE_MODEL), tmp_path / "model")
     with pytest.raises(ValueError, match="holds tokens of another tokenizer"):
         train(tokens, tmp_path / "train", model=str(model))
 

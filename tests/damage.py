@@ -1,0 +1,11 @@
+"""Damage to files, for tests of what finds it."""
+
+from pathlib import Path
+
+
+def flip_bit(path: Path, position: int) -> bytes:
+    """Flip the lowest bit of one byte; the new content."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+    return bytes(content)
