@@ -3,6 +3,7 @@ with the test set."""
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_set_shares_nothing_with_the_toy_test_set(
         check_disjoint(own, [texts[0], f"The grass is green. {leaked} The sky is blue."])
 
 
+def test_other_seed_gives_other_needles(
+    contexts: list[Context], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    settings = replace(SETTINGS, seed=1)
+    others = build_contexts(settings, gather_material(settings), tokenizer)
+    own, other = ({pair for c in made for pair in c.example.pairs} for made in (contexts, others))
+    assert not own & other
+
+
 def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -110,15 +120,6 @@ def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed(
     assert (facts["questions"], facts["test_examples_compared"]) == (6, 1)
     read = read_calibration(tmp_path / "one")
     assert [h.questions for h in read.haystacks] == [h.questions for h in written.haystacks]
-
-
-def test_other_seed_gives_other_needles(tokenizer: PreTrainedTokenizerFast) -> None:
-    pairs = []
-    for seed in (0, 1):
-        settings = CalibrationSettings(examples=6, length=512, essays="toy", seed=seed)
-        contexts = build_contexts(settings, gather_material(settings), tokenizer)
-        pairs.append({pair for context in contexts for pair in context.example.pairs})
-    assert not pairs[0] & pairs[1]
 
 
 def test_task_that_does_not_fit_is_left_out_and_the_others_share_its_part(
