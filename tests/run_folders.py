@@ -94,32 +94,26 @@ class FakeRun:
         name = "dense" if step is None else f"step-{step:06}"
         tokens = None if step is None else self.learning_tokens + step * STEP_TOKENS
         label = Label(self.name, step, tokens)
-        needles = [
-            Task(task, n) for n in LENGTHS for group in niah.GROUPS.values() for task in group
-        ]
-        scored = [
-            Scored(task, example, {niah.METRIC: right, "string_match_part": right})
-            for task in needles
-            for example, right in self.answers(step, task)
-        ]
+        metrics = (niah.METRIC, "string_match_part")
+        groups = niah.GROUPS.values()
+        tasks = {Task(task, n): metrics for n in LENGTHS for group in groups for task in group}
+        scored = self.answers(step, tasks)
         results = niah.summarize(niah.Settings(lengths=LENGTHS), scored)
         write_suite(folder / "eval" / name / "niah", label, scored, results, self.with_samples)
-        scored = [
-            Scored(Task(task), example, {toy.metric: right})
-            for task, toy in TOY_DATASETS.items()
-            for example, right in self.answers(step, Task(task))
-        ]
+        scored = self.answers(step, {Task(x): (toy.metric,) for x, toy in TOY_DATASETS.items()})
         results = longbench.summarize(longbench.Settings(), scored)
         write_suite(folder / "eval" / name / "longbench", label, scored, results, self.with_samples)
 
-    def answers(self, step: int | None, task: Task) -> list[tuple[Example, float]]:
+    def answers(self, step: int | None, tasks: Mapping[Task, Sequence[str]]) -> list[Scored]:
         """Example i is right where the skill exceeds its difficulty, which all models share."""
-        difficulty = random.Random(f"{task}")
-        pairs = []
-        for index in range(self.samples):
-            right = float(self.skill(step, task.name) > difficulty.random())
-            pairs.append((Example(index, "", ("7",), 8), right))
-        return pairs
+        scored = []
+        for task, metrics in tasks.items():
+            difficulty = random.Random(f"{task}")
+            for index in range(self.samples):
+                right = float(self.skill(step, task.name) > difficulty.random())
+                example = Example(index, "", ("7",), 8)
+                scored.append(Scored(task, example, dict.fromkeys(metrics, right)))
+        return scored
 
 
 def write_suite(

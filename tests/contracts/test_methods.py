@@ -8,6 +8,7 @@ import inspect
 import random
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,14 +34,8 @@ TRAINING_FREE = [name for name in METHODS if name not in LEARNED]
 NOTING = [
     name for name in TRAINING_FREE if _choose.reads_calibration(name) and not _choose.searches(name)
 ]
-RATIOS = [
-    pytest.param(0.25, marks=pytest.mark.slow),
-    0.5,
-    0.75,
-    pytest.param(0.875, marks=pytest.mark.slow),
-    pytest.param("one windowed", marks=pytest.mark.slow),
-    pytest.param("one left", marks=pytest.mark.slow),
-]
+SLOW_RATIOS = (0.25, 0.875, "one windowed", "one left")
+RATIOS = [0.5, 0.75, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in SLOW_RATIOS)]
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +81,8 @@ def context(
     """Of one method. Its notes stay in the folder: only the first test computes statistics."""
     folder = tmp_path_factory.mktemp(name)
     settings = own_settings(name, model, folder)
-    method = load_plugin(PACKAGE, name)
-    return context_of(
-        method, model, calibration, folder / "mask", settings, window_tokens=smoke().window
-    )
+    parts = (load_plugin(PACKAGE, name), model, calibration, folder / "mask", settings)
+    return context_of(*parts, window_tokens=smoke().window)
 
 
 def own_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, Any]:
@@ -109,6 +102,14 @@ def own_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, A
 def write(name: str, context: Context) -> MaskFile:
     selection = _choose.make_mask(name, context)
     return _choose.write_selection(name, context, selection, time.monotonic())
+
+
+def in_folder(context: Context, name: str) -> Context:
+    """The same beside it, in a folder that is empty."""
+    folder = context.folder.with_name(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return dataclasses.replace(context, folder=folder)
 
 
 def files_of(context: Context) -> dict[str, bytes]:
@@ -144,14 +145,9 @@ def test_a_method_that_reads_no_calibration_set_does_not_ask_for_it(
     def refuse() -> Calibration:
         raise LookupError("the calibration set was asked for")
 
-    without = dataclasses.replace(
-        context, load_calibration=refuse, folder=context.folder.with_name("without")
-    )
-    without.folder.mkdir()
-    if _choose.reads_calibration(name):
-        with pytest.raises(LookupError):
-            _choose.make_mask(name, without)
-    else:
+    without = dataclasses.replace(in_folder(context, "without"), load_calibration=refuse)
+    asks = pytest.raises(LookupError) if _choose.reads_calibration(name) else nullcontext()
+    with asks:
         _choose.make_mask(name, without)
 
 
@@ -178,8 +174,7 @@ def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
         ratio = {"one windowed": 1, "one left": count - 1}[ratio] / count
     context = dataclasses.replace(context, ratio=ratio)
     if _choose.searches(name):  # its journal is of one ratio
-        context = dataclasses.replace(context, folder=context.folder.with_name(f"{ratio:g}"))
-        context.folder.mkdir()
+        context = in_folder(context, f"{ratio:g}")
     record = write(name, context)
     assert record.mask.unit == unit
     assert record.mask.window_tokens == context.window_tokens
@@ -192,17 +187,14 @@ def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
 
 def test_the_same_seed_gives_the_same_files(name: str, context: Context) -> None:
     write(name, context)
-    again = dataclasses.replace(context, folder=context.folder.with_name("again"))
-    again.folder.mkdir()
+    again = in_folder(context, "again")
     write(name, again)
     assert files_of(again) == files_of(context)
 
 
 def test_the_model_is_left_as_it_was(name: str, context: Context) -> None:
     before = state_of(context.model)
-    shutil.rmtree(context.folder)
-    context.folder.mkdir()
-    write(name, context)
+    write(name, in_folder(context, context.folder.name))
     assert state_of(context.model) == before
 
 
@@ -212,10 +204,8 @@ def test_after_a_kill_the_files_are_the_same(name: str, context: Context) -> Non
     journal: test_search_methods.py; the others are done in a moment.)"""
     write(name, context)
     lines = (context.folder / NOTES).read_bytes().splitlines(keepends=True)
-    killed = dataclasses.replace(context, folder=context.folder.with_name("killed"))
     for done in range(len(lines) + 1):
-        shutil.rmtree(killed.folder, ignore_errors=True)
-        killed.folder.mkdir()
+        killed = in_folder(context, "killed")
         torn = lines[done][: len(lines[done]) // 2] if done < len(lines) else b""
         (killed.folder / NOTES).write_bytes(b"".join(lines[:done]) + torn)
         write(name, killed)
@@ -229,12 +219,10 @@ def state_of(model: PreTrainedModel) -> dict[str, Any]:
     for tensor in model.state_dict().values():
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     modules = {
-        name: {
-            key: value if isinstance(value, bool | int | float | str) else len(value)
-            for key, value in vars(module).items()
-            if isinstance(value, bool | int | float | str) or key.endswith("_hooks")
-        }
+        (name, key): len(value) if key.endswith("_hooks") else value
         for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) or key.endswith("_hooks")
     }
     return {
         "weights": digest.hexdigest(),

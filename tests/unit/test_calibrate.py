@@ -54,7 +54,7 @@ def test_same_command_finds_it_done_and_other_settings_are_refused(
 
 
 @pytest.mark.parametrize("field", ["input", "prompt"])
-def test_set_that_shares_a_needle_with_test_examples_is_refused(
+def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
     field: str, written: Path, tmp_path: Path
 ) -> None:
     text = json.loads((written / "examples.jsonl").read_text().splitlines()[0])["text"]
@@ -65,6 +65,9 @@ def test_set_that_shares_a_needle_with_test_examples_is_refused(
     with pytest.raises(ValueError, match="test example 2 both hold the needle"):
         main(command("--against", str(test), out=tmp_path / "calibration"))
     assert not (tmp_path / "calibration" / "manifest.json").exists()
+    test.write_text('{"question": "Where?"}\n')
+    with pytest.raises(ValueError, match="row 1 has neither a field `input` nor `prompt`"):
+        main(command("--against", str(test), out=tmp_path / "none"))
     test.write_text(json.dumps(rows[0]) + "\n")
     main(command("--against", str(test), out=tmp_path / "other"))
     assert read_sealed_json(tmp_path / "other" / "calibration.json")["test_examples_compared"] == 1
@@ -95,14 +98,7 @@ def test_command_names_mistakes(options: list[str], sentence: str, tmp_path: Pat
     assert not (tmp_path / "calibration" / "manifest.json").exists()
 
 
-def test_test_examples_without_their_text_are_refused(tmp_path: Path) -> None:
-    test = tmp_path / "test.jsonl"
-    test.write_text('{"question": "Where?"}\n')
-    with pytest.raises(ValueError, match="row 1 has neither a field `input` nor `prompt`"):
-        main(command("--against", str(test), out=tmp_path / "calibration"))
-
-
-def test_stage_follows_the_calibration_settings_and_the_seed(tmp_path: Path) -> None:
+def test_stage_follows_the_calibration_settings_the_essays_and_the_seed(tmp_path: Path) -> None:
     config = smoke()
     stage = build(config)
     assert stage.shared
@@ -115,19 +111,14 @@ def test_stage_follows_the_calibration_settings_and_the_seed(tmp_path: Path) -> 
     # Neither mask nor evaluation decides the set: all methods of a study share it.
     same = replace(config, ratio=0.25, method="fisher", eval=replace(config.eval, niah_samples=3))
     assert build(same).fingerprint == stage.fingerprint
+    essays = replace(config.calibration, essays=str(tmp_path))
+    (tmp_path / "a.txt").write_text("One essay.")
+    before = build(replace(config, calibration=essays)).fingerprint
+    (tmp_path / "a.txt").write_text("Another.")
+    assert build(replace(config, calibration=essays)).fingerprint != before
     with RunFolder(tmp_path / "run", say=lambda line: None) as run:
         artifact = run.complete(stage)
     assert read_calibration(artifact.folder).num_questions == config.calibration.examples
-
-
-def test_changed_files_of_an_essay_folder_make_another_stage(tmp_path: Path) -> None:
-    config = smoke()
-    essays = replace(config.calibration, essays=str(tmp_path))
-    config = replace(config, calibration=essays)
-    (tmp_path / "a.txt").write_text("One essay.")
-    before = build(config).fingerprint
-    (tmp_path / "b.txt").write_text("Another.")
-    assert build(config).fingerprint != before
 
 
 def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:

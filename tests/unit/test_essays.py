@@ -123,13 +123,6 @@ def test_a_folder_is_read_in_the_order_of_its_file_names(
     assert from_folder.sha256 == from_json.sha256 == hashlib.sha256(b"First.\nSecond.").hexdigest()
 
 
-def test_stored_sentence_ends_are_read_back(tmp_path: Path, untrained_punkt: Path) -> None:
-    essays = make_essays(TEXT, "text", untrained_punkt)
-    store_sentence_ends(essays, tmp_path)
-    assert stored_sentence_ends(essays.sha256, tmp_path) == essays.sentence_ends
-    assert stored_sentence_ends("another", tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -168,7 +161,7 @@ def test_missing_punkt_data_names_the_four_files(
         (tmp_path / "away").rename(untrained_punkt / PUNKT_FILES[0])
 
 
-def test_punkt_data_is_found_through_nltk_data(
+def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained_punkt: Path
 ) -> None:
     folder = tmp_path / "second" / "tokenizers" / "punkt_tab" / "english"
@@ -176,11 +169,16 @@ def test_punkt_data_is_found_through_nltk_data(
     for name in PUNKT_FILES:
         (folder / name).touch()
     monkeypatch.setenv("NLTK_DATA", os.pathsep.join([str(tmp_path), str(tmp_path / "second")]))
-    expected = make_essays(TEXT, "text", untrained_punkt)
-    assert make_essays(TEXT, "text").sentence_ends == expected.sentence_ends
+    essays = make_essays(TEXT, "text", untrained_punkt)
+    assert make_essays(TEXT, "text").sentence_ends == essays.sentence_ends
+    store_sentence_ends(essays, tmp_path)
+    assert stored_sentence_ends(essays.sha256, tmp_path) == essays.sentence_ends
+    assert stored_sentence_ends("another", tmp_path) is None
 
 
-def test_the_shared_essays_are_the_specifications(graham: Essays) -> None:
+def test_the_shared_essays_are_the_specifications_and_need_no_nltk(
+    graham: Essays, shared_data: Path
+) -> None:
     # The figures of spec/eval.md 1.3.
     assert graham.sha256 == "b3a70ebc054f2eab5057baf3c4b7e857711472be8086240a516fd29b648ad857"
     assert len(graham.words) == 111_877
@@ -188,15 +186,6 @@ def test_the_shared_essays_are_the_specifications(graham: Essays) -> None:
     assert len(sentences) == 5_700
     joined = re.sub(r"\s+", " ", " ".join(graham.words))
     assert len(" ".join(sentences)) - len(joined) == 218  # blanks added where none was
-
-
-def test_stored_ends_are_what_english_punkt_finds(graham: Essays, shared_data: Path) -> None:
-    pytest.importorskip("nltk", reason="cutting essays anew needs the extra `eval`")
-    found = find_sentence_ends(graham.words, graham.name, shared_data / "punkt_tab")
-    assert graham.sentence_ends == found
-
-
-def test_stored_ends_need_no_nltk(shared_data: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from data.essays import read_essays; "
         "read_essays(Path(sys.argv[1])); assert 'nltk' not in sys.modules"
@@ -209,6 +198,8 @@ def test_prefixes_of_the_shared_essays_are_cut_as_sent_tokenize_cuts_them(
     graham: Essays, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nltk = pytest.importorskip("nltk", reason="cutting essays anew needs the extra `eval`")
+    found = find_sentence_ends(graham.words, graham.name, shared_data / "punkt_tab")
+    assert graham.sentence_ends == found
     # nltk reads its data from its own folders only.
     shutil.copytree(shared_data / "punkt_tab", tmp_path / "tokenizers" / "punkt_tab")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])

@@ -106,22 +106,15 @@ def test_mistakes_are_refused_by_name(folders: dict[str, Path], tmp_path: Path) 
         generate_text.main(["--model", str(tmp_path / "none"), "--prompt", "a"])
     with pytest.raises(ValueError, match="The prompt is empty"):
         generate_text.main(["--model", str(folders["dense"]), "--prompt", ""])
-    mistakes: list[dict[str, Any]] = [
-        {},
-        {"prompt": "a", "prompt_file": Path("b")},
-        {"prompt": "a", "top_p": 0.0},
-    ]
-    for mistake in mistakes:
+    lacking = plain_folder(tmp_path / "lacking")
+    for path in lacking.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
+        generate_text.main(["--model", str(lacking), "--prompt", "a"])
+    both: dict[str, Any] = {"prompt": "a", "prompt_file": Path("b")}
+    for mistake in ({}, both, {"prompt": "a", "top_p": 0.0}):
         with pytest.raises(ValueError, match=r"--prompt-file|top_p is 0"):
             generate_text.Options("model", **mistake)
     if not torch.cuda.is_available():
         with pytest.raises(generate_text.UserError, match="finds no CUDA device"):
             generate_text.pick_device("cuda")
-
-
-def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    dense = plain_folder(tmp_path / "dense")
-    for path in dense.glob("tokenizer*"):
-        path.unlink()
-    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
-        generate_text.main(["--model", str(dense), "--prompt", "a"])

@@ -28,38 +28,29 @@ def pattern(method: ModuleType, ratio: float, num_layers: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "ratio", "expected"),
+    ("method", "ratio", "expected"),
     [
-        (8, 0.75, "wwwFwwwF"),
-        (8, 0.5, "wFwFwFwF"),
-        (8, 0.25, "wFFFwFFF"),
-        (8, 0.875, "wwwwwwwF"),
-        (28, 0.75, "wwwF" * 7),
-        (7, 0.75, "wwwwwwF"),  # ceil(5.25) = 6 windowed
-        (7, 0.5, "wwFwFwF"),  # 4 windowed: full where 3 (i + 1) / 7 passes 1, 2, 3: i = 2, 4, 6
-        (3, 0, "FFF"),
-        (3, 1, "www"),
+        (interleave, 0.75, "wwwFwwwF"),
+        (interleave, 0.5, "wFwFwFwF"),
+        (interleave, 0.25, "wFFFwFFF"),
+        (interleave, 0.875, "wwwwwwwF"),
+        (interleave, 0.75, "wwwF" * 7),
+        (interleave, 0.75, "wwwwwwF"),  # ceil(5.25) = 6 windowed
+        (interleave, 0.5, "wwFwFwF"),  # 4: full where 3 (i + 1) / 7 passes 1, 2, 3: i = 2, 4, 6
+        (interleave, 0, "FFF"),
+        (interleave, 1, "www"),
+        (begin_middle_end, 0.75, "FwwwwwwF"),  # 2 full: begin and end
+        (begin_middle_end, 0.5, "FFwwFwwF"),  # 4 full: 2, 1, 1; one centered in the 5 between
+        (begin_middle_end, 0.25, "FFwFFwFF"),
+        (begin_middle_end, 0.875, "Fwwwwwww"),
+        (begin_middle_end, 2 / 3, "FwwwFwwwF"),
+        (begin_middle_end, 0.5, "FFwwwFFwwwFF"),
+        (begin_middle_end, 0, "FFF"),
+        (begin_middle_end, 1, "www"),
     ],
 )
-def test_interleave(num_layers: int, ratio: float, expected: str) -> None:
-    assert pattern(interleave, ratio, num_layers) == expected
-
-
-@pytest.mark.parametrize(
-    ("num_layers", "ratio", "expected"),
-    [
-        (8, 0.75, "FwwwwwwF"),  # 2 full: begin and end
-        (8, 0.5, "FFwwFwwF"),  # 4 full: 2, 1, 1; the middle one centered in the 5 between
-        (8, 0.25, "FFwFFwFF"),
-        (8, 0.875, "Fwwwwwww"),
-        (9, 2 / 3, "FwwwFwwwF"),
-        (12, 0.5, "FFwwwFFwwwFF"),
-        (3, 0, "FFF"),
-        (3, 1, "www"),
-    ],
-)
-def test_begin_middle_end(num_layers: int, ratio: float, expected: str) -> None:
-    assert pattern(begin_middle_end, ratio, num_layers) == expected
+def test_layers_go_by_the_rule(method: ModuleType, ratio: float, expected: str) -> None:
+    assert pattern(method, ratio, len(expected)) == expected
 
 
 @given(st.integers(1, 60), st.floats(0, 1))

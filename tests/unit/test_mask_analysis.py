@@ -41,9 +41,6 @@ def test_distance_is_one_minus_shared_over_either() -> None:
     assert jaccard_distance(first, first) == 0
     assert jaccard_distance(mask_of("11"), mask_of("11")) == 0
     assert jaccard_distance(mask_of("11"), mask_of("01")) == 1
-
-
-def test_masks_of_other_shapes_cannot_be_compared() -> None:
     with pytest.raises(ValueError, match="1 layers x 2 groups and 2 layers x 2 groups"):
         jaccard_distance(mask_of("01"), mask_of("01", "01"))
 
@@ -105,13 +102,6 @@ def test_what_random_masks_share_agrees_with_simulation() -> None:
     assert found.expected_distance == pytest.approx(distances.mean(), abs=0.005)
 
 
-def test_random_masks_over_layers_are_drawn_layer_by_layer() -> None:
-    first = mask_of("000", "111", "000", "111", unit="layer")
-    second = mask_of("000", "111", "111", "111", unit="layer")
-    # One of four layers is drawn, half of them windowed in the first: 3 groups or none.
-    assert overlap_chances(first, second) == {0: 0.5, 3: 0.5}
-
-
 @given(masks(), masks())
 def test_comparison_is_symmetric_and_bounded(first: GroupMask, second: GroupMask) -> None:
     if (first.num_layers, first.num_groups) != (second.num_layers, second.num_groups):
@@ -157,7 +147,11 @@ def test_groups_of_the_smaller_ratio_are_swapped_in() -> None:
     assert len({replace_groups(smaller, larger, "smaller", seed)[0] for seed in range(3)}) > 1
 
 
-def test_masks_over_layers_exchange_whole_layers() -> None:
+def test_masks_over_layers_draw_and_exchange_whole_layers() -> None:
+    first = mask_of("000", "111", "000", "111", unit="layer")
+    second = mask_of("000", "111", "111", "111", unit="layer")
+    # One of four layers is drawn, half of them windowed in the first: 3 groups or none.
+    assert overlap_chances(first, second) == {0: 0.5, 3: 0.5}
     smaller = mask_of("00", "11", "11", "11", unit="layer")
     larger = mask_of("11", "00", "00", "11", unit="layer")
     found = {origin: replace_groups(smaller, larger, origin, seed=0) for origin in ORIGINS}

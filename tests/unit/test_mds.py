@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from data.sources.mds import MdsSource
 from data.sources.prolong import MARGIN, FolderRepository, fetch_shards, open_prolong
+from data.sources.source import Source
 
 
 def pack_array(values: list[Any], code: str, encoding: str) -> bytes:
@@ -43,10 +44,8 @@ def write_shard(
     folder.mkdir(parents=True, exist_ok=True)
     packed = []
     for sample in samples:
-        sizes = b"".join(
-            struct.pack("<I", len(sample[c])) for c, (_, size) in columns.items() if size is None
-        )
-        packed.append(sizes + b"".join(sample[c] for c in columns))
+        sizes = [len(sample[c]) for c, (_, size) in columns.items() if size is None]
+        packed.append(struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(map(sample.get, columns)))
     config = json.dumps({"columns": list(columns)}).encode()
     position = 4 + 4 * (len(packed) + 1) + len(config)
     offsets = [position]
@@ -96,9 +95,8 @@ def sample_of(documents: list[list[int]]) -> dict[str, bytes]:
 def write_domain(
     folder: Path, documents: list[list[int]], per_sample: int = 3, per_shard: int = 2
 ) -> None:
-    samples = [
-        sample_of(documents[i : i + per_sample]) for i in range(0, len(documents), per_sample)
-    ]
+    starts = range(0, len(documents), per_sample)
+    samples = [sample_of(documents[i : i + per_sample]) for i in starts]
     shards = [
         write_shard(folder, samples[i : i + per_shard], COLUMNS, f"shard.{i:05}.mds")
         for i in range(0, len(samples), per_shard)
@@ -107,7 +105,10 @@ def write_domain(
 
 
 def documents_in(folder: Path, start: int = 0) -> list[list[int]]:
-    source = MdsSource(folder, tokenizer="llama")
+    return read_documents(MdsSource(folder, tokenizer="llama"), start)
+
+
+def read_documents(source: Source, start: int = 0) -> list[list[int]]:
     return [np.asarray(block).tolist() for (block,) in map(list, source.read(start))]
 
 
@@ -121,27 +122,21 @@ def test_documents_come_back_from_any_number_on(tmp_path: Path) -> None:
         assert documents_in(tmp_path, start) == DOCUMENTS[start:]
 
 
-@given(
-    ids=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=700),
-    kind=st.sampled_from(
-        ["ndarray", "ndarray:uint32", "ndarray:int32", "ndarray:uint16", "fixed", "bytes"]
-    ),
-)
+KINDS = ("ndarray", "ndarray:uint32", "ndarray:int32", "ndarray:uint16", "fixed", "bytes")
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=700), st.sampled_from(KINDS))
 def test_every_way_to_store_an_array_is_read_and_without_indices_is_one_document(
     tmp_path_factory: pytest.TempPathFactory, ids: list[int], kind: str
 ) -> None:
     folder = tmp_path_factory.mktemp("mds")
     encoding = f"ndarray:int32:{len(ids)}" if kind == "fixed" else kind
-    code = {"ndarray:int32": "i", "ndarray:uint16": "H", "fixed": "i", "ndarray": "q"}.get(
-        kind, "I"
-    )
-    data = (
-        struct.pack(f"<{len(ids)}I", *ids) if kind == "bytes" else pack_array(ids, code, encoding)
-    )
-    size = len(data) if kind == "fixed" else None
-    write_index(
-        folder, [write_shard(folder, [{"input_ids": data}], {"input_ids": (encoding, size)})]
-    )
+    codes = {"ndarray:int32": "i", "ndarray:uint16": "H", "fixed": "i", "ndarray": "q"}
+    code = codes.get(kind, "I")
+    plain = struct.pack(f"<{len(ids)}I", *ids)
+    data = plain if kind == "bytes" else pack_array(ids, code, encoding)
+    columns = {"input_ids": (encoding, len(data) if kind == "fixed" else None)}
+    write_index(folder, [write_shard(folder, [{"input_ids": data}], columns)])
     assert documents_in(folder) == [ids]
 
 
@@ -232,4 +227,4 @@ def test_no_more_shards_are_fetched_than_the_budget_needs(tmp_path: Path) -> Non
 def test_copy_of_prolong_in_a_folder_is_read(tmp_path: Path) -> None:
     write_domain(tmp_path / "arxiv" / "proc00-64", DOCUMENTS)
     source = open_prolong("prolong-64k/arxiv", None, folder=str(tmp_path))
-    assert [np.asarray(block).tolist() for (block,) in map(list, source.read(0))] == DOCUMENTS
+    assert read_documents(source) == DOCUMENTS

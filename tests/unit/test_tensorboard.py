@@ -34,12 +34,16 @@ def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def write_steps(run: Path, first: int, last: int, attempt: float = 0.0) -> MetricsLog:
-    log = MetricsLog(run / "train", rank=0)
+def open_log(run: Path, first: int, rank: int = 0) -> MetricsLog:
+    log = MetricsLog(run / "train", rank)
     log.start(first)
+    return log
+
+
+def write_steps(run: Path, first: int, last: int, attempt: float = 0.0) -> None:
+    log = open_log(run, first)
     for step in range(first, last + 1):
         log.write({"step": step, "tokens": 100 * step, "loss": step + attempt, "skipped": "spike"})
-    return log
 
 
 def test_each_figure_stands_against_steps_and_against_tokens(tmp_path: Path) -> None:
@@ -67,8 +71,7 @@ def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
 
 def test_points_are_there_as_soon_as_they_are_written_and_only_numbers_are(tmp_path: Path) -> None:
     for rank, folder in ((0, tmp_path / "run"), (1, tmp_path / "other")):
-        log = MetricsLog(folder / "train", rank)
-        log.start(0)
+        log = open_log(folder, 0, rank)
         log.write({"step": 1, "tokens": 10, "loss": 0.5})
         log.write({"step": 2, "tokens": 20, "loss": float("nan"), "note": "x", "list": [1]})
     assert points(tmp_path / "run" / "tb" / "train")["train/loss"] == [(1, 0.5)]  # the log is open
@@ -108,12 +111,14 @@ def test_a_late_evaluation_takes_its_place(tmp_path: Path) -> None:
         write_scores(tmp_path, step, float(step))
         project_evaluations(tmp_path)
     write_scores(tmp_path, 5, 5.0)
+    folder = tmp_path / "tb" / "eval"  # with a file of a clock that went back since
+    (folder / "events.out.tfevents.9999999999.host.1.0").write_bytes(b"")
     project_evaluations(tmp_path)
     assert points(tmp_path / "tb" / "eval") == {
         "niah/average/512/score": [(0, 0), (5, 5), (9, 9)],
         "tokens/niah/average/512/score": [(0, 0), (500, 5), (900, 9)],
     }
-    assert len(list((tmp_path / "tb" / "eval").iterdir())) == 1
+    assert [file.name for file in folder.iterdir()] == ["events.out.tfevents.0000000003.bosch"]
 
 
 def test_the_dense_model_is_a_level_line_also_when_runs_share_its_scores(tmp_path: Path) -> None:
@@ -149,15 +154,6 @@ def test_scores_that_cannot_be_drawn_do_no_harm_and_damaged_ones_are_named(
     assert points(tmp_path / "tb" / "eval")["niah/average/score"] == [(5, 5.0)]
 
 
-def test_files_of_a_clock_that_went_back_are_replaced_too(tmp_path: Path) -> None:
-    write_scores(tmp_path, 0, 1.0)
-    folder = _made(tmp_path / "tb" / "eval")
-    (folder / "events.out.tfevents.9999999999.host.1.0").write_bytes(b"")
-    project_evaluations(tmp_path)
-    [file] = folder.iterdir()
-    assert file.name == "events.out.tfevents.0000000001.bosch"
-
-
 # --- mask and settings ---
 
 
@@ -168,11 +164,8 @@ def full_run(path: Path) -> None:
     _made(path / "mask")
     write_mask(path / "mask" / "mask.json", record)
     draw_mask(record, path / "mask" / "mask.png")
-    config: dict[str, Any] = {
-        "seed": 3,
-        "data": {"tokens": 1000},
-        "train": {"clip_norm": 1.0, "betas": [0.9, 0.95]},
-    }
+    config: dict[str, Any] = {"seed": 3, "data": {"tokens": 1000}}
+    config["train"] = {"clip_norm": 1.0, "betas": [0.9, 0.95]}
     (path / "run.json").write_text(json.dumps({"config": config}))
     write_steps(path, 1, 2)
     write_scores(path, 0, 4.0)
@@ -191,25 +184,13 @@ def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
         for tag in reader.PluginTagToContent("hparams")
     }
     session = told["_hparams_/session_start_info"].session_start_info
-    values = {
-        name: value.string_value or value.number_value for name, value in session.hparams.items()
-    }
-    assert values == {
-        "run": "run",
-        "model": "tiny",
-        "method": "fisher",
-        "ratio": 0.75,
-        "window": 16,
-        "unit": "group",
-        "seed": 3,
-        "tokens": 1000,
-        "train.clip_norm": 1.0,
-    }
+    found = {name: it.string_value or it.number_value for name, it in session.hparams.items()}
+    expected: dict[str, Any] = {"run": "run", "model": "tiny", "method": "fisher", "seed": 3}
+    expected |= {"ratio": 0.75, "window": 16, "unit": "group", "tokens": 1000}
+    assert found == expected | {"train.clip_norm": 1.0}
     metrics = [m.name for m in told["_hparams_/experiment"].experiment.metric_infos]
-    assert [(m.group, m.tag) for m in metrics] == [
-        ("train", "train/loss"),
-        ("eval", "niah/average/512/score"),
-    ]
+    expected_metrics = [("train", "train/loss"), ("eval", "niah/average/512/score")]
+    assert [(m.group, m.tag) for m in metrics] == expected_metrics
 
 
 def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
@@ -224,15 +205,12 @@ def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
             found.append([points(tmp_path / name / "tb" / part) for part in ("train", "eval")])
         assert found[0] == found[1]
         assert found[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
+    with pytest.raises(FileNotFoundError, match="is not a run folder"):
+        rebuild_tensorboard(tmp_path / "none")
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()
     assert sorted(runs) == [
         f"{name}/tb{part}" for name in ("one", "two") for part in ("", "/eval", "/train")
     ]
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is not a run folder"):
-        rebuild_tensorboard(tmp_path / "none")
 
 
 def test_every_chart_has_curves_and_the_text_tells_the_run(tmp_path: Path) -> None:
@@ -264,17 +242,14 @@ def full_soon(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_the_log_with_a_clear_error_and_loses_no_row(full_soon: Path) -> None:
-    log = MetricsLog(full_soon / "train", rank=0)
-    log.start(0)
+    log = open_log(full_soon, 0)
     written: list[int] = []
     with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written: no space left"):
         fill(log, written)
     rows = read_metrics(full_soon / "train" / "metrics.jsonl")
     assert [row["step"] for row in rows] == written
     shutil.rmtree(full_soon / "tb")  # makes room
-    log = MetricsLog(full_soon / "train", rank=0)
-    log.start(1)
-    log.write({"step": 1, "tokens": 1})
+    open_log(full_soon, 1).write({"step": 1, "tokens": 1})
     assert len(read_metrics(full_soon / "train" / "metrics.jsonl")) == 2
 
 
@@ -283,8 +258,7 @@ def test_a_full_disk_costs_the_curves_and_not_the_run(
 ) -> None:
     run = _made(tmp_path / "run")
     (run / "tb").symlink_to(full_soon)
-    log = MetricsLog(run / "train", rank=0)
-    log.start(0)
+    log = open_log(run, 0)
     written: list[int] = []
     with caplog.at_level("INFO", "bosch"):
         fill(log, written)
