@@ -13,7 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -28,12 +28,6 @@ RECORD_FILE = ENVIRONMENT / "setup.json"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
 # Asked of the environment's interpreter; -I keeps PYTHONPATH and the working folder out of it.
 PROBE = "import sys, importlib.util as u; print(sys.version_info[:2], all(map(u.find_spec, {})))"
-
-DRIVER = Path("/proc/driver/nvidia/version")
-CUDA_NOTE = """\
-set-up: no NVIDIA GPU was found, and the torch of PyPI is built for CUDA: a download of several GB.
-  For the small CPU build press Ctrl-C, set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index
-  (pytorch.org > Get Started > CPU) and run the command again."""
 
 
 def main(extras: list[str]) -> None:
@@ -104,9 +98,13 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
             elif path != RECORD_FILE:
                 path.unlink()
         venv.EnvBuilder(with_pip=True, symlinks=True).create(ENVIRONMENT)
-        if fetches_cuda_in_vain():
-            print(CUDA_NOTE, flush=True)
     pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+    if is_linux_without_gpu():
+        torch = re.findall(r'"(torch\b[^"]*)"', requirements())[0]
+        plan = [*pip, "--dry-run", "--quiet", "--no-deps", "--report", "-", torch]
+        answer = subprocess.run(plan, capture_output=True, check=False)
+        if answer.returncode == 0:  # where it fails, the installation fails too and says why
+            print(describe_cuda_download(json.loads(answer.stdout)), end="", flush=True)
     project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     # pip inherits the lock: when only this process is killed, the next set-up waits for pip too.
     if subprocess.run([*pip, "--editable", project], pass_fds=[lock], check=False).returncode:
@@ -117,9 +115,13 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
 
 
 def fingerprint() -> str:
-    """Hash of what decides the contents. Settings of other tools stand behind it in the file."""
-    requirements = (ROOT / "pyproject.toml").read_text().partition("\n[tool.ruff")[0]
-    return hashlib.sha256((requirements + Path(__file__).read_text()).encode()).hexdigest()
+    """Hash of what decides the contents."""
+    return hashlib.sha256((requirements() + Path(__file__).read_text()).encode()).hexdigest()
+
+
+def requirements() -> str:
+    """The part of pyproject.toml that installs something: settings of other tools stand behind."""
+    return (ROOT / "pyproject.toml").read_text().partition("\n[tool.ruff")[0]
 
 
 def read_record() -> dict[str, Any] | None:
@@ -130,12 +132,24 @@ def read_record() -> dict[str, Any] | None:
         return {}
 
 
-def fetches_cuda_in_vain() -> bool:
-    """Whether PyPI's torch for this machine brings CUDA packages that nothing here can use."""
-    has_gpu = DRIVER.exists() or shutil.which("nvidia-smi")
-    has_index = any(os.environ.get(f"PIP_{name}") for name in ("EXTRA_INDEX_URL", "INDEX_URL"))
-    is_linux = (sys.platform, platform.machine()) == ("linux", "x86_64")
-    return is_linux and not has_gpu and not has_index
+def is_linux_without_gpu() -> bool:
+    """Where pip could fetch CUDA packages that nothing here can use."""
+    driver = Path("/proc/driver/nvidia/version")
+    return sys.platform == "linux" and not driver.exists() and not shutil.which("nvidia-smi")
+
+
+def describe_cuda_download(report: dict[str, Any]) -> str:
+    """From pip's report on torch: what to print, nothing where its build needs no CUDA packages."""
+    for metadata in (package["metadata"] for package in report["install"]):
+        needed = [re.split(r"[^\w.-]", line)[0] for line in metadata.get("requires_dist", [])]
+        if cuda := [name for name in needed if name.startswith(("nvidia-", "cuda-"))]:
+            return (
+                f"set-up: no NVIDIA GPU was found, but the torch {metadata['version']} that pip "
+                f"sees is built for CUDA.\n  pip will download it with {', '.join(cuda)}: several "
+                "GB.\n  For the small CPU build press Ctrl-C, set PIP_EXTRA_INDEX_URL to PyTorch's "
+                "CPU wheel index\n  (pytorch.org > Get Started > CPU) and run the command again.\n"
+            )
+    return ""
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launch import setup_environment
-from launch.setup_environment import check_python, fetches_cuda_in_vain
+from launch.setup_environment import check_python, describe_cuda_download, is_linux_without_gpu
 from tests.unit.tiny_wheel import write_wheel
 
 REPOSITORY = Path(__file__).parents[2]
@@ -163,25 +163,27 @@ def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) 
     assert "reuse" in run(checkout)
 
 
-@pytest.mark.parametrize(
-    ("machine", "tool", "index", "expected"),
-    [
-        ("x86_64", None, "", True),
-        ("x86_64", "/usr/bin/nvidia-smi", "", False),
-        ("x86_64", None, "https://index/cpu", False),
-        ("aarch64", None, "", False),
-    ],
-)
-def test_download_of_cuda_packages_is_announced_without_a_gpu(
-    machine: str, tool: str | None, index: str, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("shutil.which", lambda name: tool)
-    monkeypatch.setattr(setup_environment, "DRIVER", Path("/nowhere"))
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index)
-    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
-    assert fetches_cuda_in_vain() == expected
+def test_download_of_cuda_packages_is_announced_without_a_gpu(tmp_path: Path) -> None:
+    checkout = new_checkout(tmp_path / "checkout")
+    wheels = checkout / "wheels"
+    (wheels / "torch-2.13.0+cpu-py3-none-any.whl").unlink()
+    write_wheel(wheels, "torch", "2.13.0", ["nvidia-cudnn==9"])
+    write_wheel(wheels, "nvidia-cudnn", "9")
+    said = "built for CUDA" in run(checkout)
+    assert said == is_linux_without_gpu()
+
+
+def test_message_about_cuda_names_the_packages_and_the_variable() -> None:
+    # The form of pip's report, the requirements of torch 2.13.0 for Linux as published (shortened).
+    requires = ["filelock", 'nvidia-nccl-cu13==2.29.7; platform_system == "Linux"']
+    report = {"install": [{"metadata": {"version": "2.13.0", "requires_dist": requires}}]}
+    message = describe_cuda_download(report)
+    assert "torch 2.13.0" in message
+    assert "nvidia-nccl-cu13: several GB" in message
+    assert "PIP_EXTRA_INDEX_URL" in message
+    report["install"][0]["metadata"]["requires_dist"] = requires[:1]
+    assert describe_cuda_download(report) == ""
+    assert describe_cuda_download({"install": []}) == "", "torch is there already"
 
 
 def test_unsuitable_python_is_one_sentence() -> None:
