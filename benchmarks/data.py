@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._options import BenchmarkOptions
+from bosch.data.pack import PackConfig, pack_documents
+from bosch.data.sources.files import FileSource
+from bosch.data.sources.source import WeightedSource
+from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
+from bosch.data.toy_world.documents import write_document
+from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.progress import say
 from bosch.run.tables import show_rows
-from data.pack import PackConfig, pack_documents
-from data.sources.files import FileSource
-from data.sources.source import WeightedSource
-from data.tokenizer_files import TokenizerText, describe_tokenizer
-from data.toy_world.documents import write_document
-from data.toy_world.tokenizer import train_tokenizer
 
 AT_LEAST = {"encode_batch": 0.85, "datasets.map": 1.5}  # times its CPU time beside packing's
 

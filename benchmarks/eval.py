@@ -18,16 +18,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._options import DeviceOptions
 from benchmarks._timing import describe_device, now, short, speedup
+from bosch.data.needles import TOY_SIZES
+from bosch.eval.generate import Generator, Key
+from bosch.eval.judging import Judging, load_judged
+from bosch.eval.metrics.string_match import string_match_all
+from bosch.eval.settings import FAST, PLAIN
+from bosch.eval.suites import niah
+from bosch.eval.suites._interface import Example, LeftOutError
 from bosch.model import fetch_model
 from bosch.run.progress import say
 from bosch.run.tables import show_rows
-from data.needles import TOY_SIZES
-from eval.generate import Generator, Key
-from eval.judging import Judging, load_judged
-from eval.metrics.string_match import string_match_all
-from eval.settings import FAST, PLAIN
-from eval.suites import niah
-from eval.suites._interface import Example, LeftOutError
 
 TARGET = 3.0  # times as fast as plain generate, at RULER's number of tokens
 RULER_TOKENS = 128

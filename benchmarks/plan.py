@@ -30,7 +30,7 @@ from benchmarks._options import BenchmarkOptions
 from bosch.hybrid.models import head_size, hybrid_config
 from bosch.plugins import suggest
 from bosch.run.tables import show_rows
-from training.flops import PEAK_FLOPS, count_active_weights, training_flops
+from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
 
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 MARGIN_GB = 6.0  # of the 3 to 8 that CUDA, NCCL and fragmentation take

@@ -21,11 +21,11 @@ from benchmarks._options import BenchmarkOptions
 from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings
+from bosch.recipes import calibrate, presets, search_mask
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact
 from bosch.run.tables import show_rows
 from bosch.search.scorer import Accelerations
-from recipes import calibrate, presets, search_mask
 
 TARGET = 4.0  # times less work with all than with none
 WITH_TARGET = ("bosch_plus", "global_swap")  # for NOMAD no evaluation may end early

@@ -28,12 +28,12 @@ from benchmarks._options import DeviceOptions
 from benchmarks._timing import describe_device, now, short, speedup
 from benchmarks.plan import count_weights
 from bosch.config import TrainConfig
+from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.models import deploy
 from bosch.model import find_model
+from bosch.recipes.presets import TINY_MODEL
 from bosch.run.tables import show_rows
-from data.loader import Sequences, TokenFolder
-from recipes.presets import TINY_MODEL
-from training.flops import peak_flops, training_flops
+from bosch.training.flops import peak_flops, training_flops
 
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Of the Trainer's speed. Met where the tiny model trains on a CPU with the default options.
@@ -143,7 +143,7 @@ def make_rows(options: Options, model: Path) -> np.ndarray[Any, Any]:
 
 
 def train_with_ours(options: Options, model: Path) -> None:
-    from training.loop import TrainJob, train
+    from bosch.training.loop import TrainJob, train
 
     rows, nothing = make_rows(options, model), np.empty(0, np.uint64)
     tokens = TokenFolder(

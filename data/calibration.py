@@ -17,11 +17,7 @@ import torch
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
-from bosch.plugins import suggest
-from bosch.run.fingerprint import hash_file
-from bosch.run.manifest import write_atomically, write_sealed_json
-from bosch.run.progress import say
-from data.needles import (
+from bosch.data.needles import (
     PAPER_TASKS,
     TASKS,
     TOY_SIZES,
@@ -35,7 +31,11 @@ from data.needles import (
     build_examples,
     pairs_in,
 )
-from data.needles import Question as AskedQuestion
+from bosch.data.needles import Question as AskedQuestion
+from bosch.plugins import suggest
+from bosch.run.fingerprint import hash_file
+from bosch.run.manifest import write_atomically, write_sealed_json
+from bosch.run.progress import say
 
 TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the test set counts its seeds up from 42
@@ -100,13 +100,13 @@ class Context:
 def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
     if settings.essays == TOY:
-        from data.toy_world.essays import ToyEssays
-        from data.toy_world.world import World
+        from bosch.data.toy_world.essays import ToyEssays
+        from bosch.data.toy_world.world import World
 
         words = World("calibration", 0).key_words
         return Material(ToyEssays("calibration", settings.seed), words, TOY_SIZES, {"essays": TOY})
-    from data.essays import read_essays
-    from data.key_words import wonderwords_keys
+    from bosch.data.essays import read_essays
+    from bosch.data.key_words import wonderwords_keys
 
     punkt = Path(settings.punkt) if settings.punkt else None
     essays = read_essays(Path(settings.essays), punkt).starting_at(REGION)

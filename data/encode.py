@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from data.ahead import map_ahead
-from data.sources.source import Block, Source
-from data.tokenizer_files import TokenizerText
+from bosch.data.ahead import map_ahead
+from bosch.data.sources.source import Block, Source
+from bosch.data.tokenizer_files import TokenizerText
 
 # Encoding takes about a hundred times a text's memory, so no more than this is encoded at once. It
 # decides the ids of longer documents, so a change of it is a change of pack.VERSION.

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bosch.data.ahead import map_ahead
+from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
 from bosch.run.manifest import MANIFEST, read_sealed_json, verify_folder
-from data.ahead import map_ahead
-from data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
 
 IGNORED = -100  # a label that is no target, as torch's cross entropy has it
 

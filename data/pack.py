@@ -16,10 +16,7 @@ import tyro
 from numpy.typing import NDArray
 
 from bosch.config import PackingConfig, at_least
-from bosch.run.fingerprint import fingerprint, speed_only
-from bosch.run.manifest import read_sealed_json, write_sealed_json
-from bosch.run.progress import Bar, say, track
-from data.encode import (
+from bosch.data.encode import (
     CHUNK_CHARS,
     Encoded,
     Position,
@@ -28,10 +25,10 @@ from data.encode import (
     read_chunks,
     share_reproduced,
 )
-from data.sources.files import FileSource
-from data.sources.hub import HubSource
-from data.sources.source import Source, WeightedSource
-from data.token_files import (
+from bosch.data.sources.files import FileSource
+from bosch.data.sources.hub import HubSource
+from bosch.data.sources.source import Source, WeightedSource
+from bosch.data.token_files import (
     DOC_ENDS,
     HELD_OUT,
     HELD_OUT_DOC_ENDS,
@@ -44,7 +41,10 @@ from data.token_files import (
     cut_tail,
     write_array,
 )
-from data.tokenizer_files import TokenizerText, read_source_tokenizer
+from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
+from bosch.run.fingerprint import fingerprint, speed_only
+from bosch.run.manifest import read_sealed_json, write_sealed_json
+from bosch.run.progress import Bar, say, track
 
 VERSION = 1  # raised when the same settings give other bytes
 

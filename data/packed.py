@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bosch.config import Config, PackingConfig, shared_fields
+from bosch.data.loader import check_reuse
+from bosch.data.pack import VERSION, PackConfig, pack_documents
+from bosch.data.sources.open import open_sources
+from bosch.data.tokenizer_files import read_tokenizer
 from bosch.model import find_model
 from bosch.run.manifest import MANIFEST, read_sealed_json
 from bosch.run.plan import follow_reference
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
-from data.loader import check_reuse
-from data.pack import VERSION, PackConfig, pack_documents
-from data.sources.open import open_sources
-from data.tokenizer_files import read_tokenizer
 
 
 def build(config: Config) -> Stage | Artifact:

@@ -9,13 +9,13 @@ A file of more examples serves whoever asks for fewer: those are its first.
 from pathlib import Path
 from typing import Any
 
+from bosch.eval.rows import read_rows, write_rows
+from bosch.eval.settings import SuiteRun
+from bosch.eval.suites._interface import Example, Task
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.lock import FolderLock
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_sealed_json
 from bosch.run.progress import say
-from eval.rows import read_rows, write_rows
-from eval.settings import SuiteRun
-from eval.suites._interface import Example, Task
 
 VERSION = 1  # raised when the same task, sources and tokenizer give other examples
 ALL = 10**9  # the number of a file that holds every example there is

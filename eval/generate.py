@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from bosch.eval.metrics.string_match import string_match_all
+from bosch.eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
+from bosch.eval.settings import FAST, PLAIN, GenerationSettings
+from bosch.eval.suites._interface import Example
+from bosch.eval.top_layer import last_rows_only
 from bosch.hybrid.cache import kv_bytes
-from eval.metrics.string_match import string_match_all
-from eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
-from eval.settings import FAST, PLAIN, GenerationSettings
-from eval.suites._interface import Example
-from eval.top_layer import last_rows_only
 
 Key = tuple[str, int, int]  # task, length, index: what an example is known by
 

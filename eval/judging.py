@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bosch.config import Config, JudgingConfig
+from bosch.data.calibration import check_set
+from bosch.data.needles import PAPER_TASKS
+from bosch.data.tokenizer_files import read_tokenizer
+from bosch.eval.rows import read_rows
+from bosch.eval.settings import FAST, PLAIN, SUITES, GenerationSettings, Label, SuiteRun
+from bosch.eval.suites import gsm8k, longbench, niah
 from bosch.model import load_model, load_tokenizer, read_model_config, read_shape
 from bosch.plugins import list_plugins, suggest
 from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
 from bosch.run.plan import follow_reference
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
-from data.calibration import check_set
-from data.needles import PAPER_TASKS
-from data.tokenizer_files import read_tokenizer
-from eval.rows import read_rows
-from eval.settings import FAST, PLAIN, SUITES, GenerationSettings, Label, SuiteRun
-from eval.suites import gsm8k, longbench, niah
 
 TOY = "toy"
 LM_EVAL = "lm-eval"
@@ -142,7 +142,7 @@ def check_calibration(config: Config, run_path: Path) -> int:
     """How many of the NIAH examples that a run is judged on were compared with its calibration set;
     those that an evaluation has built by now. ValueError if one of them holds a needle of it.
     """
-    from eval.examples import describe_examples, find_file
+    from bosch.eval.examples import describe_examples, find_file
 
     tokenizer_hash = read_tokenizer(config.model).hash
     shared = run_path.parent / "shared"
@@ -161,7 +161,7 @@ def check_calibration(config: Config, run_path: Path) -> int:
 
 def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_folder: Path) -> None:
     """Write predictions and scores of the model in `folder` into `out`. Every rank calls it."""
-    from eval.runner import Evaluation, evaluate  # loads torch and transformers: seconds
+    from bosch.eval.runner import Evaluation, evaluate  # loads torch and transformers: seconds
 
     rank, world = rank_and_world()
     load = cache(lambda: load_judged(folder, judging))
@@ -186,7 +186,7 @@ def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_fold
     )
     evaluate(evaluation, out)
     if judging.lm_eval_tasks and rank == 0:
-        from eval.lm_eval_bridge import run_lm_eval
+        from bosch.eval.lm_eval_bridge import run_lm_eval
 
         run_lm_eval(
             load(),

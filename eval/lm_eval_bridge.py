@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bosch.eval.results import SCORES, make_rows, write_scores
+from bosch.eval.rows import write_rows
+from bosch.eval.settings import Label
+from bosch.eval.suites._interface import Result
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
-from eval.results import SCORES, make_rows, write_scores
-from eval.rows import write_rows
-from eval.settings import Label
-from eval.suites._interface import Result
 
 SUITE = "lm-eval"
 SAMPLES = "samples.jsonl"

@@ -17,11 +17,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bosch.eval.rows import write_rows
+from bosch.eval.settings import Label
+from bosch.eval.suites._interface import Result
 from bosch.run.manifest import write_atomically
 from bosch.run.plan import follow_reference
-from eval.rows import write_rows
-from eval.settings import Label
-from eval.suites._interface import Result
 
 SCORES = "scores.json"
 RESULTS = "results.jsonl"

@@ -16,17 +16,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.eval.examples import load_examples
+from bosch.eval.generate import Generator, Key
+from bosch.eval.results import make_rows, write_scores
+from bosch.eval.rows import parse_rows, read_rows, write_rows
+from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
+from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.run.fingerprint import plain
 from bosch.run.folder import RunFolder
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import say, track
-from data.tokenizer_files import describe_tokenizer
-from eval.examples import load_examples
-from eval.generate import Generator, Key
-from eval.results import make_rows, write_scores
-from eval.rows import parse_rows, read_rows, write_rows
-from eval.settings import FAST, GenerationSettings, Label, SuiteRun
-from eval.suites._interface import Example, LeftOutError, Scored, Task
 
 PREDICTIONS = "predictions.jsonl"
 WORK = ".work"  # what ranks have predicted, until it is put together

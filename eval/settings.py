@@ -6,7 +6,7 @@ from typing import Any
 
 from bosch.plugins import load_plugin
 
-SUITES = "eval.suites"
+SUITES = "bosch.eval.suites"
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,17 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import CalibrationConfig, Config, shared_fields
+from bosch.data.calibration import TOY, CalibrationSettings, write_set
+from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
+from bosch.eval.rows import read_rows
 from bosch.model import find_model, load_tokenizer
+from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.stage import Stage
-from data.calibration import TOY, CalibrationSettings, write_set
-from data.tokenizer_files import describe_tokenizer, read_tokenizer
-from eval.rows import read_rows
-from recipes import presets
 
 VERSION = 1  # raised when the same settings give other examples
 

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import tyro
 
+from bosch.eval.report.archive import is_archive
+from bosch.eval.report.compare import Comparison, compare
+from bosch.eval.report.page import write_report
+from bosch.eval.report.runs import RunResults, is_run
+from bosch.eval.report.summary import warnings
+from bosch.eval.report.tables import align, baseline_table, short_table
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.lock import FolderInUseError
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
-from eval.report.archive import is_archive
-from eval.report.compare import Comparison, compare
-from eval.report.page import write_report
-from eval.report.runs import RunResults, is_run
-from eval.report.summary import warnings
-from eval.report.tables import align, baseline_table, short_table
 
 MOST_WARNINGS = 12  # on the terminal; the report holds all
 
@@ -88,7 +88,7 @@ def find_runs(given: Sequence[Path]) -> list[Path]:
 
 
 def rebuild_tensorboard(folders: Sequence[Path]) -> None:
-    from eval.report.tensorboard import rebuild_tensorboard
+    from bosch.eval.report.tensorboard import rebuild_tensorboard
 
     for folder in filter(Path.is_dir, folders):  # an archive has no curves
         try:

@@ -21,16 +21,7 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import Config, JudgingConfig, TokenCount, at_least, shared_fields
-from bosch.masks.mask import check_window
-from bosch.model import describe_source, fetch_model, find_model, read_model_config, read_shape
-from bosch.plugins import list_plugins
-from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
-from bosch.run.folder import RunFolder, home_of
-from bosch.run.progress import say
-from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Stage
-from eval.judging import (
+from bosch.eval.judging import (
     LM_EVAL,
     Judging,
     check_data,
@@ -40,10 +31,19 @@ from eval.judging import (
     judging_of,
     suite_run,
 )
-from eval.results import collect_results, describe_evaluation
-from eval.settings import PLAIN, SUITES, GenerationSettings, Label
-from eval.suites import gsm8k
-from recipes import presets
+from bosch.eval.results import collect_results, describe_evaluation
+from bosch.eval.settings import PLAIN, SUITES, GenerationSettings, Label
+from bosch.eval.suites import gsm8k
+from bosch.masks.mask import check_window
+from bosch.model import describe_source, fetch_model, find_model, read_model_config, read_shape
+from bosch.plugins import list_plugins
+from bosch.recipes import presets
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.folder import RunFolder, home_of
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
 
 VERSION = 1  # raised when the same model and settings give other predictions
 SHORT = {
@@ -178,7 +178,7 @@ def build_step(
 
 def publish(run_path: Path) -> None:
     """Show what has been evaluated: results.jsonl, and TensorBoard's curves made anew from it."""
-    from eval.report.tensorboard import project_evaluations
+    from bosch.eval.report.tensorboard import project_evaluations
 
     collect_results(run_path / "eval", run_path.name)
     project_evaluations(run_path)

@@ -18,13 +18,13 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import PackingConfig, shared_fields
+from bosch.data.pack import PackConfig
+from bosch.data.packed import make_stage
+from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
-from data.pack import PackConfig
-from data.packed import make_stage
-from recipes import presets
 
 
 @dataclass(frozen=True)

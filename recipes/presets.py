@@ -20,8 +20,8 @@ from bosch.config import (
     TrainConfig,
     describe_changes,
 )
+from bosch.data.needles import PAPER_TASKS
 from bosch.model import PAPER_SHAPES, fetch_config, read_shape
-from data.needles import PAPER_TASKS
 
 TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"

@@ -14,19 +14,12 @@ from pathlib import Path
 
 from bosch.command_line import Command, as_near, as_typed, parse_command
 from bosch.config import Config, describe_config, warn_of_window
+from bosch.data import packed
+from bosch.eval.judging import check_calibration, check_data, judging_of
+from bosch.eval.report.compare import compare
+from bosch.eval.report.summary import summarize
 from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
-from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
-from bosch.run.folder import RunFolder
-from bosch.run.plan import plan_run, refuse_blocked, stages_to_redo
-from bosch.run.progress import say
-from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Stage
-from data import packed
-from eval.judging import check_calibration, check_data, judging_of
-from eval.report.compare import compare
-from eval.report.summary import summarize
-from recipes import (
+from bosch.recipes import (
     calibrate,
     compare_runs,
     evaluate_model,
@@ -35,6 +28,13 @@ from recipes import (
     search_mask,
     train_model,
 )
+from bosch.run import progress
+from bosch.run.errors import exit_on_user_error
+from bosch.run.folder import RunFolder
+from bosch.run.plan import plan_run, refuse_blocked, stages_to_redo
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
 
 Complete = Callable[[Stage], Artifact]
 

@@ -23,6 +23,7 @@ import tyro
 from bosch.calibration import Calibration, read_calibration
 from bosch.command_line import Command, Controls, parse, peek
 from bosch.config import Config, TokenCount
+from bosch.data import packed
 from bosch.methods._settings import default_settings, describe_budget, list_methods
 from bosch.model import (
     describe_source,
@@ -31,6 +32,7 @@ from bosch.model import (
     load_for_search,
     read_model_info,
 )
+from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.fingerprint import hash_file
@@ -40,8 +42,6 @@ from bosch.run.plan import follow_reference, refuse_blocked
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
-from data import packed
-from recipes import presets
 
 if TYPE_CHECKING:
     from bosch.method import Learning
@@ -150,10 +150,10 @@ def run_method(
 def make_learning(config: Config, model: Path, tokens: Artifact) -> "Learning":
     """What a method that learns its mask is handed: packed tokens, and the training loop to learn
     on them. recover.py does not train on these tokens again: the budget is that of both."""
+    from bosch.data.loader import open_tokens
+    from bosch.data.tokenizer_files import read_tokenizer
     from bosch.method import Learning
-    from data.loader import open_tokens
-    from data.tokenizer_files import read_tokenizer
-    from training.learner import LoopFit
+    from bosch.training.learner import LoopFit
 
     opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
     loop = LoopFit(config.train, model, opened, config.data.document_mask)
@@ -253,7 +253,7 @@ def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Ar
     if not _choose.learns_from_tokens(config.method):
         return config, None
     if folder is not None:
-        from data.token_files import SUMMARY
+        from bosch.data.token_files import SUMMARY
 
         summary = read_sealed_json(follow_reference(folder) / SUMMARY)
         length = summary["seq_len"]

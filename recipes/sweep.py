@@ -37,18 +37,18 @@ import tyro
 
 from bosch.command_line import parse_command
 from bosch.config import Config, fill_in
+from bosch.eval.judging import judging_of
+from bosch.eval.report.archive import append_run, read_archive
+from bosch.eval.report.runs import RunResults, is_run, read_run
+from bosch.eval.settings import Label
 from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
+from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.run import progress
 from bosch.run.errors import USER_ERRORS, exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import MANIFEST
 from bosch.run.progress import say
-from eval.judging import judging_of
-from eval.report.archive import append_run, read_archive
-from eval.report.runs import RunResults, is_run, read_run
-from eval.settings import Label
-from recipes import compare_runs, evaluate_model, presets
 
 RECOVER = Path(__file__).with_name("recover.py")
 # The sweep decides these for each run; what they would do to many runs nobody means.

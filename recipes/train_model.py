@@ -20,20 +20,20 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import Config, TokenCount, TrainConfig
+from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import fetch_model
 from bosch.plugins import suggest
+from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
-from data.tokenizer_files import read_tokenizer
-from recipes import presets
 
 if TYPE_CHECKING:
-    from training.schedule import TrainPlan
+    from bosch.training.schedule import TrainPlan
 
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
@@ -80,9 +80,9 @@ def check_machine(config: Config, world_size: int) -> None:
     """Refuse, before hours of search, a batch that these ranks cannot share, and kernels and
     attention that were named and cannot run here."""
     from bosch.hybrid.dispatch import BACKENDS
-    from training.kernels import choose_kernels
-    from training.parallel import choose_device
-    from training.schedule import choose_micro_batch
+    from bosch.training.kernels import choose_kernels
+    from bosch.training.parallel import choose_device
+    from bosch.training.schedule import choose_micro_batch
 
     device = choose_device(os.environ)
     choose_micro_batch(config.train, config.data.sequence_length, world_size, device.type)
@@ -120,7 +120,7 @@ def build(
 
 def plan_of(config: Config) -> "TrainPlan":
     """Steps and tokens of recover.py's training."""
-    from training.schedule import make_plan
+    from bosch.training.schedule import make_plan
 
     return make_plan(
         config.train,
@@ -153,8 +153,8 @@ def make_stage(
     }
 
     def run(out: Path, model: Artifact, tokens: Artifact) -> None:
-        from data.loader import open_tokens
-        from training.loop import TrainJob, train
+        from bosch.data.loader import open_tokens
+        from bosch.training.loop import TrainJob, train
 
         packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
         job = TrainJob(

@@ -46,7 +46,7 @@ def quiet_end() -> Iterator[None]:
     yield
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
-    if parallel := sys.modules.get("training.parallel"):
+    if parallel := sys.modules.get("bosch.training.parallel"):
         parallel.leave_world()
     if progress := sys.modules.get("bosch.run.progress"):
         progress.close()

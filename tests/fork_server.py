@@ -13,8 +13,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 PRELOADED = [
-    "recipes.search_mask",
-    "training.loop",
+    "bosch.recipes.search_mask",
+    "bosch.training.loop",
     "tests.plain_training",
     "tests.search_cases",
     "tests.faults.learned_mask_program",

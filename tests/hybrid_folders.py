@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import recipes
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import read_model_info
 from tests.model_factory import MIXED, tiny_model
@@ -83,7 +82,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def run_recipe(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    path = Path(recipes.__path__[0]) / name
+    path = Path(__file__).parents[1] / "recipes" / name
     return subprocess.run(
         [sys.executable, str(path), *map(str, arguments)],
         capture_output=True,

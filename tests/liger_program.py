@@ -18,11 +18,11 @@ from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bosch.data.loader import IGNORED
 from bosch.hybrid.models import deploy
-from data.loader import IGNORED
+from bosch.training.kernels import choose_kernels, install_kernels
+from bosch.training.loss import install_loss_head, model_loss
 from tests.model_factory import random_tokens, tiny_model
-from training.kernels import choose_kernels, install_kernels
-from training.loss import install_loss_head, model_loss
 
 TOLERANCE = 1e-6
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bosch.config import TrainConfig
+from bosch.data.loader import Loader, Sequences, TokenFolder
 from bosch.hybrid.models import deploy
-from data.loader import Loader, Sequences, TokenFolder
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, tiny_model
 

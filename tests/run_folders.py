@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from bosch.command_line import parse_command
+from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
+from bosch.eval.results import Label, make_rows, write_scores
+from bosch.eval.rows import write_rows
+from bosch.eval.suites import longbench, niah
+from bosch.eval.suites._interface import Example, Scored, Task
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import ModelInfo, find_model, read_model_info
-from data.toy_world.tasks import DATASETS as TOY_DATASETS
-from eval.results import Label, make_rows, write_scores
-from eval.rows import write_rows
-from eval.suites import longbench, niah
-from eval.suites._interface import Example, Scored, Task
-from recipes import presets
+from bosch.recipes import presets
 
 MODEL = ModelInfo("tiny-qwen3", None, "0" * 32, 4, 4, 8, 16)
 STEP_TOKENS = 1_000

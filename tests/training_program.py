@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bosch.training.loop import TrainJob, train
 from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
-from training.loop import TrainJob, train
 
 
 def main(path: Path) -> None:

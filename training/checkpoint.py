@@ -42,7 +42,7 @@ from bosch.run.manifest import (
 )
 from bosch.run.plan import differences
 from bosch.run.progress import say
-from training.checkpoint_content import (
+from bosch.training.checkpoint_content import (
     CheckpointReader,
     TrainState,
     compare_names,
@@ -52,7 +52,7 @@ from training.checkpoint_content import (
     restore_random_state,
     save_random_state,
 )
-from training.parallel import COLLECTIVE_TIMEOUT
+from bosch.training.parallel import COLLECTIVE_TIMEOUT
 
 TRAINER = "trainer.json"  # what is no tensor
 

@@ -29,7 +29,7 @@ from bosch.run.manifest import (
     sync_directory,
     write_sealed_json,
 )
-from training.checkpoint_content import plain_name
+from bosch.training.checkpoint_content import plain_name
 
 TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # What copy_companions leaves behind because it makes it anew; here it is the source's own.

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from bosch.config import TrainConfig
+from bosch.data.loader import Sequences, TokenFolder
 from bosch.method import Learner
 from bosch.run.group import Group
 from bosch.run.manifest import sync_directory
-from data.loader import Sequences, TokenFolder
-from training.loop import TrainJob, train
-from training.parallel import start_world
+from bosch.training.loop import TrainJob, train
+from bosch.training.parallel import start_world
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,19 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from bosch.config import TrainConfig
+from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from bosch.method import Learner
 from bosch.run.group import Group
 from bosch.run.progress import say, track
-from data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
-from training.checkpoint import Checkpoints
-from training.checkpoint_content import TrainState
-from training.export import export_model
-from training.guards import Guards, describe_first_losses, without_windows
-from training.kernels import choose_kernels
-from training.loss import model_loss
-from training.metrics import Meter, MetricsLog
-from training.model_start import start_model
-from training.optimizer import (
+from bosch.training.checkpoint import Checkpoints
+from bosch.training.checkpoint_content import TrainState
+from bosch.training.export import export_model
+from bosch.training.guards import Guards, describe_first_losses, without_windows
+from bosch.training.kernels import choose_kernels
+from bosch.training.loss import model_loss
+from bosch.training.metrics import Meter, MetricsLog
+from bosch.training.model_start import start_model
+from bosch.training.optimizer import (
     add_learner,
     finish_gradients,
     gradient_norm,
@@ -41,15 +41,15 @@ from training.optimizer import (
     set_rates,
     trained_parameters,
 )
-from training.parallel import (
+from bosch.training.parallel import (
     choose_switches,
     describe_environment,
     reshard,
     set_gradient_sync,
     start_world,
 )
-from training.schedule import learning_rate, make_plan
-from training.signals import Interruption
+from bosch.training.schedule import learning_rate, make_plan
+from bosch.training.signals import Interruption
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it, at every evaluated
 # step, and once more after a kill: it must find its own work done.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.loader import IGNORED
+from bosch.data.loader import IGNORED
 
 # Whose logits exist at once. With 2,048 tokens in the vocabulary 512 rows take 90 % of the time of
 # 2,048 on a CPU, whose caches they fit; fewer would read a large head's weight too often.

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
+from bosch.data.loader import Batch
 from bosch.run.errors import UserError
 from bosch.run.lines import append_line
 from bosch.run.manifest import write_atomically
 from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
-from data.loader import Batch
-from training.flops import count_active_weights, peak_flops, training_flops
-from training.parallel import World
-from training.schedule import TrainPlan
+from bosch.training.flops import count_active_weights, peak_flops, training_flops
+from bosch.training.parallel import World
+from bosch.training.schedule import TrainPlan
 
 
 class MetricsLog:

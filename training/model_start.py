@@ -21,9 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 import bosch  # noqa: F401  makes transformers know hybrids and their attention
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.shards import weight_files
-from training.kernels import install_kernels
-from training.loss import install_loss_head
-from training.parallel import Switches, World, local, shard_model, state_device
+from bosch.training.kernels import install_kernels
+from bosch.training.loss import install_loss_head
+from bosch.training.parallel import Switches, World, local, shard_model, state_device
 
 
 def start_model(folder: Path, world: World, switches: Switches, kernels: str) -> Any:

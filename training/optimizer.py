@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from bosch.method import Learner
-from training.parallel import World, whole
+from bosch.training.parallel import World, whole
 
 EPSILON = 1e-8
 

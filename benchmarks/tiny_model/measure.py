@@ -18,12 +18,12 @@ import torch
 import tyro
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from data.toy_world.tasks import DATASETS, longbench_rows
-from data.toy_world.tokenizer import END_OF_TEXT
-from eval.generate import Generator
-from eval.metrics.string_match import string_match_all
-from eval.suites import niah
-from eval.suites._interface import Example, LeftOutError
+from bosch.data.toy_world.tasks import DATASETS, longbench_rows
+from bosch.data.toy_world.tokenizer import END_OF_TEXT
+from bosch.eval.generate import Generator
+from bosch.eval.metrics.string_match import string_match_all
+from bosch.eval.suites import niah
+from bosch.eval.suites._interface import Example, LeftOutError
 
 Scores = dict[str, float]  # of each task, in per cent
 BATCH_TOKENS = 8192

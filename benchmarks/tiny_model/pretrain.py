@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import bosch  # noqa: F401  registers the attention whose groups can be windowed
+from bosch.data.toy_world.lessons import LessonWriter, Mixture
+from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.progress import track
-from data.toy_world.lessons import LessonWriter, Mixture
-from data.toy_world.tokenizer import train_tokenizer
 
 VOCABULARY_SIZE = 2048
 WINDOW_TOKENS = 64

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from bosch.data.sources.source import Document, take_field
 from bosch.run.fingerprint import hash_file, is_hidden
-from data.sources.source import Document, take_field
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 COMPRESSED = (".gz", ".zst")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from bosch.data.sources.source import Block, Document, take_field, write_address
 from bosch.plugins import suggest
 from bosch.run.fingerprint import fingerprint_files
-from data.sources.source import Block, Document, take_field, write_address
 
 # By name: which library asks the hub, and so whose errors they are, has changed more than once.
 NETWORK_ERRORS = (

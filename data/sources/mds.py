@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bosch.data.sources.source import Document
 from bosch.plugins import suggest
 from bosch.run.fingerprint import hash_file
-from data.sources.source import Document
 
 Array = NDArray[Any]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from bosch.data.sources.files import FileSource
+from bosch.data.sources.hub import HubSource
+from bosch.data.sources.mds import MdsSource
+from bosch.data.sources.prolong import MIX_64K, REPOSITORIES, open_prolong
+from bosch.data.sources.source import Source, WeightedSource
+from bosch.data.toy_world.documents import ToyDocuments
 from bosch.plugins import suggest
-from data.sources.files import FileSource
-from data.sources.hub import HubSource
-from data.sources.mds import MdsSource
-from data.sources.prolong import MIX_64K, REPOSITORIES, open_prolong
-from data.sources.source import Source, WeightedSource
-from data.toy_world.documents import ToyDocuments
 
 SWITCH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bosch.data.sources.hub import first_line, is_out_of_reach
+from bosch.data.sources.mds import INDEX, Shard, read_documents, read_index
+from bosch.data.sources.source import Document, write_address
 from bosch.plugins import suggest
-from data.sources.hub import first_line, is_out_of_reach
-from data.sources.mds import INDEX, Shard, read_documents, read_index
-from data.sources.source import Document, write_address
 
 REPOSITORIES = {
     "prolong-64k": "princeton-nlp/prolong-data-64K",

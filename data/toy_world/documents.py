@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from data.toy_world.essays import paragraph
-from data.toy_world.records import write_records
-from data.toy_world.tasks import DATASETS
-from data.toy_world.world import World
+from bosch.data.toy_world.essays import paragraph
+from bosch.data.toy_world.records import write_records
+from bosch.data.toy_world.tasks import DATASETS
+from bosch.data.toy_world.world import World
 
 VERSION = 2  # raised when the same seed gives other documents
 ESSAY_SHARE, TASK_SHARE = 0.1, 0.45  # of the documents; the others are records

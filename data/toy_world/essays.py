@@ -2,8 +2,8 @@
 
 from bisect import bisect_right
 
-from data.toy_world.lexicon import ADJECTIVES, TOPICS
-from data.toy_world.world import World
+from bosch.data.toy_world.lexicon import ADJECTIVES, TOPICS
+from bosch.data.toy_world.world import World
 
 _TIMES = tuple(
     (

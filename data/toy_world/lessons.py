@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, write_example
-from data.toy_world.documents import write_document
-from data.toy_world.essays import ToyEssays, paragraph
-from data.toy_world.tasks import DATASETS
-from data.toy_world.tokenizer import END_OF_TEXT
-from data.toy_world.world import World
+from bosch.data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, write_example
+from bosch.data.toy_world.documents import write_document
+from bosch.data.toy_world.essays import ToyEssays, paragraph
+from bosch.data.toy_world.tasks import DATASETS
+from bosch.data.toy_world.tokenizer import END_OF_TEXT
+from bosch.data.toy_world.world import World
 
 Piece = tuple[str, bool]  # text, and whether it is an answer to be learned
 Lesson = list[Piece]

@@ -1,8 +1,8 @@
 """Records of the toy world: entries told once, and looked up again further down. On them a hybrid
 can practice long-range recall, as on real code and books, without seeing a NIAH template."""
 
-from data.toy_world.essays import paragraph
-from data.toy_world.world import World
+from bosch.data.toy_world.essays import paragraph
+from bosch.data.toy_world.world import World
 
 # How an entry is told, and how it is looked up. None looks like the question of a toy task, whose
 # text ends with the answer.

@@ -6,8 +6,8 @@ generation limits are used as LongBench uses its own."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from data.toy_world.essays import paragraph, sentence
-from data.toy_world.lexicon import (
+from bosch.data.toy_world.essays import paragraph, sentence
+from bosch.data.toy_world.lexicon import (
     ADJECTIVES,
     ANIMALS,
     COLORS,
@@ -18,7 +18,7 @@ from data.toy_world.lexicon import (
     NOUNS,
     TOPICS,
 )
-from data.toy_world.world import World
+from bosch.data.toy_world.world import World
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.needles import PAPER_TASKS, TASKS, write_example
-from data.toy_world.essays import ToyEssays, paragraph
-from data.toy_world.tasks import DATASETS
-from data.toy_world.world import World
+from bosch.data.needles import PAPER_TASKS, TASKS, write_example
+from bosch.data.toy_world.essays import ToyEssays, paragraph
+from bosch.data.toy_world.tasks import DATASETS
+from bosch.data.toy_world.world import World
 
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|padding|>"

@@ -5,7 +5,14 @@ import uuid
 from collections.abc import Callable
 from functools import cache
 
-from data.toy_world.lexicon import ADJECTIVES, NOUNS, PLACE_ENDINGS, SPLITS, SYLLABLES, split_of
+from bosch.data.toy_world.lexicon import (
+    ADJECTIVES,
+    NOUNS,
+    PLACE_ENDINGS,
+    SPLITS,
+    SYLLABLES,
+    split_of,
+)
 
 
 @cache

@@ -9,7 +9,7 @@ back in a loop, and every pair gets the score that is meant.
 
 from collections.abc import Sequence
 
-from eval.metrics.longbench import cut_words
+from bosch.eval.metrics.longbench import cut_words
 
 TAKE, UP, LEFT = range(3)  # the step back from a cell: to i-1 j-1, to i-1, to j-1
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from bosch.config import fill_in
+from bosch.eval.report.measures import condition
+from bosch.eval.report.runs import Place, RunResults, read_run, tell_apart
+from bosch.eval.report.statistics import Cell
+from bosch.eval.rows import read_rows, write_line
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import ModelInfo
 from bosch.run.manifest import write_atomically
-from eval.report.measures import condition
-from eval.report.runs import Place, RunResults, read_run, tell_apart
-from eval.report.statistics import Cell
-from eval.rows import read_rows, write_line
 
 KEPT_AS_IS = ("name", "commit", "config", "mask_cost", "stage_seconds")
 KEPT_METRICS = ("step", "tokens", "loss", "validation_loss")  # of the training

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from eval.report.statistics import NEVER, Estimate
+from bosch.eval.report.statistics import NEVER, Estimate
 
 MISSING = "–"
 

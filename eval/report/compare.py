@@ -12,13 +12,11 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from bosch.masks.overlap import jaccard_distance
-from bosch.plugins import suggest
-from eval.report import statistics
-from eval.report.archive import read_runs
-from eval.report.measures import ROUNDING, Measure, Row, Score, find_measures, score
-from eval.report.runs import RunResults
-from eval.report.statistics import (
+from bosch.eval.report import statistics
+from bosch.eval.report.archive import read_runs
+from bosch.eval.report.measures import ROUNDING, Measure, Row, Score, find_measures, score
+from bosch.eval.report.runs import RunResults
+from bosch.eval.report.statistics import (
     Curve,
     Estimate,
     Replicates,
@@ -27,6 +25,8 @@ from eval.report.statistics import (
     estimate_difference,
     resample_examples,
 )
+from bosch.masks.overlap import jaccard_distance
+from bosch.plugins import suggest
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from eval.report.statistics import Cell
-from eval.suites import gsm8k, longbench, niah
+from bosch.eval.report.statistics import Cell
+from bosch.eval.suites import gsm8k, longbench, niah
 
 Row = Mapping[str, Any]
 # A suite's headline, one of its tasks and categories, the headline under other conditions.

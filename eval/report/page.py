@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bosch.eval.report.compare import Comparison, beside_baseline, recoveries
+from bosch.eval.report.pictures import draw_pictures
+from bosch.eval.report.statistics import NEVER, Estimate
+from bosch.eval.report.summary import warnings
+from bosch.eval.report.tables import Table, make_tables, markdown_lines, settings_by_section
+from bosch.eval.rows import write_rows
 from bosch.run.manifest import write_atomically
-from eval.report.compare import Comparison, beside_baseline, recoveries
-from eval.report.pictures import draw_pictures
-from eval.report.statistics import NEVER, Estimate
-from eval.report.summary import warnings
-from eval.report.tables import Table, make_tables, markdown_lines, settings_by_section
-from eval.rows import write_rows
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html.jinja"
 # The page from top to bottom: tables by their names, pictures by their files.

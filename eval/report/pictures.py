@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import EngFormatter
 
+from bosch.eval.report.compare import Comparison, kind_means
+from bosch.eval.report.measures import Measure
+from bosch.eval.report.runs import RunResults
+from bosch.eval.report.statistics import Numbers
 from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
-from eval.report.compare import Comparison, kind_means
-from eval.report.measures import Measure
-from eval.report.runs import RunResults
-from eval.report.statistics import Numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from bosch.config import fill_in
+from bosch.eval.report.measures import Row, condition, headline_metric
+from bosch.eval.report.statistics import Samples
+from bosch.eval.results import SCORES
 from bosch.masks.mask import MaskFile, read_mask
 from bosch.run.manifest import MANIFEST
 from bosch.run.plan import REFERENCE, follow_reference
-from eval.report.measures import Row, condition, headline_metric
-from eval.report.statistics import Samples
-from eval.results import SCORES
 
 PREDICTIONS = "predictions.jsonl"  # a row an example, as eval/runner.py writes them
 # Evaluations in eval/window/128 and eval/length/4096: the column that their rows get.

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from bosch.eval.report.cells import MISSING, show_change, show_estimate, show_share, show_tokens
+from bosch.eval.report.compare import Comparison, beside_baseline, end_alike, falls, recoveries
+from bosch.eval.report.measures import SUITES
+from bosch.eval.report.runs import RunResults
+from bosch.eval.report.statistics import Curve
+from bosch.eval.report.tables import align, calibration_score, course_table, kv_saved
 from bosch.masks.picture import mask_rows, mask_title
-from eval.report.cells import MISSING, show_change, show_estimate, show_share, show_tokens
-from eval.report.compare import Comparison, beside_baseline, end_alike, falls, recoveries
-from eval.report.measures import SUITES
-from eval.report.runs import RunResults
-from eval.report.statistics import Curve
-from eval.report.tables import align, calibration_score, course_table, kv_saved
 
 
 def summarize(comparison: Comparison) -> Iterator[str | Text]:

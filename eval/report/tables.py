@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.report.cells import (
+from bosch.eval.report.cells import (
     MISSING,
     show_advantage,
     show_change,
@@ -18,7 +18,7 @@ from eval.report.cells import (
     show_share,
     show_tokens,
 )
-from eval.report.compare import (
+from bosch.eval.report.compare import (
     Comparison,
     Recovery,
     beside_baseline,
@@ -27,10 +27,10 @@ from eval.report.compare import (
     mask_distance,
     recoveries,
 )
-from eval.report.measures import SUITES, Measure, Row, Score
-from eval.report.runs import RunResults
-from eval.report.statistics import LEVEL, Curve
-from eval.suites import niah
+from bosch.eval.report.measures import SUITES, Measure, Row, Score
+from bosch.eval.report.runs import RunResults
+from bosch.eval.report.statistics import LEVEL, Curve
+from bosch.eval.suites import niah
 
 BYTES_PER_VALUE = 2  # of the KV cache: bf16
 SEEDS = "± standard error over seeds; in parentheses their number."

@@ -17,6 +17,10 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
+from bosch.eval.report.measures import AVERAGE, Row
+from bosch.eval.report.runs import RunResults, read_json, read_run
+from bosch.eval.report.tables import markdown_lines, settings_by_section
+from bosch.eval.suites import longbench
 from bosch.masks.picture import mask_title
 from bosch.run.progress import say
 from bosch.run.tensorboard import (
@@ -29,10 +33,6 @@ from bosch.run.tensorboard import (
     on_both_axes,
     read_metrics,
 )
-from eval.report.measures import AVERAGE, Row
-from eval.report.runs import RunResults, read_json, read_run
-from eval.report.tables import markdown_lines, settings_by_section
-from eval.suites import longbench
 
 # Page -> chart -> regular expressions of tags.
 CHARTS = {

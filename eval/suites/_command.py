@@ -1,5 +1,4 @@
-"""`python -m eval.suites.<suite> score --in rows.jsonl --out scored.jsonl`: scores predictions made
-anywhere."""
+"""`bosch <suite> score --in rows.jsonl --out scored.jsonl`: score predictions made anywhere."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,8 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from bosch.eval.rows import Row, read_rows, write_rows
 from bosch.run.errors import exit_on_user_error
-from eval.rows import Row, read_rows, write_rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,10 @@ def score_command(
 ) -> None:
     """score_row: the scores of a row, whose place is for errors. describe: lines on all rows."""
     command: Score = tyro.extras.subcommand_cli_from_dict(
-        {"score": Score}, prog=f"python -m eval.suites.{suite}", description=description, args=args
+        {"score": Score},
+        prog=f"bosch {suite}",
+        description=description,
+        args=args,
     )
 
     def run() -> None:

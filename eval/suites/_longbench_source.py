@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from eval.rows import (
+from bosch.eval.rows import (
     Row,
     find_one,
     from_hub,

@@ -1,6 +1,6 @@
 """GSM8K as lm-eval asks and judges it: `gsm8k_cot` with eight fixed shots, `gsm8k` with five drawn.
 
-    python -m eval.suites.gsm8k score --in rows.jsonl --out scored.jsonl
+    bosch gsm8k score --in rows.jsonl --out scored.jsonl
 
 The command scores predictions made anywhere: of rows {task, prediction, answer}, `answer` is the
 data set's own field and `prediction` the raw generation.
@@ -16,10 +16,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from bosch.eval.rows import Row, find_one, from_hub, read_rows, require_count, require_text
+from bosch.eval.suites._command import score_command
+from bosch.eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
 from bosch.plugins import suggest
-from eval.rows import Row, find_one, from_hub, read_rows, require_count, require_text
-from eval.suites._command import score_command
-from eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
 
 HUB_ID = "openai/gsm8k"
 NUM_ROWS = {"train": 7473, "test": 1319}

@@ -1,6 +1,6 @@
 """LongBench v1 as LongBench builds and scores it: 21 data sets, or the toy world's counterparts.
 
-    python -m eval.suites.longbench score --in rows.jsonl --out scored.jsonl
+    bosch longbench score --in rows.jsonl --out scored.jsonl
 
 The command scores predictions made anywhere, unrounded. Prompts, limits and tables of categories
 are data in eval/data.
@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bosch.plugins import suggest
-from data.toy_world.tasks import DATASETS as TOY_DATASETS
-from data.toy_world.tasks import longbench_rows
-from eval.metrics.longbench import (
+from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
+from bosch.data.toy_world.tasks import longbench_rows
+from bosch.eval.metrics.longbench import (
     classification,
     code_sim,
     count,
@@ -29,11 +28,11 @@ from eval.metrics.longbench import (
     retrieval,
     retrieval_zh,
 )
-from eval.metrics.rouge_l import rouge, rouge_zh
-from eval.rows import Row, require_text, require_texts
-from eval.suites import gsm8k
-from eval.suites._command import score_command
-from eval.suites._interface import (
+from bosch.eval.metrics.rouge_l import rouge, rouge_zh
+from bosch.eval.rows import Row, require_text, require_texts
+from bosch.eval.suites import gsm8k
+from bosch.eval.suites._command import score_command
+from bosch.eval.suites._interface import (
     Example,
     Result,
     Scored,
@@ -43,7 +42,8 @@ from eval.suites._interface import (
     by_task,
     result_of,
 )
-from eval.suites._longbench_source import DatasetRows, describe_source, read_dataset
+from bosch.eval.suites._longbench_source import DatasetRows, describe_source, read_dataset
+from bosch.plugins import suggest
 
 TOY = "toy"
 MATH = "gsm8k"  # the paper's seventh category is a suite of its own

@@ -1,6 +1,6 @@
 """Needles in a haystack, built and scored as RULER does it.
 
-    python -m eval.suites.niah build --task niah_single_2 --length 4096 --samples 500 --seed 42 \
+    bosch niah build --task niah_single_2 --length 4096 --samples 500 --seed 42 \
         --tokenizer FOLDER --essays PaulGrahamEssays.json --out niah_single_2.jsonl
 
 With a real essay file the rows are upstream's; with `--essays toy` everything comes from the
@@ -16,17 +16,15 @@ from typing import Any
 
 import tyro
 
-from bosch.plugins import suggest
-from bosch.run.errors import exit_on_user_error
-from data import needles
-from data.essays import make_essays, read_essays
-from data.key_words import wonderwords_keys
-from data.needles import EssaySource, NeedleTask, Sizes, Words
-from data.toy_world.essays import ToyEssays
-from data.toy_world.world import World
-from eval.metrics.string_match import string_match_all, string_match_part
-from eval.rows import from_hub, write_rows
-from eval.suites._interface import (
+from bosch.data import needles
+from bosch.data.essays import make_essays, read_essays
+from bosch.data.key_words import wonderwords_keys
+from bosch.data.needles import EssaySource, NeedleTask, Sizes, Words
+from bosch.data.toy_world.essays import ToyEssays
+from bosch.data.toy_world.world import World
+from bosch.eval.metrics.string_match import string_match_all, string_match_part
+from bosch.eval.rows import from_hub, write_rows
+from bosch.eval.suites._interface import (
     Example,
     LeftOutError,
     Result,
@@ -37,6 +35,8 @@ from eval.suites._interface import (
     by_task,
     result_of,
 )
+from bosch.plugins import suggest
+from bosch.run.errors import exit_on_user_error
 
 TOY = "toy"
 PAPER_LENGTHS = (4096, 8192, 16384, 32768)
@@ -236,7 +236,7 @@ class Build:
 
 def main(args: Sequence[str] | None = None) -> None:
     command: Build = tyro.extras.subcommand_cli_from_dict(
-        {"build": Build}, prog="python -m eval.suites.niah", args=args
+        {"build": Build}, prog="bosch niah", args=args
     )
     exit_on_user_error(lambda: run_build(command), command.debug)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes import recover
+from bosch.recipes import recover
 from tests.kill_points import OPERATIONS, watch_operations
 
 # Of the preset smoke; the first two are those that a short run of the tests kills.

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import recipes
 from bosch.masks.mask import read_mask
 from tests.chain.recover_program import STAGES
 
-RECOVER = Path(recipes.__path__[0]) / "recover.py"
+RECOVER = Path(__file__).parents[2] / "recipes" / "recover.py"
 PROGRAM = Path(__file__).with_name("recover_program.py")
 LAUNCH = [str(Path(sys.executable).with_name("accelerate")), "launch"]
 TWO = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")

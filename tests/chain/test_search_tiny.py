@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
-import recipes
 from bosch.masks.mask import num_windowed
 from tests.hybrid_folders import run_recipe
 
 pytestmark = pytest.mark.slow
 
-SEARCH = Path(recipes.__path__[0]) / "search_mask.py"
+SEARCH = Path(__file__).parents[2] / "recipes" / "search_mask.py"
 NONE = [f"--accelerations.no-{name}" for name in ("prefixes", "answer-rows", "memo", "early-end")]
 # recipes/search_mask.py, killed by itself behind the line of the journal with that number.
 KILLED = """
 import os, signal, sys
 from bosch.search.journal import Journal
-from recipes import search_mask
+from bosch.recipes import search_mask
 
 append, last = Journal.append, int(sys.argv[1])
 

@@ -23,7 +23,7 @@ from bosch.method import Context
 from bosch.methods import _choose
 from bosch.methods._examples import NOTES
 from bosch.plugins import list_plugins, load_plugin
-from recipes.presets import smoke
+from bosch.recipes.presets import smoke
 from tests.attention_matrices import context_of, toy_calibration
 
 PACKAGE = "bosch.methods"

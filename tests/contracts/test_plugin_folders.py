@@ -21,7 +21,7 @@ INTERFACES: dict[str, dict[str, tuple[str, ...] | type]] = {
     },
     # And one of rank(context), select(context): tests/contracts/test_methods.py asks which.
     "bosch.methods": {"Settings": type},
-    "eval.suites": {
+    "bosch.eval.suites": {
         "Settings": type,
         "list_tasks": ("settings",),
         "sources": ("settings", "task"),

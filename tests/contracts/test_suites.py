@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
+from bosch.eval.suites._interface import Task
 from bosch.plugins import list_plugins, load_plugin
-from eval.suites._interface import Task
 
 
-@pytest.mark.parametrize("name", list_plugins("eval.suites"))
+@pytest.mark.parametrize("name", list_plugins("bosch.eval.suites"))
 def test_its_settings_are_frozen_and_its_tasks_named_once_each(name: str) -> None:
-    suite = load_plugin("eval.suites", name)
+    suite = load_plugin("bosch.eval.suites", name)
     settings = suite.Settings()
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.tasks = ()

@@ -23,9 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.assets import asset_folder
-from eval import runner
-from eval.settings import GenerationSettings, Label, SuiteRun
-from eval.suites import longbench, niah
+from bosch.eval import runner
+from bosch.eval.settings import GenerationSettings, Label, SuiteRun
+from bosch.eval.suites import longbench, niah
 from tests.kill_points import OPERATIONS, POINT, watch_operations
 
 SUITES = (

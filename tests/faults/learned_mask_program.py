@@ -20,11 +20,11 @@ def main(run_path: Path, log: Path, environment: dict[str, str], options: dict[s
 
     import torch
 
+    from bosch.data import packed
     from bosch.methods import consa
+    from bosch.recipes import presets, search_mask
     from bosch.run import progress
     from bosch.run.folder import RunFolder
-    from data import packed
-    from recipes import presets, search_mask
 
     torch.set_num_threads(1)
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])

@@ -13,10 +13,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from data.pack import PackConfig, pack_documents
-from data.sources.open import open_sources
-from data.token_files import GrowingFiles
-from data.tokenizer_files import TokenizerText
+from bosch.data.pack import PackConfig, pack_documents
+from bosch.data.sources.open import open_sources
+from bosch.data.token_files import GrowingFiles
+from bosch.data.tokenizer_files import TokenizerText
 from tests.kill_points import POINT, watch_operations
 
 

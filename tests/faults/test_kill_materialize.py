@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.materialize_model import main as materialize_model
+from bosch.recipes.materialize_model import main as materialize_model
 from tests.fork_server import PATIENCE, start
 from tests.hybrid_folders import files_of, mask_file, plain_folder
 from tests.kill_points import watch_operations

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from data.tokenizer_files import describe_tokenizer
-from data.toy_world.documents import write_document
-from data.toy_world.tokenizer import train_tokenizer
+from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.data.toy_world.documents import write_document
+from bosch.data.toy_world.tokenizer import train_tokenizer
 
 PROGRAM = Path(__file__).with_name("packing_program.py")
 

@@ -135,8 +135,8 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     import torch
 
     from bosch.run import progress
+    from bosch.training import loop
     from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
-    from training import loop
 
     torch.set_num_threads(1)
     progress.set_up(rank)

@@ -14,7 +14,7 @@ from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask, write
 from bosch.masks.named_masks import find_chains, read_masks
 from bosch.masks.overlap import jaccard_distance
 from bosch.model import ModelInfo, read_model_info
-from recipes.analyze_masks import main
+from bosch.recipes.analyze_masks import main
 from tests.attention_matrices import toy_calibration
 from tests.masks import MODEL
 from tests.model_factory import tiny_model

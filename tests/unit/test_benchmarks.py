@@ -13,7 +13,7 @@ from benchmarks import _memory, _models, _timing, gpu, latency, search
 from benchmarks.__main__ import run_benchmark
 from bosch.hybrid.models import deploy
 from bosch.masks.mask import GroupMask, num_windowed
-from recipes.presets import SMOKE_MODEL
+from bosch.recipes.presets import SMOKE_MODEL
 from tests.model_factory import MIXED, tiny_model
 
 CPU = torch.device("cpu")

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from bosch.calibration import read_calibration
+from bosch.data.calibration import check_set
+from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.eval.examples import describe_examples, load_examples, write_examples
+from bosch.eval.judging import check_calibration, judging_of
+from bosch.eval.suites._interface import Example
 from bosch.model import load_tokenizer
+from bosch.recipes.calibrate import build, main
+from bosch.recipes.presets import smoke
 from bosch.run import progress
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import read_sealed_json, verify_folder
 from bosch.run.plan import follow_reference
-from data.calibration import check_set
-from data.tokenizer_files import describe_tokenizer
-from eval.examples import describe_examples, load_examples, write_examples
-from eval.judging import check_calibration, judging_of
-from eval.suites._interface import Example
-from recipes.calibrate import build, main
-from recipes.presets import smoke
 
 
 def command(*more: str, out: Path) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from bosch.calibration import read_calibration
-from data.calibration import (
+from bosch.data.calibration import (
     FACTS,
     CalibrationSettings,
     Context,
@@ -22,10 +22,10 @@ from data.calibration import (
     share_evenly,
     write_set,
 )
-from data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
-from data.toy_world.essays import ToyEssays
-from data.toy_world.tokenizer import train_tokenizer
-from data.toy_world.world import World
+from bosch.data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
+from bosch.data.toy_world.essays import ToyEssays
+from bosch.data.toy_world.tokenizer import train_tokenizer
+from bosch.data.toy_world.world import World
 from tests import odd_tokenizers
 
 SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 
 from bosch.run.manifest import seal_folder, verify_folder
+from bosch.training.checkpoint import CheckpointError, Checkpoints
+from bosch.training.checkpoint_content import CheckpointReader, TrainState, save_random_state
+from bosch.training.parallel import start_world
 from tests.small_disk import small_disk
-from training.checkpoint import CheckpointError, Checkpoints
-from training.checkpoint_content import CheckpointReader, TrainState, save_random_state
-from training.parallel import start_world
 
 FACTS = {"learning_rate": 1e-2, "model": {"layers": 2}}
 

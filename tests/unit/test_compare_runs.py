@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bosch.run.folder import RunFolder
-from eval.report.archive import append_run, read_archive
-from eval.report.cells import MISSING
-from eval.report.compare import (
+from bosch.eval.report.archive import append_run, read_archive
+from bosch.eval.report.cells import MISSING
+from bosch.eval.report.compare import (
     Comparison,
     beside_baseline,
     compare,
@@ -19,14 +18,15 @@ from eval.report.compare import (
     kind_means,
     recoveries,
 )
-from eval.report.page import recovery_rows, write_report
-from eval.report.pictures import PICTURES
-from eval.report.runs import read_run
-from eval.report.summary import summarize, warnings
-from eval.report.tables import make_tables
-from eval.rows import read_rows
-from eval.suites import niah
-from recipes import compare_runs
+from bosch.eval.report.page import recovery_rows, write_report
+from bosch.eval.report.pictures import PICTURES
+from bosch.eval.report.runs import read_run
+from bosch.eval.report.summary import summarize, warnings
+from bosch.eval.report.tables import make_tables
+from bosch.eval.rows import read_rows
+from bosch.eval.suites import niah
+from bosch.recipes import compare_runs
+from bosch.run.folder import RunFolder
 from tests.run_folders import FakeRun, Skill
 
 

@@ -23,7 +23,7 @@ from bosch.config import (
     parse_count,
     warn_of_window,
 )
-from recipes import presets
+from bosch.recipes import presets
 
 
 def parse(*arguments: str) -> Command:

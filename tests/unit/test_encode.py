@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex
 from transformers import PreTrainedTokenizerFast
 
-from data.encode import (
+from bosch.data.encode import (
     PIECE_CHARS,
     Chunk,
     Encoder,
@@ -23,10 +23,10 @@ from data.encode import (
     read_chunks,
     share_reproduced,
 )
-from data.pack import LEAST_REPRODUCED
-from data.sources.files import FileSource
-from data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
-from data.toy_world.documents import write_document
+from bosch.data.pack import LEAST_REPRODUCED
+from bosch.data.sources.files import FileSource
+from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
+from bosch.data.toy_world.documents import write_document
 from tests.odd_tokenizers import train_bpe
 
 # Numbers one by one as Qwen does it, by threes as Llama 3 does it: two tokenizers that agree on

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data.essays import (
+from bosch.data.essays import (
     PUNKT_FILES,
     Essays,
     find_sentence_ends,
@@ -187,7 +187,7 @@ def test_the_shared_essays_are_the_specifications_and_need_no_nltk(
     joined = re.sub(r"\s+", " ", " ".join(graham.words))
     assert len(" ".join(sentences)) - len(joined) == 218  # blanks added where none was
     code = (
-        "import sys; from pathlib import Path; from data.essays import read_essays; "
+        "import sys; from pathlib import Path; from bosch.data.essays import read_essays; "
         "read_essays(Path(sys.argv[1])); assert 'nltk' not in sys.modules"
     )
     path = shared_data / "pg_essays.json"

@@ -12,23 +12,23 @@ from transformers import AutoConfig, AutoTokenizer
 
 from bosch.assets import asset_folder
 from bosch.config import Config, EvalConfig
+from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.eval import runner
+from bosch.eval.examples import load_examples
+from bosch.eval.judging import Judging, judging_of, load_judged, longest_prompt, stretch_positions
+from bosch.eval.lm_eval_bridge import results_of
+from bosch.eval.results import collect_results, describe_evaluation
+from bosch.eval.settings import FAST, Label, SuiteRun
+from bosch.eval.suites import longbench, niah
+from bosch.eval.suites._interface import Example, Result, Task
 from bosch.hybrid.materialize import materialize
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import read_model_info
+from bosch.recipes import evaluate_model, presets
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import DamagedArtifactError
 from bosch.run.stage import Artifact
-from data.tokenizer_files import describe_tokenizer
-from eval import runner
-from eval.examples import load_examples
-from eval.judging import Judging, judging_of, load_judged, longest_prompt, stretch_positions
-from eval.lm_eval_bridge import results_of
-from eval.results import collect_results, describe_evaluation
-from eval.settings import FAST, Label, SuiteRun
-from eval.suites import longbench, niah
-from eval.suites._interface import Example, Result, Task
-from recipes import evaluate_model, presets
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}

@@ -22,7 +22,7 @@ from bosch.hybrid.models import deploy, undeploy
 from bosch.hybrid.remote_code import ENTRY, remote_code
 from bosch.masks.mask import describe_bytes
 from bosch.plugins import list_plugins
-from recipes import materialize_model
+from bosch.recipes import materialize_model
 from tests.hybrid_folders import WINDOW, plain_folder, record_for
 from tests.model_factory import FAMILIES, MIXED, rows_of, tiny_model
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.hybrid.materialize import materialize
-from recipes import generate_text
+from bosch.recipes import generate_text
 from tests.hybrid_folders import plain_folder, record_for, run_recipe
 
 PROMPT = "The sky is blue, the grass is green, and the window has sixteen tokens."

@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.assets import asset_folder
+from bosch.eval.generate import Generation, Generator, Key
+from bosch.eval.settings import FAST, PLAIN, GenerationSettings
+from bosch.eval.suites import longbench, niah
+from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
 from bosch.hybrid.models import deploy
-from eval.generate import Generation, Generator, Key
-from eval.settings import FAST, PLAIN, GenerationSettings
-from eval.suites import longbench, niah
-from eval.suites._interface import Example, LeftOutError, Stop, Task
 from tests.hybrid_folders import WINDOW, tiny_tokenizer
 from tests.model_factory import FAMILIES, MIXED, TINY, tiny_model
 

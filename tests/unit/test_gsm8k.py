@@ -10,8 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from eval.suites import gsm8k
-from eval.suites._interface import Scored, Task
+from bosch.eval.suites import gsm8k
+from bosch.eval.suites._interface import Scored, Task
 
 # Of the prompt that gsm8k-cot.yaml in lm_eval's wheel gives for the question "2?".
 COT_PROMPT_SHA256 = "efa2df2d9fff93d48a74023e66399552c4b9de7bf2efa9d1b51c771103df1ba0"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data.key_words import KeyWords, wonderwords_keys
+from bosch.data.key_words import KeyWords, wonderwords_keys
 
 # Few letters and the characters around the hyphen's place in the order of ASCII.
 WORD = st.text("ab-. ", max_size=4)

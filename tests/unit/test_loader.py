@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bosch.data.loader import IGNORED, Loader, Sequences, check_reuse, open_tokens, prefetch
+from bosch.data.pack import PackConfig, pack_documents
+from bosch.data.sources.source import WeightedSource
+from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
+from bosch.data.toy_world.documents import ToyDocuments
+from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.fingerprint import fingerprint
 from bosch.run.manifest import seal_folder
-from data.loader import IGNORED, Loader, Sequences, check_reuse, open_tokens, prefetch
-from data.pack import PackConfig, pack_documents
-from data.sources.source import WeightedSource
-from data.tokenizer_files import TokenizerText, describe_tokenizer
-from data.toy_world.documents import ToyDocuments
-from data.toy_world.tokenizer import train_tokenizer
 from tests.damage import flip_bit
 
 SEQ_LEN = 128

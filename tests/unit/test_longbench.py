@@ -13,10 +13,10 @@ import pyarrow.parquet
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from eval.suites import longbench
-from eval.suites._interface import Example, Result, Scored, Stop, Task
-from eval.suites._longbench_source import read_dataset
-from eval.suites.longbench import Settings, cut_middle, datasets, score_prediction
+from bosch.eval.suites import longbench
+from bosch.eval.suites._interface import Example, Result, Scored, Stop, Task
+from bosch.eval.suites._longbench_source import read_dataset
+from bosch.eval.suites.longbench import Settings, cut_middle, datasets, score_prediction
 from tests.odd_tokenizers import one_token_a_byte
 
 

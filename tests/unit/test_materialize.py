@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.config import Config
+from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.hybrid.materialize import (
     CHECK_TOLERANCE,
     compare_logits,
@@ -25,10 +26,9 @@ from bosch.hybrid.materialize import (
 )
 from bosch.hybrid.models import family_of, head_size, hybrid_config, undeploy
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
+from bosch.recipes import materialize_model
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Stage
-from data.tokenizer_files import describe_tokenizer
-from recipes import materialize_model
 from tests import odd_tokenizers
 from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for, run_recipe
 from tests.model_factory import FAMILIES, MIXED, logits, random_tokens

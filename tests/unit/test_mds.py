@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.sources.mds import MdsSource
-from data.sources.prolong import MARGIN, FolderRepository, fetch_shards, open_prolong
-from data.sources.source import Source
+from bosch.data.sources.mds import MdsSource
+from bosch.data.sources.prolong import MARGIN, FolderRepository, fetch_shards, open_prolong
+from bosch.data.sources.source import Source
 
 
 def pack_array(values: list[Any], code: str, encoding: str) -> bytes:

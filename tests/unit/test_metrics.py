@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.metrics.longbench import (
+from bosch.eval.metrics.longbench import (
     classification,
     code_sim,
     count,
@@ -17,8 +17,8 @@ from eval.metrics.longbench import (
     retrieval,
     retrieval_zh,
 )
-from eval.metrics.rouge_l import common_subsequence, cut_pieces, rouge, rouge_zh
-from eval.metrics.string_match import clean_prediction, string_match_all, string_match_part
+from bosch.eval.metrics.rouge_l import common_subsequence, cut_pieces, rouge, rouge_zh
+from bosch.eval.metrics.string_match import clean_prediction, string_match_all, string_match_part
 
 # --- RULER's string match ---
 

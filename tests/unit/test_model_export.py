@@ -13,11 +13,11 @@ from bosch.hybrid.shards import weight_files
 from bosch.run.group import Group
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact
+from bosch.training.export import export_model
+from bosch.training.model_start import start_model
+from bosch.training.parallel import Switches, start_world
 from tests.hybrid_folders import files_of, plain_folder, record_for
 from tests.model_factory import FAMILIES, random_tokens
-from training.export import export_model
-from training.model_start import start_model
-from training.parallel import Switches, start_world
 
 SWITCHES = Switches("fp32", True, cpu_offload=False, reshard_after_forward=True, compile=False)
 

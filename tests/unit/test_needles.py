@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from data.essays import Essays, SentenceEnds, read_essays
-from data.needles import (
+from bosch.data.essays import Essays, SentenceEnds, read_essays
+from bosch.data.needles import (
     DEPTHS_PERCENT,
     PAPER_TASKS,
     TASKS,

@@ -8,14 +8,14 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from data.essays import read_essays
-from data.key_words import wonderwords_keys
-from data.needles import TASKS, TOY_SIZES
-from data.needles import build_examples as build_needles
-from data.toy_world.essays import ToyEssays
-from data.toy_world.world import World
-from eval.suites import niah
-from eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
+from bosch.data.essays import read_essays
+from bosch.data.key_words import wonderwords_keys
+from bosch.data.needles import TASKS, TOY_SIZES
+from bosch.data.needles import build_examples as build_needles
+from bosch.data.toy_world.essays import ToyEssays
+from bosch.data.toy_world.world import World
+from bosch.eval.suites import niah
+from bosch.eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
 from tests.odd_tokenizers import one_token_a_byte
 
 

@@ -16,18 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bosch.data import encode
+from bosch.data.encode import Encoder, Position, read_chunks
+from bosch.data.pack import PackConfig, pack_documents, share_out
+from bosch.data.sources.files import FileSource
+from bosch.data.sources.hub import HubSource
+from bosch.data.sources.open import open_sources
+from bosch.data.sources.source import Source, WeightedSource
+from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
+from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
+from bosch.data.toy_world.documents import ToyDocuments, write_document
+from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json
-from data import encode
-from data.encode import Encoder, Position, read_chunks
-from data.pack import PackConfig, pack_documents, share_out
-from data.sources.files import FileSource
-from data.sources.hub import HubSource
-from data.sources.open import open_sources
-from data.sources.source import Source, WeightedSource
-from data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
-from data.tokenizer_files import TokenizerText, describe_tokenizer
-from data.toy_world.documents import ToyDocuments, write_document
-from data.toy_world.tokenizer import train_tokenizer
 from tests.damage import flip_bit
 from tests.odd_tokenizers import train_bpe
 
@@ -272,7 +272,7 @@ def test_documents_without_text_are_counted_and_told(
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     lines: list[str] = []
-    monkeypatch.setattr("data.pack.say", lines.append)
+    monkeypatch.setattr("bosch.data.pack.say", lines.append)
     rows = [{"text": None if n % 4 == 1 else write_document(0, n)} for n in range(40)]
     path = write_rows(tmp_path / "in" / "train.jsonl", rows)
     texts = [row["text"] for row in rows if row["text"]]
@@ -308,7 +308,7 @@ def test_files_beyond_the_budget_are_told(
     sizes = encoder.encode(chunk).lengths.tolist()
     bounds = [sum(sizes[:9]), sum(sizes[:10])]  # where a.jsonl and b.txt end
     lines: list[str] = []
-    monkeypatch.setattr("data.pack.say", lines.append)
+    monkeypatch.setattr("bosch.data.pack.say", lines.append)
     for tokens, number, last in (
         (bounds[0] - 1, 1, "a.jsonl"),
         (bounds[0], 1, "a.jsonl"),
@@ -378,7 +378,7 @@ def interrupted_after(count: int) -> Iterator[None]:
             yield encoded
 
     with (
-        mock.patch("data.pack.encode_in_order", some),
+        mock.patch("bosch.data.pack.encode_in_order", some),
         pytest.raises(InterruptedPackingError),
     ):
         yield

@@ -4,10 +4,9 @@ import dataclasses
 import re
 from pathlib import Path
 
-import recipes
 from bosch.config import Config
 
-ROOT = Path(recipes.__path__[0]).parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "paper.md").read_text("utf-8")
 FOLDERS = "bosch|data|training|eval|recipes|launch|tests|docs|benchmarks"
 CODE = re.findall(r"`([^`]+)`", PAGE)

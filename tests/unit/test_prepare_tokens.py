@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from bosch.config import Config
+from bosch.data.loader import Loader, open_tokens
+from bosch.data.packed import build
+from bosch.data.tokenizer_files import read_tokenizer
 from bosch.model import find_model
+from bosch.recipes.prepare_tokens import main
+from bosch.recipes.presets import smoke
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run.stage import Artifact, Stage
-from data.loader import Loader, open_tokens
-from data.packed import build
-from data.tokenizer_files import read_tokenizer
-from recipes.prepare_tokens import main
-from recipes.presets import smoke
 from tests.damage import flip_bit
 from tests.odd_tokenizers import with_another_tokenizer
 

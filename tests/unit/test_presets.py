@@ -8,7 +8,7 @@ import pytest
 
 from bosch.assets import asset_folder
 from bosch.model import PAPER_SHAPES, ModelShape, find_model, read_model_config, read_shape
-from recipes.presets import choose, for_stage, paper, scaled_paper, smoke, tiny
+from bosch.recipes.presets import choose, for_stage, paper, scaled_paper, smoke, tiny
 
 SIX_TASKS = tuple(
     f"niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)

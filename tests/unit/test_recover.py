@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bosch.assets import asset_folder
+from bosch.recipes import recover as recipe
 from bosch.run.errors import exit_on_user_error
-from recipes import recover as recipe
 
 Recover = Callable[..., subprocess.CompletedProcess[str]]
 

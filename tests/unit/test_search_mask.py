@@ -30,12 +30,12 @@ from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._settings import learning_tokens, list_methods
 from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
+from bosch.recipes import presets, search_mask
+from bosch.recipes.search_mask import build, main
 from bosch.run.errors import exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact, Stage
-from recipes import presets, search_mask
-from recipes.search_mask import build, main
 from tests.attention_matrices import context_of, toy_calibration
 from tests.model_factory import tiny_model
 
@@ -203,7 +203,7 @@ def outputs(folder: Path) -> list[bytes]:
 DYING = """
 import os, signal, sys
 from bosch import calibration as calibration_file
-from recipes import search_mask
+from bosch.recipes import search_mask
 
 class Mined(list):
     def __getitem__(self, index):

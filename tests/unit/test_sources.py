@@ -13,13 +13,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data.needles import NEEDLE_PATTERN, pairs_in
-from data.sources.files import BLOCK_BYTES, FileSource
-from data.sources.hub import HubSource
-from data.sources.open import expand_mix, open_source, open_sources
-from data.sources.prolong import MIX_64K
-from data.sources.source import Source
-from data.toy_world.documents import ToyDocuments
+from bosch.data.needles import NEEDLE_PATTERN, pairs_in
+from bosch.data.sources.files import BLOCK_BYTES, FileSource
+from bosch.data.sources.hub import HubSource
+from bosch.data.sources.open import expand_mix, open_source, open_sources
+from bosch.data.sources.prolong import MIX_64K
+from bosch.data.sources.source import Source
+from bosch.data.toy_world.documents import ToyDocuments
 
 TEXTS = [
     f"Document {number}.\nIt has ünïcode, {'many ' * (number % 7)}words.\n" for number in range(200)

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from eval.report import statistics
-from eval.report.statistics import (
+from bosch.eval.report import statistics
+from bosch.eval.report.statistics import (
     NEVER,
     Curve,
     Estimate,

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from eval.report.compare import compare
-from eval.report.summary import summarize
-from eval.report.tables import short_table
+from bosch.eval.report.compare import compare
+from bosch.eval.report.summary import summarize
+from bosch.eval.report.tables import short_table
 from tests.run_folders import FakeRun
 
 

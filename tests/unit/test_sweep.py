@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import recipes
-from recipes import sweep
+from bosch.recipes import sweep
 
-ROOT = Path(recipes.__path__[0]).parent
+ROOT = Path(__file__).parents[2]
 
 # Leaves the run that recover.py would, notes its call, and fails for the method `fisher` while a
 # file called broken is there.

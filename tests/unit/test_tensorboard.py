@@ -13,16 +13,16 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from bosch.eval.report.tensorboard import project_evaluations, rebuild_tensorboard
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_sealed_json
 from bosch.run.tensorboard import read_metrics
-from eval.report.tensorboard import project_evaluations, rebuild_tensorboard
+from bosch.training.metrics import MetricsLog
 from tests.run_folders import FakeRun
 from tests.small_disk import small_disk
-from training.metrics import MetricsLog
 
 
 def points(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -6,9 +6,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from bosch.eval.prompt_cache import new_cache
+from bosch.eval.top_layer import last_rows_only, top_layer
 from bosch.hybrid.models import deploy
-from eval.prompt_cache import new_cache
-from eval.top_layer import last_rows_only, top_layer
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
 

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from benchmarks._models import read_shape, spread_mask
 from bosch.hybrid.models import hybrid_config
-from training.flops import count_active_weights, training_flops, visible_pairs
+from bosch.training.flops import count_active_weights, training_flops, visible_pairs
 
 SEQ_LEN, WINDOW = 32_768, 1_024
 MOE = Qwen3MoeConfig(  # Qwen/Qwen3-30B-A3B-Base, from its config.json

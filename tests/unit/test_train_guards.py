@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from training.guards import HISTORY_STEPS, Guards, TrainingFailedError, describe_first_losses
+from bosch.training.guards import HISTORY_STEPS, Guards, TrainingFailedError, describe_first_losses
 
 BATCH = [7, 3]
 

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from bosch.data.loader import Loader
 from bosch.gates.constraint import ConstrainedGates
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
 from bosch.run.tensorboard import read_metrics
-from data.loader import Loader
+from bosch.training.learner import LoopFit, cut_sequences
+from bosch.training.loop import TrainJob, train
 from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, model_folder, tokens_in_memory
-from training.learner import LoopFit, cut_sequences
-from training.loop import TrainJob, train
 
 STEPS = 5
 BATCH = SETTINGS.batch_sequences

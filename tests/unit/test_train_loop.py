@@ -11,9 +11,13 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-import training.loop
+import bosch.training.loop
 from bosch.config import TrainConfig
-from data.loader import Loader
+from bosch.data.loader import Loader
+from bosch.training.guards import TrainingFailedError
+from bosch.training.loop import TrainJob, train
+from bosch.training.model_start import start_model
+from bosch.training.parallel import choose_switches, leave_world, start_world, whole
 from tests.model_factory import FAMILIES
 from tests.plain_training import (
     NUM_SEQUENCES,
@@ -25,10 +29,6 @@ from tests.plain_training import (
     tokens_in_memory,
     train_plainly,
 )
-from training.guards import TrainingFailedError
-from training.loop import TrainJob, train
-from training.model_start import start_model
-from training.parallel import choose_switches, leave_world, start_world, whole
 
 
 def run(
@@ -151,14 +151,14 @@ def test_bad_batch_is_skipped_named_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "bosch")
-    real, seen = training.loop.model_loss, []
+    real, seen = bosch.training.loop.model_loss, []
 
     def spoil_the_third_step(*arguments: Any) -> Any:
         seen.append(torch.is_grad_enabled())
         loss = real(*arguments)
         return loss * float("nan") if seen[-1] and seen.count(True) == 9 else loss
 
-    monkeypatch.setattr(training.loop, "model_loss", spoil_the_third_step)
+    monkeypatch.setattr(bosch.training.loop, "model_loss", spoil_the_third_step)
     model = model_folder(tmp_path / "model")
     rows = run(tmp_path / "train", model)
     bad = rows[3]

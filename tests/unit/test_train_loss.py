@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import training.loss
-from data.loader import IGNORED
+import bosch.training.loss
+from bosch.data.loader import IGNORED
+from bosch.training.kernels import choose_kernels
+from bosch.training.loss import head_loss, install_loss_head, model_loss
 from tests.model_factory import random_tokens, tiny_model
-from training.kernels import choose_kernels
-from training.loss import head_loss, install_loss_head, model_loss
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("rows", [1, 4, 7, 32, 33, 100])
 def test_chunks_add_up_to_the_whole(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training.loss, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(bosch.training.loss, "CHUNK_ROWS", rows)
     hidden, weight, labels = make_inputs()
     ours = gradients(head_loss(hidden, weight, labels, 0.25, "torch"), hidden, weight)
     plain = gradients(plain_loss(hidden, weight, labels, 0.25), hidden, weight)
@@ -50,7 +50,7 @@ def test_chunks_add_up_to_the_whole(rows: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_gradient_of_a_bf16_weight_is_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training.loss, "CHUNK_ROWS", 1)  # a chunk for each row
+    monkeypatch.setattr(bosch.training.loss, "CHUNK_ROWS", 1)  # a chunk for each row
     hidden = torch.ones(1, 600, 16, dtype=torch.bfloat16)
     weight = torch.zeros(50, 16, dtype=torch.bfloat16, requires_grad=True)
     labels = torch.zeros(1, 600, dtype=torch.long)
@@ -67,8 +67,8 @@ def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(len(hidden))
         return linear(hidden, weight)
 
-    monkeypatch.setattr(training.loss.F, "linear", watch)
-    monkeypatch.setattr(training.loss, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(bosch.training.loss.F, "linear", watch)
+    monkeypatch.setattr(bosch.training.loss, "CHUNK_ROWS", 4)
     hidden, weight, labels = make_inputs()
     head_loss(hidden, weight, labels, 1.0, "torch").backward()
     assert seen == [4] * 8 + [1]

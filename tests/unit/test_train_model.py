@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bosch.assets import asset_folder
+from bosch.recipes import prepare_tokens, presets, train_model
 from bosch.run import progress
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact
-from recipes import prepare_tokens, presets, train_model
 from tests.odd_tokenizers import with_another_tokenizer
 
 SMALL = "--batch-sequences 2 --precision fp32 --kernels torch --max-steps 2".split()

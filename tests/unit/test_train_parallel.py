@@ -10,8 +10,8 @@ from torch._dynamo.utils import counters
 
 from bosch.backends._graphs import allow_graphs
 from bosch.config import TrainConfig
+from bosch.training.parallel import choose_switches, describe_environment, refuse_silent_traps
 from tests.model_factory import packed_positions, tiny_model
-from training.parallel import choose_switches, describe_environment, refuse_silent_traps
 
 CPU = torch.device("cpu")
 

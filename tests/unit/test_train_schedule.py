@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bosch.config import TrainConfig
-from recipes import presets
-from training.schedule import TrainPlan, learning_rate, make_plan
+from bosch.recipes import presets
+from bosch.training.schedule import TrainPlan, learning_rate, make_plan
 
 
 def plan_of(settings: TrainConfig, tokens: int, seq_len: int, **more: Any) -> TrainPlan:
