@@ -22,6 +22,7 @@ from transformers import (
 from bosch.hybrid.models import family_of, hybrid_config
 from bosch.masks.mask import num_windowed
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 
 
 def _shape(
@@ -79,7 +80,7 @@ def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
     name = model.rsplit("/", 1)[-1].removesuffix("-Base")
     known = {shape.lower(): values for shape, values in SHAPES.items()}
     if name.lower() not in known:
-        raise ValueError(
+        raise UserError(
             f"--model {model}: neither a folder nor a known shape; {suggest(name, list(SHAPES))}"
         )
     values = known[name.lower()]

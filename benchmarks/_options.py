@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from bosch.run.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
@@ -26,7 +28,7 @@ class DeviceOptions(BenchmarkOptions):
         if self.device is None:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(
+            raise UserError(
                 f"--device {self.device}: this machine has no CUDA device. Leave it out, or say "
                 "cpu."
             )

@@ -18,6 +18,7 @@ import torch
 
 from benchmarks._options import BenchmarkOptions
 from bosch.plugins import list_plugins, load_plugin
+from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
 
 PACKAGE = "benchmarks"
@@ -51,7 +52,7 @@ def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:
     modules = {name: load_plugin(PACKAGE, name) for name in names}
     parts = {name: module for name, module in modules.items() if hasattr(module, "gpu_options")}
     if left := set(only) - set(parts):
-        raise ValueError(f"--only {min(left)}: nothing of this benchmark is for a GPU.")
+        raise UserError(f"--only {min(left)}: nothing of this benchmark is for a GPU.")
     return parts
 
 

@@ -29,6 +29,7 @@ from benchmarks._models import read_shape, spread_mask
 from benchmarks._options import BenchmarkOptions
 from bosch.hybrid.models import head_size, hybrid_config
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 from bosch.run.tables import show_rows
 from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
 
@@ -59,12 +60,12 @@ class Options(BenchmarkOptions):
 
     def __post_init__(self) -> None:
         if self.gpu not in PEAK_FLOPS:
-            raise ValueError(
+            raise UserError(
                 f"--gpu {self.gpu}: its peak is not known; {suggest(self.gpu, list(PEAK_FLOPS))}"
             )
         at_once = self.micro_batch_sequences * self.gpus
         if min(at_once, self.batch_sequences) < 1 or self.batch_sequences % at_once:
-            raise ValueError(
+            raise UserError(
                 f"{self.gpus} GPUs with {self.micro_batch_sequences} sequences each do not divide "
                 f"a batch of {self.batch_sequences}."
             )

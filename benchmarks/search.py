@@ -22,6 +22,7 @@ from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings
 from bosch.recipes import calibrate, presets, search_mask
+from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact
 from bosch.run.tables import show_rows
@@ -73,7 +74,7 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
             found = search(asked, accelerations, calibration, folder / "rankings")
             every = every or found
             if found["z"] != every["z"]:
-                raise ValueError(
+                raise UserError(
                     f"{method} at {ratio:g}: the mask is another with {side} of the accelerations "
                     "than with all. This is a mistake in bosch/search; nothing was measured."
                 )

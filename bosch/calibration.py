@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import write_atomically
 
 FILE = "calibration.safetensors"
@@ -81,7 +82,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 def read_calibration(folder: Path) -> Calibration:
     path = folder / FILE
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{path} does not exist; pass the folder of a calibration set (recipes/calibrate.py)."
         )
     try:
@@ -89,7 +90,7 @@ def read_calibration(folder: Path) -> Calibration:
             ids, ends, rows = (file.get_tensor(name) for name in ("ids", "ends", "questions"))
             tasks = json.loads((file.metadata() or {})["tasks"])
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a calibration set: {error}.") from error
+        raise UserError(f"{path} is not a calibration set: {error}.") from error
     questions: list[list[Question]] = [[] for _ in ends]
     for (number, *bounds), task in zip(rows.tolist(), tasks, strict=True):
         answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])

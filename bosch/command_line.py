@@ -9,7 +9,6 @@ import io
 import re
 import shutil
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from bosch.config import (
     TrainConfig,
 )
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 
 T = TypeVar("T")
 ChooseConfig = Callable[[str | None, str | None], tuple[Config, list[str]]]
@@ -64,7 +64,7 @@ def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:
     try:
         found, _ = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
-        raise ValueError(f"{error.argument_name}: {error.message}.") from error
+        raise UserError(f"{error.argument_name}: {error.message}.") from error
     return vars(found)
 
 
@@ -84,18 +84,17 @@ def _run_tyro(
     except SystemExit as stop:
         # Tyro puts our checks' sentences in a box; unwrapped they read like every other error.
         if (sentence := find_setting_error(stop)) is not None:
-            raise ValueError(sentence) from None
+            raise UserError(sentence) from None
         sys.stderr.write(errors.getvalue())
         raise
 
 
 def find_setting_error(stop: SystemExit) -> str | None:
-    """The sentence of a check in a config's __post_init__, found in what led to tyro's exit; None
-    for other exits."""
+    """The sentence of a check of ours, as in a config's __post_init__, found in what led to tyro's
+    exit; None for other exits."""
     error: BaseException | None = stop
     while error is not None:
-        frames = traceback.extract_tb(error.__traceback__)
-        if isinstance(error, ValueError) and any(f.name == "__post_init__" for f in frames):
+        if isinstance(error, UserError):
             return str(error)
         error = error.__context__
     return None
@@ -162,10 +161,10 @@ class Command:
 def parse_command(
     arguments: Sequence[str], presets: Sequence[str], choose: ChooseConfig
 ) -> Command:
-    """The command of these arguments. ValueError for whatever the user got wrong."""
+    """The command of these arguments. UserError for whatever the user got wrong."""
     preset, model = peek(arguments, "preset", "model").values()
     if preset is not None and preset not in presets:
-        raise ValueError(f"--preset {preset}: no such preset; {suggest(preset, presets)}")
+        raise UserError(f"--preset {preset}: no such preset; {suggest(preset, presets)}")
     config, told = choose(preset, model)
     words = ["--help" if word == "--help-all" else word for word in arguments]
     is_short = {"--help", "-h"} & set(arguments)
@@ -178,7 +177,7 @@ def parse_command(
             prog=Path(sys.argv[0]).name,
         )
     if unknown:
-        raise ValueError(_describe_unknown(unknown))
+        raise UserError(_describe_unknown(unknown))
     return dataclasses.replace(command, chosen_by=tuple(told))
 
 

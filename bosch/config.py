@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bosch.masks.mask import check_ratio, check_window
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
 
 
@@ -25,11 +26,11 @@ def parse_count(text: str) -> int:
         # Decimal: 2.01 * 1e3 is a little less than 2010 in binary.
         count = Decimal(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]]
     except (ValueError, InvalidOperation):
-        raise ValueError(
+        raise UserError(
             f"{text!r} is not a number of tokens; write 2.5B, 300M, 16k or 4096."
         ) from None
     if count % 1:
-        raise ValueError(f"{text!r} is {count} tokens, which is not a whole number.")
+        raise UserError(f"{text!r} is {count} tokens, which is not a whole number.")
     return int(count)
 
 
@@ -61,7 +62,7 @@ class CalibrationConfig:
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")
         if self.examples % self.questions_per_context:
-            raise ValueError(
+            raise UserError(
                 f"calibration.examples is {self.examples}, which calibration.questions_per_context "
                 f"({self.questions_per_context}) does not divide; take a multiple."
             )
@@ -104,7 +105,7 @@ class PackingConfig:
         at_least(2, self, "data", "sequence_length")
         at_least(0, self, "data", "held_out_sequences", "min_document_tokens", "workers")
         if self.tokens is not None and self.tokens < self.sequence_length:
-            raise ValueError(
+            raise UserError(
                 f"data.tokens is {self.tokens}, less than one sequence of {self.sequence_length}."
             )
 
@@ -123,7 +124,7 @@ class DataConfig(PackingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.source:
-            raise ValueError("data.source is empty; name at least one source of text, as toy.")
+            raise UserError("data.source is empty; name at least one source of text, as toy.")
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,12 @@ class TrainConfig:
         at_least(0, self, "train", "weight_decay")
         for name in ("peak_learning_rate", "clip_norm"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"train.{name} is {getattr(self, name)}, it must be above 0.")
+                raise UserError(f"train.{name} is {getattr(self, name)}, it must be above 0.")
         for name in ("warmup_share", "floor_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"train.{name} is {getattr(self, name)}, a share is from 0 to 1.")
+                raise UserError(f"train.{name} is {getattr(self, name)}, a share is from 0 to 1.")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"train.betas are {self.betas}, each must be in [0, 1).")
+            raise UserError(f"train.betas are {self.betas}, each must be in [0, 1).")
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class JudgingConfig:
         at_least(1, self, "eval", *names)
         _must_rise("eval.niah_lengths", self.niah_lengths)
         if min(self.niah_lengths, default=0) < 1:
-            raise ValueError(f"eval.niah_lengths must be 1 or more: {self.niah_lengths}.")
+            raise UserError(f"eval.niah_lengths must be 1 or more: {self.niah_lengths}.")
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class EvalConfig(JudgingConfig):
         super().__post_init__()
         _must_rise("eval.checkpoints", self.checkpoints)
         if not all(0 <= share <= 1 for share in self.checkpoints):
-            raise ValueError(
+            raise UserError(
                 f"eval.checkpoints must be shares of the training, from 0 to 1: {self.checkpoints}."
             )
 
@@ -310,9 +311,9 @@ def at_least(low: int, config: Any, section: str, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and not low <= value < math.inf:
             option = f"{section}.{name}" if section else name
-            raise ValueError(f"{option} is {value}, it must be at least {low}.")
+            raise UserError(f"{option} is {value}, it must be at least {low}.")
 
 
 def _must_rise(option: str, values: Sequence[float]) -> None:
     if not values or list(values) != sorted(set(values)):
-        raise ValueError(f"{option} must rise, they are {values}.")
+        raise UserError(f"{option} must rise, they are {values}.")

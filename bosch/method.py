@@ -55,6 +55,7 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration
 from bosch.masks.mask import GroupMask, num_windowed, num_windowed_layers
 from bosch.model import ModelInfo
+from bosch.run.errors import UserError
 
 Table = tuple[tuple[float, ...], ...]
 
@@ -74,7 +75,7 @@ class Scores:
         for layer, row in enumerate(self.groups):
             for group, value in enumerate(row):
                 if not math.isfinite(value):
-                    raise ValueError(
+                    raise UserError(
                         f"The score of layer {layer}, group {group} is {value}; the model's "
                         "attention overflows in its number format, so load it in another one."
                     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bosch.assets import asset_folder
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, hash_file
 
 # Of config.json: what decides nothing that the model computes, and changes when it is saved again.
@@ -34,11 +35,11 @@ class ModelInfo:
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_groups", "num_query_heads", "head_dim"):
             if getattr(self, name) < 1:
-                raise ValueError(
+                raise UserError(
                     f"{self.id}: {name} is {getattr(self, name)}, it must be 1 or more."
                 )
         if self.num_query_heads % self.num_groups:
-            raise ValueError(
+            raise UserError(
                 f"{self.id}: {self.num_query_heads} query heads cannot be shared out evenly among "
                 f"{self.num_groups} KV heads."
             )
@@ -100,7 +101,7 @@ def find_model(model: str) -> Path | None:
     if "/" not in model and (asset := asset_folder().parent / model).is_dir():
         return asset
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"--model {model}: there is no such folder; pass a Hugging Face model folder or a hub "
             "id (owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
         )
@@ -135,7 +136,7 @@ def _explain_hub(model: str) -> Iterator[None]:
     try:
         yield
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"--model {model} is no folder here, and the hub did not give it: {_reason(error)}"
         ) from error
 
@@ -154,7 +155,7 @@ def read_shape(model: str) -> ModelShape:
     config = read_model_config(fetch_config(model))
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int) or positions < 1:
-        raise ValueError(
+        raise UserError(
             f"{model}: its config.json says no max_position_embeddings ({positions!r})."
         )
     return ModelShape(config["num_hidden_layers"], config["num_key_value_heads"], positions)
@@ -196,12 +197,12 @@ def describe_model(folder: Path) -> dict[str, Any]:
 def read_model_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json, and what it leaves out of the shape as transformers has it."""
     if not folder.is_dir():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} is not a folder; a model is a folder with config.json and safetensors files."
         )
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} has no config.json, so it is not a Hugging Face model folder."
         )
     config = read_json_object(path)
@@ -214,13 +215,13 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON file whose outermost value is an object."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist.")
+        raise MissingFileError(f"{path} does not exist.")
     try:
         content = json.loads(path.read_bytes().decode())
     except ValueError as error:  # a JSONDecodeError or UnicodeDecodeError
-        raise ValueError(f"{path} is not a JSON file: {error}.") from error
+        raise UserError(f"{path} is not a JSON file: {error}.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold one JSON object, not a {type(content).__name__}.")
+        raise UserError(f"{path} must hold one JSON object, not a {type(content).__name__}.")
     return content
 
 
@@ -232,7 +233,7 @@ def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
 
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
-        raise ValueError(
+        raise UserError(
             f"{path} leaves out num_hidden_layers, num_attention_heads, num_key_value_heads or "
             f"head_dim, and transformers knows no model_type {model_type!r} that would give it."
         )
@@ -251,7 +252,7 @@ def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
 def _count(config: dict[str, Any], name: str, folder: Path) -> int:
     value = config.get(name)
     if type(value) is not int or value < 1:
-        raise ValueError(
+        raise UserError(
             f"{folder / 'config.json'}: {name} is {value!r}, it must be a whole number from 1 on."
         )
     return value
@@ -283,11 +284,9 @@ def load_tokenizer(model: str | Path) -> Any:
             folder or model, local_files_only=folder is not None
         )
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{model} has no tokenizer that can be loaded: {_reason(error)}"
-        ) from error
+        raise UserError(f"{model} has no tokenizer that can be loaded: {_reason(error)}") from error
     if len(tokenizer) < 2:  # what some classes make of a folder without tokenizer files
-        raise ValueError(f"{model} has no tokenizer that can be loaded: its vocabulary is empty.")
+        raise UserError(f"{model} has no tokenizer that can be loaded: its vocabulary is empty.")
     return tokenizer
 
 
@@ -315,7 +314,7 @@ def load_model(folder: Path, dtype: Any, device: str, **arguments: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     if not any(folder.glob("*.safetensors")):
-        raise FileNotFoundError(f"{folder} holds no safetensors, so the model has no weights.")
+        raise MissingFileError(f"{folder} holds no safetensors, so the model has no weights.")
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, **arguments
     )

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from bosch.run.errors import UserError
+
 
 def list_plugins(package: str) -> tuple[str, ...]:
     """Names of the plug-ins in a package (`bosch.methods`), sorted. None of them is imported."""
@@ -20,11 +22,11 @@ def list_plugins(package: str) -> tuple[str, ...]:
 
 
 def load_plugin(package: str, name: str) -> ModuleType:
-    """The module behind a plug-in's name. Its ValueError offers the nearest name and all others."""
+    """The module behind a plug-in's name. Its UserError offers the nearest name and all others."""
     names = list_plugins(package)
     if name not in names:
         kind = package.rsplit(".", 1)[-1]
-        raise ValueError(f"{name!r} is not one of the {kind}: {suggest(name, names)}")
+        raise UserError(f"{name!r} is not one of the {kind}: {suggest(name, names)}")
     return importlib.import_module(f"{package}.{name}")
 
 

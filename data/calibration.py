@@ -33,6 +33,7 @@ from bosch.data.needles import (
 )
 from bosch.data.needles import Question as AskedQuestion
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import write_atomically, write_sealed_json
 from bosch.run.progress import say
@@ -54,14 +55,14 @@ class CalibrationSettings(CalibrationConfig):
         object.__setattr__(self, "tasks", self.tasks or PAPER_TASKS)
         for name in self.tasks:
             if self.tasks.count(name) > 1:
-                raise ValueError(
+                raise UserError(
                     f"{name} is among the tasks twice, which would only repeat its examples; name "
                     "each task once."
                 )
             if name not in TASKS:
-                raise ValueError(f"{name!r} is no needle task: {suggest(name, tuple(TASKS))}")
+                raise UserError(f"{name!r} is no needle task: {suggest(name, tuple(TASKS))}")
             if self.questions_per_context > 1 and TASKS[name].num_queries > 1:
-                raise ValueError(
+                raise UserError(
                     f"{name} asks for {TASKS[name].num_queries} keys in one question, so a context "
                     "cannot hold several questions; leave it out, or ask one question a context."
                 )
@@ -121,7 +122,7 @@ def build_contexts(
     """By task. One that does not fit the length is left out by name; the others share its part."""
     tasks = [name for name in settings.tasks if fits(name, settings, material, tokenizer)]
     if not tasks:
-        raise ValueError(f"No task can be built in {settings.length} tokens; ask for more.")
+        raise UserError(f"No task can be built in {settings.length} tokens; ask for more.")
     contexts = settings.examples // settings.questions_per_context
     return [
         context
@@ -199,7 +200,7 @@ def encode_behind(ids: Sequence[int], text: str, tokenizer: Any) -> list[int]:
     for found in candidates:
         if tokenizer.decode(last + found) == tokenizer.decode(last) + text:
             return found
-    raise ValueError(
+    raise UserError(
         f"This tokenizer cannot write {text[:40]!r} behind a text: it reads back "
         f"{tokenizer.decode(last + alone)!r}."
     )
@@ -219,13 +220,13 @@ def needle_spans(example: Example, tokenizer: Any) -> dict[str, range]:
 
 
 def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
-    """How many test texts were compared. ValueError if one holds a needle of the set: the same key
+    """How many test texts were compared. UserError if one holds a needle of the set: the same key
     with the same value."""
     pairs = {pair for text in texts for pair in pairs_in(text)}
     count = 0
     for count, text in enumerate(test_texts, start=1):
         if shared := sorted(pairs & pairs_in(text)):
-            raise ValueError(
+            raise UserError(
                 f"The calibration set and test example {count} both hold the needle {shared[0]}: "
                 "a mask chosen on it would be judged on what it was chosen by. Use another seed."
             )

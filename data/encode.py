@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from bosch.data.ahead import map_ahead
 from bosch.data.sources.source import Block, Source
 from bosch.data.tokenizer_files import TokenizerText
+from bosch.run.errors import UserError
 
 # Encoding takes about a hundred times a text's memory, so no more than this is encoded at once. It
 # decides the ids of longer documents, so a change of it is a change of pack.VERSION.
@@ -155,7 +156,7 @@ def decode_documents(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32
     """Text of ids. What is left of a character at the ends of a cut document is taken off."""
     largest = max((int(ids.max()) for ids in documents if len(ids)), default=0)
     if tokenizer.id_to_token(largest) is None:
-        raise ValueError(
+        raise UserError(
             f"The source holds the id {largest}, which the tokenizer named for it does not have: "
             "it is another's. Name the right one (?tokenizer=...)."
         )

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bosch.run.errors import MissingFileError, UserError
+
 SPANS_FOLDER = Path(__file__).parent / "punkt_spans"
 PUNKT_FILES = ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab")
 SEAM_WORDS = 200  # of the text's start, read on after its end: Punkt judges an end by what follows
@@ -39,7 +41,7 @@ def make_essays(text: str, name: str, punkt: Path | None = None) -> "Essays":
     of this text's sentences are stored. Without it NLTK_DATA and nltk's own folders are searched.
     """
     if not text.strip():
-        raise ValueError(f"The essays of {name} are empty; a haystack needs words.")
+        raise UserError(f"The essays of {name} are empty; a haystack needs words.")
     words = re.sub(r"\s+", " ", text).split(" ")
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     ends = stored_sentence_ends(sha256)
@@ -93,7 +95,7 @@ class Essays:
     def starting_at(self, share: float) -> "Essays":
         """The same text begun at about `share` of it: another region, for calibration."""
         if not 0 <= share < 1:
-            raise ValueError(f"Essays cannot start at {share} of their length; use 0 <= share < 1.")
+            raise UserError(f"Essays cannot start at {share} of their length; use 0 <= share < 1.")
         # Some sentences end inside a word ("good.[2] Technology"); begin behind one that does not.
         word_ends = set(self._word_ends)
         ends = [end for end in self.sentence_ends.places if end in word_ends]
@@ -120,7 +122,7 @@ class Essays:
 
 def read_text(path: Path) -> str:
     if not path.exists():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{path}: no essays there. Name a JSON file with a field `text`, a text file, or a "
             "folder of .txt files."
         )
@@ -128,16 +130,16 @@ def read_text(path: Path) -> str:
         if path.is_dir():
             files = sorted(path.glob("*.txt"))
             if not files:
-                raise ValueError(f"{path}: no .txt file in this folder; essays are read from them.")
+                raise UserError(f"{path}: no .txt file in this folder; essays are read from them.")
             return "".join(file.read_text(encoding="utf-8") for file in files)
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else {"text": text}
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: essays must be UTF-8 text ({error}).") from error
+        raise UserError(f"{path}: essays must be UTF-8 text ({error}).") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not a JSON file ({error}).") from error
+        raise UserError(f"{path}: not a JSON file ({error}).") from error
     if not isinstance(content, dict) or not isinstance(content.get("text"), str):
-        raise ValueError(f'{path}: essays in JSON are one object, {{"text": "..."}}; this is not.')
+        raise UserError(f'{path}: essays in JSON are one object, {{"text": "..."}}; this is not.')
     return content["text"]
 
 
@@ -172,7 +174,7 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
         import nltk.data
         from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"The essays of {name} must be cut into sentences by nltk, which is not installed. "
             'Install the extra with `pip install -e ".[eval]"`.'
         ) from error
@@ -224,7 +226,7 @@ def find_punkt_folder(name: str, punkt: Path | None, nltk_folders: Sequence[str]
         for inside in ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english"):
             if all((place / inside / file).is_file() for file in PUNKT_FILES):
                 return place / inside
-    raise FileNotFoundError(
+    raise MissingFileError(
         f"{name}: its sentence ends are not stored, and the English Punkt data to find them is not "
         f"in {punkt or 'NLTK_DATA or the folders of nltk'}. Give the path of the folder that holds "
         f"{', '.join(PUNKT_FILES)} (nltk's data package punkt_tab)."

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
+from bosch.run.errors import UserError
+
 
 class Segment(NamedTuple):
     """A run of the sorted list: one prefix with neighboring tails."""
@@ -71,7 +73,7 @@ def wonderwords_keys() -> KeyWords:
     try:
         from wonderwords import RandomWord
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             "Word keys come from the package wonderwords, which is not installed. "
             'Install the extra with `pip install -e ".[eval]"`.'
         ) from error

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bosch.data.ahead import map_ahead
 from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import MANIFEST, read_sealed_json, verify_folder
 
 IGNORED = -100  # a label that is no target, as torch's cross entropy has it
@@ -122,7 +123,7 @@ class TokenFolder:
 def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
     """A folder of tokens of this very tokenizer."""
     if not (folder / SUMMARY).is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} holds no finished tokens: there is no {SUMMARY}. Make them with "
             "recipes/prepare_tokens.py."
         )
@@ -136,7 +137,7 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
         size = count * seq_len * dtype.itemsize
         if not path.is_file() or path.stat().st_size != size:
             there = f"has {path.stat().st_size:,} bytes" if path.is_file() else "is missing"
-            raise ValueError(
+            raise UserError(
                 f"{path} {there}, and {SUMMARY} says {size:,}: it is damaged. Make it anew."
             )
         # An empty file cannot be mapped.
@@ -154,7 +155,7 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
 
 def check_tokenizer(folder: Path, summary: dict[str, Any], tokenizer_hash: str) -> None:
     if summary["tokenizer_hash"] != tokenizer_hash:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds tokens of another tokenizer ({summary['tokenizer_hash'][:12]}; the "
             f"model's is {tokenizer_hash[:12]}). Training on foreign ids teaches nonsense without "
             "an error, so they are refused: prepare the tokens with this model's tokenizer."
@@ -166,7 +167,7 @@ def check_reuse(
 ) -> None:
     """Whether the tokens of another run (--tokens-from) are whole, and what this run needs."""
     if not (folder / MANIFEST).is_file():
-        raise ValueError(
+        raise UserError(
             f"{folder} is not complete: it has no {MANIFEST}. Finish the run that was making it."
         )
     if verify:
@@ -175,10 +176,10 @@ def check_reuse(
     check_tokenizer(folder, summary, tokenizer_hash)
     if summary["seq_len"] != seq_len:
         found = f"{summary['seq_len']:,} tokens, and this run needs {seq_len:,}"
-        raise ValueError(f"{folder} holds sequences of {found}.")
+        raise UserError(f"{folder} holds sequences of {found}.")
     there = summary["num_sequences"] * summary["epochs"]
     if there < num_sequences:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds {there:,} sequences, its {summary['epochs']} stored epochs together, "
             f"and this run needs {num_sequences:,}. Train on fewer tokens, or prepare more."
         )
@@ -200,7 +201,7 @@ class Loader:
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """The rows of a rank in a step: rank, rank + world, ... of the step's sequences."""
         if self.batch_sequences % world:
-            raise ValueError(
+            raise UserError(
                 f"A batch of {self.batch_sequences} sequences cannot be shared by {world} ranks; "
                 f"use a multiple of {world}."
             )
@@ -210,7 +211,7 @@ class Loader:
         """Numbers of the sequences of a step, all ranks together."""
         if not 0 <= step < self.num_steps:
             epochs = len(self.tokens.order)
-            raise ValueError(
+            raise UserError(
                 f"There is no batch for step {step}: the {epochs} stored epoch(s) of "
                 f"{self.tokens.path} hold {self.num_steps:,} batches of {self.batch_sequences} "
                 "sequences. Train on fewer tokens (--data.tokens of recover.py, --budget of "

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from bosch.run.errors import UserError
+
 DEFAULT_SEED = 42
 DEPTHS_PERCENT = tuple(round(i * 100 / 39) for i in range(40))
 
@@ -31,7 +33,7 @@ NEEDLE_PATTERN = re.compile(
 SPELLED = NEEDLE.format(type="numbers or uuids", key="some-key", value="0123456789-abcdef")
 
 
-class DoesNotFitError(ValueError):
+class DoesNotFitError(UserError):
     """A task needs more tokens than the length has."""
 
 
@@ -47,12 +49,12 @@ class NeedleTask:
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_queries <= self.num_keys:
-            raise ValueError(
+            raise UserError(
                 f"Task {self.name} asks {self.num_queries} of {self.num_keys} keys; "
                 "ask at least one, and at most as many as there are."
             )
         if self.haystack == "essay" and self.num_needles > len(DEPTHS_PERCENT):
-            raise ValueError(
+            raise UserError(
                 f"Task {self.name} hides {self.num_needles} needles in an essay; there are only "
                 f"{len(DEPTHS_PERCENT)} depths for them. Use fewer keys or values."
             )
@@ -273,7 +275,7 @@ def write_example(
 
     if task.haystack == "essay":
         if essays is None:
-            raise ValueError(
+            raise UserError(
                 f"{task.name} hides its needles in essays, and none are given: name their file."
             )
         context = hide_in_sentences(needles, essays.sentences(num_units), rng)
@@ -366,7 +368,7 @@ def pairs_in(text: str) -> set[tuple[str, str]]:
 
 def check_spelling(tokenizer: Any) -> None:
     if not can_spell(tokenizer, SPELLED):
-        raise ValueError(
+        raise UserError(
             f"This tokenizer cannot spell a needle: of {SPELLED!r} it drops characters or makes "
             "its unknown token. Use one that knows English letters, digits and punctuation."
         )

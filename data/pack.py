@@ -42,6 +42,7 @@ from bosch.data.token_files import (
     write_array,
 )
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint, speed_only
 from bosch.run.manifest import read_sealed_json, write_sealed_json
 from bosch.run.progress import Bar, say, track
@@ -142,7 +143,7 @@ def pack_documents(
     }
     name = fingerprint(facts)
     if (begun or finished) and name != (begun.get("facts") or finished["fingerprint"]):
-        raise ValueError(
+        raise UserError(
             f"{folder} was begun with other settings, another tokenizer or other source files; use "
             "an empty folder, or the old ones."
         )
@@ -174,12 +175,12 @@ def split_quotas(
     held_out = share_out(config.held_out_sequences * config.sequence_length, weights)
     if config.tokens is None:
         if len(set(weights)) > 1:
-            raise ValueError(
+            raise UserError(
                 "The weights of a mix need a budget; give --tokens, or leave the weights out."
             )
         for source in sources:
             if source.source.endless:
-                raise ValueError(
+                raise UserError(
                     f"The source {source.source.name} has no end; give a budget with --tokens."
                 )
         return [(tokens, None) for tokens in held_out]
@@ -312,7 +313,7 @@ def check_quota(source: Source, counts: Counts, held_out: int, train: int | None
     if counts.tokens_held_out < held_out or (train is not None and counts.tokens_kept < train):
         there = counts.tokens_held_out + counts.tokens_kept
         empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
-        raise ValueError(
+        raise UserError(
             f"{source.name} has {there:,} tokens in {counts.documents:,} documents{empty}, but "
             f"{held_out + (train or 0):,} were asked of it ({held_out:,} of them held out). Ask "
             "for fewer (--tokens; --data.tokens of recover.py), lower its weight, or hold out less "
@@ -321,7 +322,7 @@ def check_quota(source: Source, counts: Counts, held_out: int, train: int | None
             "(--data.tokens-from)."
         )
     if counts.tokens_kept == 0 and train is None:
-        raise ValueError(
+        raise UserError(
             f"{source.name} leaves no training token: its {counts.tokens_read:,} tokens were all "
             "dropped or held out."
         )
@@ -353,7 +354,7 @@ def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
         assert tokenizer is not None, "a source of ids names their tokenizer"
         texts = decode_documents(tokenizer.load(), ids)
         if (share := share_reproduced(tokenizer.load(), ids)) < LEAST_REPRODUCED:
-            raise ValueError(
+            raise UserError(
                 f"{source.name}: its token ids are not those of {source.tokenizer}: decoded and "
                 f"encoded again, its first documents come back by {share:.0%} only; one reads "
                 f"{texts[0][:SHOWN_CHARS]!r}. Name the tokenizer that made them (?tokenizer=...)."
@@ -373,7 +374,7 @@ def finish(
     num_tokens, held_out = files.num_tokens(TOKENS), files.num_tokens(HELD_OUT)
     num_sequences, tail = divmod(num_tokens, config.sequence_length)
     if num_sequences == 0:
-        raise ValueError(
+        raise UserError(
             f"The sources have {num_tokens:,} tokens, less than one sequence of "
             f"{config.sequence_length:,}."
         )

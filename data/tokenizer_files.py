@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bosch.model import load_tokenizer
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
 
 DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
@@ -56,7 +57,7 @@ def describe_tokenizer(tokenizer: Any) -> TokenizerText:
     it puts one, its end."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise ValueError(
+        raise UserError(
             f"{getattr(tokenizer, 'name_or_path', tokenizer)} has no fast tokenizer "
             "(tokenizer.json), and packing needs one."
         )
@@ -82,7 +83,7 @@ def read_source_tokenizer(name: str) -> TokenizerText:
     try:
         return TokenizerText(Tokenizer.from_file(str(path)).to_str())
     except Exception as error:  # tokenizers raises no class of its own
-        raise ValueError(f"{path} is not a tokenizer file ({error}).") from error
+        raise UserError(f"{path} is not a tokenizer file ({error}).") from error
 
 
 def fetch_tokenizer(name: str) -> Path:
@@ -92,7 +93,7 @@ def fetch_tokenizer(name: str) -> Path:
         return Path(hf_hub_download(name, "tokenizer.json"))
     except Exception as error:  # the errors of an unreachable or gated hub have no common class
         folder = name.rpartition("/")[2]
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"The tokenizer of {name} is not on this machine and cannot be fetched. Where it can "
             "(meta-llama's models ask you to "
             f"accept their license first) run `hf download {name} tokenizer.json --local-dir "

@@ -30,6 +30,7 @@ from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites._interface import Example
 from bosch.eval.top_layer import last_rows_only
 from bosch.hybrid.cache import kv_bytes
+from bosch.run.errors import UserError
 
 Key = tuple[str, int, int]  # task, length, index: what an example is known by
 
@@ -115,13 +116,13 @@ class Generator:
         # The last token of an answer is never read.
         needed = len(prompt) + example.max_new_tokens - 1
         if self.max_positions is not None and needed > self.max_positions:
-            raise ValueError(
+            raise UserError(
                 f"{key}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new ones "
                 f"do not fit the model's {self.max_positions:,} positions, and nothing is cut off. "
                 "Ask for a smaller length, or stretch the positions with --yarn."
             )
         if not prompt:
-            raise ValueError(f"{key}: the prompt is empty; a model needs a token to go on from.")
+            raise UserError(f"{key}: the prompt is empty; a model needs a token to go on from.")
         draft: list[int] = []
         if self.settings.draft_answers and example.answers:
             blank = "" if example.prompt[-1:].isspace() else " "
@@ -324,7 +325,7 @@ def check_takes_cache(model: Any) -> None:
     """Models that are recurrent throughout keep their past under other names."""
     others = {"cache_params", "state"} & set(inspect.signature(model.forward).parameters)
     if others and "past_key_values" not in inspect.signature(model.forward).parameters:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} keeps no keys and values (its past is `{others.pop()}`); only "
             "models with attention layers can be evaluated."
         )

@@ -19,6 +19,7 @@ from bosch.eval.settings import FAST, PLAIN, SUITES, GenerationSettings, Label, 
 from bosch.eval.suites import gsm8k, longbench, niah
 from bosch.model import load_model, load_tokenizer, read_model_config, read_shape
 from bosch.plugins import list_plugins, suggest
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
 from bosch.run.plan import follow_reference
 from bosch.run.progress import say
@@ -115,8 +116,8 @@ def suite_run(
         return SuiteRun(name, gsm8k.Settings(asked.gsm8k_data, gsm8k_tasks), asked.samples)
     known = (*list_plugins(SUITES), f"{LM_EVAL}:TASK,...")
     if name not in known:
-        raise ValueError(f"--suite {name}: no such suite; {suggest(name, known)}")
-    raise ValueError(f"--suite {name}: this command knows no options for that suite.")
+        raise UserError(f"--suite {name}: no such suite; {suggest(name, known)}")
+    raise UserError(f"--suite {name}: this command knows no options for that suite.")
 
 
 def longest_prompt(positions: int) -> int:
@@ -135,12 +136,12 @@ def check_data(judging: Judging) -> None:
             say(longbench.describe_data(run.settings))
             longbench.check_packages(run.settings)
     if judging.lm_eval_tasks and not find_spec("lm_eval"):
-        raise ValueError("lm-eval's tasks need its package: pip install 'bosch-hybrid[lm-eval]'")
+        raise UserError("lm-eval's tasks need its package: pip install 'bosch-hybrid[lm-eval]'")
 
 
 def check_calibration(config: Config, run_path: Path) -> int:
     """How many of the NIAH examples that a run is judged on were compared with its calibration set;
-    those that an evaluation has built by now. ValueError if one of them holds a needle of it.
+    those that an evaluation has built by now. UserError if one of them holds a needle of it.
     """
     from bosch.eval.examples import describe_examples, find_file
 
@@ -209,7 +210,7 @@ def load_judged(folder: Path, judging: Judging) -> Any:
     config = AutoConfig.from_pretrained(folder)
     if judging.window_tokens is not None:
         if getattr(config, "bosch", None) is None:
-            raise ValueError(f"--window {judging.window_tokens}: {folder} is no hybrid.")
+            raise UserError(f"--window {judging.window_tokens}: {folder} is no hybrid.")
         config.bosch = {**config.bosch, "window": judging.window_tokens}
     if judging.yarn is not None:
         stretch_positions(config, judging.yarn, folder, judging.yarn_from)
@@ -227,9 +228,9 @@ def stretch_positions(
     """YaRN, as the model's authors ask for it in config.json. `max_position_embeddings` stays."""
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
-        raise ValueError(f"--yarn {factor:g}: {folder} has no one rope_theta that YaRN could keep.")
+        raise UserError(f"--yarn {factor:g}: {folder} has no one rope_theta that YaRN could keep.")
     if rope.get("rope_type", "default") != "default":
-        raise ValueError(
+        raise UserError(
             f"--yarn {factor:g}: the positions of {folder} are stretched already "
             f"({rope['rope_type']}); leave --yarn out."
         )
@@ -257,7 +258,7 @@ def has_our_attention(config: Any) -> bool:
 def check_lengths(lengths: Sequence[int], positions: int, model: str, stretched: bool) -> None:
     """Refuse texts of NIAH that the model does not read whole."""
     if max(lengths) > positions:
-        raise ValueError(
+        raise UserError(
             f"--lengths {max(lengths)}: {model} has {positions:,} positions"
             f"{' with --yarn' if stretched else ''}, and NIAH is never truncated. Ask for less, or "
             "stretch the positions with --yarn."

@@ -55,7 +55,7 @@ def run_lm_eval(
     for task in tasks:
         if task not in manager.all_tasks:
             near = suggest(task, manager.all_tasks).split("?")[0]
-            raise ValueError(f"lm-eval has no task {task!r}; {near}?")
+            raise UserError(f"lm-eval has no task {task!r}; {near}?")
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=max_length)
     found = simple_evaluate(
         model=harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=True

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import write_atomically
 
 Row = dict[str, Any]
@@ -18,7 +19,7 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; name a JSONL file, one object a line.")
+        raise MissingFileError(f"{path}: no such file; name a JSONL file, one object a line.")
     return parse_rows(path.read_bytes(), str(path))
 
 
@@ -31,13 +32,13 @@ def parse_rows(content: bytes, name: str) -> list[Row]:
         try:
             return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{name}: not a Parquet file ({error}).") from error
+            raise UserError(f"{name}: not a Parquet file ({error}).") from error
     gzipped = name.endswith(".gz")
     try:
         text = (gzip.decompress(content) if gzipped else content).decode("utf-8-sig")
     except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         kind = "gzipped UTF-8" if gzipped else "UTF-8"
-        raise ValueError(f"{name}: rows must be {kind} text ({error}).") from error
+        raise UserError(f"{name}: rows must be {kind} text ({error}).") from error
     rows = []
     for number, line in enumerate(text.split("\n"), 1):  # only line feeds end a line
         if not line.strip():
@@ -45,9 +46,9 @@ def parse_rows(content: bytes, name: str) -> list[Row]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{name}, line {number}: not JSON ({error}).") from error
+            raise UserError(f"{name}, line {number}: not JSON ({error}).") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{name}, line {number}: a row is a JSON object; this is {line[:40]}.")
+            raise UserError(f"{name}, line {number}: a row is a JSON object; this is {line[:40]}.")
         rows.append(row)
     return rows
 
@@ -82,14 +83,14 @@ def require_texts(row: Row, field: str, where: str) -> list[str]:
 
 def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> None:
     if len(rows) != num_rows:
-        raise ValueError(
+        raise UserError(
             f"{where} has {len(rows)} rows, but {name} has {num_rows}; get the whole set (--limit "
             "takes its first rows)."
         )
 
 
-def _wrong_field(field: str, kind: str, value: Any, where: str) -> ValueError:
-    return ValueError(f"{where}: the field `{field}` must be {kind}; this row has {value!r:.60}.")
+def _wrong_field(field: str, kind: str, value: Any, where: str) -> UserError:
+    return UserError(f"{where}: the field `{field}` must be {kind}; this row has {value!r:.60}.")
 
 
 # ------------------------------------------------------------------- where data sets are found
@@ -110,11 +111,11 @@ def find_one(
 
 def the_only(found: Sequence[str], name: str, place: Path) -> str:
     if not found:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{place} holds no {name}: a file {name}.jsonl, .jsonl.gz or .parquet was looked for."
         )
     if len(found) > 1:
-        raise ValueError(f"{place} holds {name} more than once: {', '.join(found)}. Keep one.")
+        raise UserError(f"{place} holds {name} more than once: {', '.join(found)}. Keep one.")
     return found[0]
 
 
@@ -123,11 +124,11 @@ def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
     """For a source that is no path. Whatever a hub, a cache or a network answers becomes one
     sentence. `forms`: what a source may be."""
     if not HUB_ID.fullmatch(hub_id):
-        raise FileNotFoundError(f"{hub_id}: no {what} there. Name {forms}.")
+        raise MissingFileError(f"{hub_id}: no {what} there. Name {forms}.")
     try:
         yield
     except Exception as error:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{hub_id}: no such file or folder, and no {what} from the hub either "
             f"({type(error).__name__}). Download it and name its path."
         ) from error

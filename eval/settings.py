@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from bosch.plugins import load_plugin
+from bosch.run.errors import UserError
 
 SUITES = "bosch.eval.suites"
 
@@ -38,7 +39,7 @@ class GenerationSettings:
     def __post_init__(self) -> None:
         for name in ("batch", "prefill_chunk"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} is {value}, it must be at least 1.")
+                raise UserError(f"{name} is {value}, it must be at least 1.")
 
 
 FAST = GenerationSettings()

@@ -27,7 +27,7 @@ from bosch.masks.overlap import compare, longest_blocks, turnover
 from bosch.masks.replacement import write_masks
 from bosch.model import fetch_model, load_for_search, read_model_info
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.manifest import provenance, write_atomically
 from bosch.run.plan import follow_reference
 from bosch.run.progress import say
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     masks = read_masks(options.masks)
     chains = find_chains(masks)
     if options.replacement and not chains:
-        raise ValueError(
+        raise UserError(
             "--replacement exchanges groups between two ratios of one method; name such masks."
         )
     options.out.mkdir(parents=True, exist_ok=True)

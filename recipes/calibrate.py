@@ -24,7 +24,7 @@ from bosch.eval.rows import read_rows
 from bosch.model import find_model, load_tokenizer
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
@@ -75,7 +75,7 @@ def make_stage(
 ) -> Stage:
     for path in against:
         if not path.is_file():
-            raise FileNotFoundError(f"--against {path}: no such file.")
+            raise MissingFileError(f"--against {path}: no such file.")
     decides: dict[str, Any] = plain(settings) | {
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
         "against": [hash_file(path) for path in against],
@@ -100,7 +100,7 @@ def read_inputs(paths: Sequence[Path]) -> Iterator[str]:
         for number, row in enumerate(read_rows(path), start=1):
             text = row.get("input", row.get("prompt"))
             if not isinstance(text, str):
-                raise ValueError(
+                raise UserError(
                     f"--against {path}: row {number} has neither a field `input` nor `prompt`."
                 )
             yield text

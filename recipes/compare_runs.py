@@ -23,7 +23,7 @@ from bosch.eval.report.runs import RunResults, is_run
 from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import align, baseline_table, short_table
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.lock import FolderInUseError
 from bosch.run.progress import say
@@ -76,14 +76,14 @@ def build(run_path: Path, made_from: Sequence[Stage]) -> Stage:
 
 
 def find_runs(given: Sequence[Path]) -> list[Path]:
-    """Those of the folders that are runs. ValueError if none is."""
+    """Those of the folders that are runs. UserError if none is."""
     for path in given:
         if not path.exists():
-            raise FileNotFoundError(f"{path}: there is no such folder or file; name runs: runs/*")
+            raise MissingFileError(f"{path}: there is no such folder or file; name runs: runs/*")
     found = [path for path in given if is_run(path) or is_archive(path)]
     if not found:
         told = ", ".join(map(str, given)) or "runs/ holds none"
-        raise ValueError(f"No run folders to compare: {told}. Name some: runs/*")
+        raise UserError(f"No run folders to compare: {told}. Name some: runs/*")
     return found
 
 

@@ -39,7 +39,7 @@ from bosch.model import describe_source, fetch_model, find_model, read_model_con
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -101,7 +101,7 @@ def choose_judging(options: Options) -> Judging:
     """What the options ask for, refused here if it cannot be done."""
     asked = options.judging
     if not options.suite:
-        raise ValueError(f"--suite names nothing; say one of {', '.join(list_plugins(SUITES))}.")
+        raise UserError(f"--suite names nothing; say one of {', '.join(list_plugins(SUITES))}.")
     if options.window is not None:
         check_window_can_change(options.model, options.window)
     if options.plain:
@@ -111,7 +111,7 @@ def choose_judging(options: Options) -> Judging:
     lm_eval = [name for name in options.suite if name.startswith(f"{LM_EVAL}:")]
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
     if lm_eval and not tasks:
-        raise ValueError(f"--suite {lm_eval[0]}: no task is named; say {LM_EVAL}:TASK,TASK.")
+        raise UserError(f"--suite {lm_eval[0]}: no task is named; say {LM_EVAL}:TASK,TASK.")
     judging = Judging(
         (),
         lm_eval_tasks=tuple(tasks),
@@ -137,7 +137,7 @@ def choose_judging(options: Options) -> Judging:
 def check_window_can_change(model: str, window: int) -> None:
     folder = find_model(model)
     if folder is not None and not read_model_config(folder).get("bosch"):
-        raise ValueError(
+        raise UserError(
             f"--window {window}: {model} is no hybrid, so it has no window to change; make one "
             "with recipes/materialize_model.py."
         )

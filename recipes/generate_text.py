@@ -49,9 +49,9 @@ class Options:
         at_least(1, self, "", "max_tokens", "prefill_chunk")
         at_least(0, self, "", "temperature", "top_k", "seed")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}, it must be above 0 and at most 1.")
+            raise UserError(f"top_p is {self.top_p}, it must be above 0 and at most 1.")
         if (self.prompt is None) == (self.prompt_file is None):
-            raise ValueError("Give the prompt by --prompt or by --prompt-file, one of them.")
+            raise UserError("Give the prompt by --prompt or by --prompt-file, one of them.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     prompt = options.prompt if options.prompt_file is None else options.prompt_file.read_text()
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
-        raise ValueError("The prompt is empty; a model needs a token to go on from.")
+        raise UserError("The prompt is empty; a model needs a token to go on from.")
     model = load_model(folder, "auto", pick_device(options.device))
     reach, positions = ids.shape[1] + options.max_tokens, model.config.max_position_embeddings
     if reach > positions:

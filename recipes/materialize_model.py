@@ -21,7 +21,7 @@ from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.model import describe_model, describe_source, fetch_model, read_model_info
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
@@ -47,7 +47,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.reverse and (self.mask or self.standalone):
-            raise ValueError(
+            raise UserError(
                 "--reverse takes neither --mask nor --standalone: the hybrid knows its mask, and "
                 "the dense model needs no code."
             )

@@ -22,6 +22,7 @@ from bosch.config import (
 )
 from bosch.data.needles import PAPER_TASKS
 from bosch.model import PAPER_SHAPES, fetch_config, read_shape
+from bosch.run.errors import UserError
 
 TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
@@ -171,4 +172,4 @@ def check_lengths(config: Config) -> None:
 def check_length(option: str, tokens: int, model: str) -> None:
     positions = read_shape(model).positions
     if tokens > positions:
-        raise ValueError(f"{option} {tokens}: {model} has {positions:,} positions.")
+        raise UserError(f"{option} {tokens}: {model} has {positions:,} positions.")

@@ -34,7 +34,7 @@ from bosch.model import (
 )
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import read_sealed_json
@@ -72,7 +72,7 @@ def make_stage(
     inputs: dict[str, Stage | Artifact] = {}
     if _choose.reads_calibration(config.method):
         if calibration is None:
-            raise ValueError(
+            raise UserError(
                 f"--method {config.method} judges groups on calibration examples: pass "
                 "--calibration DIR, the folder that recipes/calibrate.py made."
             )
@@ -80,7 +80,7 @@ def make_stage(
     learns = _choose.learns_from_tokens(config.method)
     if learns:
         if tokens is None:
-            raise ValueError(f"--method {config.method} learns from tokens: pass --tokens DIR.")
+            raise UserError(f"--method {config.method} learns from tokens: pass --tokens DIR.")
         inputs["tokens"] = tokens
     # What decides a learned mask beside the settings of its method.
     learning = {

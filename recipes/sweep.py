@@ -45,7 +45,7 @@ from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.run import progress
-from bosch.run.errors import USER_ERRORS, exit_on_user_error
+from bosch.run.errors import UserError, exit_on_user_error, is_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import MANIFEST
 from bosch.run.progress import say
@@ -122,11 +122,11 @@ def plan_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     wrong with the options is told before the first run starts."""
     for option in NOT_FOR_SWEEPS:
         if any(word.split("=")[0] == option for word in rest):
-            raise ValueError(f"{option} is for one run; a sweep has many.")
+            raise UserError(f"{option} is for one run; a sweep has many.")
     if options.seeds < 1:
-        raise ValueError(f"--seeds is {options.seeds}; it is how many, at least 1.")
+        raise UserError(f"--seeds is {options.seeds}; it is how many, at least 1.")
     if options.baseline and options.baseline not in split(options.methods):
-        raise ValueError(f"--baseline {options.baseline} is none of the methods: {options.methods}")
+        raise UserError(f"--baseline {options.baseline} is none of the methods: {options.methods}")
     named = {"--preset": options.preset, "--model": options.model}
     shared = [word for name, value in named.items() if value for word in (name, value)] + [*rest]
     windows = split_numbers("--windows", options.windows)
@@ -153,7 +153,7 @@ def split_numbers(option: str, text: str) -> list[int]:
     except ValueError:
         numbers = [0]
     if any(number < 1 for number in numbers):
-        raise ValueError(f"{option} {text}: say numbers of tokens, with commas between them.")
+        raise UserError(f"{option} {text}: say numbers of tokens, with commas between them.")
     return numbers
 
 
@@ -205,7 +205,7 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             process.submit(judge_further, chain).result()
     except Exception as error:  # whatever it is, it ends this run alone
-        if not isinstance(error, USER_ERRORS):
+        if not is_user_error(error):
             traceback.print_exception(error)
         return str(error)
     return None

@@ -127,7 +127,7 @@ class Checkpoints:
 
     def _check_facts(self, path: Path, manifest: Mapping[str, Any]) -> None:
         if changed := differences(manifest["facts"], self._facts):
-            raise ValueError(
+            raise UserError(
                 f"{path} was made with other settings ({changed}). Three ways on: another "
                 f"--run-dir, --fresh {self.folder.parent.name} to begin anew, or the old setting."
             )

@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
+from bosch.run.errors import UserError
+
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in parameters' names, of no meaning here
 
 
@@ -67,7 +69,7 @@ def prepare_optimizer(state: TrainState, names: set[str]) -> None:
 def restore_extra(state: TrainState, rest: Any, tensors: Mapping[str, Tensor]) -> None:
     """Hand their loaded values to the extra parts. Model and optimizer were loaded in place."""
     if rest["extra"].keys() != state.extra.keys():
-        raise ValueError(
+        raise UserError(
             f"the checkpoint holds {sorted(rest['extra'])} beside model and optimizer, and this "
             f"run has {sorted(state.extra)}."
         )
@@ -90,7 +92,7 @@ def compare_names(path: Path, wanted: Mapping[str, Tensor], there: Mapping[str, 
             if mine == theirs:
                 continue
             why = f"{name} is {theirs} in it and {mine} in this run"
-        raise ValueError(f"{path} does not fit: {why}.")
+        raise UserError(f"{path} does not fit: {why}.")
 
 
 def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
@@ -117,7 +119,7 @@ def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
     for group in state.optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in names:
-                raise ValueError(
+                raise UserError(
                     "the optimizer moves a parameter that neither the model nor an extra module "
                     "has, so a checkpoint could not name it."
                 )
@@ -178,7 +180,7 @@ METADATA_CLASSES = {
 def _enum_member(kind: Any, name: str) -> Enum:
     """Python 3.11.2, Debian 12's, pickles a member of an enumeration as getattr(class, name)."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
-        raise ValueError(f".metadata wants {name} of {kind}, which no checkpoint of ours does.")
+        raise UserError(f".metadata wants {name} of {kind}, which no checkpoint of ours does.")
     return kind[name]
 
 
@@ -189,4 +191,4 @@ class _MetadataUnpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
-        raise ValueError(f".metadata names {module}.{name}, which no checkpoint of ours does.")
+        raise UserError(f".metadata names {module}.{name}, which no checkpoint of ours does.")

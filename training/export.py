@@ -20,6 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import weight_files
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
 from bosch.run.group import Group
 from bosch.run.manifest import (
@@ -96,7 +97,7 @@ class Weights:
         for name, old in sorted(load_file(file).items()):  # mapped: types and shapes alone are read
             tensor = self._gather_one(name, old.dtype)
             if tensor.shape != old.shape:
-                raise ValueError(
+                raise UserError(
                     f"{name} has the shape {list(tensor.shape)} in training and {list(old.shape)} "
                     f"in {file}."
                 )
@@ -123,13 +124,13 @@ class Weights:
             in_files |= load_file(source / file)
         for name, tensor in in_files.items():
             if tensor.dtype not in TRAINED:
-                raise ValueError(f"{source}: {name} is {tensor.dtype}, which is not trained.")
+                raise UserError(f"{source}: {name} is {tensor.dtype}, which is not trained.")
         if unknown := sorted(in_files.keys() - self._owner.keys()):
-            raise ValueError(f"{source} has {unknown[0]}, which the trained model lacks.")
+            raise UserError(f"{source} has {unknown[0]}, which the trained model lacks.")
         written = {self._owner[name] for name in in_files}
         for names in _names_by_parameter(self._model):
             if not written & names and names <= self._tensors.keys():
-                raise ValueError(f"the model has {min(names)}, for which {source} has no place.")
+                raise UserError(f"the model has {min(names)}, for which {source} has no place.")
 
 
 def _names_by_parameter(model: nn.Module) -> Iterable[set[str]]:

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 import bosch  # noqa: F401  makes transformers know hybrids and their attention
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.shards import weight_files
+from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
 from bosch.training.parallel import Switches, World, local, shard_model, state_device
@@ -70,7 +71,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
             filled.add(id(parameter))
             read = find_reader(name, slices)
             if read is None:
-                raise ValueError(
+                raise UserError(
                     f"{folder} has no weights {name!r}, which its config.json asks for; the "
                     "folder is incomplete, or of another model."
                 )
@@ -127,7 +128,7 @@ def make_buffers(model: nn.Module, device: torch.device) -> None:
             continue
         config = getattr(module, "config", None)
         if config is None:
-            raise ValueError(
+            raise UserError(
                 f"{type(module).__name__} has buffers that no file holds, and no config to make "
                 "them anew from; this model cannot be trained here."
             )

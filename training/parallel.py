@@ -30,6 +30,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from bosch.backends._graphs import allow_graphs
+from bosch.run.errors import UserError
 
 # A rank that hangs ends the job after this; one that dies is noticed at once. An evaluation at a
 # checkpoint, in which ranks do not meet, must fit into it.
@@ -103,7 +104,7 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
         return torch.device("cpu")
     local_rank = int(environment.get("LOCAL_RANK", 0))
     if local_rank >= torch.cuda.device_count():
-        raise ValueError(
+        raise UserError(
             f"process {local_rank} of this machine has no GPU: there are "
             f"{torch.cuda.device_count()}. Start as many processes as GPUs (--num_processes)."
         )
@@ -115,7 +116,7 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
     """Stop where accelerate starts something other than what was asked for."""
     for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
         if is_true(environment.get(f"ACCELERATE_USE_{name}")):
-            raise ValueError(
+            raise UserError(
                 f"the accelerate config asks for {what}, which this training does not use: it "
                 "shards with FSDP. Run `accelerate config` again, or pass --config_file with one "
                 "of the files in launch/."
@@ -123,7 +124,7 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
     # For several processes without a GPU accelerate starts a single one, and says nothing.
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
     if by_accelerate and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
-        raise ValueError(
+        raise UserError(
             "several processes were asked for, and accelerate has started a single one, as it does "
             "on CPUs. For N processes: accelerate launch --use_fsdp --num_processes N "
             "recipes/recover.py ... If one was asked for, MASTER_ADDR comes from your own "
@@ -131,7 +132,7 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
         )
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", "bf16"):
-        raise ValueError(
+        raise UserError(
             f"the accelerate config asks for mixed precision {precision}; training computes in "
             "bf16 or fp32. Pass --mixed_precision bf16."
         )

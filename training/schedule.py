@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from bosch.run.errors import UserError
+
 # Tokens at once on a device, where nothing else is asked for: one sequence of the paper's on a
 # GPU; on a CPU what stays near its caches.
 MICRO_BATCH_TOKENS = {"cuda": 32_768, "cpu": 8_192}
@@ -55,7 +57,7 @@ def make_plan(
 ) -> TrainPlan:
     """The plan of a TrainConfig. Whole steps only: what is left of the budget is not trained on."""
     if not all(0 <= share <= 1 for share in evaluated_shares):
-        raise ValueError(
+        raise UserError(
             f"models are evaluated at shares of the steps, from 0 to 1, not at {evaluated_shares}."
         )
     batch = settings.batch_sequences
@@ -64,7 +66,7 @@ def make_plan(
     if settings.max_steps is not None:
         num_steps = min(num_steps, settings.max_steps)
     if num_steps < 1:
-        raise ValueError(
+        raise UserError(
             f"the budget of {left:,} tokens is less than one step of {batch} sequences "
             f"of {seq_len:,} tokens. Train on more tokens, or set train.batch_sequences lower"
             + (f"; {tokens_before:,} are set aside for the mask." if tokens_before else ".")
@@ -78,7 +80,7 @@ def choose_micro_batch(settings: Any, seq_len: int, world_size: int, device_type
     """Sequences at once on a rank: as asked, else what MICRO_BATCH_TOKENS and the batch allow."""
     batch, asked = settings.batch_sequences, settings.micro_batch_sequences
     if batch % world_size:
-        raise ValueError(
+        raise UserError(
             f"a batch of {batch} sequences cannot be shared out evenly among {world_size} ranks; "
             f"set train.batch_sequences to a multiple of {world_size}, or start other processes."
         )
@@ -88,7 +90,7 @@ def choose_micro_batch(settings: Any, seq_len: int, world_size: int, device_type
         most = MICRO_BATCH_TOKENS.get(device_type, MICRO_BATCH_TOKENS["cpu"]) // seq_len
         return max(n for n in divisors if n <= max(1, most))
     if asked not in divisors:
-        raise ValueError(
+        raise UserError(
             f"micro-batches of {asked} sequences on {world_size} ranks do not add up to a batch "
             f"of {batch} ({batch} / {world_size} = {share} sequences a rank). Set "
             f"train.micro_batch_sequences to one of {', '.join(map(str, divisors))}."

@@ -25,7 +25,7 @@ import bosch  # noqa: F401  registers the attention whose groups can be windowed
 from bosch.data.toy_world.lessons import LessonWriter, Mixture
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.progress import track
 
 VOCABULARY_SIZE = 2048
@@ -226,7 +226,7 @@ def phase_at(plan: TinyPlan, step: int) -> tuple[Phase, float, bool]:
             first, last = phase.rate
             return phase, first * (last / first) ** (step / phase.steps), step == 0
         step -= phase.steps
-    raise ValueError(f"step {step} lies behind the last phase")
+    raise UserError(f"step {step} lies behind the last phase")
 
 
 def draw_group_mask(plan: TinyPlan, phase: Phase, step: int) -> list[list[int]] | None:
@@ -340,7 +340,7 @@ class Training:
     def load(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
         if state["plan"] != self.plan.fingerprint(state["step"]):
-            raise ValueError(f"{path} belongs to another plan; name another --out or --preset.")
+            raise UserError(f"{path} belongs to another plan; name another --out or --preset.")
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

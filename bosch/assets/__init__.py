@@ -3,6 +3,8 @@ benchmarks/tiny_model/pretrain.py."""
 
 from pathlib import Path
 
+from bosch.run.errors import UserError
+
 DEFAULT_MODEL = "tiny-qwen3"
 
 
@@ -11,7 +13,7 @@ def asset_folder(name: str = DEFAULT_MODEL) -> Path:
     folder = Path(__file__).parent / name
     if not (folder / "config.json").is_file():
         shipped = sorted(path.parent.name for path in Path(__file__).parent.glob("*/config.json"))
-        raise ValueError(
+        raise UserError(
             f"no model {name!r} is shipped with the package; there are {', '.join(shipped)}"
         )
     return folder

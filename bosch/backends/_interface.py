@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bosch.run.errors import UserError
+
 
 @dataclass(frozen=True)
 class Documents:
@@ -96,7 +98,7 @@ class AttentionCall:
 
 def check_window(window_tokens: int) -> int:
     if isinstance(window_tokens, bool) or not isinstance(window_tokens, int) or window_tokens < 1:
-        raise ValueError(
+        raise UserError(
             f"the window is {window_tokens!r}; it is a whole number of tokens, 1 or more."
         )
     return window_tokens

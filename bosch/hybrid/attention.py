@@ -32,6 +32,7 @@ from bosch.hybrid.documents import (
 )
 from bosch.hybrid.search_mode import has_empty_slots, search_attention
 from bosch.plugins import list_plugins
+from bosch.run.errors import UserError
 
 NAME = "bosch"
 FAMILIES = list_plugins("bosch.families")
@@ -78,7 +79,7 @@ def bosch_attention(
     if bosch_no_output:
         return torch.zeros_like(query_BHTD.transpose(1, 2)), None
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):
-        raise ValueError(
+        raise UserError(
             f"attn_implementation='bosch' was given a mask of {attention_mask.dtype}; it takes "
             "boolean ones (True: visible)."
         )
@@ -103,7 +104,7 @@ def bosch_attention(
         )
         return out_BTHD.contiguous(), None
     if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
-        raise ValueError(
+        raise UserError(
             "bosch_mask, bosch_window and bosch_gates are for stock models; the groups of this "
             "one are fixed already."
         )
@@ -130,7 +131,7 @@ def bosch_mask_function(
     if others.get("allow_is_bidirectional_skip") or not getattr(
         others.get("config"), "is_causal", True
     ):
-        raise ValueError(NOT_CAUSAL)
+        raise UserError(NOT_CAUSAL)
     # A static cache has empty slots behind the keys. Our own models know how many; for others, and
     # for the base model of one of ours alone, the mask must tell. Where several tokens begin a
     # cache, their position ids do.
@@ -173,10 +174,10 @@ def _deploy_calls(
     _refuse_part_of_groups(module, key, num_groups)
     num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
     if common["mask_BNTS"] is not None and common["mask_BNTS"].shape[1] != 1:
-        raise ValueError("a mask for single heads: the heads of this hybrid are in another order.")
+        raise UserError("a mask for single heads: the heads of this hybrid are in another order.")
     if not isinstance(key, Split):  # no cache, or a plain dynamic one, which holds every position
         if has_empty_slots(query_BHTD, key, common["mask_BNTS"]):
-            raise ValueError(
+            raise UserError(
                 "a static cache was given to the base model of a hybrid alone, where its empty "
                 "slots count as text. Call the whole model (logits_to_keep=1 leaves out the rest), "
                 "or use a DynamicCache."
@@ -209,7 +210,7 @@ def _refuse_part_of_groups(module: Any, key: Any, num_groups: int) -> None:
     parts = (key.full_BGSD, key.window_BGLD) if isinstance(key, Split) else (key,)
     num_given = sum(part.shape[1] for part in parts if part is not None)
     if num_given != num_groups:
-        raise ValueError(
+        raise UserError(
             f"layer {module.layer_idx} of this hybrid has {num_groups} KV heads, but this process "
             f"holds {num_given} of them. Tensor parallelism cuts full and window groups apart in "
             "other places than the model: load it without tp_plan."
@@ -263,7 +264,7 @@ def _refuse_looking_ahead(mask_BNTS: Tensor | None, num_past: int | Tensor) -> N
     if mask_BNTS is None or mask_BNTS.dtype == MASK_TYPE or torch.compiler.is_compiling():
         return
     if isinstance(num_past, int) and bool(mask_BNTS.triu(num_past + 1).any()):
-        raise ValueError(
+        raise UserError(
             "this attention_mask shows a query a key behind its own, which the groups on the "
             "window cannot honor: give a mask that is causal, or the dense model."
         )
@@ -281,7 +282,7 @@ def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:
 def _refuse_unknown_family(config: Any) -> None:
     """StableLM, for one, drops bosch_mask on the way here, and OPT the positions of documents."""
     if getattr(config, "bosch", None) is None and config.model_type not in FAMILIES:
-        raise ValueError(
+        raise UserError(
             f"attn_implementation='bosch' does not know model_type {config.model_type!r}: it may "
             "drop a mask or packed documents before the attention sees them; it knows "
             f"{', '.join(FAMILIES)}. A family is a file in bosch/families."
@@ -292,17 +293,17 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
     for name, value in others.items():
         if name == "is_causal":
             if value is False:
-                raise ValueError(NOT_CAUSAL)
+                raise UserError(NOT_CAUSAL)
             continue
         if name in HARMLESS or value is None or value is False:
             continue
         if name == "sliding_window":
-            raise ValueError(
+            raise UserError(
                 f"this model has a sliding window of its own ({value} tokens), which "
                 "attn_implementation='bosch' does not mix with its own groups. Load it with "
                 "sliding_window=None (full attention everywhere) if that is the model you mean."
             )
-        raise ValueError(
+        raise UserError(
             f"attn_implementation='bosch' cannot honor the argument {name}; it would be ignored. "
             "Leave it out."
         )

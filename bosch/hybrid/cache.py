@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
+from bosch.run.errors import UserError
+
 
 class Split(NamedTuple):
     """What the cache holds for one layer, new tokens included; None where a part has no groups."""
@@ -386,7 +388,7 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
     if cache.layers and isinstance(cache.layers[0], HybridLayer):
         held = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
         if held - {window_tokens}:
-            raise ValueError(
+            raise UserError(
                 f"this cache was made for a window of {held.pop()} tokens; config.bosch['window'] "
                 f"is {window_tokens} now. Start a new cache."
             )
@@ -399,7 +401,7 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
             for layer, num_full in zip(cache.layers, config.bosch["num_full"], strict=True)
         ]
     elif cache.is_compileable:
-        raise ValueError(
+        raise UserError(
             "this static cache was filled before it came to the hybrid model; hand it over empty, "
             "or use a DynamicCache."
         )
@@ -435,7 +437,7 @@ def held_tensors(layer: Any) -> list[Tensor]:
     """Keys and values of each part of a layer."""
     parts = layer.parts if isinstance(layer, HybridLayer) else [layer]
     if any(hasattr(part, "_quantized_keys") for part in parts):
-        raise ValueError(
+        raise UserError(
             "a quantized cache has a number format of its own, whose bytes are not counted here."
         )
     return [x for part in parts for x in (part.keys, part.values) if x is not None and x.dim() == 4]
@@ -451,7 +453,7 @@ def _with_room(x_BGSD: Tensor, num_tokens: int) -> Tensor:
 
 def _tokens_to_remove(tokens_to_remove: int) -> int:
     if tokens_to_remove > 0:
-        raise ValueError(
+        raise UserError(
             f"crop({tokens_to_remove}): the number of tokens to take back is a negative one."
         )
     return -tokens_to_remove

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bosch.hybrid.attention import bosch_attention, bosch_mask_function
+from bosch.run.errors import UserError
 
 NAME = "bosch_capture"
 
@@ -52,7 +53,7 @@ def capture_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     if query_BHTD.shape[0] != 1 or attention_mask is not None:
-        raise ValueError("Statistics are of one text at a time, without padding.")
+        raise UserError("Statistics are of one text at a time, without padding.")
     out_BTHD, _ = bosch_attention(
         module, query_BHTD, key_BGTD, value_BGTD, attention_mask, scaling, **others
     )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bosch.backends._interface import AttentionCall
 from bosch.plugins import list_plugins, load_plugin
+from bosch.run.errors import UserError
 
 logger = logging.getLogger("bosch")
 
@@ -44,12 +45,12 @@ def choose(call: AttentionCall, backend: str | None = None) -> str:
     """The backend that will compute this call. A named one that cannot is an error."""
     if backend is not None:
         if backend not in BACKENDS:
-            raise ValueError(
+            raise UserError(
                 f"bosch_backend={backend!r} does not exist; the backends are {', '.join(BACKENDS)}."
             )
         reason = refusal(backend, call)
         if reason is not None:
-            raise ValueError(
+            raise UserError(
                 f"bosch_backend={backend!r} cannot compute this call: {reason}. Leave it out, or "
                 "name another."
             )

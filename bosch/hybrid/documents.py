@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bosch.backends._interface import Documents
+from bosch.run.errors import UserError
 
 # Masks of our mask function have this type, by which they are told from a caller's own, which are
 # bool: also in a compiled model, and in a copy on another device.
@@ -37,7 +38,7 @@ def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Document
     if not continues and not bool(starts_BT.any()):
         return None
     if num_past:
-        raise ValueError(
+        raise UserError(
             f"the cache holds {num_past} tokens, but the position ids of the new ones do not "
             "follow them: packed documents are read in one piece, without continuing a cache. "
             "(If the base model of a hybrid alone was given a static cache, empty slots count.)"
@@ -54,13 +55,13 @@ def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Document
 def given_documents(cu_seqlens: Tensor, batch: int, num_tokens: int, num_past: int) -> Documents:
     """Documents named by the caller as flash-attention does: ends in one row, starting with 0."""
     if batch != 1 or num_past:
-        raise ValueError(
+        raise UserError(
             f"cu_seq_lens_q describes one row without a past; this batch has {batch} rows, "
             f"{num_past} past tokens."
         )
     ends = tuple(cu_seqlens.tolist())
     if ends[0] != 0 or ends[-1] != num_tokens or any(a >= b for a, b in pairwise(ends)):
-        raise ValueError(
+        raise UserError(
             f"cu_seq_lens_q is {ends}; it must rise from 0 to the {num_tokens} tokens of the row."
         )
     return Documents((ends,), cu_seqlens.device)

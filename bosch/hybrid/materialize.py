@@ -39,6 +39,7 @@ from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
 from bosch.model import read_model_config
+from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
 
@@ -103,12 +104,12 @@ def read_config(folder: Path) -> PretrainedConfig:
 def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
     """Refuse a model that can become no hybrid."""
     if config.model_type.startswith(PREFIX):
-        raise ValueError(
+        raise UserError(
             f"{folder} is a hybrid already; take the model it was made from, or undo it first "
             "(--reverse)."
         )
     if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(
+        raise UserError(
             f"{folder} is quantized, and the groups of packed weights cannot be reordered; "
             "materialize the unquantized model and quantize the result."
         )
@@ -119,7 +120,7 @@ def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
 def _read_hybrid(folder: Path) -> PretrainedConfig:
     config = read_config(folder)
     if not config.model_type.startswith(PREFIX):
-        raise ValueError(
+        raise UserError(
             f"{folder} is a {config.model_type}, not a hybrid of ours ({PREFIX}...), so there is "
             "nothing to undo or to export; materializing it takes a mask."
         )
@@ -131,7 +132,7 @@ def _write(
 ) -> None:
     """Everything of `source` but its config: without one the folder loads nowhere."""
     if out.resolve() == source.resolve():
-        raise ValueError(f"{out} is the model's own folder; write to another one.")
+        raise UserError(f"{out} is the model's own folder; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").unlink(missing_ok=True)
     rewrite_weights(source, out, permutation, head_size(config))
@@ -179,7 +180,7 @@ def compare_logits(
 def _judge(out: Path, source: Path, difference: float) -> None:
     if not difference <= CHECK_TOLERANCE:  # true for nan too
         forget_progress(out)
-        raise ValueError(
+        raise UserError(
             f"{out} does not compute what {source} computes with its mask: logits differ by "
             f"{difference:.2g} of the largest, more than {CHECK_TOLERANCE:g}. It was not "
             "published; run again, and if the source was not changed meanwhile, report a bug."
@@ -202,7 +203,7 @@ def logits(
         local_files_only=True,
     )
     if loading["missing_keys"]:
-        raise ValueError(f"{folder} lacks {', '.join(sorted(loading['missing_keys'])[:3])}.")
+        raise UserError(f"{folder} lacks {', '.join(sorted(loading['missing_keys'])[:3])}.")
     device = _device_with_room(folder)
     model.to(device).eval()
     with _computing_in_float64(model):

@@ -35,6 +35,7 @@ from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import hybridize_cache
 from bosch.hybrid.permute import Permutation, groups_in_order, inverse, permute_groups
 from bosch.plugins import list_plugins, load_plugin
+from bosch.run.errors import UserError
 
 PREFIX = "bosch_"  # of the model_type
 # What stands for the layer types in a saved config. A plain family refuses it by name, so that
@@ -83,7 +84,7 @@ class HybridCausalLM:
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         if config.bosch is None:
-            raise ValueError(
+            raise UserError(
                 f"a {config.model_type} model needs config.bosch (window, num_full, permutation)."
             )
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -122,7 +123,7 @@ class HybridCausalLM:
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
         if requested_attention not in (None, "sdpa", NAME):
-            raise ValueError(
+            raise UserError(
                 f"attn_implementation={requested_attention!r} would compute every group of this "
                 f"hybrid with full attention. Leave it out ({NAME!r}); bosch_backend names the "
                 "kernel."
@@ -151,7 +152,7 @@ def family_of(config: PretrainedConfig) -> ModuleType:
     name = config.model_type.removeprefix(PREFIX)
     known = list_plugins("bosch.families")
     if name not in known:
-        raise ValueError(
+        raise UserError(
             f"model_type {config.model_type!r} is no family this package knows; there are "
             f"{', '.join(known)}."
         )
@@ -188,7 +189,7 @@ def check_native_window(config: PretrainedConfig) -> None:
     else:
         windowed = getattr(config, "sliding_window", None) is not None
     if windowed:
-        raise ValueError(
+        raise UserError(
             f"this {config.model_type} has a sliding window of its own "
             f"(sliding_window={config.sliding_window}), which is neither dropped nor mixed with "
             "ours. If full attention in every layer is the model you mean, say so in a copy of its "
@@ -202,18 +203,18 @@ def check_hybrid(config: PretrainedConfig) -> None:
     hybrid = config.bosch
     for key in ("window", "num_full", "permutation"):
         if key not in hybrid:
-            raise ValueError(f"config.bosch has no {key!r}.")
+            raise UserError(f"config.bosch has no {key!r}.")
     check_window(hybrid["window"])
     num_full, permutation = hybrid["num_full"], hybrid["permutation"]
     if len(num_full) != num_layers or any(not 0 <= n <= num_groups for n in num_full):
-        raise ValueError(
+        raise UserError(
             f"config.bosch['num_full'] is {num_full}: {num_layers} numbers from 0 to {num_groups} "
             "are needed."
         )
     if len(permutation) != num_layers or any(
         sorted(row) != list(range(num_groups)) for row in permutation
     ):
-        raise ValueError(
+        raise UserError(
             f"config.bosch['permutation'] must reorder the {num_groups} groups of each of "
             f"{num_layers} layers."
         )
@@ -230,7 +231,7 @@ def hybrid_config(
     rows = [[int(bit) for bit in row] for row in z]
     shape = {(len(rows), len(row)) for row in rows}
     if shape != {(config.num_hidden_layers, config.num_key_value_heads)}:
-        raise ValueError(
+        raise UserError(
             f"the mask has {len(rows)} layers of {sorted({len(row) for row in rows})} groups; the "
             f"model has {config.num_hidden_layers} of {config.num_key_value_heads}."
         )

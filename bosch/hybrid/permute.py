@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bosch.run.errors import UserError
+
 Permutation = Sequence[Sequence[int]]  # [layer][new place] = the group's old place
 
 ATTENTION_NAME = re.compile(r"\blayers\.(\d+)\.self_attn\.(.+)$")
@@ -43,7 +45,7 @@ def permute_groups(name: str, tensor: Tensor, permutation: Permutation, head_siz
         return tensor
     if part in PER_HEAD_SIZE and tensor.numel() == head_size:
         return tensor
-    raise ValueError(
+    raise UserError(
         f"{name} of shape {tuple(tensor.shape)} is an attention parameter whose groups are not "
         "known here (a quantized checkpoint, or another family): it cannot be permuted. Start from "
         "the unquantized checkpoint of a known family."
@@ -53,7 +55,7 @@ def permute_groups(name: str, tensor: Tensor, permutation: Permutation, head_siz
 def _reorder(name: str, tensor: Tensor, row: Sequence[int], head_size: int, dim: int) -> Tensor:
     size, num_groups = tensor.shape[dim], len(row)
     if size % (num_groups * head_size):
-        raise ValueError(
+        raise UserError(
             f"{name} has {size} entries along dimension {dim}, not a multiple of {num_groups} "
             f"heads of {head_size}."
         )

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from bosch.backends._interface import AttentionCall, check_window
 from bosch.hybrid.dispatch import attend
+from bosch.run.errors import UserError
 
 
 def search_attention(
@@ -39,7 +40,7 @@ def search_attention(
     """The output of a layer of a stock model, (B, T, H, D)."""
     has_choice = bosch_mask is not None or bosch_gates is not None
     if has_choice != (bosch_window is not None):
-        raise ValueError(
+        raise UserError(
             "bosch_window and bosch_mask (or bosch_gates) belong together: give both, or neither "
             "for the dense model."
         )
@@ -55,7 +56,7 @@ def search_attention(
     check_window(bosch_window)
     if row != [1] * num_groups and has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
         # Where the queries stand, and so their windows, cannot be known.
-        raise ValueError(
+        raise UserError(
             "bosch_mask with a static cache: use a DynamicCache (or none) in search mode, or "
             "materialize the model first."
         )
@@ -137,11 +138,11 @@ def _mask_row(
     """z of this layer as a list of 0 and 1, and None where it is known."""
     num_layers, layer = module.config.num_hidden_layers, module.layer_idx
     if len(bosch_mask) != num_layers:
-        raise ValueError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
+        raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
     row = bosch_mask[layer]
     row = row.tolist() if hasattr(row, "tolist") else list(row)
     if len(row) != num_groups or any(bit not in known for bit in row):
-        raise ValueError(
+        raise UserError(
             f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
             "heads, 1 for full attention or 0 for the window."
         )
@@ -152,7 +153,7 @@ def _check_gates(bosch_gates: Any, num_layers: int, num_groups: int) -> None:
     is_tensor, shape = isinstance(bosch_gates, Tensor), tuple(getattr(bosch_gates, "shape", ()))
     if not is_tensor or shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
         found = f"{shape} of {bosch_gates.dtype}" if is_tensor else type(bosch_gates).__name__
-        raise ValueError(
+        raise UserError(
             f"bosch_gates is {found}; it must be a tensor of {num_layers} layers x {num_groups} KV "
             "heads; gates are real numbers from 0 (window) to 1 (full attention). For whole ones "
             "there is bosch_mask."

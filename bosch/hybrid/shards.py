@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from bosch.hybrid.permute import Permutation, permute_groups
 from bosch.model import read_json_object
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.manifest import sync_directory, write_atomically
 from bosch.run.progress import track
@@ -55,18 +56,18 @@ def weight_files(folder: Path) -> list[str]:
     if (folder / INDEX).is_file():
         index = read_json_object(folder / INDEX)
         if not isinstance(index.get("weight_map"), dict):
-            raise ValueError(f"{folder / INDEX} has no weight_map.")
+            raise UserError(f"{folder / INDEX} has no weight_map.")
         names = sorted(set(index["weight_map"].values()))
     elif (folder / SINGLE).is_file():
         names = [SINGLE]
     else:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} has neither {SINGLE} nor {INDEX}; load the model with transformers and save "
             "it with save_pretrained to get them."
         )
     for name in names:
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing, though {INDEX} lists it.")
+            raise MissingFileError(f"{folder / name} is missing, though {INDEX} lists it.")
     return names
 
 
@@ -93,7 +94,7 @@ def _rewrite_file(
         with safe_open(source, framework="pt") as file:
             metadata = file.metadata()
     except SafetensorError as error:
-        raise ValueError(f"{source} is not a whole safetensors file: {error}.") from error
+        raise UserError(f"{source} is not a whole safetensors file: {error}.") from error
     if permutation is None:
         shutil.copyfile(source, temporary)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PretrainedConfig
 
+from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
 CONFIG = "tokenizer_config.json"
@@ -29,7 +30,7 @@ def keep_tokenizer(
     told["tokenizer_class"] = type(original).__name__
     write_atomically(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     if describe(original) != describe(load(out, config)):
-        raise ValueError(
+        raise UserError(
             f"{source} loads its tokenizer as {type(original).__name__}, which {out} cannot be "
             f"made to do. Save the tokenizer as transformers has it loaded "
             "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) into a copy of the model, "

@@ -19,7 +19,7 @@ from bosch.masks.formats import Request, export_mask, import_mask
 from bosch.masks.mask import MaskFile, describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_rows, mask_title
 from bosch.model import read_model_info
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import UserError, exit_on_user_error
 
 Format = Literal["duo", "headwise", "layer_types"]
 
@@ -94,7 +94,7 @@ def run_show(command: Show) -> None:
     shortest = min(command.context, default=1)
     for name, value in (("context", shortest), ("bytes-per-value", command.bytes_per_value)):
         if value < 1:
-            raise ValueError(f"--{name} is {value}, it must be 1 or more.")
+            raise UserError(f"--{name} is {value}, it must be 1 or more.")
     record = read_mask(command.mask)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{record.model}: {mask_title(record)}")

@@ -21,6 +21,7 @@ from typing import Any
 
 from bosch.masks.mask import GroupMask, MaskFile, describe_ratio, num_windowed
 from bosch.model import ModelInfo, read_json_object
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import provenance, write_atomically
 
@@ -55,7 +56,7 @@ def import_mask(
     """A foreign file as a MaskFile for `model`, and the notes to print."""
     if not path.is_file():
         wrong = "is a folder" if path.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{path} {wrong}; the first argument is the file to import.")
+        raise MissingFileError(f"{path} {wrong}; the first argument is the file to import.")
     imported = FORMATS[format_name][0](path, model, request)
     record = MaskFile(
         mask=imported.mask,
@@ -89,10 +90,10 @@ def import_duo(path: Path, model: ModelInfo, request: Request) -> Imported:
     table = read_table(path, model)
     window, notes = _duo_window(path, request)
     if (request.ratio is None) == (request.threshold is None):
-        raise ValueError(f"{path} holds reals: say --ratio or --threshold, one of the two.")
+        raise UserError(f"{path} holds reals: say --ratio or --threshold, one of the two.")
     if request.threshold is not None:
         if not math.isfinite(request.threshold):
-            raise ValueError(f"threshold is {request.threshold}, it must be a finite number.")
+            raise UserError(f"threshold is {request.threshold}, it must be a finite number.")
         rows = [[value >= request.threshold for value in row] for row in table]
         mask = GroupMask.from_rows(rows, window)
         return Imported(mask, {"threshold": request.threshold}, notes=notes)
@@ -114,13 +115,11 @@ def read_table(path: Path, model: ModelInfo) -> list[list[float]]:
     lines = path.read_text("utf-8").splitlines()
     rows = [line.split() for line in lines if line.strip()]
     if len(rows) != model.num_layers:
-        raise ValueError(
-            f"{path} has {len(rows)} lines, but {model} has {model.num_layers} layers."
-        )
+        raise UserError(f"{path} has {len(rows)} lines, but {model} has {model.num_layers} layers.")
     table = []
     for layer, row in enumerate(rows):
         if len(row) != model.num_groups:
-            raise ValueError(
+            raise UserError(
                 f"{path}: layer {layer} has {len(row)} values, but {model} has {model.num_groups} "
                 "KV heads a layer."
             )
@@ -161,7 +160,7 @@ def _real(text: str, path: Path, layer: int) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{path}: layer {layer} holds {text!r}, which is not a finite number.")
+        raise UserError(f"{path}: layer {layer} holds {text!r}, which is not a finite number.")
     return value
 
 
@@ -181,20 +180,20 @@ def import_headwise(path: Path, model: ModelInfo, request: Request) -> Imported:
     content = read_json_object(path)
     config = content.get("headwise_config", content)
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: headwise_config must be an object, not {config!r}.")
+        raise UserError(f"{path}: headwise_config must be an object, not {config!r}.")
     layers = {str(layer) for layer in range(model.num_layers)}
     if not layers & config.keys():
-        raise ValueError(f"{path} holds no headwise_config: there is no layer in it.")
+        raise UserError(f"{path} holds no headwise_config: there is no layer in it.")
     unknown = sorted(config.keys() - layers - HEADWISE_DEFAULTS.keys())
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"{path}: {unknown[0]!r} is neither a layer of {model} (0 to {model.num_layers - 1}) "
             f"nor one of {', '.join(HEADWISE_DEFAULTS)}."
         )
     settings = {name: config.get(name, default) for name, default in HEADWISE_DEFAULTS.items()}
     for name, value in settings.items():
         if type(value) is not int or value < 0:
-            raise ValueError(f"{path}: {name} is {value!r}, it must be a whole number from 0 on.")
+            raise UserError(f"{path}: {name} is {value!r}, it must be a whole number from 0 on.")
 
     notes = []
     if settings["sink_token_num"]:
@@ -223,16 +222,16 @@ def import_headwise(path: Path, model: ModelInfo, request: Request) -> Imported:
 def _headwise_row(path: Path, layer: int, heads: Any, model: ModelInfo) -> list[int]:
     """One layer's query heads as groups, which must agree within."""
     if not isinstance(heads, list) or len(heads) != model.num_query_heads:
-        raise ValueError(
+        raise UserError(
             f"{path}: layer {layer} must list the {model.num_query_heads} query heads of {model}."
         )
     if any(type(bit) is not int or bit not in (0, 1) for bit in heads):
-        raise ValueError(f"{path}: layer {layer} is {heads}; each query head is 0 or 1.")
+        raise UserError(f"{path}: layer {layer} is {heads}; each query head is 0 or 1.")
     size = model.query_heads_per_group
     groups = [heads[start : start + size] for start in range(0, len(heads), size)]
     for group, bits in enumerate(groups):
         if len(set(bits)) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{path}: the query heads of layer {layer}, group {group} are {bits}; they share "
                 "one KV head, so a group mask needs them alike."
             )
@@ -259,13 +258,13 @@ def import_layer_types(path: Path, model: ModelInfo, request: Request) -> Import
     config = read_json_object(path)
     types = config.get("layer_types")
     if not isinstance(types, list) or len(types) != model.num_layers:
-        raise ValueError(
+        raise UserError(
             f"{path}: layer_types must list the {model.num_layers} layers of {model}, but it is "
             f"{types!r}."
         )
     for layer, name in enumerate(types):
         if name not in LAYER_TYPES:
-            raise ValueError(
+            raise UserError(
                 f"{path}: layer {layer} is {name!r}; a mask knows {' and '.join(LAYER_TYPES)}."
             )
     window, notes = _choose_window(
@@ -282,7 +281,7 @@ def export_layer_types(record: MaskFile) -> tuple[str, tuple[str, ...]]:
     mask = record.mask
     for layer, row in enumerate(mask.row_texts()):
         if len(set(row)) > 1:
-            raise ValueError(
+            raise UserError(
                 f"Layer {layer} mixes full and windowed groups ({row}), and layer_types has one "
                 "kind a layer: export with --format headwise or duo."
             )
@@ -305,10 +304,10 @@ def _choose_window(
     asked = request.window_tokens
     if own is None:
         if asked is None:
-            raise ValueError(f"{path} says no window: pass --window.")
+            raise UserError(f"{path} says no window: pass --window.")
         return asked, ()
     if type(own) is not int or own < 1:
-        raise ValueError(f"{path}: {name} is {own!r}, it must be a whole number from 1 on.")
+        raise UserError(f"{path}: {name} is {own!r}, it must be a whole number from 1 on.")
     if asked is None:
         return own, (f"the window is {own} tokens, {name}.",)
     return asked, () if asked == own else (f"{name} is {own}; the mask takes --window {asked}.",)
@@ -317,10 +316,10 @@ def _choose_window(
 def _check_fixed_ratio(path: Path, mask: GroupMask, request: Request) -> None:
     """Zeros and ones leave nothing to choose."""
     if request.threshold is not None:
-        raise ValueError(f"{path} holds zeros and ones, not reals: leave --threshold out.")
+        raise UserError(f"{path} holds zeros and ones, not reals: leave --threshold out.")
     if request.ratio is not None and not mask.meets(request.ratio):
         asked = describe_ratio(request.ratio, mask.num_layers, mask.num_groups, mask.unit)
-        raise ValueError(
+        raise UserError(
             f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
             "; leave --ratio out."
         )

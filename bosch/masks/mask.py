@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
 from bosch.model import ModelInfo, read_json_object
+from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
 Unit = Literal["group", "layer"]
@@ -33,22 +34,22 @@ class GroupMask:
     def __post_init__(self) -> None:
         check_window(self.window_tokens)
         if self.unit not in get_args(Unit):
-            raise ValueError(
+            raise UserError(
                 f"unit is {self.unit!r}, it must be one of {', '.join(get_args(Unit))}."
             )
         if not self.z or not self.z[0]:
-            raise ValueError("A mask needs at least one layer with one group.")
+            raise UserError("A mask needs at least one layer with one group.")
         for layer, row in enumerate(self.z):
             if len(row) != self.num_groups:
-                raise ValueError(
+                raise UserError(
                     f"Layer {layer} has {len(row)} groups, but layer 0 has {self.num_groups}."
                 )
             if any(type(bit) is not int or bit not in (0, 1) for bit in row):
-                raise ValueError(
+                raise UserError(
                     f"Layer {layer} is {row}; each group is 1 (full attention) or 0 (window)."
                 )
             if self.unit == "layer" and len(set(row)) > 1:
-                raise ValueError(
+                raise UserError(
                     f"The unit is 'layer', but the groups of layer {layer} differ: {row}."
                 )
 
@@ -72,7 +73,7 @@ class GroupMask:
         rows = [[1] * num_groups for _ in range(num_layers)]
         for layer, group in windowed:
             if not (0 <= layer < num_layers and 0 <= group < num_groups):
-                raise ValueError(
+                raise UserError(
                     f"{(layer, group)} is outside {num_layers} layers x {num_groups} groups."
                 )
             rows[layer][group] = 0
@@ -167,14 +168,14 @@ def describe_bytes(count: float) -> str:
 
 def check_ratio(ratio: float) -> None:
     if not 0 <= ratio <= 1:  # false for nan too
-        raise ValueError(
+        raise UserError(
             f"ratio is {ratio}, it must be from 0 to 1: the share of groups on the sliding window."
         )
 
 
 def check_window(window_tokens: int) -> None:
     if type(window_tokens) is not int or window_tokens < 1:
-        raise ValueError(
+        raise UserError(
             f"window is {window_tokens!r}, it must be 1 or more: the token itself counts."
         )
 
@@ -195,13 +196,13 @@ class MaskFile:
     def __post_init__(self) -> None:
         mask, model = self.mask, self.model
         if (mask.num_layers, mask.num_groups) != (model.num_layers, model.num_groups):
-            raise ValueError(
+            raise UserError(
                 f"The mask has {mask.num_layers} layers x {mask.num_groups} groups, but its model "
                 f"is {model.describe()}."
             )
         if self.ratio_asked is not None and not mask.meets(self.ratio_asked):
             asked = describe_ratio(self.ratio_asked, mask.num_layers, mask.num_groups, mask.unit)
-            raise ValueError(
+            raise UserError(
                 f"{asked}, but z has {mask.num_windowed} of {mask.num_total} groups on the window."
             )
 
@@ -254,16 +255,16 @@ def write_mask(path: Path, record: MaskFile) -> None:
 def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
     """Read mask.json, strictly. With `model`, a mask that was made for another one is refused.
 
-    Every ValueError is one sentence that names the file and the field.
+    Every UserError is one sentence that names the file and the field.
     """
     content = read_json_object(path)
     try:
         return _read(content, model)
     except _WrongFieldError as error:
-        raise ValueError(f"{path}, field {error}") from error
+        raise UserError(f"{path}, field {error}") from error
 
 
-class _WrongFieldError(ValueError):
+class _WrongFieldError(UserError):
     """`NAME: what is wrong with it`."""
 
 
@@ -320,10 +321,10 @@ def _check_fields(
 
 def _read_rows(rows: list[Any], model: ModelInfo, window_tokens: int) -> GroupMask:
     if len(rows) != model.num_layers:
-        raise ValueError(f"it has {len(rows)} layers, but the file's model has {model.num_layers}.")
+        raise UserError(f"it has {len(rows)} layers, but the file's model has {model.num_layers}.")
     for layer, row in enumerate(rows):
         if type(row) is not str or len(row) != model.num_groups or set(row) - {"0", "1"}:
-            raise ValueError(
+            raise UserError(
                 f"layer {layer} is {row!r}, it must be a string of {model.num_groups} groups, "
                 "each 0 or 1."
             )
@@ -343,7 +344,7 @@ def _bit(value: Any) -> int:
     """0 or 1 from what stands for it: a number, a boolean, a one-element tensor, a character."""
     bit = {"0": 0, "1": 1}.get(value) if isinstance(value, str) else value
     if bit is None or not (bit == 0 or bit == 1):
-        raise ValueError(
+        raise UserError(
             f"{value!r} stands in a mask; each group is 1 (full attention) or 0 (sliding window)."
         )
     return int(bit)

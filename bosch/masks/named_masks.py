@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bosch.masks.mask import GroupMask, MaskFile, read_mask
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.progress import say
 
 MASK = "mask.json"
@@ -40,7 +41,7 @@ class NamedMask:
 def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
     """The masks in the order given, each file once."""
     if not paths:
-        raise ValueError("No masks were named; pass mask.json files, or folders of runs.")
+        raise UserError("No masks were named; pass mask.json files, or folders of runs.")
     files = list(dict.fromkeys(find_mask(path) for path in paths))
     masks = [NamedMask("", file, read_mask(file)) for file in files]
     groups = comparable(masks)
@@ -52,7 +53,7 @@ def find_mask(path: Path) -> Path:
     for file in (path, path / MASK, path / "mask" / MASK):
         if file.is_file():
             return file
-    raise FileNotFoundError(f"{path} is no {MASK}, and no folder of a run that has one.")
+    raise MissingFileError(f"{path} is no {MASK}, and no folder of a run that has one.")
 
 
 def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[NamedMask]]:

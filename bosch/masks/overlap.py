@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from bosch.masks.mask import GroupMask
+from bosch.run.errors import UserError
 
 Group = tuple[int, int]  # layer, group
 
@@ -28,7 +29,7 @@ def check_same_shape(first: GroupMask, second: GroupMask) -> None:
     shapes = [(mask.num_layers, mask.num_groups) for mask in (first, second)]
     if shapes[0] != shapes[1]:
         told = " and ".join(f"{layers} layers x {groups} groups" for layers, groups in shapes)
-        raise ValueError(f"The masks have {told}; only masks of one model can be compared.")
+        raise UserError(f"The masks have {told}; only masks of one model can be compared.")
 
 
 def jaccard_distance(first: GroupMask, second: GroupMask) -> float:
@@ -96,7 +97,7 @@ class Turnover:
 def turnover(smaller: GroupMask, larger: GroupMask) -> Turnover:
     num_smaller = smaller.num_windowed
     if not 0 < num_smaller <= larger.num_windowed:
-        raise ValueError(
+        raise UserError(
             "Turnover goes from a ratio above 0 to one as large or larger, not from "
             f"{smaller.ratio:g} to {larger.ratio:g}."
         )

@@ -13,6 +13,7 @@ from bosch.masks.mask import MaskFile, Unit, write_mask
 from bosch.method import Context, Scores, Selection
 from bosch.methods._examples import measured_seconds
 from bosch.plugins import load_plugin
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
 from bosch.run.manifest import provenance, write_atomically
 
@@ -24,7 +25,7 @@ def make_mask(name: str, context: Context) -> Selection:
     method = load_plugin(PACKAGE, name)
     if learns_from_tokens(name):
         if context.learning is None:
-            raise ValueError(
+            raise UserError(
                 f"--method {name} learns from tokens, and none were handed to it; run it through "
                 "recipes/recover.py, which prepares them first."
             )

@@ -21,6 +21,7 @@ from bosch.gates.scalar import ScalarGates
 from bosch.masks.mask import Unit
 from bosch.method import WEIGHTS, Context, Scores, Selection
 from bosch.model import read_model_info
+from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -54,13 +55,13 @@ class GateSettings:
         at_least(1, self, "", "steps", "sequence_tokens", "batch_sequences")
         self.above_0("token_share", "weights_learning_rate")
         if self.token_share > 1:
-            raise ValueError(f"token_share is {self.token_share}, it must be at most 1.")
+            raise UserError(f"token_share is {self.token_share}, it must be at most 1.")
 
     def above_0(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}, it must be above 0.")
+                raise UserError(f"{name} is {value}, it must be above 0.")
 
     @property
     def unit(self) -> Unit:
@@ -95,7 +96,7 @@ def plan_length(
     batch = settings.batch_sequences or multiple * max(1, wanted // multiple)
     num_steps = min(settings.steps, sequences // batch)
     if num_steps < 1:
-        raise ValueError(
+        raise UserError(
             f"{settings.token_share:g} of {num_tokens:,} tokens do not hold one step of {batch} "
             f"sequences of {length:,}. Set token_share higher or "
             "batch_sequences lower, or prepare more tokens."
@@ -109,7 +110,7 @@ def choose_sequence(
     """Tokens of a sequence, a whole part of a packed one."""
     if (asked := settings.sequence_tokens) is not None:
         if packed_tokens % asked:
-            raise ValueError(
+            raise UserError(
                 f"sequences of {asked:,} tokens cannot be cut from packed ones of "
                 f"{packed_tokens:,}; set sequence_tokens to a whole part of those."
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from bosch.masks.mask import read_mask
 from bosch.method import Context, Scores, Table
 from bosch.plugins import list_plugins, load_plugin, suggest
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.group import agree, is_first
 from bosch.run.progress import say
 from bosch.search.optimizers._interface import WITH_PENALTY
@@ -36,18 +37,18 @@ def check_guides(settings: GuidedSettings) -> None:
     methods = list_plugins(METHODS)
     for name in settings.rankings:
         if name not in methods:
-            raise ValueError(f"--rankings {name}: no such method; {suggest(name, methods)}")
+            raise UserError(f"--rankings {name}: no such method; {suggest(name, methods)}")
         if not hasattr(load_plugin(METHODS, name), "rank"):
-            raise ValueError(f"--rankings {name}: this method chooses a mask, it ranks no groups.")
+            raise UserError(f"--rankings {name}: this method chooses a mask, it ranks no groups.")
     if settings.start is None:
         return
     if settings.optimizer in WITH_PENALTY:
-        raise ValueError(
+        raise UserError(
             f"--start {settings.start}: {settings.optimizer} starts from the dense model, as in "
             "the paper; take --optimizer swap to start from a mask."
         )
     if not settings.start.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"--start {settings.start} does not exist; pass the mask.json of a run."
         )
 

@@ -15,6 +15,7 @@ from bosch.config import Config, MaskConfig, shared_fields
 from bosch.masks.mask import describe_ratio, num_windowed
 from bosch.model import read_shape
 from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
+from bosch.run.errors import UserError
 
 METHODS = "bosch.methods"
 
@@ -30,7 +31,7 @@ def load_method(name: str) -> ModuleType:
     """A file of bosch/methods that is a whole method."""
     known = list_plugins(METHODS)
     if name not in known:
-        raise ValueError(f"--method {name}: no such method; {suggest(name, known)}")
+        raise UserError(f"--method {name}: no such method; {suggest(name, known)}")
     method = load_plugin(METHODS, name)
     if not dataclasses.is_dataclass(getattr(method, "Settings", None)):
         missing = "dataclass Settings (it may be empty)"
@@ -38,7 +39,7 @@ def load_method(name: str) -> ModuleType:
         missing = "rank(context) and no select(context)"
     else:
         return method
-    raise ValueError(
+    raise UserError(
         f"--method {name}: {method.__file__} has no {missing}. bosch/method.py shows "
         "how a method is written."
     )
@@ -60,12 +61,12 @@ def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
         name = name.replace("-", "_")
         head = name.split(".")[0]  # of `accelerations.memory_gb`
         if head not in known or not value:
-            raise ValueError(
+            raise UserError(
                 f"--mask.options {option}: write NAME=VALUE with a setting of {method}; "
                 f"{suggest(name, tuple(known))}"
             )
         if name in {field.name for field in dataclasses.fields(MaskConfig)}:
-            raise ValueError(f"--mask.options {option}: --mask.{name} sets it for all methods.")
+            raise UserError(f"--mask.options {option}: --mask.{name} sets it for all methods.")
         values = value.split(",") if isinstance(known[head], tuple) else [value]
         words = [f"--{name.replace('_', '-')}", *values]
         try:
@@ -73,7 +74,7 @@ def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
                 config = [tyro.conf.FlagConversionOff]
                 settings = tyro.cli(type(settings), args=words, default=settings, config=config)
         except SystemExit as stop:
-            raise ValueError(
+            raise UserError(
                 find_setting_error(stop)
                 or f"--mask.options {option}: {method} takes no such value; "
                 f"search_mask.py --method {method} --help says which"

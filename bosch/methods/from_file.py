@@ -14,6 +14,7 @@ from bosch.masks.formats import Request, import_mask
 from bosch.masks.mask import describe_ratio, read_mask
 from bosch.method import Context, Selection
 from bosch.model import read_json_object
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 
 reads_calibration = False
@@ -28,9 +29,9 @@ class Settings:
 
 def check(settings: Settings) -> None:
     if settings.path is None:
-        raise ValueError("--method from_file needs --path: the mask.json or foreign file to take.")
+        raise UserError("--method from_file needs --path: the mask.json or foreign file to take.")
     if not settings.path.is_file():
-        raise FileNotFoundError(f"--path {settings.path} does not exist.")
+        raise MissingFileError(f"--path {settings.path} does not exist.")
 
 
 def select(context: Context) -> Selection:
@@ -52,7 +53,7 @@ def select(context: Context) -> Selection:
     # Zeros and ones leave nothing to choose. A ratio is always asked for, if only by default.
     if not mask.meets(context.ratio):
         asked = describe_ratio(context.ratio, mask.num_layers, mask.num_groups, mask.unit)
-        raise ValueError(
+        raise UserError(
             f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
             f"; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
         )
@@ -70,7 +71,7 @@ def kind_of(path: Path) -> str:
     except ValueError as error:
         if path.suffix == ".json":
             raise
-        raise ValueError(f"{path} is neither a .tsv of reals nor a JSON file.") from error
+        raise UserError(f"{path} is neither a .tsv of reals nor a JSON file.") from error
     if "z" in content:
         return "mask"
     if "headwise_config" in content:  # the config.json around it may list layer_types as well

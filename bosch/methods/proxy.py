@@ -19,6 +19,7 @@ from torch import Tensor
 from bosch.config import at_least
 from bosch.method import Context, Scores
 from bosch.methods._statistics import Rows, attention_rows, mean_over_rows
+from bosch.run.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,16 @@ class Settings:
     def __post_init__(self) -> None:
         at_least(1, self, "proxy", "block_tokens")
         if not 0 < self.mass_share <= 1:
-            raise ValueError(f"proxy.mass_share is {self.mass_share}, it must be in (0, 1].")
+            raise UserError(f"proxy.mass_share is {self.mass_share}, it must be in (0, 1].")
         if not self.proxy_heads or min(self.proxy_heads) < 0:
-            raise ValueError(f"proxy.proxy_heads are {self.proxy_heads}; name one or more, from 0.")
+            raise UserError(f"proxy.proxy_heads are {self.proxy_heads}; name one or more, from 0.")
 
 
 def rank(context: Context) -> Scores:
     settings: Settings = context.settings
     block_tokens = settings.block_tokens or max(1, context.window_tokens // 8)
     if max(settings.proxy_heads) >= context.num_heads:
-        raise ValueError(
+        raise UserError(
             f"proxy.proxy_heads names head {max(settings.proxy_heads)}, but {context.model_info} "
             f"has {context.num_heads} query heads a layer."
         )

@@ -17,6 +17,7 @@ from bosch.config import MaskConfig, at_least
 from bosch.method import Context, Scores
 from bosch.methods._examples import measure_each
 from bosch.methods._statistics import add_up, attention_rows, per_layer
+from bosch.run.errors import UserError
 
 REPEATS = 4
 
@@ -40,7 +41,7 @@ class Settings:
     def __post_init__(self) -> None:
         at_least(1, self, "razor", "probes")
         if not 0 < self.razor_recent_share <= 1 / REPEATS:
-            raise ValueError(
+            raise UserError(
                 f"razor_recent_share is {self.razor_recent_share}, it must be above 0 and at most "
                 f"{1 / REPEATS}: the probe is {REPEATS} such parts long."
             )
@@ -50,7 +51,7 @@ def rank(context: Context) -> Scores:
     settings: Settings = context.settings
     block_tokens = int(settings.razor_recent_share * context.calibration.longest)
     if block_tokens < 2:
-        raise ValueError(
+        raise UserError(
             f"razor: a block of {block_tokens} tokens repeats nothing; the longest calibration "
             f"text has {context.calibration.longest} tokens, so make them longer."
         )

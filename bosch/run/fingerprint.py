@@ -15,6 +15,8 @@ from typing import Any
 
 import xxhash
 
+from bosch.run.errors import MissingFileError, UserError
+
 CHUNK_BYTES = 1 << 22
 _AFFECTS_RESULT = "affects_result"
 
@@ -36,7 +38,7 @@ def fingerprint_files(folder: Path) -> str:
     paths = sorted(folder.rglob("*"))
     files = [path for path in paths if path.is_file() and not is_hidden(path, folder)]
     if not files:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} holds no files; an input must be a folder with something in it."
         )
     return fingerprint({path.relative_to(folder).as_posix(): hash_file(path) for path in files})
@@ -71,7 +73,7 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(
+            raise UserError(
                 f"A setting is {value}; settings must be finite numbers. Use None for 'off'."
             )
         return int(value) if value.is_integer() else value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bosch.run import manifest
-from bosch.run.errors import USER_ERRORS
+from bosch.run.errors import is_user_error
 from bosch.run.lock import FolderInUseError, FolderLock, LockRecord
 from bosch.run.manifest import STARTED
 from bosch.run.plan import REFERENCE, Step, examine, plan_run, refuse_blocked
@@ -165,8 +165,9 @@ class RunFolder:
                 "from here"
             )
             raise
-        except USER_ERRORS:
-            _forget_start(folder)
+        except Exception as error:
+            if is_user_error(error):
+                _forget_start(folder)
             raise
         finally:
             self._lock.on_beat.remove(wall_time.save)

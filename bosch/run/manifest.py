@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, is_hidden, plain
 
 MANIFEST = "manifest.json"
@@ -33,7 +34,7 @@ PACKAGES = (
 )
 
 
-class DamagedArtifactError(ValueError):
+class DamagedArtifactError(UserError):
     """A file is not what its manifest says; the message names it."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from bosch.plugins import suggest
 from bosch.run import manifest
+from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, STARTED, DamagedArtifactError
 from bosch.run.stage import Stage, locate
 
@@ -15,7 +16,7 @@ REFERENCE = "reference.json"
 ABSENT = object()
 
 
-class StageBlockedError(ValueError):
+class StageBlockedError(UserError):
     """A stage can neither be reused nor run: other settings, or a damaged file."""
 
 
@@ -71,7 +72,7 @@ def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None
     for option, name in (("--fresh", fresh), ("--from", start)):
         if name is not None and not any(is_called(stage, name) for stage in stages):
             names = [stage.name for stage in stages]
-            raise ValueError(f"{option} {name}: no such stage; {suggest(name, names)}")
+            raise UserError(f"{option} {name}: no such stage; {suggest(name, names)}")
     redone: list[Stage] = []
     started = False
     for stage in stages:

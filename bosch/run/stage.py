@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bosch.run import manifest
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, fingerprint_files, plain
 from bosch.run.manifest import MANIFEST, STARTED
 
@@ -34,11 +35,11 @@ class Artifact:
         if (folder / MANIFEST).is_file():
             return cls(folder, manifest.verify_folder(folder)["fingerprint"])
         if (folder / STARTED).is_file():
-            raise ValueError(
+            raise UserError(
                 f"{folder} is not complete: it has no {MANIFEST}. Finish the run that makes it."
             )
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is not a folder.")
+            raise MissingFileError(f"{folder} is not a folder.")
         return cls(folder, fingerprint_files(folder))
 
 

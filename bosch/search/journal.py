@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
 from bosch.run.group import agree, is_first
 from bosch.run.lines import append_line, whole_lines
@@ -38,7 +39,7 @@ class Journal:
                 problem = str(error)
         problem, lines = agree((problem, lines))
         if problem:
-            raise ValueError(problem)
+            raise UserError(problem)
         self._waiting: list[Line] = lines[::-1]  # those not replayed yet, the next one last
         self.strayed: dict[Rows, Line] = {}  # scores of a way that the search has left
         if lines:
@@ -78,12 +79,12 @@ class Journal:
                 lines.append(json.loads(text))
                 lines[-1]["settings" if number == 1 else "z"]
             except (ValueError, KeyError, TypeError):
-                raise ValueError(
+                raise UserError(
                     f"{path} is damaged: its line {number} is no evaluation. Move it away to "
                     "search anew."
                 ) from None
         if lines and (changed := describe_changes(lines[0], header)):
-            raise ValueError(
+            raise UserError(
                 f"{path} is of a search with other settings ({changed}); move it away "
                 "to search anew, or go back to the old setting."
             )

@@ -25,6 +25,7 @@ from bosch.backends._interface import AttentionCall, check_window
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.dispatch import attend
 from bosch.hybrid.models import family_of
+from bosch.run.errors import UserError
 
 OVERFLOW = (
     "The model's probabilities are not numbers: its hidden states overflow in its number format, "
@@ -39,11 +40,11 @@ class Layers:
     def __init__(self, model: PreTrainedModel, window_tokens: int) -> None:
         family_of(model.config)  # refuses what is no family of ours
         if getattr(model.config, "bosch", None) is not None:
-            raise ValueError(
+            raise UserError(
                 "This model is a hybrid already; search the mask of the dense model it came from."
             )
         if model.config._attn_implementation != NAME:
-            raise ValueError(
+            raise UserError(
                 f"The model was loaded with attn_implementation="
                 f"{model.config._attn_implementation!r}; load it with {NAME!r} to search a mask."
             )
@@ -159,10 +160,10 @@ class Layers:
         self.window_tokens, self.work = window, 0.0
         tolerance = 64 * torch.finfo(own_BTC.dtype).eps * float(told_BTC.abs().max())
         if not told_BTC.isfinite().all():
-            raise ValueError(OVERFLOW)
+            raise UserError(OVERFLOW)
         difference = float((own_BTC - told_BTC).abs().max())
         if not difference <= tolerance:
-            raise ValueError(
+            raise UserError(
                 f"{type(self.model).__name__} is not its layers one after another: hidden states "
                 f"differ by {difference:.2g}. The search cannot run on it with this version of "
                 "transformers."

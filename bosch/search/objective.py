@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 
 Rows = tuple[tuple[int, ...], ...]  # z[layer][group], 1 = full
 
@@ -52,7 +53,7 @@ class SearchEnded(Exception):  # noqa: N818  # the end of a search is no error
 
 def check_objective(name: str) -> None:
     if name not in WEIGHTS:
-        raise ValueError(f"--objective {name}: no such objective; {suggest(name, OBJECTIVES)}")
+        raise UserError(f"--objective {name}: no such objective; {suggest(name, OBJECTIVES)}")
 
 
 def weighted(name: str, accuracy: float, probability: float, log_probability: float) -> float:
@@ -84,7 +85,7 @@ def find_anchors(
     dense = objective(((1,) * num_groups,) * num_layers, stage="anchors")
     local = objective(((0,) * num_groups,) * num_layers, stage="anchors")
     if not dense.accuracy:
-        raise ValueError(
+        raise UserError(
             "The dense model answers none of the calibration questions, so masks cannot be told "
             "apart by them; build an easier set (shorter contexts, niah_single tasks), or check "
             "that the set was made with this model's tokenizer."
@@ -92,7 +93,7 @@ def find_anchors(
     # Of a log-probability, which is negative, the headroom still lies above.
     high = rounded(dense.value + gamma * abs(dense.value))
     if local.value >= high:
-        raise ValueError(
+        raise UserError(
             f"With all groups on the window the model scores {local.value:g}, no less than the "
             f"dense model with its headroom ({high:g}): this calibration set needs no long "
             "context. Build one with longer contexts, or take a smaller window."

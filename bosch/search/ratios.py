@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from bosch.config import MaskConfig
 from bosch.masks.mask import check_ratio, num_windowed
+from bosch.run.errors import UserError
 
 
 def allocate_ratios(
@@ -37,7 +38,7 @@ def allocate_ratios(
     counts = _bucket_counts([float(bucket) for bucket in buckets], num_groups)
     budget = num_windowed(rho, num_layers, num_groups)
     if not counts[0] * num_layers <= budget <= counts[-1] * num_layers:
-        raise ValueError(
+        raise UserError(
             f"A ratio of {rho:g} puts {budget} of {num_layers * num_groups} groups on the window, "
             f"but buckets from {counts[0]} to {counts[-1]} groups a layer allow "
             f"{counts[0] * num_layers} to {counts[-1] * num_layers}; choose other buckets."
@@ -75,15 +76,15 @@ def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
     of the usual five, two groups a layer leave 0, 0.5 and 1.
     """
     if num_groups < 1:
-        raise ValueError(f"num_groups is {num_groups}, it must be at least 1.")
+        raise UserError(f"num_groups is {num_groups}, it must be at least 1.")
     for bucket in buckets:
         check_ratio(bucket)
     if list(buckets) != sorted(set(buckets)):
-        raise ValueError(f"buckets must rise, they are {tuple(buckets)}.")
+        raise UserError(f"buckets must rise, they are {tuple(buckets)}.")
     sizes = [bucket * num_groups for bucket in buckets]
     counts = [round(size) for size in sizes if abs(size - round(size)) < 1e-9]
     if not counts:
-        raise ValueError(
+        raise UserError(
             f"None of the buckets {tuple(buckets)} is a whole number of {num_groups} groups."
         )
     return counts
@@ -131,17 +132,17 @@ def _reconcile(
 
 def _check_scores(scores: list[float], dense_score: float, ties: list[float] | None) -> None:
     if not scores:
-        raise ValueError("stage1_scores is empty; there must be one score for each layer.")
+        raise UserError("stage1_scores is empty; there must be one score for each layer.")
     for score in (*scores, dense_score, *(ties or ())):
         if not math.isfinite(score):
-            raise ValueError(f"A score is {score}; scores must be finite numbers.")
+            raise UserError(f"A score is {score}; scores must be finite numbers.")
     if dense_score <= 0:
-        raise ValueError(
+        raise UserError(
             f"The dense model's score is {dense_score:g}, so there is nothing to lose: the "
             "calibration examples are too hard for the model; use shorter or easier ones."
         )
     if ties is not None and len(ties) != len(scores) + 1:
-        raise ValueError(
+        raise UserError(
             f"tie_scores has {len(ties)} values for {len(scores)} layers; it needs one more than "
             "layers, the dense model's last."
         )

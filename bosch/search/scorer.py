@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration, Haystack
+from bosch.run.errors import UserError
 from bosch.run.group import rank_and_size
 from bosch.search.kept import Prefixes, Shelf
 from bosch.search.layers import OVERFLOW, Layers
@@ -100,7 +101,7 @@ class Scorer:
         for part in text.parts:
             log_probability = math.fsum(own[part])
             if math.isnan(log_probability):
-                raise ValueError(OVERFLOW)
+                raise UserError(OVERFLOW)
             answers.append(Answer(all(right[part]), log_probability))
         return answers
 

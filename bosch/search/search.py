@@ -18,6 +18,7 @@ from typing import Any
 
 from bosch.masks.mask import Unit
 from bosch.method import Context
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.progress import describe_seconds, say
 from bosch.search.evaluations import MaskObjective, open_objective
@@ -236,7 +237,7 @@ def open_search(context: Context, unit: Unit = "group") -> Iterator[Search]:
         try:
             anchors = find_anchors(objective, layers, groups, settings.gamma)
         except SearchEnded as ended:
-            raise ValueError(
+            raise UserError(
                 f"{ended} before the dense model and the fully windowed one are scored; allow more."
             ) from None
         budget = context.budget if unit == "group" else context.layer_budget * groups

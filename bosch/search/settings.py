@@ -7,6 +7,7 @@ from typing import Literal
 
 from bosch.config import MaskConfig, at_least
 from bosch.plugins import list_plugins, suggest
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
 from bosch.search.objective import check_objective
 from bosch.search.optimizers._nomad_process import check_installed
@@ -38,7 +39,7 @@ class SearchSettings:
         check_objective(self.objective)
         optimizers = list_plugins("bosch.search.optimizers")
         if self.optimizer not in optimizers:
-            raise ValueError(
+            raise UserError(
                 f"--optimizer {self.optimizer}: no such optimizer; "
                 f"{suggest(self.optimizer, optimizers)}"
             )

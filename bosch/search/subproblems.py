@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from bosch.masks.mask import check_ratio, num_windowed
+from bosch.run.errors import UserError
 
 MAX_VARIABLES = 32  # of a part by default: 4 layers of 8 groups in the paper
 
@@ -38,7 +39,7 @@ def plan_subproblems(
     """
     for name, value in (("num_groups", num_groups), ("kappa", kappa), ("max_layers", max_layers)):
         if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}, it must be at least 1.")
+            raise UserError(f"{name} is {value}, it must be at least 1.")
     shares = [float(ratio) for ratio in ratios]
     for share in shares:
         check_ratio(share)

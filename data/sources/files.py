@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bosch.data.sources.source import Document, take_field
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, is_hidden
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
@@ -39,7 +40,7 @@ class FileSource:
         found = list_files(self.path)
         for file in found:
             if file.stat().st_size == 0:
-                raise ValueError(f"{file} is empty; remove it, or fill it.")
+                raise UserError(f"{file} is empty; remove it, or fill it.")
         return found
 
     def facts(self) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class FileSource:
                 if row is not None:
                     yield (take_field(row, self.field, f"{file}, {unit} {number}", self.tokenizer),)
             if number == 0:
-                raise ValueError(f"{file} holds no documents; remove it, or fill it.")
+                raise UserError(f"{file} holds no documents; remove it, or fill it.")
 
     def files_of(self, documents: int) -> list[str]:
         """The files that hold the first so many documents, which have been read."""
@@ -81,7 +82,7 @@ def list_files(path: Path) -> list[Path]:
     kinds = f"{' '.join(TEXT + LINES + TABLE)}, and but for the last with {packed} behind"
     if path.is_file():
         if kind_of(path) is None:
-            raise ValueError(f"{path} is none of the kinds of file that hold text: {kinds}.")
+            raise UserError(f"{path} is none of the kinds of file that hold text: {kinds}.")
         return [path]
     files = [
         file
@@ -89,7 +90,7 @@ def list_files(path: Path) -> list[Path]:
         if file.is_file() and kind_of(file) is not None and not is_hidden(file, path)
     ]
     if not files:
-        raise ValueError(f"{path} holds no file of text; it is read from {kinds}.")
+        raise UserError(f"{path} holds no file of text; it is read from {kinds}.")
     return files
 
 
@@ -103,14 +104,14 @@ def kind_of(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """A file's bytes, unpacked. A damaged archive is a ValueError that names it."""
+    """A file's bytes, unpacked. A damaged archive is a UserError that names it."""
     try:
         with unpack(path) as file:
             yield file
     except (OSError, EOFError, zlib.error) as error:
         if path.suffix not in COMPRESSED:
             raise
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged, or not what its suffix says ({error}); fetch it again."
         ) from error
 
@@ -158,12 +159,12 @@ def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
             except UnicodeDecodeError as error:
                 raise not_utf8(path, f"line {number}") from error
             except json.JSONDecodeError as error:
-                raise ValueError(
+                raise UserError(
                     f"{path}, line {number} is not JSON ({error}); each line is one object."
                 ) from error
             if not isinstance(row, dict):
                 kind = type(row).__name__
-                raise ValueError(f"{path}, line {number} is a {kind}; each line is one object.")
+                raise UserError(f"{path}, line {number} is a {kind}; each line is one object.")
             yield number, row
 
 
@@ -192,13 +193,13 @@ def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
     except UnicodeDecodeError as error:
         raise not_utf8(path, f"row {number + 1} or one of the next {ROWS_AT_ONCE - 1}") from error
     except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged, or no parquet file ({error}); fetch it again."
         ) from error
 
 
-def not_utf8(path: Path, where: str) -> ValueError:
-    return ValueError(
+def not_utf8(path: Path, where: str) -> UserError:
+    return UserError(
         f"{path}: {where} is not UTF-8 text. Convert the file (iconv -f LATIN1 -t UTF-8, if that "
         "is what it is), or leave it out."
     )

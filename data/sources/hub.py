@@ -11,6 +11,7 @@ import numpy as np
 
 from bosch.data.sources.source import Block, Document, take_field, write_address
 from bosch.plugins import suggest
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint_files
 
 # By name: which library asks the hub, and so whose errors they are, has changed more than once.
@@ -37,7 +38,7 @@ class HubSource:
         tokenizer: str | None = None,
     ):
         if not dataset:
-            raise ValueError("hf: needs the id of a dataset, as in hf:allenai/c4?config=en.")
+            raise UserError("hf: needs the id of a dataset, as in hf:allenai/c4?config=en.")
         self.dataset, self.config, self.split, self.field = dataset, config, split, field
         self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
         self._pinned: str | None = None
@@ -101,7 +102,7 @@ class HubSource:
             builder = datasets.load_dataset_builder(self.dataset, name=self.config, revision=wanted)
         # Without the hub the library takes the newest commit in its cache, whatever was asked.
         if not self.is_local and COMMIT.fullmatch(wanted or "") and builder.hash != wanted:
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{self.name}: commit {wanted} is needed, the cache of this machine holds "
                 f"{builder.hash}, and the hub cannot be reached. Run this where it can, or bring "
                 "that commit into the cache."
@@ -118,12 +119,12 @@ class HubSource:
                 splits = builder.as_dataset()
         if self.split not in splits:
             nearest = suggest(self.split, list(splits))
-            raise ValueError(f"{self.name} has no split {self.split!r}: {nearest}")
+            raise UserError(f"{self.name} has no split {self.split!r}: {nearest}")
         rows = splits[self.split]
         columns = rows.column_names
         if columns is not None and self.field not in columns:
             nearest = suggest(self.field, columns)
-            raise ValueError(f"{self.name} has no field {self.field!r}: {nearest}")
+            raise UserError(f"{self.name} has no field {self.field!r}: {nearest}")
         return rows
 
     @contextlib.contextmanager
@@ -132,8 +133,8 @@ class HubSource:
             yield
         except Exception as error:  # those of an unreachable hub have no common class
             if self.is_local or not is_out_of_reach(error):
-                raise ValueError(f"{self.name} cannot be loaded: {first_line(error)}") from error
-            raise FileNotFoundError(self._how_to_fetch(error)) from error
+                raise UserError(f"{self.name} cannot be loaded: {first_line(error)}") from error
+            raise MissingFileError(self._how_to_fetch(error)) from error
 
     @property
     def is_local(self) -> bool:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bosch.data.sources.source import Document
 from bosch.plugins import suggest
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 
 Array = NDArray[Any]
@@ -46,7 +47,7 @@ class MdsSource:
 
     def __init__(self, folder: Path, tokenizer: str | None = None, column: str = "input_ids"):
         if tokenizer is None:
-            raise ValueError(
+            raise UserError(
                 f"mds:{folder} holds token ids, and does not say whose. A model trains on foreign "
                 "ids without an error, so name their tokenizer: "
                 "?tokenizer=meta-llama/Meta-Llama-3-8B for ProLong, or a folder with a "
@@ -59,13 +60,13 @@ class MdsSource:
     def shards(self) -> list[Shard]:
         """All below the folder, by the path of their index and their order in it."""
         if not self.folder.is_dir():
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{self.folder} is not a folder; MDS shards stand in one beside their {INDEX}."
             )
         indexes = sorted(self.folder.rglob(INDEX))
         shards = [shard for index in indexes for shard in read_index(index)]
         if not shards:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder} holds no shard that an {INDEX} describes, so it is no MDS dataset."
             )
         return shards
@@ -95,19 +96,17 @@ def read_index(path: Path) -> list[Shard]:
         described = json.loads(path.read_bytes())["shards"]
         return [describe_shard(path, shard) for shard in described]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is no index of MDS shards ({error!r}); fetch it again."
-        ) from error
+        raise UserError(f"{path} is no index of MDS shards ({error!r}); fetch it again.") from error
 
 
 def describe_shard(index: Path, told: dict[str, Any]) -> Shard:
     path = index.parent / Path(told["raw_data"]["basename"]).name
     if told["format"] != "mds" or told["version"] != 2:
-        raise ValueError(
+        raise UserError(
             f"{path} is {told['format']} version {told['version']}; only mds version 2 can be read."
         )
     if told["compression"]:
-        raise ValueError(
+        raise UserError(
             f"{path} is compressed ({told['compression']}), which is not supported; ProLong's "
             "shards are not. Unpack it first."
         )
@@ -116,7 +115,7 @@ def describe_shard(index: Path, told: dict[str, Any]) -> Shard:
     )
     for name, encoding, _ in columns:
         if encoding == "pkl":
-            raise ValueError(
+            raise UserError(
                 f"{path}: column {name!r} is a pickle, which could run any code when it is read; "
                 "it is refused."
             )
@@ -129,7 +128,7 @@ def read_samples(
     """(ids, spans of the documents in them) of each sample."""
     names = [name for name, _, _ in shard.columns]
     if column not in names:
-        raise ValueError(f"{shard.path} has no column {column!r}: {suggest(column, names)}")
+        raise UserError(f"{shard.path} has no column {column!r}: {suggest(column, names)}")
     data = map_shard(shard)
     offsets = read_offsets(shard, data)
     for number in range(shard.num_samples):
@@ -139,7 +138,7 @@ def read_samples(
             ids = check_ids(values[column])
             spans = check_spans(values.get("indices"), len(ids))
         except (ValueError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{shard.path} is damaged: sample {number}: {error}. Fetch the file again."
             ) from error
         yield ids, spans
@@ -148,12 +147,12 @@ def read_samples(
 def map_shard(shard: Shard) -> NDArray[np.uint8]:
     """The file's bytes, of which only those used are read."""
     if not shard.path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{shard.path} is missing, though {shard.path.parent / INDEX} lists it; fetch it."
         )
     size = shard.path.stat().st_size
     if size != shard.num_bytes:
-        raise ValueError(
+        raise UserError(
             f"{shard.path} is damaged: it has {size:,} bytes, its {INDEX} says "
             f"{shard.num_bytes:,}. Fetch the file again."
         )
@@ -172,7 +171,7 @@ def read_offsets(shard: Shard, data: NDArray[np.uint8]) -> list[int]:
         and offsets[-1] == len(data)
     )
     if not intact:
-        raise ValueError(
+        raise UserError(
             f"{shard.path} is damaged: the table of samples at its start does not fit the "
             f"{shard.num_samples} samples of its {INDEX}. Fetch the file again."
         )
@@ -193,7 +192,7 @@ def read_columns(
             values[name] = decode_array(encoding, sample[position : position + size])
         position += size
     if position != len(sample):
-        raise ValueError(f"its columns take {position} bytes, and it has {len(sample)}")
+        raise UserError(f"its columns take {position} bytes, and it has {len(sample)}")
     return values
 
 
@@ -205,7 +204,7 @@ def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
     if kind == "json":
         return np.array(json.loads(data.tobytes()), np.int64)
     if kind != "ndarray":
-        raise ValueError(
+        raise UserError(
             f"a column of numbers is encoded as {encoding!r}; only ndarray, json and bytes "
             "(uint32) can be read"
         )
@@ -226,7 +225,7 @@ def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
 
 def check_ids(ids: Array) -> NDArray[np.uint32]:
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and int(ids.min()) < 0):
-        raise ValueError(
+        raise UserError(
             f"ids must be one row of whole numbers from 0 on, not {ids.dtype} of shape {ids.shape}"
         )
     return ids.astype(np.uint32)
@@ -240,7 +239,7 @@ def check_spans(indices: Array | None, num_ids: int) -> list[tuple[int, int]]:
     last = 0
     for begin, end in spans:
         if not last <= begin < end <= num_ids:
-            raise ValueError(
+            raise UserError(
                 f"its document ({begin}, {end}) is not behind {last} and within its {num_ids} ids"
             )
         last = end

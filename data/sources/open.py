@@ -23,6 +23,7 @@ from bosch.data.sources.prolong import MIX_64K, REPOSITORIES, open_prolong
 from bosch.data.sources.source import Source, WeightedSource
 from bosch.data.toy_world.documents import ToyDocuments
 from bosch.plugins import suggest
+from bosch.run.errors import MissingFileError, UserError
 
 SWITCH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
@@ -31,18 +32,18 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
     """The sources of a mix. `seed` is the toy world's, `tokens` the budget that ProLong fetches."""
     parts = [split_weight(part) for text in texts for part in expand_mix(text)]
     if not parts:
-        raise ValueError("There is no source of text; name one, for example --sources toy.")
+        raise UserError("There is no source of text; name one, for example --sources toy.")
     bare = [name for name, weight in parts if weight is None]
     if 0 < len(bare) < len(parts):
         weighted = next(f"{name}@{weight:g}" for name, weight in parts if weight is not None)
-        raise ValueError(
+        raise UserError(
             f"{bare[0]} has no weight, though {weighted} has one: write @weight behind every "
             "source of a mix."
         )
     names = [name for name, _ in parts]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{name} is in the mix twice; name each source once, with its whole weight."
             )
     weights = [1.0 if weight is None else weight for _, weight in parts]
@@ -64,7 +65,7 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
         known = ("config", "split", "field", "revision", "streaming", "tokenizer")
         options = read_options(text, query, *known)
         if (streaming := options.pop("streaming", "yes").lower()) not in SWITCH:
-            raise ValueError(
+            raise UserError(
                 f"{text}: streaming is {streaming!r}; write streaming=yes or streaming=no."
             )
         return HubSource(rest, streaming=SWITCH[streaming], **options)
@@ -76,7 +77,7 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
     if not Path(address).exists():
         nearest = suggest(address, ["toy", *REPOSITORIES])
         hint = "" if "/" in address else f" It is no name of a source either: {nearest}"
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{address}: no such file or folder.{hint} Write hf:{address} for a Hugging Face "
             "dataset."
         )
@@ -102,7 +103,7 @@ def split_weight(text: str) -> tuple[str, float | None]:
         return text, None
     weight = float(match[2])
     if weight <= 0:
-        raise ValueError(
+        raise UserError(
             f"{text}: the weight of a source must be above 0; leave the source out instead."
         )
     return match[1], weight
@@ -113,7 +114,7 @@ def read_options(text: str, query: str, *known: str) -> dict[str, Any]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for option in options:
         if option not in known:
-            raise ValueError(
+            raise UserError(
                 f"{text}: this source has no option {option!r}; {suggest(option, known)}"
             )
     return options

@@ -13,6 +13,7 @@ from bosch.data.sources.hub import first_line, is_out_of_reach
 from bosch.data.sources.mds import INDEX, Shard, read_documents, read_index
 from bosch.data.sources.source import Document, write_address
 from bosch.plugins import suggest
+from bosch.run.errors import MissingFileError, UserError
 
 REPOSITORIES = {
     "prolong-64k": "princeton-nlp/prolong-data-64K",
@@ -44,11 +45,11 @@ def open_prolong(
     """The source of one domain: `prolong-64k/book-65536`."""
     name, _, domain = address.partition("/")
     if not domain:
-        raise ValueError(
+        raise UserError(
             f"{address} must name a domain, as in {address}/book-65536; only prolong-64k is a mix."
         )
     if folder is None and tokens is None:
-        raise ValueError(
+        raise UserError(
             f"{address} without a budget would download the whole domain; give --tokens."
         )
     repository = FolderRepository(Path(folder)) if folder else HubRepository(REPOSITORIES[name])
@@ -95,7 +96,7 @@ def fetch_shards(
     indexes = sorted(f for f in files if f.startswith(f"{domain}/") and f.endswith(f"/{INDEX}"))
     if not indexes:
         domains = sorted({f.partition("/")[0] for f in files if f.endswith(f"/{INDEX}")})
-        raise ValueError(f"ProLong has no domain {domain!r}: {suggest(domain, domains)}")
+        raise UserError(f"ProLong has no domain {domain!r}: {suggest(domain, domains)}")
     shards: list[Shard] = []
     ids = 0
     for index in indexes:
@@ -113,7 +114,7 @@ class FolderRepository:
 
     def __init__(self, folder: Path):
         if not folder.is_dir():
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{folder} is not a folder; it should hold a copy of ProLong's domains."
             )
         self.folder = folder
@@ -124,7 +125,7 @@ class FolderRepository:
 
     def fetch(self, path: str) -> Path:
         if not (self.folder / path).is_file():
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{self.folder / path} is missing from this copy of ProLong; fetch it."
             )
         return self.folder / path
@@ -176,11 +177,11 @@ class HubRepository:
             return hub()
         except Exception as error:  # the errors of an unreachable hub have no common class
             if not is_out_of_reach(error):
-                raise ValueError(f"{self.name}: {first_line(error)}") from error
+                raise UserError(f"{self.name}: {first_line(error)}") from error
             with contextlib.suppress(Exception):
                 if cache:
                     return cache()
-            raise FileNotFoundError(self._how_to_fetch(error)) from error
+            raise MissingFileError(self._how_to_fetch(error)) from error
 
     def _how_to_fetch(self, error: Exception) -> str:
         copy = self.name.partition("/")[2]

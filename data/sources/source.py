@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 
 Block = str | NDArray[np.uint32]  # text, or token ids of the source's own tokenizer
 Document = Iterable[Block]  # a long text comes in several blocks: none has to be in memory whole
@@ -46,20 +47,20 @@ def write_address(address: str, options: dict[str, str | None]) -> str:
 def take_field(row: dict[str, Any], field: str, where: str, tokenizer: str | None) -> Block:
     """The text of a row, or its token ids where the source names the tokenizer they belong to."""
     if field not in row:
-        raise ValueError(
+        raise UserError(
             f"{where} has no field {field!r}: {suggest(field, [str(key) for key in row])}"
         )
     value = row[field]
     if isinstance(value, str):
         if tokenizer is not None:
-            raise ValueError(
+            raise UserError(
                 f"{where}: {field!r} is text, so tokenizer={tokenizer} has no meaning; leave it "
                 "out."
             )
         try:
             value.encode()
         except UnicodeEncodeError as error:  # JSON can spell such halves, no tokenizer takes them
-            raise ValueError(
+            raise UserError(
                 f"{where}: character {error.start:,} of {field!r} is half of a surrogate pair "
                 f"({value[error.start]!a}), which is no text. Repair the row, or leave it out."
             ) from error
@@ -69,7 +70,7 @@ def take_field(row: dict[str, Any], field: str, where: str, tokenizer: str | Non
         isinstance(item, int | np.integer) for item in value[:100]
     ):
         if tokenizer is None:
-            raise ValueError(
+            raise UserError(
                 f"{where}: {field!r} holds numbers, as if they were token ids. Whose they are "
                 "cannot be seen, and a model trains on foreign ids without an error: name their "
                 "tokenizer (?tokenizer=...) and they are decoded."
@@ -77,11 +78,11 @@ def take_field(row: dict[str, Any], field: str, where: str, tokenizer: str | Non
         try:
             return np.asarray(value, dtype=np.uint32)
         except (OverflowError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{where}: {field!r} holds what is no token id ({error}); ids are whole numbers "
                 "from 0 on."
             ) from error
     found = "null" if value is None else f"a {type(value).__name__}"
-    raise ValueError(
+    raise UserError(
         f"{where}: {field!r} is {found}; a text is needed. Repair the row, or leave it out."
     )

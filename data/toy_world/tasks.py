@@ -19,6 +19,7 @@ from bosch.data.toy_world.lexicon import (
     TOPICS,
 )
 from bosch.data.toy_world.world import World
+from bosch.run.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def longbench_rows(
 ) -> Iterator[dict]:
     """Rows with LongBench's fields; `length` counts words, as LongBench's does."""
     if dataset not in DATASETS:
-        raise ValueError(f"no toy data set {dataset!r}; there are {', '.join(DATASETS)}")
+        raise UserError(f"no toy data set {dataset!r}; there are {', '.join(DATASETS)}")
     for index in range(num_rows):
         world = World(split, f"longbench/{dataset}/{seed}/{index}")
         scene = DATASETS[dataset].write(world, world.rng.randint(min_words, max_words))

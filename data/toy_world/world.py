@@ -13,6 +13,7 @@ from bosch.data.toy_world.lexicon import (
     SYLLABLES,
     split_of,
 )
+from bosch.run.errors import UserError
 
 
 @cache
@@ -27,7 +28,7 @@ class World:
 
     def __init__(self, split: str, seed: int | str):
         if split not in SPLITS:
-            raise ValueError(f"no split {split!r} in the toy world; there are {', '.join(SPLITS)}")
+            raise UserError(f"no split {split!r} in the toy world; there are {', '.join(SPLITS)}")
         self.split = split
         self.rng = random.Random(f"toy world/{split}/{seed}")
 

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
+from bosch.run.errors import UserError
+
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NUMBER = re.compile(r"\d+")
 COMMENT_MARKS = ("`", "#", "//")
@@ -29,7 +31,7 @@ def cut_words(text: str) -> list[str]:
             warnings.simplefilter("ignore")  # invalid escapes in its sources, pkg_resources
             import jieba
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             "Chinese data sets are scored with the package jieba, which is not installed. "
             'Install the extra with `pip install -e ".[eval]"`.'
         ) from error
@@ -104,7 +106,7 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 def number_after(word: str, answer: str) -> str:
     match = re.search(word + r"(\d+)", answer)
     if match is None:
-        raise ValueError(
+        raise UserError(
             f"The answer {answer!r} names no paragraph; retrieval is scored against {word + '7'!r}."
         )
     return match[1]

@@ -15,6 +15,7 @@ from bosch.eval.report.statistics import Cell
 from bosch.eval.rows import read_rows, write_line
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import ModelInfo
+from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
 KEPT_AS_IS = ("name", "commit", "config", "mask_cost", "stage_seconds")
@@ -71,7 +72,7 @@ def read_archive(archive: Path) -> list[RunResults]:
         try:
             run = _parse_run(archive, told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{archive}, line {number} is no run as sweep.py --rows keeps them ({error!r})."
             ) from error
         runs[_identity(run)] = run

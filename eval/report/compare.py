@@ -27,6 +27,7 @@ from bosch.eval.report.statistics import (
 )
 from bosch.masks.overlap import jaccard_distance
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -329,6 +330,6 @@ def _find_baseline(asked: str, runs: Sequence[RunResults]) -> str:
         if asked in (method, method.split()[0]):
             return method
     names = [*methods, *(run.name for run in runs)]
-    raise ValueError(
+    raise UserError(
         f"--baseline {asked}: it is none of the methods or runs; {suggest(asked, names)}"
     )

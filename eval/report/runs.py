@@ -15,6 +15,7 @@ from bosch.eval.report.measures import Row, condition, headline_metric
 from bosch.eval.report.statistics import Samples
 from bosch.eval.results import SCORES
 from bosch.masks.mask import MaskFile, read_mask
+from bosch.run.errors import MissingFileError
 from bosch.run.manifest import MANIFEST
 from bosch.run.plan import REFERENCE, follow_reference
 
@@ -98,7 +99,7 @@ class RunResults:
 def read_run(path: Path) -> RunResults:
     """Everything the folder has. FileNotFoundError if it is no run's folder at all."""
     if not is_run(path):
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{path} is no run folder: it has no run.json, no mask, no evaluation and no training."
         )
     problems: list[str] = []

@@ -22,6 +22,7 @@ from bosch.eval.report.runs import RunResults, read_json, read_run
 from bosch.eval.report.tables import markdown_lines, settings_by_section
 from bosch.eval.suites import longbench
 from bosch.masks.picture import mask_title
+from bosch.run.errors import MissingFileError
 from bosch.run.progress import say
 from bosch.run.tensorboard import (
     FOLDER,
@@ -56,7 +57,7 @@ CHARTS = {
 def rebuild_tensorboard(run_path: Path) -> None:
     """All of the run's TensorBoard files, from its metrics, scores and mask."""
     if not run_path.is_dir():
-        raise FileNotFoundError(f"{run_path} is not a run folder.")
+        raise MissingFileError(f"{run_path} is not a run folder.")
     for name in ("mask", "train"):
         metrics = run_path / name / METRICS
         if metrics.is_file():

@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import stdev
 from typing import Any
 
+from bosch.run.errors import UserError
 
-class LeftOutError(ValueError):
+
+class LeftOutError(UserError):
     """This task cannot be made under these settings, others can: a runner names it and goes on."""
 
 

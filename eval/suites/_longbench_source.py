@@ -20,6 +20,7 @@ from bosch.eval.rows import (
     require_texts,
     the_only,
 )
+from bosch.run.errors import UserError
 
 # Of data.zip as the hub has had it since 2023-08 (its Git LFS page says so).
 PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64"
@@ -70,7 +71,7 @@ def locate(source: str) -> Path:
         return path / "data.zip" if (path / "data.zip").is_file() else path
     if path.is_file():
         if not zipfile.is_zipfile(path):
-            raise ValueError(f"{path} is not a zip file; name LongBench's data.zip, or a folder.")
+            raise UserError(f"{path} is not a zip file; name LongBench's data.zip, or a folder.")
         return path
     forms = "its data.zip, a folder of .jsonl or .parquet files, zai-org/LongBench, or toy"
     with from_hub(source, "LongBench", forms):
@@ -88,12 +89,12 @@ def read_member(path: Path, name: str) -> tuple[bytes, str]:
         try:
             return archive.read(member), f"{path}/{member}"
         except (zipfile.BadZipFile, OSError) as error:
-            raise ValueError(f"{path}: the member {member} is damaged ({error}).") from error
+            raise UserError(f"{path}: the member {member} is damaged ({error}).") from error
 
 
 def check_row(row: Row, where: str) -> None:
     if "input" not in row and "question" in row:
-        raise ValueError(
+        raise UserError(
             f"{where} has a field `question` and no `input`: this is a copy made for other "
             "prompts (Xnhyacinth/LongBench). Use the original data.zip of zai-org/LongBench."
         )
@@ -101,4 +102,4 @@ def check_row(row: Row, where: str) -> None:
         require_text(row, field, where)
     require_texts(row, "answers", where)
     if not isinstance(row.get("length"), int):
-        raise ValueError(f"{where}: the field `length` must be a whole number.")
+        raise UserError(f"{where}: the field `length` must be a whole number.")

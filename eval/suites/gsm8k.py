@@ -20,6 +20,7 @@ from bosch.eval.rows import Row, find_one, from_hub, read_rows, require_count, r
 from bosch.eval.suites._command import score_command
 from bosch.eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 
 HUB_ID = "openai/gsm8k"
 NUM_ROWS = {"train": 7473, "test": 1319}
@@ -53,7 +54,7 @@ class Settings:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.tasks if name not in STRICT]:
             told = suggest(unknown[0], tuple(STRICT))
-            raise ValueError(f"{unknown[0]!r} is not one of the tasks: {told}")
+            raise UserError(f"{unknown[0]!r} is not one of the tasks: {told}")
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -147,7 +148,7 @@ def read_split(source: str, split: str) -> list[Row]:
     if path.is_dir():
         path = find_one(path, "main", split, ("{}*.parquet",))
     elif path.is_file() and split != "test":
-        raise ValueError(
+        raise UserError(
             f"{path} is one file, the test rows; the task gsm8k draws its shots from train. Name "
             "a folder with train.jsonl and test.jsonl, or ask for gsm8k_cot."
         )
@@ -177,7 +178,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def score_row(row: Row, where: str) -> dict[str, float]:
     task = require_text(row, "task", where)
     if task not in STRICT:
-        raise ValueError(f"{where}: {task!r} is not one of the tasks: {', '.join(STRICT)}")
+        raise UserError(f"{where}: {task!r} is not one of the tasks: {', '.join(STRICT)}")
     prediction = require_text(row, "prediction", where)
     strict, flexible = judge(task, prediction, require_text(row, "answer", where))
     return {"strict": strict, "flexible": flexible}

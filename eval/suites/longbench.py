@@ -44,6 +44,7 @@ from bosch.eval.suites._interface import (
 )
 from bosch.eval.suites._longbench_source import DatasetRows, describe_source, read_dataset
 from bosch.plugins import suggest
+from bosch.run.errors import UserError
 
 TOY = "toy"
 MATH = "gsm8k"  # the paper's seventh category is a suite of its own
@@ -71,16 +72,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.max_prompt_tokens < 2:
-            raise ValueError(
+            raise UserError(
                 f"longbench.max_prompt_tokens is {self.max_prompt_tokens}; a prompt keeps its two "
                 "ends, so 2 is the least."
             )
         if self.extended and self.data == TOY:
-            raise ValueError("The toy world has no LongBench-E; name LongBench's data.")
+            raise UserError("The toy world has no LongBench-E; name LongBench's data.")
         known = dataset_names(self)
         for name in self.datasets:
             if name not in known:
-                raise ValueError(f"{name!r} is not one of the data sets: {suggest(name, known)}")
+                raise UserError(f"{name!r} is not one of the data sets: {suggest(name, known)}")
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def find_dataset(name: str) -> Dataset:
     extended = {f"{name}_e": spec for name, spec in known.items() if spec.num_rows_e}
     spec = known.get(name) or extended.get(name)
     if spec is None:
-        raise ValueError(f"{name!r} is not one of the data sets: {suggest(name, tuple(known))}")
+        raise UserError(f"{name!r} is not one of the data sets: {suggest(name, tuple(known))}")
     return spec
 
 
@@ -229,7 +230,7 @@ def score_prediction(
         prediction = prediction.lstrip("\n").split("\n")[0]
     if spec.metric == "classification":
         if all_classes is None:
-            raise ValueError(f"{dataset} is a classification: its rows need `all_classes`.")
+            raise UserError(f"{dataset} is a classification: its rows need `all_classes`.")
         scores = [classification(prediction, answer, all_classes) for answer in answers]
     else:
         scores = [METRICS[spec.metric](prediction, answer) for answer in answers]
@@ -314,7 +315,7 @@ def score_row(row: Row, where: str) -> dict[str, float]:
     try:
         return {"score": score_prediction(dataset, prediction, answers, classes)}
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise UserError(f"{where}: {error}") from error
 
 
 def describe_rows(scored: Sequence[Row]) -> list[str]:

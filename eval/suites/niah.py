@@ -36,7 +36,7 @@ from bosch.eval.suites._interface import (
     result_of,
 )
 from bosch.plugins import suggest
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 
 TOY = "toy"
 PAPER_LENGTHS = (4096, 8192, 16384, 32768)
@@ -59,9 +59,9 @@ class Settings:
         for name in self.tasks:
             needle_task(name)
         if min(self.lengths, default=1) < 1:
-            raise ValueError(f"NIAH lengths are numbers of tokens from 1 on, not {self.lengths}.")
+            raise UserError(f"NIAH lengths are numbers of tokens from 1 on, not {self.lengths}.")
         if self.samples < 1:
-            raise ValueError(f"NIAH cannot build {self.samples} samples; ask for at least 1.")
+            raise UserError(f"NIAH cannot build {self.samples} samples; ask for at least 1.")
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -192,7 +192,7 @@ def load_essays(source: str, punkt: Path | None) -> Any:
 def needle_task(name: str) -> NeedleTask:
     names = tuple(needles.TASKS)
     if name not in names:
-        raise ValueError(f"{name!r} is not one of the NIAH tasks: {suggest(name, names)}")
+        raise UserError(f"{name!r} is not one of the NIAH tasks: {suggest(name, names)}")
     return needles.TASKS[name]
 
 
@@ -266,11 +266,11 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder; --tokenizer names that of a model.")
+        raise MissingFileError(f"{folder}: no such folder; --tokenizer names that of a model.")
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no tokenizer that transformers can read.") from error
+        raise UserError(f"{folder} holds no tokenizer that transformers can read.") from error
 
 
 if __name__ == "__main__":

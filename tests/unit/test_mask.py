@@ -1,5 +1,6 @@
 """GroupMask, the budget rule, mask.json and its strict reader, the pictures, the commands."""
 
+import errno
 import json
 import math
 import subprocess
@@ -26,7 +27,7 @@ from bosch.masks.mask import (
 )
 from bosch.masks.picture import draw_mask, mask_rows
 from bosch.model import ModelInfo, describe_model, read_model_info
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from tests.masks import MODEL, make_model, masks, record_of, small_record
 
 MADE_FOR = asdict(MODEL)
@@ -415,16 +416,19 @@ def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
 def test_a_users_error_ends_in_a_sentence_and_ours_in_a_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(error: type[Exception]) -> None:
-        raise error("why")
+    def fail(error: Exception) -> None:
+        raise error
 
-    for error in (ValueError, UserError, FileNotFoundError, PermissionError):
+    for error in (UserError("why"), MissingFileError("why"), OSError(errno.ENOSPC, "full")):
         with pytest.raises(SystemExit) as stop:
             exit_on_user_error(lambda error=error: fail(error), debug=False)
         assert stop.value.code == 2
-        assert capsys.readouterr().err == "error: why\n"
-        with pytest.raises(error, match="why"):
+        assert capsys.readouterr().err == f"error: {error}\n"
+        with pytest.raises(type(error)):
             exit_on_user_error(lambda error=error: fail(error), debug=True)
+    for bug in (ValueError("zip"), FileNotFoundError("of ours")):
+        with pytest.raises(type(bug)):
+            exit_on_user_error(lambda bug=bug: fail(bug), debug=False)
     with pytest.raises(ZeroDivisionError):
         exit_on_user_error(lambda: 1 // 0, debug=False)
     assert exit_on_user_error(lambda: 3, debug=False) == 3

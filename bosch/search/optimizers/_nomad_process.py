@@ -14,6 +14,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+from bosch.run.errors import UserError
 from bosch.run.group import agree, is_first
 from bosch.search.optimizers._interface import Bits
 
@@ -27,7 +28,7 @@ SEEDS = 1_000_000  # NOMAD rolls its generator as often as the seed says
 
 def check_installed() -> None:
     if find_spec("PyNomad") is None:
-        raise ValueError(
+        raise UserError(
             "NOMAD is not installed: pip install PyNomadBBO, or search with --optimizer swap, "
             "which needs nothing."
         )
