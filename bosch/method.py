@@ -7,7 +7,7 @@ tests/contracts/test_methods.py asks it what it asks every method. A whole one:
 
     from dataclasses import dataclass
 
-    from bosch.method import Context, Scores
+    from bosch.method import Inputs, Scores
 
     reads_calibration = False
 
@@ -15,24 +15,24 @@ tests/contracts/test_methods.py asks it what it asks every method. A whole one:
     class Settings:
         step: float = 1.0  # from a layer to the one above it
 
-    def rank(context: Context) -> Scores:
-        layers = [i * context.settings.step for i in range(context.num_layers)]
-        table = tuple((score,) * context.num_groups for score in layers)
+    def score_groups(inputs: Inputs) -> Scores:
+        layers = [i * inputs.settings.step for i in range(inputs.num_layers)]
+        table = tuple((score,) * inputs.num_groups for score in layers)
         return Scores(table, larger_is="global")
 
 A method is a file of that folder with
 
     Settings                        a frozen dataclass of what it leaves to the user, with defaults;
                                     it may be empty
-    rank(context) -> Scores         for a ranking: a score for each group, or
-    select(context) -> Selection    for any other producer of a mask: one that meets the ratio
+    score_groups(inputs) -> Scores         for a ranking: a score for each group, or
+    select(inputs) -> Selection    for any other producer of a mask: one that meets the ratio
 
 and, where it is true of it,
 
     unit = "layer"                  it chooses whole layers (or `unit` of Settings says so)
     reads_calibration = False       the calibration set has no part in its mask
     searches = True                 every rank runs it, and evaluates its share of the examples
-    learns_from_tokens = True       it trains: `context.learning` holds tokens and a fit function
+    learns_from_tokens = True       it trains: `inputs.learning` holds tokens and a fit function
     check(settings)                 refuses settings that would fail later, before work begins
 
 `make_mask` (bosch/methods/_choose.py) calls whichever of the two there is, and makes the exact mask
@@ -160,7 +160,7 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Context:
+class Inputs:
     """Everything a method may use. Model and calibration set are loaded when they are first asked
     for: rules over layers need neither.
     """

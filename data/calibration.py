@@ -23,7 +23,8 @@ from bosch.data.needles import (
     TOY_SIZES,
     DoesNotFitError,
     EssaySource,
-    Example,
+    NeedleExample,
+    NeedleQuestion,
     NeedleTask,
     Sizes,
     Words,
@@ -31,7 +32,6 @@ from bosch.data.needles import (
     build_examples,
     pairs_in,
 )
-from bosch.data.needles import Question as AskedQuestion
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
@@ -83,8 +83,8 @@ class Context:
     """One text of the set."""
 
     task: str
-    example: Example
-    questions: tuple[AskedQuestion, ...]  # the example's own is the first
+    example: NeedleExample
+    questions: tuple[NeedleQuestion, ...]  # the example's own is the first
 
     @property
     def pieces(self) -> list[tuple[str, str]]:
@@ -166,8 +166,10 @@ def build_task(
         room += longest - settings.length
 
 
-def ask(task: NeedleTask, example: Example, num_questions: int) -> Context:
-    question = AskedQuestion("", example.answer_prefix, example.outputs)  # its text is in the input
+def ask(task: NeedleTask, example: NeedleExample, num_questions: int) -> Context:
+    question = NeedleQuestion(
+        "", example.answer_prefix, example.outputs
+    )  # its text is in the input
     others = ask_other_keys(task, example)[: num_questions - 1]
     return Context(task.name, example, (question, *others))
 
@@ -206,7 +208,7 @@ def encode_behind(ids: Sequence[int], text: str, tokenizer: Any) -> list[int]:
     )
 
 
-def needle_spans(example: Example, tokenizer: Any) -> dict[str, range]:
+def needle_spans(example: NeedleExample, tokenizer: Any) -> dict[str, range]:
     """Tokens of the needle sentence with each value, counted in the encoded prompt."""
     encoded = tokenizer(example.prompt, return_offsets_mapping=True)
     spans = {}

@@ -131,7 +131,7 @@ class Needle:
 
 
 @dataclass(frozen=True)
-class Example:
+class NeedleExample:
     input: str
     answer_prefix: str
     outputs: tuple[str, ...]
@@ -171,7 +171,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Question:
+class NeedleQuestion:
     text: str
     answer_prefix: str
     outputs: tuple[str, ...]
@@ -186,7 +186,7 @@ def build_examples(
     essays: EssaySource | None,
     words: Words,
     sizes: Sizes = Sizes(),
-) -> list[Example]:
+) -> list[NeedleExample]:
     """The first `num_samples` examples of at most `length` tokens, the answer budget included.
 
     All come from one generator: more samples begin with the same ones."""
@@ -194,7 +194,7 @@ def build_examples(
     count_tokens = token_counter(tokenizer)
     rng = random.Random(seed)
 
-    def build(num_units: int) -> Example:
+    def build(num_units: int) -> NeedleExample:
         example = write_example(task, num_units, rng, seed, words, essays)
         return replace(example, length=count_tokens(example.prompt) + sizes.answer_tokens)
 
@@ -205,7 +205,7 @@ def build_examples(
 
 
 def find_haystack_size(
-    build: Callable[[int], Example], length: int, smallest: int, sizes: Sizes
+    build: Callable[[int], NeedleExample], length: int, smallest: int, sizes: Sizes
 ) -> int:
     """The largest haystack that fits, by a bisection that each fresh draw makes a little noisy."""
     tokens_per_unit = (build(smallest).length - sizes.answer_tokens) / smallest
@@ -222,8 +222,8 @@ def find_haystack_size(
 
 
 def build_fitting(
-    task: NeedleTask, build: Callable[[int], Example], length: int, num_units: int, step: int
-) -> Example:
+    task: NeedleTask, build: Callable[[int], NeedleExample], length: int, num_units: int, step: int
+) -> NeedleExample:
     """One example that fits: drawn again, and a step smaller as long as there is one to take."""
     fewest_units = 1 if task.haystack == "essay" else task.num_needles
     lengths: list[int] = []
@@ -259,7 +259,7 @@ def write_example(
     shuffle_seed: int,
     words: Words,
     essays: EssaySource | None,
-) -> Example:
+) -> NeedleExample:
     """One fresh example, not measured (length 0), on `num_units` words of the essays, or lines.
 
     The draws from `rng` come in upstream's order. The shuffle has a generator of its own, as
@@ -287,7 +287,7 @@ def write_example(
     outputs = tuple(value for i in asked for value in values[i])
     question = write_question(task, queries, outputs)
     text = fill(TASK_TEXT, task, context=context) + question.text
-    return Example(text, question.answer_prefix, outputs, 0, tuple(keys), queries)
+    return NeedleExample(text, question.answer_prefix, outputs, 0, tuple(keys), queries)
 
 
 def draw(kind: str, rng: random.Random, words: Words) -> str:
@@ -332,10 +332,12 @@ def hide_in_sentences(needles: list[str], sentences: list[str], rng: random.Rand
     return " ".join(pieces)
 
 
-def write_question(task: NeedleTask, queries: Sequence[str], outputs: Sequence[str]) -> Question:
+def write_question(
+    task: NeedleTask, queries: Sequence[str], outputs: Sequence[str]
+) -> NeedleQuestion:
     query = queries[0] if len(queries) == 1 else ", ".join(queries[:-1]) + f", and {queries[-1]}"
     asked, prefix = (fill(text, task, query=query) for text in (QUESTION, ANSWER_PREFIX))
-    return Question(asked, prefix, tuple(outputs))
+    return NeedleQuestion(asked, prefix, tuple(outputs))
 
 
 def fill(template: str, task: NeedleTask, **parts: str) -> str:
@@ -348,7 +350,7 @@ def fill(template: str, task: NeedleTask, **parts: str) -> str:
     return template.format(type=type_name, **parts)
 
 
-def ask_other_keys(task: NeedleTask, example: Example) -> list[Question]:
+def ask_other_keys(task: NeedleTask, example: NeedleExample) -> list[NeedleQuestion]:
     """Further questions on the example's context, one for each hidden key that it does not ask for.
     Built with `dataclasses.replace(task, num_keys=q)`, an example has q questions in all."""
     values: dict[str, list[str]] = {}
@@ -399,7 +401,7 @@ def token_counter(tokenizer: Any) -> Callable[[str], int]:
     return lambda text: len(backend.encode_batch_fast([text], add_special_tokens=False)[0])
 
 
-def needle_distances(example: Example, tokenizer: Any) -> list[int]:
+def needle_distances(example: NeedleExample, tokenizer: Any) -> list[int]:
     """For each needle asked for, the tokens of the prompt from its first one on. At most W: it lies
     wholly in the last W tokens, and a window of W still sees it from the prompt's end."""
     encoded = tokenizer(example.prompt, add_special_tokens=False, return_offsets_mapping=True)

@@ -198,7 +198,7 @@ def score_masks(
     folder at once, from which a killed test goes on.
     """
     from bosch.calibration import read_calibration
-    from bosch.method import Context
+    from bosch.method import Inputs
     from bosch.search.evaluations import open_objective  # loads torch
 
     folder = fetch_model(options.model or sources[0].record.model.id)
@@ -208,7 +208,7 @@ def score_masks(
     examples = Artifact.load(follow_reference(calibration))
     scores = {}
     for window in sorted({mask.window_tokens for mask in masks}):
-        context = Context(
+        inputs = Inputs(
             model_info=info,
             load_model=partial(load_for_search, folder),
             load_calibration=partial(read_calibration, examples.folder),
@@ -218,10 +218,10 @@ def score_masks(
             settings=None,
             folder=options.out / "replacement" / f"window-{window}",
         )
-        context.folder.mkdir(exist_ok=True)
+        inputs.folder.mkdir(exist_ok=True)
         mine = list(dict.fromkeys(mask for mask in masks if mask.window_tokens == window))
         with (
-            open_objective(context, "accuracy", {"analysis": "replacement"}) as objective,
+            open_objective(inputs, "accuracy", {"analysis": "replacement"}) as objective,
             objective.tracking("replacement", len(mine)),
         ):
             for mask in mine:

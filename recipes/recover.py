@@ -61,9 +61,9 @@ def main(arguments: Sequence[str]) -> None:
         progress.log_to(command.run_path / "recover.log")
         introduce(command)
         if rank == 0:
-            steps = run.plan(stages, controls.fresh, controls.start)
-            refuse_blocked(steps)
-            if any("eval/" in step.stage.name and step.action != "reuse" for step in steps):
+            decisions = run.plan(stages, controls.fresh, controls.start)
+            refuse_blocked(decisions)
+            if any("eval/" in one.stage.name and one.action != "reuse" for one in decisions):
                 check_data(judging_of(config))
             run.set_aside(redo)
             run.save_config(config, arguments)
@@ -97,10 +97,10 @@ def build_chain(
             complete(checkpoints[step])
 
     train = train_model.build(config, model, tokens, on_checkpoint=evaluate)
-    plan = train_model.plan_of(config)
+    schedule = train_model.schedule_of(config)
     checkpoints = {
-        step: evaluate_model.build_step(config, run_path, step, plan.tokens_at(step), train)
-        for step in plan.evaluated_steps
+        step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
+        for step in schedule.evaluated_steps
         if step
     }
     judged = [dense, start, *checkpoints.values()]

@@ -115,7 +115,7 @@ def run_method(
 ) -> None:
     """Choose the mask and write it into `folder`; what an earlier attempt noted there is used."""
     from bosch.masks.picture import draw_mask, mask_title
-    from bosch.method import Context
+    from bosch.method import Inputs
     from bosch.methods import _choose
 
     def load_calibration() -> Calibration:
@@ -123,7 +123,7 @@ def run_method(
         return read_calibration(calibration.folder)
 
     model_folder = fetch_model(config.model)
-    context = Context(
+    inputs = Inputs(
         model_info=read_model_info(model_folder),
         load_model=partial(load_for_search, model_folder),
         load_calibration=load_calibration,
@@ -136,10 +136,10 @@ def run_method(
         learning=make_learning(config, model_folder, tokens) if tokens else None,
     )
     began = time.monotonic()
-    selection = _choose.make_mask(config.method, context)
+    selection = _choose.make_mask(config.method, inputs)
     if rank_and_world()[0] != 0:
         return  # it has done its share of a search, or of the training
-    record = _choose.write_selection(config.method, context, selection, began)
+    record = _choose.write_selection(config.method, inputs, selection, began)
     draw_mask(record, folder / "mask.png")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # what was learned lies beside it
     for line in selection.notes:

@@ -33,7 +33,7 @@ from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
 
 if TYPE_CHECKING:
-    from bosch.training.schedule import TrainPlan
+    from bosch.training.schedule import TrainSchedule
 
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
@@ -118,11 +118,11 @@ def build(
     )
 
 
-def plan_of(config: Config) -> "TrainPlan":
+def schedule_of(config: Config) -> "TrainSchedule":
     """Steps and tokens of recover.py's training."""
-    from bosch.training.schedule import make_plan
+    from bosch.training.schedule import make_schedule
 
-    return make_plan(
+    return make_schedule(
         config.train,
         config.data.tokens,
         config.data.sequence_length,

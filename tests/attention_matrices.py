@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from bosch.backends._interface import repeat_groups
 from bosch.calibration import Calibration, Haystack, Question
-from bosch.method import Context, Learning
+from bosch.method import Inputs, Learning
 from bosch.model import ModelInfo
 
 
@@ -59,9 +59,9 @@ def context_of(
     settings: dict[str, Any] | None = None,
     learning: Learning | None = None,
     **changes: Any,
-) -> Context:
+) -> Inputs:
     folder.mkdir(parents=True, exist_ok=True)
-    context = Context(
+    inputs = Inputs(
         model_info=info_of(model),
         load_model=lambda: model,
         load_calibration=lambda: calibration,
@@ -72,7 +72,7 @@ def context_of(
         folder=folder,
         learning=learning,
     )
-    return replace(context, **changes)
+    return replace(inputs, **changes)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bosch.method import Context, Learner, Learning
+from bosch.method import Inputs, Learner, Learning
 from bosch.model import ModelInfo
 
 
@@ -23,13 +23,13 @@ def context_without_model(
     seed: int = 0,
     learning: Learning | None = None,
     **settings: Any,
-) -> Context:
+) -> Inputs:
     """One in which asking for the model or for the calibration set is an error."""
 
     def refuse() -> Any:
         raise AssertionError("this method needs no model")
 
-    return Context(
+    return Inputs(
         model_info=ModelInfo("any/model", None, "f" * 32, *shape, shape[1], 16),
         load_model=refuse,
         load_calibration=refuse,

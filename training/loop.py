@@ -48,7 +48,7 @@ from bosch.training.parallel import (
     set_gradient_sync,
     start_world,
 )
-from bosch.training.schedule import learning_rate, make_plan
+from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.signals import Interruption
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it, at every evaluated
@@ -78,38 +78,38 @@ class TrainJob:
 def train(job: TrainJob) -> str | None:
     """None: finished; else why it stopped before (a signal, a STOP file), everything saved."""
     run = Run(job)
-    settings, plan, world, model = job.settings, run.plan, run.world, run.model
+    settings, schedule, world, model = job.settings, run.schedule, run.world, run.model
     optimizer, parameters, learner = run.state.optimizer, trained_parameters(model), job.learner
     # The curves of a mask stand beside those of the training.
     curves = "train" if learner is None else "mask"
     log = MetricsLog(job.folder, world.rank, curves, job.run_folder)
-    meter = Meter(model, plan, world)
+    meter = Meter(model, schedule, world)
 
     with Interruption(job.folder) as interruption:
         first = run.checkpoints.load_newest(run.state)
         log.start(first + 1 if first else 0)
         if first:
-            say(f"training goes on after step {first:,} of {plan.num_steps:,}")
+            say(f"training goes on after step {first:,} of {schedule.num_steps:,}")
         else:
             run.check_start()
-            log.write({"step": 0, "tokens": plan.tokens_at(0), **run.validation_loss(0)})
-        if first in plan.evaluated_steps:  # a kill may have come in the midst of it
+            log.write({"step": 0, "tokens": schedule.tokens_at(0), **run.validation_loss(0)})
+        if first in schedule.evaluated_steps:  # a kill may have come in the midst of it
             run.publish(first)
 
-        batches = prefetch(run.make_batch, range(first, plan.num_steps))
-        total, begin = plan.tokens_at(plan.num_steps), plan.tokens_at(first)
+        batches = prefetch(run.make_batch, range(first, schedule.num_steps))
+        total, begin = schedule.tokens_at(schedule.num_steps), schedule.tokens_at(first)
         with track("train", total, "tokens", begin) as bar, closing(batches):
             meter.restart()
             for done, batch in batches:
                 step = done + 1  # steps that are made once this one is
-                rate = learning_rate(settings, done, plan.num_steps)
+                rate = learning_rate(settings, done, schedule.num_steps)
                 set_rates(optimizer, rate, learner, done)
                 meter.lap("data")
 
                 # Every target of the whole batch counts the same. fully_shard averages gradients
                 # over the ranks: times their number it is the sum.
                 scale = world.size / run.loader.num_targets(done)
-                micro_batches = list(split(batch.to(world.device), plan.micro_batch_sequences))
+                micro_batches = list(split(batch.to(world.device), schedule.micro_batch_sequences))
                 loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
                 for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
                     is_last = number == len(micro_batches)
@@ -137,11 +137,11 @@ def train(job: TrainJob) -> str | None:
                     gates = {"gate_grad_norm": gate_norm, **learner.figures()}
                 meter.lap("compute")
 
-                is_evaluated = step in plan.evaluated_steps
+                is_evaluated = step in schedule.evaluated_steps
                 log.write(
                     {
                         "step": step,
-                        "tokens": plan.tokens_at(step),
+                        "tokens": schedule.tokens_at(step),
                         "loss": loss_value,
                         "learning_rate": rate,
                         "grad_norm": float(norm),
@@ -152,17 +152,17 @@ def train(job: TrainJob) -> str | None:
                         **(run.validation_loss(step) if is_evaluated else {}),
                     }
                 )
-                bar.advance(plan.batch_tokens, loss=loss_value)
+                bar.advance(schedule.batch_tokens, loss=loss_value)
 
                 reason = interruption.requested()
                 run.checkpoints.poll()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step, milestone=is_evaluated)
-                if is_evaluated and not (reason and step < plan.num_steps):
+                if is_evaluated and not (reason and step < schedule.num_steps):
                     run.checkpoints.finish()  # a kill during hours of evaluation shall not lose it
                     run.publish(step)
                 meter.lap("checkpoint")
-                if reason and step < plan.num_steps:
+                if reason and step < schedule.num_steps:
                     run.checkpoints.finish()
                     return reason
         run.checkpoints.finish()
@@ -177,7 +177,7 @@ class Run:
         switches = choose_switches(settings, world.device)
         kernels, why = choose_kernels(settings.kernels, world.device)
         self.job, self.world = job, world
-        self.plan = plan = make_plan(
+        self.schedule = schedule = make_schedule(
             settings,
             job.budget_tokens,
             job.tokens.seq_len,
@@ -186,13 +186,17 @@ class Run:
             world.device.type,
             job.tokens_before,
         )
-        self.loader = Loader(job.tokens, plan.batch_sequences, job.document_mask)
-        self.loader.sequences(plan.num_steps - 1)  # refuses a plan that is longer than the tokens
+        self.loader = Loader(job.tokens, schedule.batch_sequences, job.document_mask)
+        self.loader.sequences(
+            schedule.num_steps - 1
+        )  # refuses a plan that is longer than the tokens
         for line in describe_environment(settings):
             say(line)
-        say(plan.describe())
+        say(schedule.describe())
         say(f"{switches.describe()}, kernels {kernels} ({why})")
-        if plan.evaluated_steps and (behind := plan.num_steps - plan.evaluated_steps[-1]):
+        if schedule.evaluated_steps and (
+            behind := schedule.num_steps - schedule.evaluated_steps[-1]
+        ):
             say(f"warning: the last {behind:,} steps are in no exported model; evaluate at 1.0 too")
 
         self.model = start_model(job.model, world, switches, kernels)
@@ -204,10 +208,10 @@ class Run:
             self.state.extra["learner"] = job.learner.module
         self.checkpoints = Checkpoints(
             job.folder / "checkpoints",
-            {**job.facts, "num_steps": plan.num_steps},
+            {**job.facts, "num_steps": schedule.num_steps},
             settings.keep_checkpoints,
             settings.async_checkpoints,
-            {"micro_batch_sequences": plan.micro_batch_sequences, "kernels": kernels},
+            {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": kernels},
         )
         # Made at once: ranks that are saving because their launcher is gone can meet nobody new.
         self.ranks = Group.current()
@@ -235,7 +239,7 @@ class Run:
 
     def validation_loss(self, step: int) -> dict[str, float]:
         """On the held-out slice, if there is one; told in a line too."""
-        micro, rank, size = self.plan.micro_batch_sequences, self.world.rank, self.world.size
+        micro, rank, size = self.schedule.micro_batch_sequences, self.world.rank, self.world.size
         num_sequences = len(self.loader.tokens.held_out.rows)
         if not num_sequences:
             return {}
@@ -253,7 +257,7 @@ class Run:
     def check_start(self) -> None:
         """Tell whether the model is what was meant: its loss beside that without windows."""
         batch = self.make_batch(0).to(self.world.device)
-        part = next(split(batch, self.plan.micro_batch_sequences))
+        part = next(split(batch, self.schedule.micro_batch_sequences))
         loss = self.mean_loss([part])
         with without_windows(self.model) as full:
             full_loss = self.mean_loss([part]) if full else None
@@ -266,7 +270,7 @@ class Run:
         if step:
             export_model(self.model, self.job.model, folder, self.ranks)
         if self.job.on_checkpoint is not None:
-            self.job.on_checkpoint(step, self.plan.tokens_at(step), folder)
+            self.job.on_checkpoint(step, self.schedule.tokens_at(step), folder)
 
 
 def split(batch: Batch, num_sequences: int) -> Iterator[MicroBatch]:

@@ -23,7 +23,7 @@ from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
 from bosch.training.flops import count_active_weights, peak_flops, training_flops
 from bosch.training.parallel import World
-from bosch.training.schedule import TrainPlan
+from bosch.training.schedule import TrainSchedule
 
 
 class MetricsLog:
@@ -76,8 +76,8 @@ class MetricsLog:
 class Meter:
     """Laps of a step: waiting for data, computing, and checkpoints with their evaluations."""
 
-    def __init__(self, model: Any, plan: TrainPlan, world: World) -> None:
-        self.plan, self.world, self.config = plan, world, model.config
+    def __init__(self, model: Any, schedule: TrainSchedule, world: World) -> None:
+        self.schedule, self.world, self.config = schedule, world, model.config
         self.num_weights = count_active_weights(model)
         self.peak = peak_flops(world.device)
         self.seconds = {"data": 0.0, "compute": 0.0, "checkpoint": 0.0}
@@ -101,7 +101,7 @@ class Meter:
         counted: steps that gates take part in, whose work the formula does not know.
         """
         busy = self.seconds["data"] + self.seconds["compute"]
-        tokens_per_second = self.plan.batch_tokens / busy
+        tokens_per_second = self.schedule.batch_tokens / busy
         figures = {f"{name}_seconds": seconds for name, seconds in self.seconds.items()}
         figures |= {
             "tokens_per_second": tokens_per_second,

@@ -12,7 +12,7 @@ MICRO_BATCH_TOKENS = {"cuda": 32_768, "cpu": 8_192}
 
 
 @dataclass(frozen=True)
-class TrainPlan:
+class TrainSchedule:
     """How many steps there are, and how the sequences of one are shared out."""
 
     num_steps: int
@@ -46,7 +46,7 @@ class TrainPlan:
         )
 
 
-def make_plan(
+def make_schedule(
     settings: Any,
     budget_tokens: int,
     seq_len: int,
@@ -54,7 +54,7 @@ def make_plan(
     world_size: int,
     device_type: str,
     tokens_before: int = 0,
-) -> TrainPlan:
+) -> TrainSchedule:
     """The plan of a TrainConfig. Whole steps only: what is left of the budget is not trained on."""
     if not all(0 <= share <= 1 for share in evaluated_shares):
         raise UserError(
@@ -73,7 +73,7 @@ def make_plan(
         )
     steps = sorted({round(share * num_steps) for share in evaluated_shares})
     micro = choose_micro_batch(settings, seq_len, world_size, device_type)
-    return TrainPlan(num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before)
+    return TrainSchedule(num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before)
 
 
 def choose_micro_batch(settings: Any, seq_len: int, world_size: int, device_type: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bosch.masks.formats import smallest
 from bosch.masks.mask import MaskFile, Unit, write_mask
-from bosch.method import Context, Scores, Selection
+from bosch.method import Inputs, Scores, Selection
 from bosch.methods._examples import measured_seconds
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError
@@ -20,52 +20,52 @@ from bosch.run.manifest import provenance, write_atomically
 PACKAGE = "bosch.methods"
 
 
-def make_mask(name: str, context: Context) -> Selection:
+def make_mask(name: str, inputs: Inputs) -> Selection:
     """The mask a method chooses, at exactly the ratio asked."""
     method = load_plugin(PACKAGE, name)
     if learns_from_tokens(name):
-        if context.learning is None:
+        if inputs.learning is None:
             raise UserError(
                 f"--method {name} learns from tokens, and none were handed to it; run it through "
                 "recipes/recover.py, which prepares them first."
             )
-        everything = [(i, g) for i in range(context.num_layers) for g in range(context.num_groups)]
-        if context.budget in (0, len(everything)):
-            mask = context.mask_of(everything[: context.budget])
+        everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
+        if inputs.budget in (0, len(everything)):
+            mask = inputs.mask_of(everything[: inputs.budget])
             return Selection(mask, notes=("there is nothing to choose at this ratio",))
-    if hasattr(method, "rank"):
-        return choose_most_local(method.rank(context), context)
-    selection: Selection = method.select(context)
+    if hasattr(method, "score_groups"):
+        return choose_most_local(method.score_groups(inputs), inputs)
+    selection: Selection = method.select(inputs)
     return selection
 
 
-def choose_most_local(scores: Scores, context: Context) -> Selection:
+def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
     """The most local groups, as many as the budget has. Among equal scores the seed draws."""
     sign = -1 if scores.larger_is == "local" else 1
     table = [[sign * value for value in row] for row in scores.groups]
-    windowed, tie = smallest(table, context.budget, context.seed)
+    windowed, tie = smallest(table, inputs.budget, inputs.seed)
     notes: tuple[str, ...] = ()
     if tie:
         tie["value"] *= sign
         notes = (
             f"{tie['num_tied']} groups share the score {tie['value']:g} at the border; seed "
-            f"{context.seed} chose the {tie['num_windowed']} of them that go on the window",
+            f"{inputs.seed} chose the {tie['num_windowed']} of them that go on the window",
         )
-    mask = context.mask_of(windowed)
+    mask = inputs.mask_of(windowed)
     drawn = scores.drawn or tie is not None
     return Selection(mask, scores, details={"tie": tie}, drawn=drawn, notes=notes)
 
 
-def write_selection(name: str, context: Context, selection: Selection, began: float) -> MaskFile:
+def write_selection(name: str, inputs: Inputs, selection: Selection, began: float) -> MaskFile:
     """Write what a method chose into the context's folder. `began`: time.monotonic() then."""
-    settings, folder, scores = deciding(context.settings), context.folder, selection.scores
+    settings, folder, scores = deciding(inputs.settings), inputs.folder, selection.scores
     record = MaskFile(
         mask=selection.mask,
-        model=selection.model or context.model_info,
+        model=selection.model or inputs.model_info,
         method=name,
-        ratio_asked=context.ratio,
+        ratio_asked=inputs.ratio,
         settings=_plain(settings | dict(selection.details)),
-        seed=context.seed if selection.drawn else None,
+        seed=inputs.seed if selection.drawn else None,
         score_trace=selection.score_trace,
         provenance=provenance(),
     )
@@ -73,8 +73,8 @@ def write_selection(name: str, context: Context, selection: Selection, began: fl
         content = {
             "method": name,
             "settings": _plain(settings),
-            "window_tokens": context.window_tokens,
-            "model": dataclasses.asdict(context.model_info),
+            "window_tokens": inputs.window_tokens,
+            "model": dataclasses.asdict(inputs.model_info),
             "larger_is": scores.larger_is,
             "groups": scores.groups,
             "heads": scores.heads,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.calibration import Haystack
-from bosch.method import Context
+from bosch.method import Inputs
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import track
 
@@ -20,12 +20,12 @@ NOTES = "examples.jsonl"
 
 
 def measure_haystacks(
-    context: Context, title: str, measure: Callable[[Haystack], dict[str, Any]]
+    inputs: Inputs, title: str, measure: Callable[[Haystack], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """What `measure` finds in each calibration text."""
-    haystacks = context.calibration.haystacks
+    haystacks = inputs.calibration.haystacks
     return measure_each(
-        context.folder, title, len(haystacks), "examples", lambda index: measure(haystacks[index])
+        inputs.folder, title, len(haystacks), "examples", lambda index: measure(haystacks[index])
     )
 
 

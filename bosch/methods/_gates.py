@@ -19,7 +19,7 @@ from bosch.gates.history import HISTORY, PICTURE, draw_history
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
 from bosch.masks.mask import Unit
-from bosch.method import WEIGHTS, Context, Scores, Selection
+from bosch.method import WEIGHTS, Inputs, Scores, Selection
 from bosch.model import read_model_info
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
@@ -126,10 +126,10 @@ def choose_sequence(
 
 
 def learn(
-    context: Context, gates: ConstrainedGates | ScalarGates, groups: list[dict[str, Any]]
+    inputs: Inputs, gates: ConstrainedGates | ScalarGates, groups: list[dict[str, Any]]
 ) -> Selection:
     """Train gates and weights together; the mask that comes of it. Every rank calls this."""
-    learning, folder, settings = context.learning, context.folder, context.settings
+    learning, folder, settings = inputs.learning, inputs.folder, inputs.settings
     assert learning is not None  # make_mask has seen to it
     rank, world = rank_and_world()
     if (folder / LEARNED).is_file():
@@ -137,16 +137,16 @@ def learn(
         length = Length(**learned["length"])  # with as many ranks as there were
     else:
         length = plan_length(
-            settings, learning.num_tokens, learning.sequence_tokens, context.window_tokens, world
+            settings, learning.num_tokens, learning.sequence_tokens, inputs.window_tokens, world
         )
-        if length.sequence_tokens <= context.window_tokens:
+        if length.sequence_tokens <= inputs.window_tokens:
             say(
-                f"warning: a window of {context.window_tokens:,} tokens hides nothing from "
+                f"warning: a window of {inputs.window_tokens:,} tokens hides nothing from "
                 f"sequences of {length.sequence_tokens:,}: the gates learn nothing from them"
             )
         rate, history = RateCurve(length.num_steps), folder if rank == 0 else None
         learning.fit(
-            GateLearner(gates, groups, context.window_tokens, rate, history),
+            GateLearner(gates, groups, inputs.window_tokens, rate, history),
             folder,
             length.num_steps,
             length.batch_sequences,
@@ -159,25 +159,25 @@ def learn(
         if rank == 0:
             write_atomically(folder / LEARNED, json.dumps(learned) + "\n")
     if rank == 0:
-        title = f"{context.model_info.id}: {settings.granularity}, ratio {context.ratio:g}"
-        draw_history(folder / HISTORY, folder / PICTURE, title, context.ratio)
-    return select_lowest(context, length, gates.threshold, learned["table"], learned["figures"])
+        title = f"{inputs.model_info.id}: {settings.granularity}, ratio {inputs.ratio:g}"
+        draw_history(folder / HISTORY, folder / PICTURE, title, inputs.ratio)
+    return select_lowest(inputs, length, gates.threshold, learned["table"], learned["figures"])
 
 
 def select_lowest(
-    context: Context,
+    inputs: Inputs,
     length: Length,
     threshold: float | None,
     table_U: list[list[float]],
     figures: dict[str, float],
 ) -> Selection:
     """The mask of the lowest gates, exactly at the budget."""
-    settings, per_gate = context.settings, context.num_groups // len(table_U[0])
-    units, drawn = lowest(table_U, settings.granularity, context.ratio, context.seed)
+    settings, per_gate = inputs.settings, inputs.num_groups // len(table_U[0])
+    units, drawn = lowest(table_U, settings.granularity, inputs.ratio, inputs.seed)
     if settings.unit == "layer":
-        mask = context.mask_of_layers({layer for layer, _ in units})
+        mask = inputs.mask_of_layers({layer for layer, _ in units})
     else:
-        mask = context.mask_of(units)
+        mask = inputs.mask_of(units)
     details: dict[str, Any] = {
         "num_steps": length.num_steps,
         "batch_sequences": length.batch_sequences,
@@ -187,8 +187,8 @@ def select_lowest(
         **figures,
     }
     notes = [f"{length.num_tokens:,} tokens went into the mask, and count in every comparison"]
-    if context.learning is not None:
-        aside = int(settings.token_share * context.learning.num_tokens)
+    if inputs.learning is not None:
+        aside = int(settings.token_share * inputs.learning.num_tokens)
         if aside - length.num_tokens > aside / 100:
             notes.append(
                 f"{aside:,} tokens were set aside for that; a lower token_share leaves more to "
@@ -207,11 +207,11 @@ def select_lowest(
         )
     if drawn:
         notes.append(
-            f"gates at the border are equal; seed {context.seed} chose which of them are closed"
+            f"gates at the border are equal; seed {inputs.seed} chose which of them are closed"
         )
     model = None
     if settings.weights == "learned":
-        model = replace(read_model_info(context.folder / WEIGHTS), id=context.model_info.id)
+        model = replace(read_model_info(inputs.folder / WEIGHTS), id=inputs.model_info.id)
         notes.append(f"the mask is for the weights that were trained with it, in {WEIGHTS}/")
     scores = Scores(tuple(tuple(row * per_gate) for row in table_U), "global")
     return Selection(mask, scores, details=details, drawn=True, notes=tuple(notes), model=model)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bosch.masks.mask import read_mask
-from bosch.method import Context, Scores, Table
+from bosch.method import Inputs, Scores, Table
 from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.group import agree, is_first
@@ -38,7 +38,7 @@ def check_guides(settings: GuidedSettings) -> None:
     for name in settings.rankings:
         if name not in methods:
             raise UserError(f"--rankings {name}: no such method; {suggest(name, methods)}")
-        if not hasattr(load_plugin(METHODS, name), "rank"):
+        if not hasattr(load_plugin(METHODS, name), "score_groups"):
             raise UserError(f"--rankings {name}: this method chooses a mask, it ranks no groups.")
     if settings.start is None:
         return
@@ -53,37 +53,37 @@ def check_guides(settings: GuidedSettings) -> None:
         )
 
 
-def guides_of(context: Context) -> Callable[[], list[Table]]:
+def guides_of(inputs: Inputs) -> Callable[[], list[Table]]:
     """For the mask to start from, and each ranking, how global it finds each group. The mask is
     read now, and refused if it was made for another model; its ratio and window may be others.
     """
-    settings: GuidedSettings = context.settings
-    start = read_mask(settings.start, context.model_info).mask.z if settings.start else None
+    settings: GuidedSettings = inputs.settings
+    start = read_mask(settings.start, inputs.model_info).mask.z if settings.start else None
 
     def make() -> list[Table]:
-        found = rank_statically(context, settings.rankings)
+        found = rank_statically(inputs, settings.rankings)
         return found if start is None else [start, *found]  # full groups are global
 
     return make
 
 
-def rank_statically(context: Context, names: Sequence[str]) -> list[Table]:
+def rank_statically(inputs: Inputs, names: Sequence[str]) -> list[Table]:
     """For each ranking how global it finds each group, [layer][group]."""
-    return [agree(_rank(context, name) if is_first() else None) for name in names]
+    return [agree(_rank(inputs, name) if is_first() else None) for name in names]
 
 
-def _rank(context: Context, name: str) -> Table:
+def _rank(inputs: Inputs, name: str) -> Table:
     method = load_plugin(METHODS, name)
-    folder = context.folder / FOLDER / name
+    folder = inputs.folder / FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     say(f"ranking by {name}, to start from")
     own = dataclasses.replace(
-        context,
-        load_model=lambda: context.model,
-        load_calibration=lambda: context.calibration,
+        inputs,
+        load_model=lambda: inputs.model,
+        load_calibration=lambda: inputs.calibration,
         settings=method.Settings(),
         folder=folder,
     )
-    scores: Scores = method.rank(own)
+    scores: Scores = method.score_groups(own)
     sign = 1 if scores.larger_is == "global" else -1
     return tuple(tuple(sign * value for value in row) for row in scores.groups)

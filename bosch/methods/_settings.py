@@ -35,8 +35,8 @@ def load_method(name: str) -> ModuleType:
     method = load_plugin(METHODS, name)
     if not dataclasses.is_dataclass(getattr(method, "Settings", None)):
         missing = "dataclass Settings (it may be empty)"
-    elif not hasattr(method, "rank") and not hasattr(method, "select"):
-        missing = "rank(context) and no select(context)"
+    elif not hasattr(method, "score_groups") and not hasattr(method, "select"):
+        missing = "score_groups(inputs) and no select(inputs)"
     else:
         return method
     raise UserError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
-from bosch.method import Context
+from bosch.method import Inputs
 from bosch.methods._examples import measure_haystacks
 
 LEAST_ROWS = 16  # of a chunk, however long the text is
@@ -26,28 +26,28 @@ LEAST_ROWS = 16  # of a chunk, however long the text is
 LayerStatistic = Callable[[Tensor, Tensor, float], Tensor]
 
 
-def per_layer(context: Context, ids_T: Tensor, statistic: LayerStatistic) -> Tensor:
+def per_layer(inputs: Inputs, ids_T: Tensor, statistic: LayerStatistic) -> Tensor:
     """A statistic of every layer of the dense model on one text, (L, H, ...), on the CPU."""
     found: dict[int, Tensor] = {}
 
     def collect(layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scaling: float) -> None:
         found[layer] = statistic(q_HTD, k_GTD, scaling).cpu()
 
-    model = context.model
+    model = inputs.model
     with torch.no_grad(), capturing(model):
         ids_BT = ids_T[None].to(model.device)
         model.base_model(ids_BT, use_cache=False, bosch_collect=collect)
-    return torch.stack([found[layer] for layer in range(context.num_layers)])
+    return torch.stack([found[layer] for layer in range(inputs.num_layers)])
 
 
-def mean_over_rows(context: Context, name: str, noted_as: str, sums: LayerStatistic) -> Tensor:
+def mean_over_rows(inputs: Inputs, name: str, noted_as: str, sums: LayerStatistic) -> Tensor:
     """(L, H): a method's sums over the rows of each calibration text, by the rows of all texts."""
 
     def measure(haystack: Haystack) -> dict[str, Any]:
-        return {noted_as: per_layer(context, haystack.ids_T, sums).tolist()}
+        return {noted_as: per_layer(inputs, haystack.ids_T, sums).tolist()}
 
-    num_rows = sum(len(haystack.ids_T) for haystack in context.calibration.haystacks)
-    return add_up(measure_haystacks(context, name, measure), noted_as) / num_rows
+    num_rows = sum(len(haystack.ids_T) for haystack in inputs.calibration.haystacks)
+    return add_up(measure_haystacks(inputs, name, measure), noted_as) / num_rows
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.method import Context, NoSettings, Scores
+from bosch.method import Inputs, NoSettings, Scores
 from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import per_layer, single_rows
 
 Settings = NoSettings
 
 
-def rank(context: Context) -> Scores:
+def score_groups(inputs: Inputs) -> Scores:
     def measure(haystack: Haystack) -> dict[str, Any]:
         last_tokens = [question.answer[-1] for question in haystack.questions]
 
@@ -26,10 +26,10 @@ def rank(context: Context) -> Scores:
             peaks_HN = single_rows(q_HTD, k_GTD, scaling, last_tokens).argmax(-1)
             return torch.tensor(last_tokens, device=peaks_HN.device) - peaks_HN
 
-        return {"lags": per_layer(context, haystack.ids_T, peak_lags).tolist()}
+        return {"lags": per_layer(inputs, haystack.ids_T, peak_lags).tolist()}
 
-    results = measure_haystacks(context, "apl", measure)
+    results = measure_haystacks(inputs, "apl", measure)
     lags_LHN = torch.cat([torch.tensor(result["lags"]) for result in results], dim=2)
     median_LH = lags_LHN.double().quantile(0.5, dim=2)
-    local_LH = 1 - (median_LH / context.window_tokens).clamp_max(1)
-    return Scores.of_heads(local_LH, context.num_groups, "local")
+    local_LH = 1 - (median_LH / inputs.window_tokens).clamp_max(1)
+    return Scores.of_heads(local_LH, inputs.num_groups, "local")

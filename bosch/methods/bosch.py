@@ -9,7 +9,7 @@ of the drop in stage 2, and a budget that is met exactly. The paper ends with st
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bosch.method import Context, Selection, Table
+from bosch.method import Inputs, Selection, Table
 from bosch.search import stages
 from bosch.search.finish import finish
 from bosch.search.search import open_search
@@ -24,16 +24,16 @@ class Settings(StageSettings):
     """The paper's."""
 
 
-def select(context: Context) -> Selection:
-    return run_stages(context)
+def select(inputs: Inputs) -> Selection:
+    return run_stages(inputs)
 
 
 def run_stages(
-    context: Context, num_rankings: int = 0, make_guides: Callable[[], Sequence[Table]] = lambda: ()
+    inputs: Inputs, num_rankings: int = 0, make_guides: Callable[[], Sequence[Table]] = lambda: ()
 ) -> Selection:
     """The stages; in stage 3 optimizers that keep the quota start from what guides choose."""
-    settings: StageSettings = context.settings
-    with open_search(context) as search:
+    settings: StageSettings = inputs.settings
+    with open_search(inputs) as search:
         search.announce(stages.plan_evaluations(search, settings, num_rankings))
         with search.until_ended():
             guides = make_guides()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bosch.method import Context, Selection
+from bosch.method import Inputs, Selection
 from bosch.search.finish import finish
 from bosch.search.search import open_search, plan_solving
 from bosch.search.settings import SearchSettings
@@ -16,12 +16,12 @@ class Settings(SearchSettings):
     """The paper's."""
 
 
-def select(context: Context) -> Selection:
-    evaluations = context.settings.kappa * context.num_layers
-    with open_search(context, "layer") as search:
+def select(inputs: Inputs) -> Selection:
+    evaluations = inputs.settings.kappa * inputs.num_layers
+    with open_search(inputs, "layer") as search:
         layers = search.whole_layers()
-        planned = plan_solving(len(layers), context.layer_budget, evaluations)
+        planned = plan_solving(len(layers), inputs.layer_budget, evaluations)
         search.announce({"layers": planned})
         with search.until_ended():
-            search.solve("layers", layers, context.layer_budget, evaluations)
+            search.solve("layers", layers, inputs.layer_budget, evaluations)
         return finish(search)

@@ -6,7 +6,7 @@ beyond the budget is taken off again as in `bosch_single`.
 
 from dataclasses import dataclass
 
-from bosch.method import Context, Selection
+from bosch.method import Inputs, Selection
 from bosch.methods.bosch_single import localize
 from bosch.search.settings import PartSettings, check_optimizer
 
@@ -19,5 +19,5 @@ class Settings(PartSettings):
     """The paper's."""
 
 
-def select(context: Context) -> Selection:
-    return localize(context, context.settings.layers_at_once(context.num_groups))
+def select(inputs: Inputs) -> Selection:
+    return localize(inputs, inputs.settings.layers_at_once(inputs.num_groups))

@@ -8,7 +8,7 @@ there, and the last search gets the rest, or kappa if that is more.
 from dataclasses import dataclass
 from typing import Literal
 
-from bosch.method import Context, Selection
+from bosch.method import Inputs, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
 from bosch.methods.bosch import run_stages
 from bosch.search.settings import StageSettings
@@ -26,5 +26,5 @@ class Settings(GuidedSettings, StageSettings):
     polish: int | None = None
 
 
-def select(context: Context) -> Selection:
-    return run_stages(context, len(context.settings.rankings), guides_of(context))
+def select(inputs: Inputs) -> Selection:
+    return run_stages(inputs, len(inputs.settings.rankings), guides_of(inputs))

@@ -6,7 +6,7 @@ groups that did the most harm there are taken off again.
 
 from dataclasses import dataclass
 
-from bosch.method import Context, Selection
+from bosch.method import Inputs, Selection
 from bosch.search import stages
 from bosch.search.finish import finish
 from bosch.search.optimizers._interface import mend
@@ -21,14 +21,14 @@ class Settings(SearchSettings):
     """The paper's."""
 
 
-def select(context: Context) -> Selection:
-    return localize(context, layers_at_once=1)
+def select(inputs: Inputs) -> Selection:
+    return localize(inputs, layers_at_once=1)
 
 
-def localize(context: Context, layers_at_once: int) -> Selection:
+def localize(inputs: Inputs, layers_at_once: int) -> Selection:
     """Stage 1 over so many neighboring layers at once, and no other stage."""
-    kappa = context.settings.kappa
-    with open_search(context) as search:
+    kappa = inputs.settings.kappa
+    with open_search(inputs) as search:
         search.announce({"stage 1": stages.plan_localizing(search, kappa, layers_at_once)})
         windowed = stages.groups_a_layer(search) * search.num_layers
         beyond = windowed != search.budget

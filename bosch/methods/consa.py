@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bosch.config import at_least
 from bosch.gates.constraint import ConstrainedGates
-from bosch.method import Context, Selection
+from bosch.method import Inputs, Selection
 from bosch.methods._gates import GateSettings, learn
 
 learns_from_tokens = True
@@ -36,15 +36,15 @@ class Settings(GateSettings):
         at_least(0, self, "", "quadratic_cap")
 
 
-def select(context: Context) -> Selection:
-    settings = context.settings
+def select(inputs: Inputs) -> Selection:
+    settings = inputs.settings
     gates = ConstrainedGates(
-        context.num_layers,
-        context.num_groups,
+        inputs.num_layers,
+        inputs.num_groups,
         settings.granularity,
-        context.ratio,
-        context.seed,
+        inputs.ratio,
+        inputs.seed,
         settings.quadratic_cap,
     )
     rates = settings.gate_learning_rate, settings.multiplier_learning_rate
-    return learn(context, gates, gates.parameter_groups(*rates))
+    return learn(inputs, gates, gates.parameter_groups(*rates))

@@ -8,19 +8,19 @@ and cumulated up to the window, is the mean over rows of their mass inside it.
 import torch
 from torch import Tensor
 
-from bosch.method import Context, NoSettings, Scores
+from bosch.method import Inputs, NoSettings, Scores
 from bosch.methods._statistics import attention_rows, exact_sum, mean_over_rows
 
 Settings = NoSettings
 
 
-def rank(context: Context) -> Scores:
+def score_groups(inputs: Inputs) -> Scores:
     def local_mass(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         mass_H = torch.zeros(q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
-        for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
-            first, inside_CS = rows.inside(context.window_tokens)
+        for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
+            first, inside_CS = rows.inside(inputs.window_tokens)
             mass_H += exact_sum(rows.weights_HCS[..., first:] * inside_CS)
         return mass_H
 
-    share_LH = mean_over_rows(context, "dcam", "local", local_mass)
-    return Scores.of_heads(share_LH, context.num_groups, "local")
+    share_LH = mean_over_rows(inputs, "dcam", "local", local_mass)
+    return Scores.of_heads(share_LH, inputs.num_groups, "local")

@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
-from bosch.method import Context, Scores
+from bosch.method import Inputs, Scores
 from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
 
@@ -44,15 +44,15 @@ class Settings:
     recompute: bool = True
 
 
-def rank(context: Context) -> Scores:
-    results = measure_haystacks(context, "fisher", partial(measure_haystack, context))
+def score_groups(inputs: Inputs) -> Scores:
+    results = measure_haystacks(inputs, "fisher", partial(measure_haystack, inputs))
     local_LH, total_LH = add_up(results, "local"), add_up(results, "total")
     # A head that no loss depends on can lose everything outside the window: it is local.
     score_LH = torch.where(total_LH == 0, 1.0, local_LH / total_LH)
-    return Scores.of_heads(score_LH, context.num_groups, "local")
+    return Scores.of_heads(score_LH, inputs.num_groups, "local")
 
 
-def measure_haystack(context: Context, haystack: Haystack) -> dict[str, Any]:
+def measure_haystack(inputs: Inputs, haystack: Haystack) -> dict[str, Any]:
     """Sums over one text of the saliency (eq. 23) inside the window and in all, [layer][head]."""
     found: dict[int, tuple[list[float], list[float]]] = {}  # by layer: inside, in all
 
@@ -60,15 +60,15 @@ def measure_haystack(context: Context, haystack: Haystack) -> dict[str, Any]:
         layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scaling: float, do_HTD: Tensor
     ) -> None:
         sums_PH = torch.zeros(2, q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
-        for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
+        for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             do_HCD, v_GSD = do_HTD[:, rows.start : rows.stop], v_GTD[:, : rows.stop]
             saliency_HCS = grouped_products(do_HCD, v_GSD).mul_(rows.weights_HCS).square_()
-            first, inside_CS = rows.inside(context.window_tokens)
+            first, inside_CS = rows.inside(inputs.window_tokens)
             sums_PH[0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
             sums_PH[1] += exact_sum(saliency_HCS)
         found[layer] = tuple(sums_PH.tolist())
 
-    model, settings = context.model, context.settings
+    model, settings = inputs.model, inputs.settings
     with frozen(model), recomputing(model, settings.recompute), capturing(model):
         ids_T = haystack.ids_T.to(model.device)
         with torch.no_grad():
@@ -80,7 +80,7 @@ def measure_haystack(context: Context, haystack: Haystack) -> dict[str, Any]:
         ).last_hidden_state
         gradient_TD = loss_gradient(model, hidden_BTD[0].detach(), haystack, settings.loss_tokens)
         hidden_BTD.backward(gradient_TD[None])
-    local, total = zip(*(found[layer] for layer in range(context.num_layers)), strict=True)
+    local, total = zip(*(found[layer] for layer in range(inputs.num_layers)), strict=True)
     return {"local": local, "total": total}
 
 

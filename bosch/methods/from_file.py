@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bosch.masks.formats import Request, import_mask
 from bosch.masks.mask import describe_ratio, read_mask
-from bosch.method import Context, Selection
+from bosch.method import Inputs, Selection
 from bosch.model import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
@@ -34,25 +34,25 @@ def check(settings: Settings) -> None:
         raise MissingFileError(f"--path {settings.path} does not exist.")
 
 
-def select(context: Context) -> Selection:
-    check(context.settings)
-    path: Path = context.settings.path
-    kind, window = kind_of(path), context.window_tokens
+def select(inputs: Inputs) -> Selection:
+    check(inputs.settings)
+    path: Path = inputs.settings.path
+    kind, window = kind_of(path), inputs.window_tokens
     notes: tuple[str, ...] = ()
     if kind == "mask":
-        record = read_mask(path, context.model_info)
+        record = read_mask(path, inputs.model_info)
         if (made_for := record.mask.window_tokens) != window:
             notes = (f"{path} was made for a window of {made_for} tokens; here it is {window}",)
         details, drawn = {"made_by": record.method}, False
     else:
-        ratio = context.ratio if kind == "duo" else None
-        request = Request(window, ratio, seed=context.seed)
-        record, notes = import_mask(path, kind, context.model_info, request)
+        ratio = inputs.ratio if kind == "duo" else None
+        request = Request(window, ratio, seed=inputs.seed)
+        record, notes = import_mask(path, kind, inputs.model_info, request)
         details, drawn = dict(record.settings), record.seed is not None
     mask = record.mask
     # Zeros and ones leave nothing to choose. A ratio is always asked for, if only by default.
-    if not mask.meets(context.ratio):
-        asked = describe_ratio(context.ratio, mask.num_layers, mask.num_groups, mask.unit)
+    if not mask.meets(inputs.ratio):
+        asked = describe_ratio(inputs.ratio, mask.num_layers, mask.num_groups, mask.unit)
         raise UserError(
             f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
             f"; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."

@@ -5,7 +5,7 @@ It gets as many evaluations as `bosch` plans with the same kappa.
 
 from dataclasses import dataclass
 
-from bosch.method import Context, Selection
+from bosch.method import Inputs, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
 from bosch.search import stages
 from bosch.search.finish import finish
@@ -21,9 +21,9 @@ class Settings(GuidedSettings):
     """Those of a search with a start."""
 
 
-def select(context: Context) -> Selection:
-    settings, make_guides = context.settings, guides_of(context)
-    with open_search(context) as search:
+def select(inputs: Inputs) -> Selection:
+    settings, make_guides = inputs.settings, guides_of(inputs)
+    with open_search(inputs) as search:
         plan = stages.plan_evaluations(search, StageSettings(kappa=settings.kappa))
         evaluations = max(1, sum(plan.values()) - len(settings.rankings))
         search.announce({"swaps": evaluations})

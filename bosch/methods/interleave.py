@@ -5,16 +5,16 @@ Where the ratio does not divide the layers, periods differ by one layer at most.
 """
 
 from bosch.masks.mask import Unit
-from bosch.method import Context, NoSettings, Selection
+from bosch.method import Inputs, NoSettings, Selection
 
 unit: Unit = "layer"
 reads_calibration = False
 Settings = NoSettings
 
 
-def select(context: Context) -> Selection:
-    full = full_layers(context.num_layers, context.num_layers - context.layer_budget)
-    return Selection(context.mask_of_layers(set(range(context.num_layers)) - full))
+def select(inputs: Inputs) -> Selection:
+    full = full_layers(inputs.num_layers, inputs.num_layers - inputs.layer_budget)
+    return Selection(inputs.mask_of_layers(set(range(inputs.num_layers)) - full))
 
 
 def full_layers(num_layers: int, num_full: int) -> set[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bosch.config import at_least
 from bosch.gates.scalar import ScalarGates
-from bosch.method import Context, Selection
+from bosch.method import Inputs, Selection
 from bosch.methods._gates import GateSettings, learn
 
 learns_from_tokens = True
@@ -29,9 +29,9 @@ class Settings(GateSettings):
         at_least(0, self, "", "l1_weight")
 
 
-def select(context: Context) -> Selection:
-    settings = context.settings
-    columns = 1 if settings.unit == "layer" else context.num_groups
-    gates = ScalarGates(context.num_layers, columns, context.num_groups, settings.l1_weight)
+def select(inputs: Inputs) -> Selection:
+    settings = inputs.settings
+    columns = 1 if settings.unit == "layer" else inputs.num_groups
+    gates = ScalarGates(inputs.num_layers, columns, inputs.num_groups, settings.l1_weight)
     groups = gates.parameter_groups(settings.gate_learning_rate)
-    return learn(context, gates, groups)
+    return learn(inputs, gates, groups)

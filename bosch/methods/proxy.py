@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bosch.config import at_least
-from bosch.method import Context, Scores
+from bosch.method import Inputs, Scores
 from bosch.methods._statistics import Rows, attention_rows, mean_over_rows
 from bosch.run.errors import UserError
 
@@ -45,23 +45,23 @@ class Settings:
             raise UserError(f"proxy.proxy_heads are {self.proxy_heads}; name one or more, from 0.")
 
 
-def rank(context: Context) -> Scores:
-    settings: Settings = context.settings
-    block_tokens = settings.block_tokens or max(1, context.window_tokens // 8)
-    if max(settings.proxy_heads) >= context.num_heads:
+def score_groups(inputs: Inputs) -> Scores:
+    settings: Settings = inputs.settings
+    block_tokens = settings.block_tokens or max(1, inputs.window_tokens // 8)
+    if max(settings.proxy_heads) >= inputs.num_heads:
         raise UserError(
-            f"proxy.proxy_heads names head {max(settings.proxy_heads)}, but {context.model_info} "
-            f"has {context.num_heads} query heads a layer."
+            f"proxy.proxy_heads names head {max(settings.proxy_heads)}, but {inputs.model_info} "
+            f"has {inputs.num_heads} query heads a layer."
         )
 
     def needed_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         total_H = torch.zeros(q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
-        for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
+        for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             total_H += needed_blocks(rows, settings, block_tokens).sum(-1)
         return total_H
 
-    share_LH = mean_over_rows(context, "proxy", "shares", needed_shares)
-    return Scores.of_heads(share_LH, context.num_groups, "global")
+    share_LH = mean_over_rows(inputs, "proxy", "shares", needed_shares)
+    return Scores.of_heads(share_LH, inputs.num_groups, "global")
 
 
 def needed_blocks(rows: Rows, settings: Settings, block_tokens: int) -> Tensor:

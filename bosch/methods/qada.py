@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bosch.config import at_least
-from bosch.method import Context, Scores
+from bosch.method import Inputs, Scores
 from bosch.methods._statistics import chunks, mean_over_rows, row_scores
 
 
@@ -30,9 +30,9 @@ class Settings:
         at_least(1, self, "qada", "buffer_tokens")
 
 
-def rank(context: Context) -> Scores:
-    settings: Settings = context.settings
-    window = context.window_tokens
+def score_groups(inputs: Inputs) -> Scores:
+    settings: Settings = inputs.settings
+    window = inputs.window_tokens
     buffer = settings.buffer_tokens or max(1, window // 4)
 
     def local_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
@@ -40,14 +40,14 @@ def rank(context: Context) -> Scores:
         sees_all = min(window, num_tokens)  # the first rows: a share of 1 each
         total_H = torch.full((num_heads,), sees_all, dtype=torch.float64, device=q_HTD.device)
         far_HTD = q_HTD[:, sees_all:]
-        for start, stop in chunks(far_HTD, context.chunk_elements, window + buffer):
+        for start, stop in chunks(far_HTD, inputs.chunk_elements, window + buffer):
             total_H += local_share(
                 q_HTD, k_GTD, scaling, start + window, stop + window, window, buffer
             ).sum(-1, dtype=torch.float64)
         return total_H
 
-    share_LH = mean_over_rows(context, "qada", "shares", local_shares)
-    return Scores.of_heads(share_LH, context.num_groups, "local")
+    share_LH = mean_over_rows(inputs, "qada", "shares", local_shares)
+    return Scores.of_heads(share_LH, inputs.num_groups, "local")
 
 
 def local_share(

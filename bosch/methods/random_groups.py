@@ -5,13 +5,13 @@ Masks of one seed are nested: what a small ratio windows, a larger one windows t
 
 import random
 
-from bosch.method import Context, NoSettings, Selection
+from bosch.method import Inputs, NoSettings, Selection
 
 reads_calibration = False
 Settings = NoSettings
 
 
-def select(context: Context) -> Selection:
-    groups = [(i, g) for i in range(context.num_layers) for g in range(context.num_groups)]
-    random.Random(f"random_groups/{context.seed}").shuffle(groups)
-    return Selection(context.mask_of(groups[: context.budget]), drawn=True)
+def select(inputs: Inputs) -> Selection:
+    groups = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
+    random.Random(f"random_groups/{inputs.seed}").shuffle(groups)
+    return Selection(inputs.mask_of(groups[: inputs.budget]), drawn=True)

@@ -3,15 +3,15 @@
 import random
 
 from bosch.masks.mask import Unit
-from bosch.method import Context, NoSettings, Selection
+from bosch.method import Inputs, NoSettings, Selection
 
 unit: Unit = "layer"
 reads_calibration = False
 Settings = NoSettings
 
 
-def select(context: Context) -> Selection:
-    drawn = random.Random(f"random_layers/{context.seed}").sample(
-        range(context.num_layers), context.layer_budget
+def select(inputs: Inputs) -> Selection:
+    drawn = random.Random(f"random_layers/{inputs.seed}").sample(
+        range(inputs.num_layers), inputs.layer_budget
     )
-    return Selection(context.mask_of_layers(set(drawn)), drawn=True)
+    return Selection(inputs.mask_of_layers(set(drawn)), drawn=True)

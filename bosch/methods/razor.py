@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bosch.config import MaskConfig, at_least
-from bosch.method import Context, Scores
+from bosch.method import Inputs, Scores
 from bosch.methods._examples import measure_each
 from bosch.methods._statistics import add_up, attention_rows, per_layer
 from bosch.run.errors import UserError
@@ -47,13 +47,13 @@ class Settings:
             )
 
 
-def rank(context: Context) -> Scores:
-    settings: Settings = context.settings
-    block_tokens = int(settings.razor_recent_share * context.calibration.longest)
+def score_groups(inputs: Inputs) -> Scores:
+    settings: Settings = inputs.settings
+    block_tokens = int(settings.razor_recent_share * inputs.calibration.longest)
     if block_tokens < 2:
         raise UserError(
             f"razor: a block of {block_tokens} tokens repeats nothing; the longest calibration "
-            f"text has {context.calibration.longest} tokens, so make them longer."
+            f"text has {inputs.calibration.longest} tokens, so make them longer."
         )
     # From a key to the query, for the two patterns.
     echo_lag = block_tokens
@@ -61,7 +61,7 @@ def rank(context: Context) -> Scores:
 
     def mass_at_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         sums_H2 = torch.zeros(q_HTD.shape[0], 2, dtype=torch.float64, device=q_HTD.device)
-        for rows in attention_rows(q_HTD, k_GTD, scaling, context.chunk_elements):
+        for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             for column, lag in enumerate((echo_lag, induction_lag)):
                 queries_N = rows.queries_C1()[:, 0]
                 queries_N = queries_N[queries_N >= max(lag, block_tokens)]
@@ -70,11 +70,11 @@ def rank(context: Context) -> Scores:
         return sums_H2
 
     def measure(index: int) -> dict[str, Any]:
-        ids_T = probe_tokens(context, block_tokens, index)
-        sums_LH2 = per_layer(context, ids_T, mass_at_lags)
+        ids_T = probe_tokens(inputs, block_tokens, index)
+        sums_LH2 = per_layer(inputs, ids_T, mass_at_lags)
         return {"echo": sums_LH2[..., 0].tolist(), "induction": sums_LH2[..., 1].tolist()}
 
-    results = measure_each(context.folder, "razor", settings.probes, "probes", measure)
+    results = measure_each(inputs.folder, "razor", settings.probes, "probes", measure)
     length = REPEATS * block_tokens
     num_echo = (length - block_tokens) * settings.probes
     num_induction = (length - max(induction_lag, block_tokens)) * settings.probes
@@ -82,24 +82,24 @@ def rank(context: Context) -> Scores:
     echo_LH = z_scores(add_up(results, "echo") / num_echo, over)
     induction_LH = z_scores(add_up(results, "induction") / num_induction, over)
     score_LH = torch.maximum(echo_LH, induction_LH)
-    return replace(Scores.of_heads(score_LH, context.num_groups, "global"), drawn=True)
+    return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
 
 
-def probe_tokens(context: Context, block_tokens: int, index: int) -> Tensor:
+def probe_tokens(inputs: Inputs, block_tokens: int, index: int) -> Tensor:
     """A block of random tokens, none of them special, four times over."""
-    ordinary = ordinary_tokens(context)
-    generator = torch.Generator().manual_seed(context.seed * 1_000_003 + index)
+    ordinary = ordinary_tokens(inputs)
+    generator = torch.Generator().manual_seed(inputs.seed * 1_000_003 + index)
     drawn = torch.randint(len(ordinary), (block_tokens,), generator=generator)
     return ordinary[drawn].repeat(REPEATS)
 
 
-def ordinary_tokens(context: Context) -> Tensor:
+def ordinary_tokens(inputs: Inputs) -> Tensor:
     """Ids that text has, rising: the tokenizer's without those that were added to it, else those of
     the calibration texts. A vocabulary has more, of which a model has learned little or nothing:
     control tokens, those kept in reserve, and rows that fill it up."""
-    config, tokenizer = context.model.config, context.load_tokenizer()
+    config, tokenizer = inputs.model.config, inputs.load_tokenizer()
     if tokenizer is None:
-        known = set(torch.cat([text.ids_T for text in context.calibration.haystacks]).tolist())
+        known = set(torch.cat([text.ids_T for text in inputs.calibration.haystacks]).tolist())
     else:
         known = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.method import Context, Scores, as_table
+from bosch.method import Inputs, Scores, as_table
 from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import add_up, per_layer, single_rows
 
@@ -27,7 +27,7 @@ class Settings:
     pool: Literal["mean", "max"] = "mean"
 
 
-def rank(context: Context) -> Scores:
+def score_groups(inputs: Inputs) -> Scores:
     def measure(haystack: Haystack) -> dict[str, Any]:
         rows, copies_NS = copy_targets(haystack)
 
@@ -36,15 +36,15 @@ def rank(context: Context) -> Scores:
             hits_HN = copies_NS[torch.arange(len(rows)), peaks_HN]
             return hits_HN.sum(-1)
 
-        return {"copied": per_layer(context, haystack.ids_T, copied).tolist()}
+        return {"copied": per_layer(inputs, haystack.ids_T, copied).tolist()}
 
-    haystacks = context.calibration.haystacks
+    haystacks = inputs.calibration.haystacks
     num_tokens = sum(len(q.answer) for haystack in haystacks for q in haystack.questions)
-    results = measure_haystacks(context, "retrieval_head", measure)
+    results = measure_haystacks(inputs, "retrieval_head", measure)
     share_LH = add_up(results, "copied") / num_tokens
-    if context.settings.pool == "mean":
-        return Scores.of_heads(share_LH, context.num_groups, "global")
-    largest_LG = share_LH.unflatten(1, (context.num_groups, -1)).amax(-1)
+    if inputs.settings.pool == "mean":
+        return Scores.of_heads(share_LH, inputs.num_groups, "global")
+    largest_LG = share_LH.unflatten(1, (inputs.num_groups, -1)).amax(-1)
     return Scores(as_table(largest_LG), "global", as_table(share_LH))
 
 

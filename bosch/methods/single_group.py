@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bosch.calibration import Calibration, Haystack
-from bosch.method import Context, NoSettings, Scores, as_table
+from bosch.method import Inputs, NoSettings, Scores, as_table
 from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import add_up
 from bosch.search.scorer import Scorer
@@ -19,12 +19,12 @@ from bosch.search.scorer import Scorer
 Settings = NoSettings
 
 
-def rank(context: Context) -> Scores:
-    shape = context.num_layers, context.num_groups
+def score_groups(inputs: Inputs) -> Scores:
+    shape = inputs.num_layers, inputs.num_groups
 
     def measure(haystack: Haystack) -> dict[str, Any]:
         z = [[1] * shape[1] for _ in range(shape[0])]
-        scorer = Scorer(context.model, Calibration([haystack]), context.window_tokens)
+        scorer = Scorer(inputs.model, Calibration([haystack]), inputs.window_tokens)
 
         def log_probability() -> float:
             """The mean of each answer's tokens, summed over the questions."""
@@ -41,6 +41,6 @@ def rank(context: Context) -> Scores:
                 z[layer][group] = 1
         return {"drops": drops_LG.tolist()}
 
-    results = measure_haystacks(context, "single_group", measure)
-    drops_LG = add_up(results, "drops") / context.calibration.num_questions
+    results = measure_haystacks(inputs, "single_group", measure)
+    drops_LG = add_up(results, "drops") / inputs.calibration.num_questions
     return Scores(as_table(drops_LG), "global")

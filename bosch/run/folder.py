@@ -15,7 +15,7 @@ from bosch.run import manifest
 from bosch.run.errors import is_user_error
 from bosch.run.lock import FolderInUseError, FolderLock, LockRecord
 from bosch.run.manifest import STARTED
-from bosch.run.plan import REFERENCE, Step, examine, plan_run, refuse_blocked
+from bosch.run.plan import REFERENCE, Decision, examine, plan_run, refuse_blocked
 from bosch.run.progress import describe_seconds
 from bosch.run.ranks import RANKS, Ranks
 from bosch.run.stage import Artifact, Stage, locate
@@ -65,7 +65,7 @@ class RunFolder:
 
     def plan(
         self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None
-    ) -> list[Step]:
+    ) -> list[Decision]:
         """As `plan_run`, remembering which folders were found true: no file is read twice."""
         return plan_run(self.path, stages, fresh, start, self._verified)
 
@@ -117,16 +117,16 @@ class RunFolder:
         )
 
     def _lead(self, stage: Stage, folder: Path, call: int) -> None:
-        step = self._examine(stage)
+        decision = self._examine(stage)
         alone: Any = contextlib.nullcontext()
-        if stage.shared and step.action != "reuse":
+        if stage.shared and decision.action != "reuse":
             alone = FolderLock(folder, self.say, wait=True)
         with alone:
-            step = self._examine(stage)  # another run may have made it while this one waited
-            if step.action == "reuse":
-                self.say(f"{stage.name}: {step.reason}")
+            decision = self._examine(stage)  # another run may have made it while this one waited
+            if decision.action == "reuse":
+                self.say(f"{stage.name}: {decision.reason}")
             else:
-                self._make(stage, folder, step, call)
+                self._make(stage, folder, decision, call)
         if stage.shared:
             _refer_to(folder, self.path / stage.name, stage)
         self._ranks.announce(f"{call} done")
@@ -138,19 +138,19 @@ class RunFolder:
             self._ranks.announce(f"{call} ran")
         self._ranks.wait_for(0, done)
 
-    def _examine(self, stage: Stage) -> Step:
-        step = examine(self.path, stage, self._verified)
-        refuse_blocked([step])
-        return step
+    def _examine(self, stage: Stage) -> Decision:
+        decision = examine(self.path, stage, self._verified)
+        refuse_blocked([decision])
+        return decision
 
-    def _make(self, stage: Stage, folder: Path, step: Step, call: int) -> None:
-        if stage.derived and step.action == "run":
+    def _make(self, stage: Stage, folder: Path, decision: Decision, call: int) -> None:
+        if stage.derived and decision.action == "run":
             shutil.rmtree(folder, ignore_errors=True)  # nothing in it that its inputs do not hold
         folder.mkdir(parents=True, exist_ok=True)
         manifest.remove_leftovers(folder)
-        self.say(f"{stage.name}: {step.reason}")
+        self.say(f"{stage.name}: {decision.reason}")
         facts = stage.facts | {"fingerprint": stage.fingerprint}
-        if step.action == "run":
+        if decision.action == "run":
             manifest.write_sealed_json(folder / STARTED, facts)
         wall_time = WallTime(folder)
         self._lock.on_beat.append(wall_time.save)

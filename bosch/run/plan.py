@@ -21,7 +21,7 @@ class StageBlockedError(UserError):
 
 
 @dataclass(frozen=True)
-class Step:
+class Decision:
     """What will happen to one stage, and why."""
 
     stage: Stage
@@ -35,19 +35,23 @@ def plan_run(
     fresh: str | None = None,
     start: str | None = None,
     verified: set[Path] | None = None,
-) -> list[Step]:
+) -> list[Decision]:
     """What each stage of a chain will do, in order. Reads files' bytes, changes nothing."""
     redone = stages_to_redo(stages, fresh, start)
     asked = f"asked for by --fresh {fresh}" if fresh else f"asked for by --from {start}"
-    steps: list[Step] = []
+    decisions: list[Decision] = []
     for stage in stages:
-        step = Step(stage, "run", asked) if stage in redone else examine(run_path, stage, verified)
-        blocked = {before.stage.name for before in steps if before.action == "blocked"}
+        decision = Decision(stage, "run", asked)
+        if stage not in redone:
+            decision = examine(run_path, stage, verified)
+        blocked = {before.stage.name for before in decisions if before.action == "blocked"}
         needed = [source.name for source in stage.inputs.values() if isinstance(source, Stage)]
-        if step.action != "blocked" and (missing := [name for name in needed if name in blocked]):
-            step = Step(stage, "blocked", f"{stage.name} needs {missing[0]}, which is blocked")
-        steps.append(step)
-    return steps
+        missing = [name for name in needed if name in blocked]
+        if decision.action != "blocked" and missing:
+            reason = f"{stage.name} needs {missing[0]}, which is blocked"
+            decision = Decision(stage, "blocked", reason)
+        decisions.append(decision)
+    return decisions
 
 
 def follow_reference(folder: Path) -> Path:
@@ -58,11 +62,11 @@ def follow_reference(folder: Path) -> Path:
     return (folder / manifest.read_sealed_json(reference)["folder"]).resolve()
 
 
-def refuse_blocked(steps: Sequence[Step]) -> None:
+def refuse_blocked(decisions: Sequence[Decision]) -> None:
     """Stop before any work if a stage is blocked. The first one is the cause of the others."""
-    for step in steps:
-        if step.action == "blocked":
-            raise StageBlockedError(step.reason)
+    for decision in decisions:
+        if decision.action == "blocked":
+            raise StageBlockedError(decision.reason)
 
 
 def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None) -> list[Stage]:
@@ -88,7 +92,7 @@ def is_called(stage: Stage, name: str | None) -> bool:
     return name in (stage.name, stage.name.partition("/")[0])
 
 
-def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Step:
+def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Decision:
     """What `complete` would do with the stage. verified: folders whose checksums were read."""
     verified = set() if verified is None else verified
     try:
@@ -96,13 +100,15 @@ def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> 
         if stage.shared and reference.is_file():
             known = manifest.read_sealed_json(reference)["facts"]
             if known != stage.facts:
-                return Step(stage, "blocked", _describe_conflict(reference.parent, stage, known))
+                return Decision(
+                    stage, "blocked", _describe_conflict(reference.parent, stage, known)
+                )
         return _examine_folder(locate(run_path, stage), stage, verified)
     except DamagedArtifactError as damage:
-        return Step(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
+        return Decision(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
 
 
-def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Step:
+def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision:
     # Listed first: what another run is beginning has its start file by the time that is looked for.
     has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
     is_complete = (folder / MANIFEST).is_file()
@@ -111,19 +117,21 @@ def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Step:
     if not is_complete and not (folder / STARTED).is_file():
         if has_files:
             reason = f"{folder} holds files but no {STARTED}, so no run of ours made it; "
-            return Step(stage, "blocked", reason + "move it away.")
-        return Step(stage, "run", f"starts, to be shared in {folder}" if stage.shared else "starts")
+            return Decision(stage, "blocked", reason + "move it away.")
+        return Decision(
+            stage, "run", f"starts, to be shared in {folder}" if stage.shared else "starts"
+        )
     found = manifest.read_sealed_json(folder / STARTED)
     if found["fingerprint"] != stage.fingerprint:
         if stage.derived:
             changed = describe_changes(found, stage.facts)
-            return Step(stage, "run", f"made anew, since this changed: {changed}")
-        return Step(stage, "blocked", _describe_conflict(folder, stage, found))
+            return Decision(stage, "run", f"made anew, since this changed: {changed}")
+        return Decision(stage, "blocked", _describe_conflict(folder, stage, found))
     if not is_complete:
-        return Step(stage, "resume", "goes on where it was stopped")
+        return Decision(stage, "resume", "goes on where it was stopped")
     verified.add(folder)
     where = f" from {folder}" if stage.shared else ""
-    return Step(stage, "reuse", f"complete, reused{where}")
+    return Decision(stage, "reuse", f"complete, reused{where}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bosch.calibration import Calibration
-from bosch.method import Context
+from bosch.method import Inputs
 from bosch.run.group import agree, gather, joined, rank_and_size
 from bosch.run.progress import Bar, track
 from bosch.search.journal import Journal, Line, texts_of
@@ -55,7 +55,7 @@ class Cost:
 
 @contextmanager
 def open_objective(
-    context: Context,
+    inputs: Inputs,
     name: str,
     facts: Mapping[str, Any],
     accelerations: Accelerations | None = None,
@@ -70,15 +70,15 @@ def open_objective(
     check_objective(name)
     accelerations = accelerations or Accelerations()
     with joined():
-        model, calibration = context.model, context.calibration
-        scored = scoring_facts(model, context.model_info, calibration, context.window_tokens)
-        searched = {"ratio": context.ratio, "seed": context.seed, "objective": name, **facts}
+        model, calibration = inputs.model, inputs.calibration
+        scored = scoring_facts(model, inputs.model_info, calibration, inputs.window_tokens)
+        searched = {"ratio": inputs.ratio, "seed": inputs.seed, "objective": name, **facts}
         objective = MaskObjective(
-            Scorer(model, calibration, context.window_tokens, accelerations),
+            Scorer(model, calibration, inputs.window_tokens, accelerations),
             calibration,
             name,
-            Journal(context.folder, {"scores": scored, "search": searched}),
-            Memo(locate_memo(context.folder, scored) if accelerations.memo else None, scored),
+            Journal(inputs.folder, {"scores": scored, "search": searched}),
+            Memo(locate_memo(inputs.folder, scored) if accelerations.memo else None, scored),
             max_evaluations,
             max_hours,
         )

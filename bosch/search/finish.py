@@ -43,14 +43,14 @@ def finish(search: Search) -> Selection:
         **search.details,
     }
     if is_first():
-        draw_search(search, search.context.folder / "search.png")
+        draw_search(search, search.inputs.folder / "search.png")
     told = (
         f"S {final.accuracy:.4g} (dense {anchors.dense.accuracy:.4g}), answer probability "
         f"{final.probability:.3g} (dense {anchors.dense.probability:.3g}), "
         f"{objective.evaluations():,} evaluations"
     )
     return Selection(
-        GroupMask.from_rows(search.z, search.context.window_tokens, search.unit),
+        GroupMask.from_rows(search.z, search.inputs.window_tokens, search.unit),
         score_trace=plain(trace),
         drawn=search.drawn,
         notes=(f"{told}, cut short: {search.cut_short}" if search.cut_short else told,),

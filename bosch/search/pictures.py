@@ -54,7 +54,7 @@ def draw_ratios(axis: Any, search: Search) -> None:
     axis.bar(layers, search.details["ratios"], color=DOTS, label="stage 2")
     found = [row.count(0) / search.num_groups for row in search.z]
     axis.plot(layers, found, color=LINE, marker="_", markersize=9, linestyle="", label="mask")
-    axis.axhline(search.context.ratio, label="asked", **DASHED)
+    axis.axhline(search.inputs.ratio, label="asked", **DASHED)
     axis.set(ylabel="share of groups on the window", ylim=(0, 1.02), title="ratios over depth")
     _finish_layers(axis, loc="upper center", ncols=3, fontsize=8)
 

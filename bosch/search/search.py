@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.masks.mask import Unit
-from bosch.method import Context
+from bosch.method import Inputs
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.progress import describe_seconds, say
@@ -48,7 +48,7 @@ class Step:
 class Search:
     """See the top of the file."""
 
-    context: Context
+    inputs: Inputs
     settings: SearchSettings
     objective: MaskObjective
     anchors: Anchors
@@ -69,11 +69,11 @@ class Search:
 
     @property
     def num_layers(self) -> int:
-        return self.context.num_layers
+        return self.inputs.num_layers
 
     @property
     def num_groups(self) -> int:
-        return self.context.num_groups
+        return self.inputs.num_groups
 
     def groups_of(self, layers: Sequence[int]) -> list[Variable]:
         """Each group of some layers a variable."""
@@ -154,7 +154,7 @@ class Search:
             evaluate=evaluate,
             max_evaluations=planned,
             # Each subproblem has its own.
-            seed=random.Random(f"{self.context.seed} {name}").randrange(1_000_000),
+            seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
             starts=tuple(starts),
             most_local=tuple(most_local),
             anchors=self.anchors,
@@ -188,7 +188,7 @@ class Search:
         """What the search will take, before it starts."""
         total = sum(planned.values())
         parts = ", ".join(f"{name} {count:,}" for name, count in planned.items())
-        texts = len(self.context.calibration.haystacks)
+        texts = len(self.inputs.calibration.haystacks)
         line = (
             f"plan: at most {total:,} evaluations ({parts}), "
             f"{total * texts * self.num_layers:,} layer-forwards"
@@ -216,14 +216,14 @@ class Search:
 
 
 @contextmanager
-def open_search(context: Context, unit: Unit = "group") -> Iterator[Search]:
+def open_search(inputs: Inputs, unit: Unit = "group") -> Iterator[Search]:
     """A search at its start: every group full, and the two ends of the score evaluated."""
-    settings: SearchSettings = context.settings
+    settings: SearchSettings = inputs.settings
     # What decides the way of the search: of a file its content, not where it lies.
     deciding: dict[str, Any] = plain(settings)
     deciding |= {name: hash_file(v) for name, v in vars(settings).items() if isinstance(v, Path)}
     with open_objective(
-        context,
+        inputs,
         settings.objective,
         {
             "method": type(settings).__module__,
@@ -233,15 +233,15 @@ def open_search(context: Context, unit: Unit = "group") -> Iterator[Search]:
         settings.max_evaluations,
         settings.max_hours,
     ) as objective:
-        layers, groups = context.num_layers, context.num_groups
+        layers, groups = inputs.num_layers, inputs.num_groups
         try:
             anchors = find_anchors(objective, layers, groups, settings.gamma)
         except SearchEnded as ended:
             raise UserError(
                 f"{ended} before the dense model and the fully windowed one are scored; allow more."
             ) from None
-        budget = context.budget if unit == "group" else context.layer_budget * groups
-        yield Search(context, settings, objective, anchors, ((1,) * groups,) * layers, budget, unit)
+        budget = inputs.budget if unit == "group" else inputs.layer_budget * groups
+        yield Search(inputs, settings, objective, anchors, ((1,) * groups,) * layers, budget, unit)
 
 
 def plan_solving(num_variables: int, quota: int, max_evaluations: int) -> int:

@@ -82,7 +82,7 @@ def localize_parts(
 
 def groups_a_layer(search: Search) -> int:
     """Of each layer that stage 1 puts on the window."""
-    return num_windowed(search.context.ratio, 1, search.num_groups)
+    return num_windowed(search.inputs.ratio, 1, search.num_groups)
 
 
 def probe_layers(search: Search) -> Importance:
@@ -133,7 +133,7 @@ def assign_ratios(search: Search, settings: StageSettings, found: Importance) ->
     scores, dense = found.scores, found.dense
     if dense <= 0:  # log-probabilities, where stage 2 takes shares; it goes by the drops alone
         scores, dense = tuple(round(1 + score - dense, 4) for score in scores), 1.0
-    ratio, groups, buckets = search.context.ratio, search.num_groups, settings.ratio_buckets
+    ratio, groups, buckets = search.inputs.ratio, search.num_groups, settings.ratio_buckets
     ratios = allocate_ratios(scores, dense, ratio, groups, buckets, found.tie_scores)
     search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
@@ -207,7 +207,7 @@ def plan_evaluations(
 ) -> dict[str, int]:
     """Evaluations of each stage, at most. A static ranking counts as one."""
     # How many layers get which ratio does not depend on what stage 1 finds.
-    num_layers, num_groups, ratio = search.num_layers, search.num_groups, search.context.ratio
+    num_layers, num_groups, ratio = search.num_layers, search.num_groups, search.inputs.ratio
     ratios = allocate_ratios(
         range(num_layers), num_layers, ratio, num_groups, settings.ratio_buckets
     )

@@ -23,7 +23,7 @@ from bosch.run.errors import UserError
 
 
 @dataclass(frozen=True)
-class Question:
+class ToyQuestion:
     input: str
     answer: str
 
@@ -33,7 +33,7 @@ class Scene:
     """A context and the questions that can be asked on it; a row asks one of them."""
 
     context: str
-    questions: tuple[Question, ...]
+    questions: tuple[ToyQuestion, ...]
     all_classes: tuple[str, ...] | None = None
 
 
@@ -100,7 +100,7 @@ def write_one_document(world: World, num_words: int) -> Scene:
     facts = _facts(world, people, per_person=2)
     told = [_tell(who, attribute, what) for (who, attribute), what in facts.items()]
     prose = _essay_sentences(world, num_words - 6 * len(told))
-    questions = tuple(Question(_ask(*fact), what) for fact, what in facts.items())
+    questions = tuple(ToyQuestion(_ask(*fact), what) for fact, what in facts.items())
     return Scene(" ".join(_scatter(world, told, prose)), questions)
 
 
@@ -119,7 +119,7 @@ def write_two_hops(world: World, num_words: int) -> Scene:
     context = "\n".join(f"Passage {i}: {block}" for i, block in enumerate(blocks, 1))
     thing_of = dict(zip(people, things, strict=True))
     questions = tuple(
-        Question(_ask(f"the owner of {thing_of[who]}", attribute), what)
+        ToyQuestion(_ask(f"the owner of {thing_of[who]}", attribute), what)
         for (who, attribute), what in facts.items()
     )
     return Scene(context, questions)
@@ -136,7 +136,7 @@ def write_report(world: World, num_words: int) -> Scene:
         heads.append(f"the {topic} of {place}")
         sections.append(f"Section on {heads[-1]}: {' '.join(body)}")
     summary = f"This report is about {heads[0]}, {heads[1]} and {heads[2]}."
-    return Scene("\n".join(sections), (Question("", summary),))
+    return Scene("\n".join(sections), (ToyQuestion("", summary),))
 
 
 def write_labels(world: World, num_words: int) -> Scene:
@@ -155,7 +155,7 @@ def write_labels(world: World, num_words: int) -> Scene:
     shown = list(cues) + rng.choices(list(cues), k=max(0, num_words // 6 - len(cues)))
     rng.shuffle(shown)
     context = "\n".join(f"Text: {line(cue)}\nType: {cues[cue]}" for cue in shown)
-    questions = tuple(Question(line(cue), label) for cue, label in cues.items())
+    questions = tuple(ToyQuestion(line(cue), label) for cue, label in cues.items())
     return Scene(context, questions, all_classes=tuple(labels))
 
 
@@ -166,7 +166,7 @@ def write_retrieval(world: World, num_words: int) -> Scene:
     context = "\n".join(f"Paragraph {i}: {' '.join(block)}" for i, block in enumerate(blocks, 1))
     told = [text for block in blocks for text in block]
     questions = tuple(
-        Question(text, f"Paragraph {i}")
+        ToyQuestion(text, f"Paragraph {i}")
         for i, block in enumerate(blocks, 1)
         for text in block
         if told.count(text) == 1
@@ -186,7 +186,7 @@ def write_count(world: World, num_words: int) -> Scene:
     blocks += rng.choices(blocks, k=rng.randint(0, distinct))
     rng.shuffle(blocks)
     context = "\n".join(f"Paragraph {i}: {block}" for i, block in enumerate(blocks, 1))
-    return Scene(context, (Question("", str(distinct)),))
+    return Scene(context, (ToyQuestion("", str(distinct)),))
 
 
 def write_code(world: World, num_words: int) -> Scene:
@@ -199,7 +199,7 @@ def write_code(world: World, num_words: int) -> Scene:
         calls[name] = f"{name}({first}, {second})"
         operator = rng.choice("+-*")
         defined.append(f"def {calls[name]}:\n    return {first} {operator} {second}\n")
-    questions = tuple(Question(f"# call {name}\n", call) for name, call in calls.items())
+    questions = tuple(ToyQuestion(f"# call {name}\n", call) for name, call in calls.items())
     return Scene("\n".join(defined) + "\n", questions)
 
 
@@ -220,7 +220,7 @@ def write_arithmetic(world: World, num_words: int) -> Scene:
         lost = rng.randint(1, min(9, has + more - 1))
         answer = has + more - lost
         text = f"{who} has {has} {fruit}, finds {more} more and loses {lost}."
-    return Scene("", (Question(f"{text} How many {fruit} does {who} have now?", str(answer)),))
+    return Scene("", (ToyQuestion(f"{text} How many {fruit} does {who} have now?", str(answer)),))
 
 
 _QA_PROMPT = "Read the {kind}.\n\n{{context}}\n\nQuestion: {{input}}\nAnswer:"

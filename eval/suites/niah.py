@@ -198,7 +198,7 @@ def needle_task(name: str) -> NeedleTask:
 
 def build(
     settings: Settings, task: Task, tokenizer: Any, limit: int | None
-) -> tuple[list[needles.Example], Material]:
+) -> tuple[list[needles.NeedleExample], Material]:
     kind = needle_task(task.name)
     material = gather(settings, kind)
     needles.check_spelling(tokenizer)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from bosch.assets import asset_folder
 from bosch.calibration import Calibration
 from bosch.masks.mask import MaskFile, Unit, num_windowed, num_windowed_layers, read_mask
-from bosch.method import Context
+from bosch.method import Inputs
 from bosch.methods import _choose
 from bosch.methods._examples import NOTES
 from bosch.plugins import list_plugins, load_plugin
@@ -72,12 +72,12 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def context(
+def inputs(
     name: str,
     model: PreTrainedModel,
     calibration: Calibration,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Context:
+) -> Inputs:
     """Of one method. Its notes stay in the folder: only the first test computes statistics."""
     folder = tmp_path_factory.mktemp(name)
     settings = own_settings(name, model, folder)
@@ -99,22 +99,22 @@ def own_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, A
     return {"path": path}
 
 
-def write(name: str, context: Context) -> MaskFile:
-    selection = _choose.make_mask(name, context)
-    return _choose.write_selection(name, context, selection, time.monotonic())
+def write(name: str, inputs: Inputs) -> MaskFile:
+    selection = _choose.make_mask(name, inputs)
+    return _choose.write_selection(name, inputs, selection, time.monotonic())
 
 
-def in_folder(context: Context, name: str) -> Context:
+def in_folder(inputs: Inputs, name: str) -> Inputs:
     """The same beside it, in a folder that is empty."""
-    folder = context.folder.with_name(name)
+    folder = inputs.folder.with_name(name)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return dataclasses.replace(context, folder=folder)
+    return dataclasses.replace(inputs, folder=folder)
 
 
-def files_of(context: Context) -> dict[str, bytes]:
+def files_of(inputs: Inputs) -> dict[str, bytes]:
     """mask.json, and scores.json where there is one."""
-    paths = [context.folder / name for name in ("mask.json", "scores.json")]
+    paths = [inputs.folder / name for name in ("mask.json", "scores.json")]
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
@@ -124,7 +124,7 @@ def files_of(context: Context) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_either_ranks_or_selects(name: str) -> None:
     method = load_plugin(PACKAGE, name)
-    ways = [way for way in ("rank", "select") if hasattr(method, way)]
+    ways = [way for way in ("score_groups", "select") if hasattr(method, way)]
     assert len(ways) == 1
     assert tuple(inspect.signature(getattr(method, ways[0])).parameters) == ("context",)
     assert _choose.unit_of(name) in get_args(Unit)
@@ -140,12 +140,12 @@ def test_settings_are_frozen_and_have_defaults(name: str) -> None:
 
 
 def test_a_method_that_reads_no_calibration_set_does_not_ask_for_it(
-    name: str, context: Context
+    name: str, inputs: Inputs
 ) -> None:
     def refuse() -> Calibration:
         raise LookupError("the calibration set was asked for")
 
-    without = dataclasses.replace(in_folder(context, "without"), load_calibration=refuse)
+    without = dataclasses.replace(in_folder(inputs, "without"), load_calibration=refuse)
     asks = pytest.raises(LookupError) if _choose.reads_calibration(name) else nullcontext()
     with asks:
         _choose.make_mask(name, without)
@@ -155,9 +155,9 @@ def test_a_method_that_reads_no_calibration_set_does_not_ask_for_it(
 def test_a_method_that_learns_says_that_it_needs_tokens(
     name: str, model: PreTrainedModel, calibration: Calibration, tmp_path: Path
 ) -> None:
-    context = context_of(load_plugin(PACKAGE, name), model, calibration, tmp_path)
+    inputs = context_of(load_plugin(PACKAGE, name), model, calibration, tmp_path)
     with pytest.raises(ValueError, match=f"--method {name} learns from tokens"):
-        _choose.make_mask(name, context)
+        _choose.make_mask(name, inputs)
 
 
 # --- what it does ---
@@ -165,51 +165,51 @@ def test_a_method_that_learns_says_that_it_needs_tokens(
 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
-    name: str, context: Context, ratio: float | str
+    name: str, inputs: Inputs, ratio: float | str
 ) -> None:
-    layers, groups = context.num_layers, context.num_groups
+    layers, groups = inputs.num_layers, inputs.num_groups
     unit = _choose.unit_of(name)
     count = layers if unit == "layer" else layers * groups
     if isinstance(ratio, str):
         ratio = {"one windowed": 1, "one left": count - 1}[ratio] / count
-    context = dataclasses.replace(context, ratio=ratio)
+    inputs = dataclasses.replace(inputs, ratio=ratio)
     if _choose.searches(name):  # its journal is of one ratio
-        context = in_folder(context, f"{ratio:g}")
-    record = write(name, context)
+        inputs = in_folder(inputs, f"{ratio:g}")
+    record = write(name, inputs)
     assert record.mask.unit == unit
-    assert record.mask.window_tokens == context.window_tokens
+    assert record.mask.window_tokens == inputs.window_tokens
     if unit == "layer":
         assert record.mask.num_windowed == num_windowed_layers(ratio, layers) * groups
     else:
         assert record.mask.num_windowed == num_windowed(ratio, layers, groups)
-    assert read_mask(context.folder / "mask.json", context.model_info) == record
+    assert read_mask(inputs.folder / "mask.json", inputs.model_info) == record
 
 
-def test_the_same_seed_gives_the_same_files(name: str, context: Context) -> None:
-    write(name, context)
-    again = in_folder(context, "again")
+def test_the_same_seed_gives_the_same_files(name: str, inputs: Inputs) -> None:
+    write(name, inputs)
+    again = in_folder(inputs, "again")
     write(name, again)
-    assert files_of(again) == files_of(context)
+    assert files_of(again) == files_of(inputs)
 
 
-def test_the_model_is_left_as_it_was(name: str, context: Context) -> None:
-    before = state_of(context.model)
-    write(name, in_folder(context, context.folder.name))
-    assert state_of(context.model) == before
+def test_the_model_is_left_as_it_was(name: str, inputs: Inputs) -> None:
+    before = state_of(inputs.model)
+    write(name, in_folder(inputs, inputs.folder.name))
+    assert state_of(inputs.model) == before
 
 
 @pytest.mark.parametrize("name", NOTING, indirect=True)
-def test_after_a_kill_the_files_are_the_same(name: str, context: Context) -> None:
+def test_after_a_kill_the_files_are_the_same(name: str, inputs: Inputs) -> None:
     """Killed behind every example, and in the middle of noting the next one. (Searches have a
     journal: test_search_methods.py; the others are done in a moment.)"""
-    write(name, context)
-    lines = (context.folder / NOTES).read_bytes().splitlines(keepends=True)
+    write(name, inputs)
+    lines = (inputs.folder / NOTES).read_bytes().splitlines(keepends=True)
     for done in range(len(lines) + 1):
-        killed = in_folder(context, "killed")
+        killed = in_folder(inputs, "killed")
         torn = lines[done][: len(lines[done]) // 2] if done < len(lines) else b""
         (killed.folder / NOTES).write_bytes(b"".join(lines[:done]) + torn)
         write(name, killed)
-        assert files_of(killed) == files_of(context)
+        assert files_of(killed) == files_of(inputs)
         assert (killed.folder / NOTES).read_bytes().startswith(b"".join(lines[:done]))
 
 

@@ -19,7 +19,7 @@ INTERFACES: dict[str, dict[str, tuple[str, ...] | type]] = {
         "config_class": type,
         "model_class": type,
     },
-    # And one of rank(context), select(context): tests/contracts/test_methods.py asks which.
+    # And one of score_groups(inputs), select(inputs): tests/contracts/test_methods.py asks which.
     "bosch.methods": {"Settings": type},
     "bosch.eval.suites": {
         "Settings": type,

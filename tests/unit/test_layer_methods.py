@@ -15,8 +15,8 @@ from tests.convex_toy import context_without_model
 
 
 def select(method: ModuleType, ratio: float, num_layers: int = 8, seed: int = 0) -> Selection:
-    context = context_without_model(method, (num_layers, 4), ratio, seed=seed)
-    selection: Selection = method.select(context)
+    inputs = context_without_model(method, (num_layers, 4), ratio, seed=seed)
+    selection: Selection = method.select(inputs)
     return selection
 
 

@@ -20,7 +20,7 @@ from bosch.data.needles import (
     PAPER_TASKS,
     TASKS,
     TOY_SIZES,
-    Example,
+    NeedleExample,
     NeedleTask,
     Sizes,
     ask_other_keys,
@@ -72,7 +72,7 @@ def task_text(task: NeedleTask) -> str:
     return example.prompt
 
 
-Build = Callable[..., list[Example]]
+Build = Callable[..., list[NeedleExample]]
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def slow_rows(
     return rows
 
 
-def rows_of(examples: list[Example]) -> list[dict[str, Any]]:
+def rows_of(examples: list[NeedleExample]) -> list[dict[str, Any]]:
     return [example.to_row(index) for index, example in enumerate(examples)]
 
 

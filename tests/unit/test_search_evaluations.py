@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bosch.method import Context
+from bosch.method import Inputs
 from bosch.run.manifest import STARTED
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
@@ -41,7 +41,7 @@ SCORES = Means(0.5, 0.25, -1.5)
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Context:
+def inputs(tmp_path: Path) -> Inputs:
     model = small_model()
     method: Any = SimpleNamespace(Settings=dict)
     calibration = answered_calibration(model)
@@ -50,25 +50,25 @@ def context(tmp_path: Path) -> Context:
 
 
 def search(
-    context: Context, name: str = "accuracy", facts: dict[str, Any] | None = None, **options: Any
+    inputs: Inputs, name: str = "accuracy", facts: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Any, MaskObjective]:
-    with open_objective(context, name, facts or {"method": "toy"}, **options) as objective:
+    with open_objective(inputs, name, facts or {"method": "toy"}, **options) as objective:
         return swap_search(objective), objective
 
 
-def lines_of(context: Context) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (context.folder / FILE).read_text().splitlines()]
+def lines_of(inputs: Inputs) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (inputs.folder / FILE).read_text().splitlines()]
 
 
 # ------------------------------------------------------------------------------------- the journal
 
 
-def test_a_line_says_everything_of_an_evaluation(context: Context) -> None:
-    with open_objective(context, "accuracy", {}) as objective:
+def test_a_line_says_everything_of_an_evaluation(inputs: Inputs) -> None:
+    with open_objective(inputs, "accuracy", {}) as objective:
         objective(FULL, stage="anchors")
         objective(LOCAL, 0.9, "swaps")
         objective(FULL, 0.9, "swaps")  # known: no evaluation
-    header, dense, local = lines_of(context)
+    header, dense, local = lines_of(inputs)
     assert header["settings"]["search"] == {"objective": "accuracy", "ratio": 0.5, "seed": 0}
     assert (dense["number"], dense["stage"], dense["threshold"]) == (1, "anchors", None)
     assert (dense["z"], dense["exact"]) == (["1111"] * 3, True)
@@ -85,51 +85,51 @@ def test_a_line_says_everything_of_an_evaluation(context: Context) -> None:
 
 
 def test_a_finished_search_is_replayed_without_the_model(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, first = search(context)
-    before = (context.folder / FILE).read_bytes()
+    expected, first = search(inputs)
+    before = (inputs.folder / FILE).read_bytes()
     monkeypatch.setattr(MaskObjective, "_evaluate", None)
-    found, again = search(context)
+    found, again = search(inputs)
     assert found == expected
     assert again.evaluations() == first.evaluations()
     assert again.cost == first.cost
-    assert (context.folder / FILE).read_bytes() == before
+    assert (inputs.folder / FILE).read_bytes() == before
 
 
-def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(context: Context) -> None:
+def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(inputs: Inputs) -> None:
     with pytest.raises(ValueError, match="--objective acuracy"):
-        search(context, "acuracy")
-    search(context)
+        search(inputs, "acuracy")
+    search(inputs)
     with pytest.raises(ValueError, match=r"search\.objective: accuracy -> probability"):
-        search(context, "probability")
+        search(inputs, "probability")
     with pytest.raises(ValueError, match=r"search\.kappa: \(not there\) -> 30"):
-        search(context, facts={"method": "toy", "kappa": 30})
+        search(inputs, facts={"method": "toy", "kappa": 30})
     with pytest.raises(ValueError, match=r"scores\.window_tokens: 8 -> 9"):
-        search(replace(context, window_tokens=9))
+        search(replace(inputs, window_tokens=9))
     other = answered_calibration(small_model(), (40, 33))
     with pytest.raises(ValueError, match=r"scores\.calibration"):
-        search(replace(context, load_calibration=lambda: other))
-    search(context, accelerations=Accelerations.none())  # these change no answer
-    assert not (context.folder.parents[1] / "shared").exists()  # it is no stage's folder
-    path = context.folder / FILE
+        search(replace(inputs, load_calibration=lambda: other))
+    search(inputs, accelerations=Accelerations.none())  # these change no answer
+    assert not (inputs.folder.parents[1] / "shared").exists()  # it is no stage's folder
+    path = inputs.folder / FILE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[4:]]))
     with pytest.raises(ValueError, match="its line 4 is no evaluation"):
-        search(context)
+        search(inputs)
 
 
-def test_a_search_that_leaves_its_way_keeps_the_scores_it_knows(context: Context) -> None:
-    with open_objective(context, "accuracy", {}) as objective:
+def test_a_search_that_leaves_its_way_keeps_the_scores_it_knows(inputs: Inputs) -> None:
+    with open_objective(inputs, "accuracy", {}) as objective:
         for z in (FULL, MIXED, LOCAL):
             objective(z)
-    with open_objective(context, "accuracy", {}) as objective:
+    with open_objective(inputs, "accuracy", {}) as objective:
         for z in (FULL, LOCAL, MIXED):
             objective(z)
         assert objective.evaluations() == 3
         assert objective.cost.computed == 1  # the one it has replayed
-    assert [line["cached"] for line in lines_of(context)[4:]] == [True, True]
-    with open_objective(context, "accuracy", {}) as objective:
+    assert [line["cached"] for line in lines_of(inputs)[4:]] == [True, True]
+    with open_objective(inputs, "accuracy", {}) as objective:
         assert objective(FULL).value == 1.0
 
 
@@ -159,41 +159,41 @@ def test_a_mask_that_ended_early_is_scored_when_more_is_asked() -> None:
     assert objective.evaluations() == 1
 
 
-def another_stage(context: Context, name: str, **changes: Any) -> Context:
+def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:
     """Of another run beside it."""
-    folder = context.folder.parents[1] / name / "mask"
+    folder = inputs.folder.parents[1] / name / "mask"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STARTED).touch()
-    return replace(context, folder=folder, **changes)
+    return replace(inputs, folder=folder, **changes)
 
 
-def test_runs_share_their_scores(context: Context) -> None:
-    context = another_stage(context, "one")
+def test_runs_share_their_scores(inputs: Inputs) -> None:
+    inputs = another_stage(inputs, "one")
     exact = Accelerations(early_end=False)  # scores of masks that ended early are not kept
-    expected, first = search(context, accelerations=exact)
-    second_context = another_stage(context, "two", seed=1)
+    expected, first = search(inputs, accelerations=exact)
+    second_context = another_stage(inputs, "two", seed=1)
     found, second = search(second_context, accelerations=exact)
     assert found == expected
     assert second.evaluations() == first.evaluations()  # of this search, whoever paid
     assert second.cost.computed == 0
     assert all(line["cached"] for line in lines_of(second_context)[1:])
-    assert len(list((context.folder.parents[1] / "shared").iterdir())) == 1
-    third = another_stage(context, "three", window_tokens=9)
+    assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
+    third = another_stage(inputs, "three", window_tokens=9)
     assert search(third, accelerations=exact)[1].cost.computed > 0  # another window
 
 
-def test_an_edited_configuration_shares_no_scores(context: Context) -> None:
+def test_an_edited_configuration_shares_no_scores(inputs: Inputs) -> None:
     """Other rotary frequencies make other scores of the same weights; where they lie does not."""
-    context = another_stage(context, "one")
+    inputs = another_stage(inputs, "one")
     exact = Accelerations(early_end=False)
-    search(context, accelerations=exact)
-    configuration = context.model.config
+    search(inputs, accelerations=exact)
+    configuration = inputs.model.config
     configuration._name_or_path = "elsewhere"
     configuration.rope_parameters["rope_theta"] *= 2
-    _, second = search(another_stage(context, "two"), accelerations=exact)
+    _, second = search(another_stage(inputs, "two"), accelerations=exact)
     assert second.cost.computed == second.evaluations()
     with pytest.raises(ValueError, match=r"other settings \(scores\.configuration\.rope_[^;]*\)"):
-        search(context, accelerations=exact)
+        search(inputs, accelerations=exact)
 
 
 def test_searches_append_to_one_memo_at_once(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def _add_all(folder: Path, masks: list[Any]) -> None:
 # -------------------------------------------------------------------------- limits, progress, loss
 
 
-def test_the_number_of_evaluations_is_limited(context: Context) -> None:
-    with open_objective(context, "accuracy", {}, max_evaluations=2) as objective:
+def test_the_number_of_evaluations_is_limited(inputs: Inputs) -> None:
+    with open_objective(inputs, "accuracy", {}, max_evaluations=2) as objective:
         objective(FULL)
         objective(MIXED)
         objective(FULL)
@@ -227,12 +227,12 @@ def test_the_number_of_evaluations_is_limited(context: Context) -> None:
         assert objective.score_plainly(LOCAL).exact  # the last check is no part of the search
 
 
-def test_hours_count_over_all_attempts(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(evaluations.time, "monotonic", lambda: now[0])
-    with open_objective(context, "accuracy", {}, max_hours=1.0) as objective:
+    with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
         _take(objective, now, 2000.0)(FULL)
-    with open_objective(context, "accuracy", {}, max_hours=1.0) as objective:
+    with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
         objective(FULL)
         _take(objective, now, 2000.0)(LOCAL)
         with pytest.raises(SearchEnded, match="--max-hours 1 "):
@@ -252,19 +252,19 @@ def _take(objective: MaskObjective, now: list[float], seconds: float) -> Callabl
 
 
 def test_progress_counts_evaluations_and_shows_the_best(
-    context: Context, caplog: pytest.LogCaptureFixture
+    inputs: Inputs, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="bosch")
 
     def run() -> str:
         caplog.clear()
-        opened = open_objective(context, "accuracy", {})
+        opened = open_objective(inputs, "accuracy", {})
         with opened as objective, objective.tracking("swaps", 4, counts=lambda z: z != FULL):
             for z in (FULL, LOCAL, FULL, MIXED):
                 objective(z)
         return caplog.messages[-1]
 
-    best = max(line["value"] for line in lines_of(context)[2:]) if run() else None
+    best = max(line["value"] for line in lines_of(inputs)[2:]) if run() else None
     assert run().startswith("swaps: 3 of 4 evaluations (75 %)")
     assert f"best {best:.4g}" in run()
 

@@ -24,7 +24,7 @@ from bosch.calibration import read_calibration, write_calibration
 from bosch.config import Config, MaskConfig
 from bosch.masks.formats import export_mask
 from bosch.masks.mask import MaskFile, read_mask, write_mask
-from bosch.method import Context, Scores, Selection
+from bosch.method import Inputs, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._settings import learning_tokens, list_methods
@@ -302,9 +302,9 @@ def test_the_method_that_the_interface_shows_makes_a_mask(
 @pytest.mark.parametrize(
     ("content", "missing"),
     [
-        ("def rank(context): ...", "no dataclass Settings"),
-        ("class Settings: ...\ndef rank(context): ...", "no dataclass Settings"),
-        ("from bosch.methods.razor import Settings", r"no rank\(context\) and no select\(context"),
+        ("def score_groups(inputs): ...", "no dataclass Settings"),
+        ("class Settings: ...\ndef score_groups(inputs): ...", "no dataclass Settings"),
+        ("from bosch.methods.razor import Settings", r"no score_groups\(inputs\) and no select\("),
     ],
 )
 def test_a_file_that_is_no_whole_method_says_what_it_lacks(
@@ -318,18 +318,18 @@ def test_a_file_that_is_no_whole_method_says_what_it_lacks(
 # --- from scores to a mask ---
 
 
-def ranked(tmp_path: Path, ratio: float, seed: int = 0) -> Context:
+def ranked(tmp_path: Path, ratio: float, seed: int = 0) -> Inputs:
     model = tiny_model("qwen3", num_hidden_layers=2, num_attention_heads=4)
     calibration = toy_calibration(64, count=1)
     return context_of(random_groups, model, calibration, tmp_path, ratio=ratio, seed=seed)
 
 
 def test_the_most_local_groups_go_on_the_window(tmp_path: Path) -> None:
-    context = ranked(tmp_path, ratio=0.25)
+    inputs = ranked(tmp_path, ratio=0.25)
     table = ((0.1, 0.9, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8))
-    local = choose_most_local(Scores(table, "local"), context)
+    local = choose_most_local(Scores(table, "local"), inputs)
     assert local.mask.row_texts() == ["1011", "1110"]
-    assert choose_most_local(Scores(table, "global"), context).mask.row_texts() == ["0101", "1111"]
+    assert choose_most_local(Scores(table, "global"), inputs).mask.row_texts() == ["0101", "1111"]
     assert not local.drawn
     assert local.details == {"tie": None}
 
@@ -362,25 +362,25 @@ def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Context:
+def asked(tmp_path: Path) -> Inputs:
     """A mask from a file, at a ratio of 0.5."""
     model = tiny_model("qwen3", num_hidden_layers=2)
     return context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
 
 
 @pytest.fixture
-def record(asked: Context) -> MaskFile:
+def record(asked: Inputs) -> MaskFile:
     mask = random_groups.select(asked).mask
     return MaskFile(mask, asked.model_info, "random_groups", asked.ratio)
 
 
-def take(asked: Context, path: Path, **changes: Any) -> Selection:
+def take(asked: Inputs, path: Path, **changes: Any) -> Selection:
     return make_mask("from_file", replace(asked, settings=from_file.Settings(path), **changes))
 
 
 @pytest.mark.parametrize("format_name", ["mask", "headwise", "duo"])
 def test_a_mask_comes_back_from_every_format(
-    asked: Context, record: MaskFile, tmp_path: Path, format_name: str
+    asked: Inputs, record: MaskFile, tmp_path: Path, format_name: str
 ) -> None:
     path = tmp_path / ("heads.tsv" if format_name == "duo" else "mask.json")
     if format_name == "mask":
@@ -400,7 +400,7 @@ def test_a_mask_comes_back_from_every_format(
 
 
 def test_layer_types_are_whole_layers_and_a_mask_of_another_model_is_refused(
-    asked: Context, record: MaskFile, tmp_path: Path
+    asked: Inputs, record: MaskFile, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"
     types = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint, speed_only
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.lock import FolderInUseError, FolderLock, LivenessWatch, LockRecord
@@ -89,8 +90,8 @@ def test_other_settings_are_refused_with_the_difference_and_three_ways_on(tmp_pa
     ("error", "writes", "then"),
     [
         (RuntimeError("killed"), False, "blocked"),
-        (ValueError("the disk is full"), True, "blocked"),
-        (ValueError("--ratio 0.75: cannot be met"), False, "run"),  # refused settings bar no others
+        (UserError("the disk is full"), True, "blocked"),
+        (UserError("--ratio 0.75: cannot be met"), False, "run"),  # refused settings bar no others
     ],
 )
 def test_other_settings_are_refused_once_a_stage_was_begun(

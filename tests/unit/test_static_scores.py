@@ -74,7 +74,7 @@ def run(
     method: Any, model: PreTrainedModel, calibration: Calibration, folder: Path, **settings: Any
 ) -> Scores:
     context = context_of(method, model, calibration, folder, settings, chunk_elements=CHUNK)
-    scores: Scores = method.rank(context)
+    scores: Scores = method.score_groups(context)
     return scores
 
 
@@ -390,5 +390,5 @@ def under_window(window_tokens: int, method: Any, folder: Path) -> Scores:
     """The scores of one short text."""
     model, calibration = make_model("gqa"), toy_calibration(64, count=1)
     context = context_of(method, model, calibration, folder, window_tokens=window_tokens)
-    scores: Scores = method.rank(context)
+    scores: Scores = method.score_groups(context)
     return scores

@@ -27,7 +27,7 @@ peaks = []
 for length in (512, 2048, 8192):
     with tempfile.TemporaryDirectory() as folder:
         calibration = toy_calibration(length, count=1)
-        method.rank(
+        method.score_groups(
             context_of(method, model, calibration, Path(folder), chunk_elements=1 << 20)
         )
     # Not getrusage's, which begins at the peak of the process that started this one.

@@ -8,12 +8,12 @@ import pytest
 
 from bosch.config import TrainConfig
 from bosch.recipes import presets
-from bosch.training.schedule import TrainPlan, learning_rate, make_plan
+from bosch.training.schedule import TrainSchedule, learning_rate, make_schedule
 
 
-def plan_of(settings: TrainConfig, tokens: int, seq_len: int, **more: Any) -> TrainPlan:
+def schedule_of(settings: TrainConfig, tokens: int, seq_len: int, **more: Any) -> TrainSchedule:
     given = {"evaluated_shares": (0.0, 1.0), "world_size": 1, "device_type": "cpu"}
-    return make_plan(settings, tokens, seq_len, **(given | more))
+    return make_schedule(settings, tokens, seq_len, **(given | more))
 
 
 def test_the_papers_plan() -> None:
@@ -21,7 +21,7 @@ def test_the_papers_plan() -> None:
     config = presets.paper()
     shares, data = config.eval.checkpoints, config.data
     cluster = {"evaluated_shares": shares, "world_size": 8, "device_type": "cuda"}
-    plan = plan_of(config.train, data.tokens, data.sequence_length, **cluster)
+    plan = schedule_of(config.train, data.tokens, data.sequence_length, **cluster)
     assert (plan.num_steps, plan.batch_tokens, plan.accumulation) == (1192, 2**21, 1)
     billions = [round(plan.tokens_at(step) / 1e9, 2) for step in plan.evaluated_steps]
     assert billions == [0.0, 0.65, 1.3, 1.95, 2.5]
@@ -46,16 +46,18 @@ SIXTY_FOUR = TrainConfig(batch_sequences=64)
 
 
 def test_batch_is_shared_out_over_ranks_and_micro_batches_that_fit_the_device() -> None:
-    plan = plan_of(replace(SIXTY_FOUR, micro_batch_sequences=2), 10**6, 128, world_size=16)
+    plan = schedule_of(replace(SIXTY_FOUR, micro_batch_sequences=2), 10**6, 128, world_size=16)
     assert plan.accumulation == 2
     fits = {("cuda", 32_768): 1, ("cuda", 65_536): 1, ("cuda", 4_096): 8, ("cpu", 1_024): 8}
     for (device, seq_len), micro in fits.items():
-        plan = plan_of(SIXTY_FOUR, 10**7, seq_len, device_type=device)
+        plan = schedule_of(SIXTY_FOUR, 10**7, seq_len, device_type=device)
         assert plan.micro_batch_sequences == micro
 
 
 def test_most_steps_make_a_shorter_schedule() -> None:
-    plan = plan_of(replace(SIXTY_FOUR, max_steps=4), 10**6, 128, evaluated_shares=(0.0, 0.5, 1.0))
+    plan = schedule_of(
+        replace(SIXTY_FOUR, max_steps=4), 10**6, 128, evaluated_shares=(0.0, 0.5, 1.0)
+    )
     assert plan.num_steps == 4
     assert plan.evaluated_steps == (0, 2, 4)
 
@@ -78,4 +80,4 @@ def test_a_plan_that_cannot_be_kept_is_refused(
     settings: dict[str, Any], more: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ValueError, match=told):
-        plan_of(replace(SIXTY_FOUR, **settings), **({"tokens": 10**6, "seq_len": 128} | more))
+        schedule_of(replace(SIXTY_FOUR, **settings), **({"tokens": 10**6, "seq_len": 128} | more))
