@@ -167,6 +167,16 @@ def read_split(source: str, split: str) -> list[Row]:
     return rows
 
 
+# -------------------------------------------------------------------------------------- reports
+
+title = "GSM8K"
+report_order = 3
+
+
+def headline_metric(task: str) -> str:
+    return HEADLINE
+
+
 # ----------------------------------------------------------------------------------- the command
 
 

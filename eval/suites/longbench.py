@@ -43,6 +43,8 @@ from bosch.eval.suites._interface import (
     result_of,
 )
 from bosch.eval.suites._longbench_source import DatasetRows, describe_source, read_dataset
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore
+from bosch.eval.suites._reporting import Row as ResultRow
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
@@ -295,6 +297,43 @@ def numpy_percent(scores: list[float]) -> float:
 def math_settings(settings: Settings) -> gsm8k.Settings:
     assert settings.gsm8k is not None, "the math category is listed only where its data is named"
     return gsm8k.Settings(data=settings.gsm8k, tasks=(gsm8k.COT.name,))
+
+
+# -------------------------------------------------------------------------------------- reports
+
+title = "LongBench"
+report_order = 2
+parts_title = "categories"
+
+
+def headline_metric(task: str) -> str | None:
+    return gsm8k.HEADLINE if task == MATH else None
+
+
+def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
+    """The plain mean of the categories, and each of them, by the table that fits the rows best."""
+    names = {row["task"] for row in rows}
+
+    def fit(table: Mapping[str, Sequence[str]]) -> tuple[int, int]:
+        """How many of a table's data sets were evaluated, and (less is better) how many not."""
+        evaluated = [name in names for sets in table.values() for name in sets]
+        return sum(evaluated), -evaluated.count(False)
+
+    table = max(map(category_table, (TOY, "paper", "official")), key=fit)
+    parts = [
+        ReportedScore("longbench", name, "part", {(dataset, 0): 1 / len(sets) for dataset in sets})
+        for name, sets in table.items()
+        if name in names
+    ]
+    if not parts:
+        return []
+    weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
+    return [ReportedScore("longbench", AVERAGE, "average", weights, written_by_suite=True), *parts]
+
+
+def charts(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
+    """All categories of the paper's table, whatever was evaluated."""
+    return {name: [f"{name}/mean$"] for name in (AVERAGE, *category_table("paper"))}
 
 
 # ----------------------------------------------------------------------------------- the command

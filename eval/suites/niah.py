@@ -35,6 +35,7 @@ from bosch.eval.suites._interface import (
     by_task,
     result_of,
 )
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, mean_over_lengths
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 
@@ -217,6 +218,48 @@ def build(
     except ValueError as error:  # the one cause left: it does not fit
         raise LeftOutError(str(error)) from error
     return examples, material
+
+
+# -------------------------------------------------------------------------------------- reports
+
+title = "NIAH"
+report_order = 1
+tasks_by_length = tuple(GROUPS)  # as the paper's tables 7, 9, 11, 13 and 15 have it
+
+
+def headline_metric(task: str) -> str:
+    return METRIC
+
+
+def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
+    """The paper's average, over the groups at each length, and each task over its lengths."""
+    lengths: dict[str, list[int]] = {}
+    for row in rows:
+        if row["metric"] == METRIC and row["length"] and row["task"] not in GROUPS:
+            known = lengths.setdefault(row["task"], [])
+            if row["length"] not in known:
+                known.append(row["length"])
+    if not lengths:
+        return []
+    groups = [
+        [(task, length) for task in members if length in lengths.get(task, [])]
+        for members in GROUPS.values()
+        for length in sorted({length for found in lengths.values() for length in found})
+    ]
+    groups = [group for group in groups if group]
+    weights = {cell: 1 / len(group) / len(groups) for group in groups for cell in group}
+    paper = [name for members in GROUPS.values() for name in members]  # other tasks come after them
+    tasks = sorted(lengths, key=lambda n: (paper.index(n) if n in paper else len(paper), n))
+    parts = [mean_over_lengths("niah", task, lengths[task]) for task in tasks]
+    return [ReportedScore("niah", AVERAGE, "average", weights, written_by_suite=True), *parts]
+
+
+def charts(rows: Sequence[Row]) -> dict[str, list[str]]:
+    return {
+        "average": [f"average/{METRIC}$"],
+        "single needle, by length": [rf"single/\d+/{METRIC}$"],
+        "many keys, by length": [rf"multikey/\d+/{METRIC}$"],
+    }
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def test_runs_that_have_their_line_are_not_run_again_and_are_in_the_report(place
     assert len(calls(place)) == 2
     assert "[2/2] runs/tiny-qwen3-bosch-r0.75: in kept/rows.jsonl\n" in run.stdout
     assert "tiny-qwen3 bosch r0.75 W64  NIAH average" in run.stdout
-    assert "Beside fisher" in (place / "runs" / "comparison" / "table.md").read_text()
+    assert "Difference from fisher" in (place / "runs" / "comparison" / "table.md").read_text()
     run = run_sweep(place, "--methods", "fisher", "--rows", "kept/rows.jsonl")  # goes further
     assert "tiny-qwen3-fisher-r0.75: failed: stopped before its end" in run.stdout
     assert len((place / "kept" / "rows.jsonl").read_text().splitlines()) == 2
