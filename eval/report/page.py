@@ -18,6 +18,7 @@ from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import Table, make_tables, markdown_lines, settings_by_section
 from bosch.eval.rows import Row, write_rows
 from bosch.eval.suites._reporting import reporting_of
+from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html.jinja"
@@ -32,7 +33,10 @@ CAPTIONS = {
 
 def write_report(comparison: Comparison, out: Path) -> list[Path]:
     """Write the report into `out`. Returns the files written."""
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"{out} is not a folder; name another one for the report.") from error
     tables, lines = make_tables(comparison), warnings(comparison)
     pictures = draw_pictures(comparison, out)
     paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]

@@ -16,7 +16,8 @@ from matplotlib.ticker import EngFormatter
 from bosch.eval.report.compare import Comparison, seed_means
 from bosch.eval.report.runs import RunResults
 from bosch.eval.report.statistics import Numbers
-from bosch.eval.suites._reporting import FOLDER, ReportedScore, reporting_of
+from bosch.eval.settings import SUITES
+from bosch.eval.suites._reporting import ReportedScore, reporting_of
 from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
 from bosch.plugins import list_plugins
 
@@ -42,7 +43,7 @@ class Line:
 
 def draw_pictures(comparison: Comparison, out: Path) -> list[Path]:
     """Every picture that has something to show; those of an earlier comparison are deleted."""
-    for name in (*PICTURES, *(f"{suite}_*" for suite in list_plugins(FOLDER))):
+    for name in (*PICTURES, *(f"{suite}_*" for suite in list_plugins(SUITES))):
         for old in out.glob(f"{name}.png"):
             old.unlink()
     written = []

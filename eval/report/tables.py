@@ -128,8 +128,8 @@ def recovery_table(comparison: Comparison) -> Table:
     note = (
         "Gap recovered: the share of the gap between step 0 and the dense model that the last "
         "checkpoint has closed. Tokens to 50% and 90%: training tokens until that share is first "
-        "reached, interpolated between checkpoints; tokens that a learned mask was trained on "
-        "count. Mean score: average over the range of tokens that all runs share. In brackets: "
+        "reached, interpolated between checkpoints, including those a learned mask was trained on. "
+        "Mean score: average over the range of tokens that all runs share. In brackets: "
         f"{LEVEL:.0%} bootstrap interval over examples, which are the same for all models."
     )
     return Table("Recovery", header, rows, note)

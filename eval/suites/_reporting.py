@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from bosch.eval.settings import SUITES
 from bosch.plugins import list_plugins, load_plugin
 
-FOLDER = "bosch.eval.suites"
 AVERAGE = "average"
 
 Row = Mapping[str, Any]  # one result, as eval/results.py writes them
@@ -68,7 +68,7 @@ class Reporting:
 def reporting_of(suite: str) -> Reporting:
     """What the suite's file defines, with the defaults for the rest. A suite whose file is not
     here, as of a run from another machine, has the defaults."""
-    module = load_plugin(FOLDER, suite) if suite in list_plugins(FOLDER) else None
+    module = load_plugin(SUITES, suite) if suite in list_plugins(SUITES) else None
     names = (field.name for field in fields(Reporting))
     defined = {name: getattr(module, name) for name in names if hasattr(module, name)}
     headline = defined.get("headline_metric", Reporting.headline_metric)
