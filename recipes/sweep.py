@@ -147,13 +147,10 @@ def check_options(options: Options, rest: Sequence[str]) -> None:
     if options.seeds < 1:
         raise UserError(f"--seeds is {options.seeds}; it is a number of seeds, at least 1.")
     if options.baseline and options.baseline not in split(options.methods):
-        raise UserError(
-            f"--baseline {options.baseline} must be one of --methods {options.methods}."
-        )
-    if (rows := options.rows) and (
-        rows.is_dir() or not rows.name.endswith((".jsonl", ".jsonl.gz"))
-    ):
-        raise UserError(f"--rows {rows} must be a file named .jsonl or .jsonl.gz")
+        raise UserError(f"--baseline {options.baseline} is not one of --methods {options.methods}.")
+    rows = options.rows
+    if rows and (rows.is_dir() or not rows.name.endswith((".jsonl", ".jsonl.gz"))):
+        raise UserError(f"--rows {rows} must be a file whose name ends in .jsonl or .jsonl.gz.")
 
 
 def split(text: str) -> list[str]:

@@ -220,11 +220,11 @@ def _mean_score(trained: Mapping[str, Curve]) -> statistics.Statistic:
 
 def recoveries(comparison: Comparison) -> list[Recovery]:
     """For each average and each run that was evaluated at step 0 and after training."""
-    found = []
+    rows = []
     for score in comparison.averages:
         trained = _trained(comparison, score)
         mean_score = _mean_score(trained)
-        found += [
+        rows += [
             Recovery(
                 name,
                 score,
@@ -236,7 +236,7 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
             )
             for name, curve in trained.items()
         ]
-    return found
+    return rows
 
 
 def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.ticker import EngFormatter
@@ -22,6 +22,7 @@ from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
 from bosch.plugins import list_plugins
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -292,7 +293,7 @@ def _draw_dense(
 
 
 def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
-    labels: dict[str, Any] = {}
+    labels: dict[str, Artist] = {}
     for axis in axes:
         axis.grid(alpha=0.25)
         for side in ("top", "right"):

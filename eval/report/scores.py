@@ -19,7 +19,7 @@ class ScoreValue:
 
 
 def condition(row: Row) -> str:
-    """Under which a row was evaluated; empty: the run's own window and lengths."""
+    """The condition that a row was evaluated under; empty: the run's own window and lengths."""
     if "window" in row:
         return f"window {row['window']}"
     return f"{row['text_tokens']:,} tokens" if "text_tokens" in row else ""
@@ -32,12 +32,13 @@ def find_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     for row in rows:
         if row["suite"] != lm_eval_bridge.SUITE:
             by_suite.setdefault((row["suite"], condition(row)), []).append(row)
-    found: list[ReportedScore] = []
+    all_scores: list[ReportedScore] = []
     for (suite, name), members in by_suite.items():
         scores = reporting_of(suite).reported_scores(members)
         averages = [score for score in scores if score.kind == "average"]
-        found += [replace(s, name=name, kind="variant") for s in averages] if name else scores
-    return sort_by_suite(found)
+        variants = [replace(score, name=name, kind="variant") for score in averages]
+        all_scores += variants if name else scores
+    return sort_by_suite(all_scores)
 
 
 def sort_by_suite(scores: Iterable[ReportedScore]) -> list[ReportedScore]:

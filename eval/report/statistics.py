@@ -154,8 +154,8 @@ def tokens_to_share(share: float) -> Statistic:
         low, high = (np.take_along_axis(values, place, -1) for place in (before, after))
         rise = np.where(high > low, high - low, 1.0)
         part = np.clip((level - low) / rise, 0, 1)
-        found = (tokens[before] + part * (tokens[after] - tokens[before]))[..., 0]
-        return np.where(np.isnan(gap), np.nan, np.where(reached.any(-1), found, NEVER))
+        crossing = (tokens[before] + part * (tokens[after] - tokens[before]))[..., 0]
+        return np.where(np.isnan(gap), np.nan, np.where(reached.any(-1), crossing, NEVER))
 
     return statistic
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bosch.eval.report.cells import (
     MISSING,
@@ -355,7 +354,7 @@ def markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
     """Pairs of a section and its `field value, field value`. Settings without a section come first,
     as `run`."""
     plain = {name: value for name, value in config.items() if not isinstance(value, dict)}

@@ -118,7 +118,7 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     yield text("run", "\n\n".join(_paragraphs(run, record.get("command", []), config)))
 
 
-def _layout(rows: Sequence[Row]) -> dict[str, dict[str, list[Any]]]:
+def _layout(rows: Sequence[Row]) -> dict[str, dict[str, list[object]]]:
     """Page -> chart -> its kind and tags: a page for each suite and one for the losses."""
     pages: dict[str, dict[str, list[str]]] = {}
     for suite in dict.fromkeys(score.suite for score in find_scores(rows)):
@@ -133,9 +133,9 @@ def _layout(rows: Sequence[Row]) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, Any]:
+def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int | float]:
     """The mask's facts, and the training settings that are single values."""
-    facts: dict[str, Any] = {"run": run.name}
+    facts: dict[str, str | int | float] = {"run": run.name}
     if run.mask is not None:
         mask = run.mask.mask
         facts |= {"model": run.mask.model.id, "method": run.mask.method, "ratio": mask.ratio}
@@ -148,7 +148,7 @@ def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paragraphs(
-    run: RunResults, command: Sequence[str], config: Mapping[str, Any]
+    run: RunResults, command: Sequence[str], config: Mapping[str, object]
 ) -> Iterator[str]:
     yield f"**{run.name}**"
     if run.mask is not None:
@@ -177,5 +177,5 @@ def _image(tag: str, png: bytes) -> Summary:
 
 
 def _plain(summary: Any) -> Summary:
-    """As a class of TensorBoard's: torch has its own build of the protocol."""
+    """As TensorBoard's class: torch has another build of the protocol's classes."""
     return Summary.FromString(summary.SerializeToString())

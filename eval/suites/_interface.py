@@ -10,6 +10,16 @@
 
 `limit` takes the first examples: the same ones that a longer list begins with. Building and scoring
 need no model, so predictions can be made anywhere and judged again when a metric is mended.
+
+How reports and TensorBoard show a suite is optional; _reporting.py has the defaults:
+
+    title = "Mine"                     name in reports; default: the name of the file
+    parts_title = "tasks"              what its parts are called, such as "categories"
+    report_order = 4                   place among the suites; default: at the end, by name
+    tasks_by_length = ("retrieval",)   rows of the table by length; default: all tasks with lengths
+    headline_metric(task) -> str | None            the metric that counts; default: the first one
+    reported_scores(rows) -> list[ReportedScore]   the average and its parts; default: each task
+    charts(rows) -> dict[str, list[str]]           chart -> regular expressions of TensorBoard tags
 """
 
 import math

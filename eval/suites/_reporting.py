@@ -1,6 +1,6 @@
 """How reports and TensorBoard show a suite's results: what its file says, or a default.
 
-The fields of `Reporting` are names that the file of a suite may define; it needs none of them.
+The file of a suite may define any of the names that are fields of `Reporting`.
 """
 
 import math
@@ -88,7 +88,7 @@ def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
         if (length := row["length"] or 0) not in known:
             known.append(length)
     is_written = lengths.pop(AVERAGE, None) is not None
-    parts = [mean_over_lengths(suite, task, found) for task, found in lengths.items()]
+    parts = [mean_over_lengths(suite, task, known) for task, known in lengths.items()]
     weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
     return [ReportedScore(suite, AVERAGE, "average", weights, is_written), *parts]
 

@@ -97,8 +97,8 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
     # Nor where the examples do not give the scores.
     path = paired / "eval/step-000200/niah/predictions.jsonl"
     path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
-    found = recoveries(compare([paired]))
-    assert [row.gap_share.low is None for row in found] == [True, False]
+    gaps = [row.gap_share for row in recoveries(compare([paired]))]
+    assert [gap.low is None for gap in gaps] == [True, False]
 
 
 def test_one_example_a_task_has_no_interval(tmp_path: Path) -> None:
@@ -151,16 +151,16 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_runs_kept_as_lines_are_read_like_their_folders(tmp_path: Path, name: str) -> None:
+def test_archived_runs_are_read_like_their_folders(tmp_path: Path, name: str) -> None:
     runs = [FakeRun(method, learning_tokens=7).write(tmp_path) for method in ("bosch", "fisher")]
     archive = tmp_path / name
     for run in (*runs, runs[0]):  # of lines on one run the last counts
         append_run(archive, read_run(run))
-    kept, folders = compare([archive], "fisher"), compare(runs, "fisher")
-    assert [run.name for run in kept.runs] == [run.name for run in folders.runs]
-    assert make_tables(kept) == make_tables(folders)
-    assert recovery_rows(kept) == recovery_rows(folders)
-    assert [run.rows for run in kept.runs] == [run.rows for run in folders.runs]
+    stored, folders = compare([archive], "fisher"), compare(runs, "fisher")
+    assert [run.name for run in stored.runs] == [run.name for run in folders.runs]
+    assert make_tables(stored) == make_tables(folders)
+    assert recovery_rows(stored) == recovery_rows(folders)
+    assert [run.rows for run in stored.runs] == [run.rows for run in folders.runs]
 
 
 def test_a_line_that_is_no_run_and_an_unknown_baseline_are_refused(tmp_path: Path) -> None:
@@ -229,18 +229,18 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     faster, again = (FakeRun().write(tmp_path / name) for name in ("faster", "again"))
     change(faster / "run.json", "config", "train", "peak_learning_rate", value=0.5)
     comparison = compare([*seeds, faster, again])
-    found = seed_means(comparison, comparison.averages[0], at_end=True)
-    assert [len(mean.runs) for mean in found] == [2, 1, 1]
-    assert "train.peak_learning_rate 0.5" in found[1].setup
-    assert f"again/{again.name}" in found[2].setup
+    means = seed_means(comparison, comparison.averages[0], at_end=True)
+    assert [len(mean.runs) for mean in means] == [2, 1, 1]
+    assert "train.peak_learning_rate 0.5" in means[1].setup
+    assert f"again/{again.name}" in means[2].setup
     figure = PICTURES["recovery"](comparison)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sum("(mean of 2 seeds)" in label for label in labels) == 1
     assert len(labels) == 4  # and the dense model
     change(seeds[1] / "mask" / "mask.json", "model", "weight_hash", value="another")
     comparison = compare(seeds)
-    found = seed_means(comparison, comparison.averages[0], at_end=True)
-    assert [mean.setup.split("weights ")[1] for mean in found][1] == "another"
+    means = seed_means(comparison, comparison.averages[0], at_end=True)
+    assert [mean.setup.split("weights ")[1] for mean in means][1] == "another"
 
 
 # ------------------------------------------------------------------------------------ the report
@@ -251,11 +251,11 @@ class Links(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in ("script", "link", "iframe")
-        self.found += [str(value) for name, value in attrs if name in ("src", "href", "srcset")]
+        self.targets += [str(value) for name, value in attrs if name in ("src", "href", "srcset")]
 
 
 def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
@@ -266,8 +266,8 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     page = (tmp_path / "report" / "report.html").read_text()
     links = Links()
     links.feed(page)
-    assert links.found
-    assert all(link.startswith("data:image/png;base64,") for link in links.found)
+    assert links.targets
+    assert all(target.startswith("data:image/png;base64,") for target in links.targets)
     assert not re.search(r"https?:|@import|url\(", page)
     names = {path.name for path in written}
     assert {"recovery.png", "niah_tasks.png", "longbench_categories.png", "masks.png"} <= names

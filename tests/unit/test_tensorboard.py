@@ -183,16 +183,16 @@ def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
     [image] = reader.Images("mask")
     assert image.encoded_image_string == (run / "mask" / "mask.png").read_bytes()
     assert image.width > 100
-    told = {
+    plugin_data = {
         tag: HParamsPluginData.FromString(reader.SummaryMetadata(tag).plugin_data.content)
         for tag in reader.PluginTagToContent("hparams")
     }
-    session = told["_hparams_/session_start_info"].session_start_info
-    found = {name: it.string_value or it.number_value for name, it in session.hparams.items()}
+    session = plugin_data["_hparams_/session_start_info"].session_start_info
+    values = {name: it.string_value or it.number_value for name, it in session.hparams.items()}
     expected: dict[str, Any] = {"run": "run", "model": "tiny", "method": "fisher", "seed": 3}
     expected |= {"ratio": 0.75, "window": 16, "unit": "group", "tokens": 1000}
-    assert found == expected | {"train.clip_norm": 1.0}
-    metrics = [m.name for m in told["_hparams_/experiment"].experiment.metric_infos]
+    assert values == expected | {"train.clip_norm": 1.0}
+    metrics = [m.name for m in plugin_data["_hparams_/experiment"].experiment.metric_infos]
     expected_metrics = [("train", "train/loss"), ("eval", "niah/average/512/score")]
     assert [(m.group, m.tag) for m in metrics] == expected_metrics
 
@@ -203,12 +203,12 @@ def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
     for name in ("one", "two"):
         full_run(tmp_path / name)
         shutil.rmtree(tmp_path / name / "tb")
-        found = []
+        rebuilt = []
         for _ in range(2):
             rebuild_tensorboard(tmp_path / name)
-            found.append([points(tmp_path / name / "tb" / part) for part in ("train", "eval")])
-        assert found[0] == found[1]
-        assert found[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
+            rebuilt.append([points(tmp_path / name / "tb" / part) for part in ("train", "eval")])
+        assert rebuilt[0] == rebuilt[1]
+        assert rebuilt[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
     with pytest.raises(MissingFileError, match="none"):
         rebuild_tensorboard(tmp_path / "none")
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()
