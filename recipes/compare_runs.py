@@ -83,7 +83,7 @@ def find_runs(given: Sequence[Path]) -> list[Path]:
             raise MissingFileError(f"{path}: no such folder or file; name run folders, as runs/*")
     runs = [path for path in given if is_run(path) or is_archive(path)]
     if not runs:
-        listed = ", ".join(map(str, given)) or "runs/ has no folders"
+        listed = ", ".join(map(str, given)) or "runs/"
         raise UserError(f"No runs to compare in {listed}; name run folders, such as runs/NAME.")
     return runs
 

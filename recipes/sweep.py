@@ -69,7 +69,7 @@ class Options:
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False  # stop before training
     baseline: str | None = None  # method that the report compares the others with
     windows: str = ""  # further window sizes to evaluate, in tokens, separated by commas
-    lengths: str = ""  # further NIAH text lengths to evaluate, in tokens, separated by commas
+    lengths: str = ""  # further text lengths to evaluate (NIAH), in tokens, separated by commas
     rows: Path | None = None  # .jsonl or .jsonl.gz file of finished runs, which are not run again
     out: Path | None = None  # folder for the report; None: runs/comparison
     command: str | None = None
@@ -222,9 +222,10 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             process.submit(evaluate_further, chain).result()
     except Exception as error:  # a bug fails this run and not the others
-        if not is_user_error(error):
-            traceback.print_exception(error)
-        return str(error)
+        if is_user_error(error):
+            return str(error)
+        traceback.print_exception(error)
+        return repr(error)
     return None
 
 
@@ -274,12 +275,10 @@ def is_finished(chain: Chain) -> bool:
     try:
         run = json.loads((chain.path / "run.json").read_bytes())
         mask = json.loads((chain.path / "mask" / "mask.json").read_bytes())
-        weights = mask["model"]["weight_hash"]
-        return run["command"] == chain.arguments and is_same_run(
-            fill_in(run["config"]), weights, chain.config
-        )
+        command, settings, weights = run["command"], run["config"], mask["model"]["weight_hash"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return False  # a damaged file
+    return command == chain.arguments and is_same_run(fill_in(settings), weights, chain.config)
 
 
 def is_same_run(settings: Mapping[str, object], weight_hash: str | None, config: Config) -> bool:

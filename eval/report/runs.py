@@ -40,7 +40,7 @@ class RunResults:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)  # of complete stages
     problems: Sequence[str] = ()
     commit: str | None = None  # of the code that started the run
-    differences: str = ""  # other settings that distinguish it from runs of the same method etc.
+    differences: str = ""  # further settings that are part of its setup
 
     @property
     def model(self) -> str:
@@ -48,7 +48,7 @@ class RunResults:
 
     @property
     def method(self) -> str:
-        """With the options that it was given."""
+        """The method's name and its options."""
         name = self.mask.method if self.mask else str(self.config.get("method", "?"))
         section = self.config.get("mask")
         options = section.get("options", ()) if isinstance(section, dict) else ()
@@ -56,7 +56,7 @@ class RunResults:
 
     @property
     def ratio(self) -> float | None:
-        """The requested ratio, which runs of one setup share; the realized one may differ."""
+        """As requested: the ratio that a mask realizes may differ a little."""
         if self.mask:
             requested = self.mask.ratio_asked
             return self.mask.mask.ratio if requested is None else requested
@@ -91,7 +91,7 @@ class RunResults:
 
     @property
     def trained_tokens(self) -> int | None:
-        """Without those that a learned mask was trained on."""
+        """Without the tokens that a learned mask was trained on."""
         rows = [row for row in self.training if isinstance(row.get("tokens"), int)]
         before = next((row["tokens"] for row in rows if row.get("step") == 0), 0)
         return max((row["tokens"] - before for row in rows), default=None)

@@ -197,6 +197,8 @@ def test_a_suite_is_reported_as_its_file_says(
     written = write_report(comparison, tmp_path / "report")
     assert tmp_path / "report" / "weighted_skills.png" in written
     assert "Weighted suite skills" in (tmp_path / "report" / "report.html").read_text()
+    write_report(compare([FakeRun("fisher", steps=(0,)).write(tmp_path)]), tmp_path / "report")
+    assert not (tmp_path / "report" / "weighted_skills.png").exists()  # of the report before
 
     rebuild_tensorboard(run)
     charts = charts_of(run)
