@@ -396,5 +396,5 @@ def test_command_skips_what_is_not_a_run(
         compare_runs.main(["runs/shared"])
     with pytest.raises(MissingFileError, match="runs/nothing"):
         compare_runs.main(["runs/nothing"])
-    with pytest.raises(UserError, match="runs/nohup.out"):
+    with pytest.raises(UserError, match=r"runs/nohup\.out"):
         compare_runs.main(["--out", "runs/nohup.out"])
