@@ -40,7 +40,7 @@ class TrainingCurves:
     def __init__(self, run_path: Path, rows: Iterable[Row], name: str = "train") -> None:
         self._file: EventFile | None = None
         self._name = name
-        with as_far_as_possible(run_path):
+        with tolerating_write_errors(run_path):
             self._file = EventFile.replace_all(
                 run_path / FOLDER / name, _training_events(rows, name)
             )
@@ -56,7 +56,7 @@ class TrainingCurves:
 
 
 @contextlib.contextmanager
-def as_far_as_possible(run_path: Path) -> Iterator[None]:
+def tolerating_write_errors(run_path: Path) -> Iterator[None]:
     """Failing to write curves does not stop a run: its results are in other files."""
     try:
         yield

@@ -31,10 +31,10 @@ from bosch.run.tensorboard import (
     METRICS,
     EventFile,
     TrainingCurves,
-    as_far_as_possible,
     is_finite,
     on_both_axes,
     read_metrics,
+    tolerating_write_errors,
 )
 
 # Chart -> regular expressions of tags.
@@ -61,7 +61,7 @@ def project_evaluations(run_path: Path) -> None:
     run = read_run(run_path)
     for problem in run.problems:
         say(f"TensorBoard: {problem}")
-    with as_far_as_possible(run_path):
+    with tolerating_write_errors(run_path):
         events_by_folder = {"eval": _evaluations(run.rows), "dense": _dense_lines(run.rows)}
         for name, events in events_by_folder.items():
             folder = run_path / FOLDER / name
