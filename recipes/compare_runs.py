@@ -60,7 +60,8 @@ def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str
     comparison = compare(runs, baseline)
     written = write_report(comparison, out)
     for table in (short_table(comparison), baseline_table(comparison)):
-        for line in align(table) if table.rows else ():
+        title = [f"{table.title}:"] if table.title else []
+        for line in [*title, *align(table)] if table.rows else ():
             say(line)
     warn(comparison)
     say(f"report in {written[0]}")
