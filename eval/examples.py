@@ -48,7 +48,7 @@ def load_examples(
 
 
 def describe_examples(run: SuiteRun, task: Task, tokenizer_hash: str) -> dict[str, Any]:
-    return {
+    facts = {
         "version": VERSION,
         "suite": run.name,
         "task": task.name,
@@ -56,6 +56,7 @@ def describe_examples(run: SuiteRun, task: Task, tokenizer_hash: str) -> dict[st
         "sources": run.suite.sources(run.settings, task),
         "tokenizer": tokenizer_hash,
     }
+    return facts | run.version
 
 
 def find_file(place: Path, limit: int | None) -> Path | None:

@@ -3,29 +3,32 @@ Loads torch only when a model is judged."""
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from bosch.config import Config, JudgingConfig
+from bosch.config import Config
 from bosch.data.calibration import check_set
-from bosch.data.needles import PAPER_TASKS
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.eval.rows import read_rows
-from bosch.eval.settings import FAST, PLAIN, SUITES, GenerationSettings, Label, SuiteRun
-from bosch.eval.suites import gsm8k, longbench, niah
+from bosch.eval.settings import (
+    FAST,
+    PLAIN,
+    GenerationSettings,
+    Label,
+    SuiteRun,
+    configure_suites,
+)
+from bosch.eval.suites._interface import Request
 from bosch.model import load_model, load_tokenizer, read_model_config, read_shape
-from bosch.plugins import list_plugins, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
 from bosch.run.plan import follow_reference
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 
-TOY = "toy"
 LM_EVAL = "lm-eval"
 
 
@@ -44,27 +47,22 @@ class Judging:
     yarn_from: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        """All that decides scores. Texts are known by their content where they are here."""
-        told: dict[str, Any] = plain(dataclasses.replace(self, generation=PLAIN))
-        del told["generation"]
+        """All that decides scores. Files and folders count by their content."""
+        facts: dict[str, Any] = plain(dataclasses.replace(self, generation=PLAIN))
+        del facts["generation"]
         if self.yarn_from is None:
-            del told["yarn_from"]  # as runs that were begun earlier have it
+            del facts["yarn_from"]  # as runs that were begun earlier have it
         if self.generation.batch is not None and self.precision != "fp32":
-            told["batch"] = self.generation.batch  # in half precision it decides near ties
-        told["suites"] = {run.pop("name"): run for run in told["suites"]}
-        contents = {name: self.content_of(name) for name in ("essays", "data", "gsm8k")}
-        # Of essays an empty list too, as runs that were begun earlier have it.
-        return told | {name: found for name, found in contents.items() if found or name == "essays"}
-
-    def content_of(self, setting: str) -> list[str]:
-        """Hashes of the files or folders that the suites name in this setting."""
-        named = (getattr(run.settings, setting, None) for run in self.suites)
-        paths = [Path(name) for name in named if name and name != TOY]
-        return [
-            fingerprint_files(path) if path.is_dir() else hash_file(path)
-            for path in paths
-            if path.exists()
-        ]
+            facts["batch"] = self.generation.batch  # in half precision it decides near ties
+        facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
+        contents: dict[str, list[str]] = {"essays": []}  # as runs that were begun earlier have it
+        for run in self.suites:
+            facts["suites"][run.name] |= run.version
+            for setting, name in (run.call("files") or {}).items():
+                if (path := Path(name)).exists():
+                    content = fingerprint_files(path) if path.is_dir() else hash_file(path)
+                    contents.setdefault(setting, []).append(content)
+        return facts | contents
 
     def positions(self, of_config: int) -> int:
         """How many the model has, stretched as asked for."""
@@ -73,70 +71,28 @@ class Judging:
 
 def judging_of(config: Config) -> Judging:
     """By what recover.py judges the models of a run."""
-    asked, positions = essays_of(config), read_shape(config.model).positions
-    punkt = config.calibration.punkt
-    suites = [suite_run(name, asked, positions, punkt) for name in ("niah", "longbench")]
-    generation = GenerationSettings(batch=asked.batch, prefill_chunk=asked.prefill_chunk)
-    return Judging(tuple(suites), precision=asked.precision, generation=generation)
+    calibration, settings = config.calibration, config.eval
+    positions = read_shape(config.model).positions
+    request = Request(settings, positions, calibration.essays, calibration.punkt)
+    return Judging(
+        configure_suites(settings.suites, request),
+        precision=settings.precision,
+        generation=GenerationSettings(batch=settings.batch, prefill_chunk=settings.prefill_chunk),
+    )
 
 
-def essays_of(config: Config) -> JudgingConfig:
-    """The evaluation's settings, with the calibration's essays where they name none."""
-    essays = config.eval.niah_essays or config.calibration.essays
-    return dataclasses.replace(config.eval, niah_essays=essays)
-
-
-def suite_run(
-    name: str,
-    asked: JudgingConfig,
-    positions: int,
-    punkt: str | None = None,
-    gsm8k_tasks: tuple[str, ...] = gsm8k.Settings.tasks,
-) -> SuiteRun:
-    """A suite with the settings asked for. `positions`: of the model, stretched or not."""
-    if name == "niah":
-        needles = niah.Settings(
-            essays=asked.niah_essays or TOY,
-            punkt=Path(punkt) if punkt else None,
-            tasks=asked.niah_tasks or PAPER_TASKS,
-            lengths=asked.niah_lengths,
-            samples=max(niah.Settings.samples, asked.niah_samples),
-        )
-        return SuiteRun(name, needles, asked.niah_samples)
-    if name == "longbench":
-        tasks = longbench.Settings(
-            data=asked.longbench_data,
-            gsm8k=asked.gsm8k_data,
-            categories=asked.longbench_categories,
-            max_prompt_tokens=longest_prompt(positions),
-            toy_rows=max(longbench.Settings.toy_rows, asked.longbench_rows or 0),
-        )
-        return SuiteRun(name, tasks, asked.longbench_rows)
-    if name == "gsm8k":
-        return SuiteRun(name, gsm8k.Settings(asked.gsm8k_data, gsm8k_tasks), asked.samples)
-    known = (*list_plugins(SUITES), f"{LM_EVAL}:TASK,...")
-    if name not in known:
-        raise UserError(f"--suite {name}: no such suite; {suggest(name, known)}")
-    raise UserError(f"--suite {name}: this command knows no options for that suite.")
-
-
-def longest_prompt(positions: int) -> int:
-    """Where LongBench cuts prompts: upstream's 3500, 7500, 15500 and 31500 tokens for models with
-    4k to 32k positions lie on this line, and no model is given more."""
-    return max(2, min(31_500, positions - positions * 3 // 128 - 500))
-
-
-def check_data(judging: Judging) -> None:
+def check_data(judging: Judging, model: str) -> None:
     """Refuse data and packages that are not there before anything is written, and say which data
     they are."""
+    positions = judging.positions(read_shape(model).positions)
     for run in judging.suites:
         for task in run.suite.list_tasks(run.settings):
             run.suite.sources(run.settings, task)  # reads them
-        if run.name == "longbench":
-            say(longbench.describe_data(run.settings))
-            longbench.check_packages(run.settings)
+        if description := run.call("describe"):
+            say(description)
+        run.call("check", positions)
     if judging.lm_eval_tasks and not find_spec("lm_eval"):
-        raise UserError("lm-eval's tasks need its package: pip install 'bosch-hybrid[lm-eval]'")
+        raise UserError("lm-eval's tasks need its package: pip install lm-eval")
 
 
 def check_calibration(config: Config, run_path: Path) -> int:
@@ -149,7 +105,9 @@ def check_calibration(config: Config, run_path: Path) -> int:
     shared = run_path.parent / "shared"
     texts: list[str] = []
     for run in judging_of(config).suites:
-        for task in run.suite.list_tasks(run.settings) if run.name == "niah" else ():
+        if not getattr(run.suite, "COMPARED_WITH_CALIBRATION", False):
+            continue
+        for task in run.suite.list_tasks(run.settings):
             facts = describe_examples(run, task, tokenizer_hash)
             built = find_file(shared / f"examples-{fingerprint(facts)[:16]}", run.limit)
             if built is not None:
@@ -253,13 +211,3 @@ def has_our_attention(config: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def check_lengths(lengths: Sequence[int], positions: int, model: str, stretched: bool) -> None:
-    """Refuse texts of NIAH that the model does not read whole."""
-    if max(lengths) > positions:
-        raise UserError(
-            f"--lengths {max(lengths)}: {model} has {positions:,} positions"
-            f"{' with --yarn' if stretched else ''}, and NIAH is never truncated. Ask for less, or "
-            "stretch the positions with --yarn."
-        )

@@ -184,7 +184,9 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
         "rows": make_rows(evaluation.label, run.name, summarize(scored)),
     }
     if floors:
-        results = [result for result in summarize(floors) if result.metric == run.suite.METRIC]
+        results = summarize(floors)
+        if metric := getattr(run.suite, "METRIC", None):
+            results = [result for result in results if result.metric == metric]
         content["floor"] = {
             "window_tokens": evaluation.window_tokens,
             "rows": make_rows(evaluation.label, run.name, results),

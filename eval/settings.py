@@ -1,10 +1,13 @@
-"""What an evaluation is asked for. Loads no torch, so that a command can refuse quickly."""
+"""Settings of an evaluation. Loads no torch, so that a command can refuse quickly."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, is_dataclass
 from types import ModuleType
 from typing import Any
 
-from bosch.plugins import load_plugin
+from bosch.eval.suites._interface import Request
+from bosch.plugin_options import with_options
+from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
 SUITES = "bosch.eval.suites"
@@ -22,10 +25,60 @@ class SuiteRun:
     def suite(self) -> ModuleType:
         return load_plugin(SUITES, self.name)
 
+    @property
+    def version(self) -> dict[str, int]:
+        """Of the suite, for fingerprints; empty if it has none."""
+        version = getattr(self.suite, "VERSION", None)
+        return {} if version is None else {"suite_version": version}
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """The result of an optional function of the suite; None if the suite does without it."""
+        optional = getattr(self.suite, function, None)
+        return None if optional is None else optional(self.settings, *arguments)
+
+
+def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, ...]:
+    """The suites of these names with the settings asked for. UserError for a name or an option that
+    does not exist."""
+    suites = {name: load_suite(name) for name in names}
+    options: dict[str, list[str]] = {name: [] for name in suites}
+    for word in request.config.options:
+        name, _, option = word.partition(".")
+        if name not in suites or not option:
+            raise UserError(
+                f"suite option {word}: write SUITE.NAME=VALUE with a suite that is run here: "
+                f"{', '.join(suites)}."
+            )
+        options[name].append(option)
+    runs = []
+    for name, suite in suites.items():
+        if hasattr(suite, "configure"):
+            settings, limit = suite.configure(request)
+        else:
+            settings, limit = suite.Settings(), request.config.samples
+        settings = with_options(name, settings, options[name], f"suite option {name}:")
+        runs.append(SuiteRun(name, settings, limit))
+    return tuple(runs)
+
+
+def load_suite(name: str) -> ModuleType:
+    """A file of eval/suites that is a whole suite."""
+    known = list_plugins(SUITES)
+    if name not in known:
+        known = (*known, "lm-eval:TASK,TASK")  # which only evaluate_model.py takes
+        raise UserError(f"suite {name}: no such suite; {suggest(name, known)}")
+    suite = load_plugin(SUITES, name)
+    if not is_dataclass(getattr(suite, "Settings", None)):
+        raise UserError(
+            f"suite {name}: {suite.__file__} has no dataclass Settings (it may be empty); "
+            "eval/suites/_interface.py shows how a suite is written."
+        )
+    return suite
+
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How texts are generated, not which: the scores are the same under each of them."""
+    """How texts are generated. The scores are the same under all of these settings."""
 
     stop_when_answered: bool = True
     draft_answers: bool = True

@@ -21,19 +21,10 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import Config, JudgingConfig, TokenCount, at_least, shared_fields
-from bosch.eval.judging import (
-    LM_EVAL,
-    Judging,
-    check_data,
-    check_lengths,
-    essays_of,
-    judge,
-    judging_of,
-    suite_run,
-)
+from bosch.eval.judging import LM_EVAL, Judging, check_data, judge, judging_of
 from bosch.eval.results import collect_results, describe_evaluation
-from bosch.eval.settings import PLAIN, SUITES, GenerationSettings, Label
-from bosch.eval.suites import gsm8k
+from bosch.eval.settings import PLAIN, SUITES, GenerationSettings, Label, configure_suites
+from bosch.eval.suites._interface import Request
 from bosch.masks.mask import check_window
 from bosch.model import describe_source, fetch_model, find_model, read_model_config, read_shape
 from bosch.plugins import list_plugins
@@ -60,10 +51,9 @@ class Options:
 
     model: str  # a Hugging Face folder or hub id, dense or hybrid
     judging: Annotated[JudgingConfig, tyro.conf.arg(name="")]
-    suite: tuple[str, ...] = ("niah",)  # niah, longbench, gsm8k, lm-eval:TASK,TASK
+    suite: tuple[str, ...] = ("niah",)  # files of eval/suites, and lm-eval:TASK,TASK
     out: Path = Path("evaluation")  # folder to write
     punkt: str | None = None  # folder of the English Punkt data, for essays that need it
-    gsm8k_tasks: tuple[str, ...] = gsm8k.Settings.tasks  # prompts of the suite gsm8k
     window: TokenCount | None = None  # another window than the hybrid was made with
     yarn: float | None = None  # stretch the positions by this factor: 2 for 64k, 4 for 128k
     # Positions that the model was trained on, 32,768 for Qwen3; None: what its config.json says.
@@ -79,12 +69,12 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
-    asked = JudgingConfig(**shared_fields(JudgingConfig, essays_of(config)))
-    options = parse(Options, arguments, Options(config.model, asked), SHORT)
+    defaults = JudgingConfig(**shared_fields(JudgingConfig, config.eval))
+    options = parse(Options, arguments, Options(config.model, defaults), SHORT)
     rank, world = rank_and_world()
     progress.set_up(rank)
-    judging = choose_judging(options)
-    check_data(judging)
+    judging = choose_judging(options, config.calibration.essays)
+    check_data(judging, options.model)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, judging, Label(out.name), out.parent / "shared")
     with RunFolder(out.parent, rank, world, say, home=home_of(out)) as run:
@@ -97,17 +87,17 @@ def main(arguments: Sequence[str]) -> None:
         say(f"predictions and scores in {options.out}")
 
 
-def choose_judging(options: Options) -> Judging:
+def choose_judging(options: Options, essays: str) -> Judging:
     """What the options ask for, refused here if it cannot be done."""
-    asked = options.judging
+    settings = options.judging
     if not options.suite:
         raise UserError(f"--suite names nothing; say one of {', '.join(list_plugins(SUITES))}.")
     if options.window is not None:
         check_window_can_change(options.model, options.window)
     if options.plain:
-        generation = replace(PLAIN, prefill_chunk=asked.prefill_chunk)
+        generation = replace(PLAIN, prefill_chunk=settings.prefill_chunk)
     else:
-        generation = GenerationSettings(batch=asked.batch, prefill_chunk=asked.prefill_chunk)
+        generation = GenerationSettings(batch=settings.batch, prefill_chunk=settings.prefill_chunk)
     lm_eval = [name for name in options.suite if name.startswith(f"{LM_EVAL}:")]
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
     if lm_eval and not tasks:
@@ -115,23 +105,18 @@ def choose_judging(options: Options) -> Judging:
     judging = Judging(
         (),
         lm_eval_tasks=tuple(tasks),
-        lm_eval_lengths=asked.niah_lengths if tasks else (),
-        limit=asked.samples,
+        lm_eval_lengths=settings.niah_lengths if tasks else (),
+        limit=settings.samples,
         window_tokens=options.window,
         yarn=options.yarn,
-        precision=asked.precision,
+        precision=settings.precision,
         generation=generation,
         yarn_from=options.yarn_from,
     )
     positions = judging.positions(read_shape(options.model).positions)
-    if "niah" in options.suite:
-        check_lengths(asked.niah_lengths, positions, options.model, options.yarn is not None)
-    suites = [
-        suite_run(name, asked, positions, options.punkt, options.gsm8k_tasks)
-        for name in options.suite
-        if name not in lm_eval
-    ]
-    return replace(judging, suites=tuple(suites))
+    request = Request(settings, positions, essays, options.punkt)
+    names = [name for name in options.suite if name not in lm_eval]
+    return replace(judging, suites=configure_suites(names, request))
 
 
 def check_window_can_change(model: str, window: int) -> None:
@@ -188,7 +173,7 @@ def make_stage(
     name: str, model: str, judging: Judging, label: Label, examples_folder: Path | None = None
 ) -> Stage:
     """Judge a model. Without `examples_folder` the stage itself is shared, beside the examples."""
-    told = {"model": describe_source(model), "step": label.step, "tokens": label.tokens}
+    subject = {"model": describe_source(model), "step": label.step, "tokens": label.tokens}
 
     def run(out: Path) -> None:
         judge(fetch_model(model), judging, label, out, examples_folder or out.parent)
@@ -196,7 +181,7 @@ def make_stage(
     return Stage(
         name,
         run=run,
-        settings=judging.facts() | told,
+        settings=judging.facts() | subject,
         version=VERSION,
         ranks="all",
         shared=examples_folder is None,

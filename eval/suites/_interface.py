@@ -1,15 +1,71 @@
-"""What every suite offers, so that one runner serves all. A suite is a module with these names:
+"""What every suite offers, so that one runner serves all.
 
-    Settings                                     a frozen dataclass: where the data is, which tasks
+To write one, put `eval/suites/mine.py` beside the others: `evaluate_model.py --suite mine` and
+`recover.py --eval.suites niah mine` run it. A whole one:
+
+    "Sums of two digits: an example of a suite."
+
+    from dataclasses import dataclass
+
+    from bosch.eval.suites._interface import Example, Task, average, by_task, percent, result_of
+
+    @dataclass(frozen=True)
+    class Settings:
+        largest: int = 9  # `--options mine.largest=5` sets it
+
+    def list_tasks(settings):
+        return [Task("sums")]
+
+    def sources(settings, task):
+        return {"largest": str(settings.largest)}
+
+    def build_examples(settings, task, tokenizer, limit=None):
+        numbers = range(settings.largest + 1)
+        pairs = [(a, b) for a in numbers for b in numbers]
+        return [
+            Example(index, f"{a} + {b} =", (str(a + b),), max_new_tokens=4)
+            for index, (a, b) in enumerate(pairs[:limit])
+        ]
+
+    def score(settings, task, example, prediction):
+        return {"exact": float(prediction.split()[:1] == list(example.answers))}
+
+    def summarize(settings, scored):
+        groups = by_task(scored).items()
+        tasks = [result_of(task, "exact", items, percent) for task, items in groups]
+        return [*tasks, average("average", "exact", tasks)] if tasks else []
+
+A suite must have
+
+    Settings                                     a frozen dataclass with defaults; it may be empty
     list_tasks(settings) -> list[Task]
-    sources(settings, task) -> dict[str, str]    hashes, versions and settings that decide what the
-                                                 examples are: with the tokenizer they name them
+    sources(settings, task) -> dict[str, str]    the hashes, versions and settings that decide what
+                                                 the examples are: they are built again when one of
+                                                 these or the tokenizer changes
     build_examples(settings, task, tokenizer, limit=None) -> list[Example]
     score(settings, task, example, prediction) -> dict[str, float]     metric -> 0 to 1
-    summarize(settings, scored) -> list[Result]  a result a task and metric, then the averages
+    summarize(settings, scored) -> list[Result]  one for each task and metric, then the averages
 
-`limit` takes the first examples: the same ones that a longer list begins with. Building and scoring
-need no model, so predictions can be made anywhere and judged again when a metric is mended.
+`limit` takes the first examples of the longer list. Building and scoring need no model, so
+predictions can be made anywhere and scored again when a metric is mended.
+
+A suite may have
+
+    configure(request) -> (Settings, limit)      its settings from those of the command (Request);
+                                                 without it: Settings() and `--samples`
+    check(settings, positions)                   UserError, before work begins, for what would fail
+                                                 later: a missing package, texts that are too long
+    describe(settings) -> str                    a line for the log on the data that is read
+    files(settings) -> dict[str, str]            setting -> file or folder it names: an evaluation
+                                                 is not reused when their content changes
+    floor(example, window_tokens) -> float|None  the score of a model that sees only the end of the
+                                                 prompt; None: unknown
+    METRIC                                       the metric that counts in averages and in the floor
+    COMPARED_WITH_CALIBRATION = True             recover.py stops if an example and the calibration
+                                                 set share a needle
+    VERSION = 2                                  raise it when the same settings give other examples
+                                                 or scores: results of before are not reused then
+    title = "Sums"                               its name in reports; default: the file's name
 """
 
 import math
@@ -18,11 +74,22 @@ from dataclasses import asdict, dataclass, field
 from statistics import stdev
 from typing import Any
 
+from bosch.config import JudgingConfig
 from bosch.run.errors import UserError
 
 
 class LeftOutError(UserError):
-    """This task cannot be made under these settings, others can: a runner names it and goes on."""
+    """This task cannot be built under these settings. The runner names it and goes on."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command asks of the suites it runs."""
+
+    config: JudgingConfig
+    positions: int  # tokens that the model reads, stretched by --yarn or not
+    essays: str | None = None  # filler text of the calibration set, for suites that need some
+    punkt: str | None = None  # folder with the English Punkt data
 
 
 @dataclass(frozen=True, order=True)
@@ -96,6 +163,11 @@ def result_of(
     scores = [item.scores[metric] for item in items]
     stderr = 100 * stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
     return Result(task.name, task.length, metric, mean(scores), stderr, len(scores))
+
+
+def percent(scores: list[float]) -> float:
+    """The mean in percent, rounded to two digits."""
+    return round(100 * sum(scores) / len(scores), 2)
 
 
 def average(name: str, metric: str, parts: Sequence[Result], length: int = 0) -> Result:

@@ -18,7 +18,16 @@ from typing import Any
 
 from bosch.eval.rows import Row, find_one, from_hub, read_rows, require_count, require_text
 from bosch.eval.suites._command import score_command
-from bosch.eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
+from bosch.eval.suites._interface import (
+    Example,
+    Request,
+    Result,
+    Scored,
+    Stop,
+    Task,
+    by_task,
+    result_of,
+)
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
@@ -55,6 +64,15 @@ class Settings:
         if unknown := [name for name in self.tasks if name not in STRICT]:
             told = suggest(unknown[0], tuple(STRICT))
             raise UserError(f"{unknown[0]!r} is not one of the tasks: {told}")
+
+
+def configure(request: Request) -> tuple[Settings, int | None]:
+    config = request.config
+    return Settings(config.gsm8k_data, config.gsm8k_tasks), config.samples
+
+
+def files(settings: Settings) -> dict[str, str]:
+    return {"data": settings.data}
 
 
 def list_tasks(settings: Settings) -> list[Task]:

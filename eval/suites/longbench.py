@@ -34,12 +34,14 @@ from bosch.eval.suites import gsm8k
 from bosch.eval.suites._command import score_command
 from bosch.eval.suites._interface import (
     Example,
+    Request,
     Result,
     Scored,
     Stop,
     Task,
     average,
     by_task,
+    percent,
     result_of,
 )
 from bosch.eval.suites._longbench_source import DatasetRows, describe_source, read_dataset
@@ -82,6 +84,24 @@ class Settings:
         for name in self.datasets:
             if name not in known:
                 raise UserError(f"{name!r} is not one of the data sets: {suggest(name, known)}")
+
+
+def configure(request: Request) -> tuple[Settings, int | None]:
+    config = request.config
+    settings = Settings(
+        data=config.longbench_data,
+        gsm8k=config.gsm8k_data,
+        categories=config.longbench_categories,
+        max_prompt_tokens=longest_prompt(request.positions),
+        toy_rows=max(Settings.toy_rows, config.longbench_rows or 0),
+    )
+    return settings, config.longbench_rows
+
+
+def longest_prompt(positions: int) -> int:
+    """Where prompts are cut. Upstream's 3500, 7500, 15500 and 31500 tokens for models with 4k to
+    32k positions lie on this line, and no model is given more."""
+    return max(2, min(31_500, positions - positions * 3 // 128 - 500))
 
 
 @dataclass(frozen=True)
@@ -159,7 +179,12 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
     return {"rows": Path(loaded.path).name, "rows_sha256": loaded.sha256} | cut
 
 
-def describe_data(settings: Settings) -> str:
+def files(settings: Settings) -> dict[str, str]:
+    named = {"data": settings.data, "gsm8k": settings.gsm8k}
+    return {setting: name for setting, name in named.items() if name and name != TOY}
+
+
+def describe(settings: Settings) -> str:
     """One line for the log: which rows these are, and how long a prompt may be."""
     if settings.data == TOY:
         return "LongBench of the toy world"
@@ -167,8 +192,8 @@ def describe_data(settings: Settings) -> str:
     return f"{describe_source(settings.data)}; a prompt of more than {most} loses its middle"
 
 
-def check_packages(settings: Settings) -> None:
-    """Refuse data sets that could not be scored here."""
+def check(settings: Settings, positions: int) -> None:
+    """Refuse data sets whose scores need a package that is missing."""
     names = {task.name for task in list_tasks(settings)} - {MATH}
     if any(find_dataset(name).metric.endswith("_zh") for name in names):
         cut_words("")
@@ -269,10 +294,6 @@ def summarize_categories(
     if len(categories) < len(table):
         return categories
     return [*categories, average("average", "mean", categories)]
-
-
-def percent(scores: list[float]) -> float:
-    return round(100 * sum(scores) / len(scores), 2)
 
 
 def score_bins(task: Task, items: Sequence[Scored]) -> list[Result]:

@@ -27,6 +27,7 @@ from bosch.eval.rows import from_hub, write_rows
 from bosch.eval.suites._interface import (
     Example,
     LeftOutError,
+    Request,
     Result,
     Scored,
     Stop,
@@ -44,6 +45,7 @@ TOY_LENGTHS = (512, 1024, 2048)
 # The paper's two groups; the other tasks count in no average.
 GROUPS = {"single": needles.PAPER_TASKS[:3], "multikey": needles.PAPER_TASKS[3:]}
 METRIC = "string_match_all"
+COMPARED_WITH_CALIBRATION = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,31 @@ class Settings:
             raise UserError(f"NIAH lengths are numbers of tokens from 1 on, not {self.lengths}.")
         if self.samples < 1:
             raise UserError(f"NIAH cannot build {self.samples} samples; ask for at least 1.")
+
+
+def configure(request: Request) -> tuple[Settings, int]:
+    config = request.config
+    settings = Settings(
+        essays=config.niah_essays or request.essays or TOY,
+        punkt=Path(request.punkt) if request.punkt else None,
+        tasks=config.niah_tasks or needles.PAPER_TASKS,
+        lengths=config.niah_lengths,
+        samples=max(Settings.samples, config.niah_samples),
+    )
+    return settings, config.niah_samples
+
+
+def check(settings: Settings, positions: int) -> None:
+    """Refuse texts that the model does not read whole."""
+    if (longest := max(settings.lengths, default=0)) > positions:
+        raise UserError(
+            f"--niah-lengths {longest}: the model reads {positions:,} tokens, and NIAH is never "
+            "truncated. Ask for shorter texts, or stretch the positions with --yarn."
+        )
+
+
+def files(settings: Settings) -> dict[str, str]:
+    return {} if settings.essays == TOY else {"essays": settings.essays}
 
 
 def list_tasks(settings: Settings) -> list[Task]:

@@ -105,7 +105,7 @@ def test_every_source_gives_the_same_rows(tmp_path: Path) -> None:
         if source == archive:
             assert loaded.sha256 == hashlib.sha256(jsonl).hexdigest()
             assert told["rows"] == "hotpotqa.jsonl"
-    line = longbench.describe_data(Settings(data=str(tmp_path / "zip"), max_prompt_tokens=1_500))
+    line = longbench.describe(Settings(data=str(tmp_path / "zip"), max_prompt_tokens=1_500))
     assert "not the published file" in line
     assert line.endswith("; a prompt of more than 1,500 tokens loses its middle")
     assert hashlib.sha256(archive.read_bytes()).hexdigest() in line
