@@ -1,5 +1,5 @@
-"""How one model is judged: which suites, with what settings, and the model as it is loaded for it.
-Loads torch only when a model is judged."""
+"""Evaluates one model: which suites with which settings, and how the model is loaded. Imports torch
+only when a model is evaluated."""
 
 import dataclasses
 import os
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bosch.config import Config
 from bosch.data.calibration import check_set
@@ -29,17 +29,20 @@ from bosch.run.plan import follow_reference
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 LM_EVAL = "lm-eval"
 
 
 @dataclass(frozen=True)
 class Judging:
-    """By what a model is judged, and how it is run."""
+    """Which suites evaluate a model, and how it is run."""
 
     suites: tuple[SuiteRun, ...]
     lm_eval_tasks: tuple[str, ...] = ()
-    lm_eval_lengths: tuple[int, ...] = ()  # of its NIAH
-    limit: int | None = None  # of lm-eval's tasks; suites have their own
+    lm_eval_lengths: tuple[int, ...] = ()  # of its NIAH tasks, in tokens
+    limit: int | None = None  # examples of each lm-eval task; suites have limits of their own
     window_tokens: int | None = None  # None: the hybrid's own
     yarn: float | None = None
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -47,15 +50,15 @@ class Judging:
     yarn_from: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        """All that decides scores. Files and folders count by their content."""
+        """Everything that decides the scores, for fingerprints. Files count by their content."""
         facts: dict[str, Any] = plain(dataclasses.replace(self, generation=PLAIN))
         del facts["generation"]
         if self.yarn_from is None:
-            del facts["yarn_from"]  # as runs that were begun earlier have it
+            del facts["yarn_from"]  # runs from before this setting do not have it
         if self.generation.batch is not None and self.precision != "fp32":
-            facts["batch"] = self.generation.batch  # in half precision it decides near ties
+            facts["batch"] = self.generation.batch  # in half precision it can decide near ties
         facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
-        contents: dict[str, list[str]] = {"essays": []}  # as runs that were begun earlier have it
+        contents: dict[str, list[str]] = {"essays": []}  # always there, as in earlier runs
         for run in self.suites:
             facts["suites"][run.name] |= run.version
             for setting, name in (run.call("files") or {}).items():
@@ -64,13 +67,13 @@ class Judging:
                     contents.setdefault(setting, []).append(content)
         return facts | contents
 
-    def positions(self, of_config: int) -> int:
-        """How many the model has, stretched as asked for."""
-        return int((self.yarn_from or of_config) * self.yarn) if self.yarn else of_config
+    def positions(self, native: int) -> int:
+        """How many tokens the model reads, which has `native` positions without YaRN."""
+        return int((self.yarn_from or native) * self.yarn) if self.yarn else native
 
 
 def judging_of(config: Config) -> Judging:
-    """By what recover.py judges the models of a run."""
+    """How recover.py evaluates the models of a run."""
     calibration, settings = config.calibration, config.eval
     positions = read_shape(config.model).positions
     request = Request(settings, positions, calibration.essays, calibration.punkt)
@@ -82,12 +85,12 @@ def judging_of(config: Config) -> Judging:
 
 
 def check_data(judging: Judging, model: str) -> None:
-    """Refuse data and packages that are not there before anything is written, and say which data
-    they are."""
+    """Read the data of all suites and check their packages before anything is written. Says which
+    data they are."""
     positions = judging.positions(read_shape(model).positions)
     for run in judging.suites:
         for task in run.suite.list_tasks(run.settings):
-            run.suite.sources(run.settings, task)  # reads them
+            run.suite.sources(run.settings, task)  # reads the data
         if description := run.call("describe"):
             say(description)
         run.call("check", positions)
@@ -96,8 +99,8 @@ def check_data(judging: Judging, model: str) -> None:
 
 
 def check_calibration(config: Config, run_path: Path) -> int:
-    """How many of the NIAH examples that a run is judged on were compared with its calibration set;
-    those that an evaluation has built by now. UserError if one of them holds a needle of it.
+    """How many test examples, of those built so far, were compared with the calibration set of a
+    run. UserError if one of them contains a needle of the set.
     """
     from bosch.eval.examples import describe_examples, find_file
 
@@ -115,12 +118,12 @@ def check_calibration(config: Config, run_path: Path) -> int:
     return check_set(follow_reference(run_path / "calibration"), texts)
 
 
-# ---------------------------------------------------------------------------------- judging it
+# -------------------------------------------------------------------------------- the evaluation
 
 
 def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_folder: Path) -> None:
-    """Write predictions and scores of the model in `folder` into `out`. Every rank calls it."""
-    from bosch.eval.runner import Evaluation, evaluate  # loads torch and transformers: seconds
+    """Write predictions and scores of the model in `folder` to `out`. Every rank calls this."""
+    from bosch.eval.runner import Evaluation, evaluate  # imports torch, which takes seconds
 
     rank, world = rank_and_world()
     load = cache(lambda: load_judged(folder, judging))
@@ -128,8 +131,8 @@ def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_fold
     tokenizer = load_tokenizer(folder)
     if rank == 0 and tokenizer.chat_template:
         say(
-            f"{folder.name} has a chat template, which is not used: scores of a chat model are "
-            "lower than published ones, where its prompts were put into it"
+            f"{folder.name} has a chat template, which is not used. Published scores of chat "
+            "models are often measured with it and higher."
         )
     evaluation = Evaluation(
         load_model=load,
@@ -161,14 +164,20 @@ def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_fold
 
 
 def load_judged(folder: Path, judging: Judging) -> Any:
-    """The model on this rank's device, as it is judged."""
+    """The model on this rank's device, with the window, positions and precision asked for."""
     import torch
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: transformers cannot read its config.json ({error}).") from error
     if judging.window_tokens is not None:
         if getattr(config, "bosch", None) is None:
-            raise UserError(f"--window {judging.window_tokens}: {folder} is no hybrid.")
+            raise UserError(
+                f"--window {judging.window_tokens}: {folder} is not a hybrid and has no window. "
+                "Leave --window out, or make a hybrid with recipes/materialize_model.py."
+            )
         config.bosch = {**config.bosch, "window": judging.window_tokens}
     if judging.yarn is not None:
         stretch_positions(config, judging.yarn, folder, judging.yarn_from)
@@ -181,16 +190,19 @@ def load_judged(folder: Path, judging: Judging) -> Any:
 
 
 def stretch_positions(
-    config: Any, factor: float, folder: Path, trained_on: int | None = None
+    config: "PretrainedConfig", factor: float, folder: Path, trained_on: int | None = None
 ) -> None:
-    """YaRN, as the model's authors ask for it in config.json. `max_position_embeddings` stays."""
+    """Set YaRN in the config as Qwen's documentation does; `max_position_embeddings` stays."""
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
-        raise UserError(f"--yarn {factor:g}: {folder} has no one rope_theta that YaRN could keep.")
+        raise UserError(
+            f"--yarn {factor:g}: the config.json of {folder} has no single rope_theta, which YaRN "
+            "needs. Leave --yarn out."
+        )
     if rope.get("rope_type", "default") != "default":
         raise UserError(
-            f"--yarn {factor:g}: the positions of {folder} are stretched already "
-            f"({rope['rope_type']}); leave --yarn out."
+            f"--yarn {factor:g}: the positions of {folder} are already stretched by "
+            f"{rope['rope_type']}. Leave --yarn out."
         )
     config.rope_parameters = {
         "rope_type": "yarn",
@@ -200,14 +212,14 @@ def stretch_positions(
     }
 
 
-def has_our_attention(config: Any) -> bool:
-    """Whether attention that reads a long prompt in pieces without a mask of all pairs serves this
-    model: hybrids, and plain models of the families they are made from."""
+def has_our_attention(config: "PretrainedConfig") -> bool:
+    """Whether our attention, which reads long prompts in chunks without a full T x T mask, can run
+    this model: a hybrid, or a dense model of a supported family."""
     from bosch.hybrid.models import check_native_window, family_of
 
     try:
         family_of(config)
         check_native_window(config)
-    except ValueError:
+    except UserError:
         return False
     return True

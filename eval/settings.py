@@ -1,4 +1,4 @@
-"""Settings of an evaluation. Loads no torch, so that a command can refuse quickly."""
+"""Settings of an evaluation. Does not import torch, so wrong options are refused quickly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
@@ -15,11 +15,11 @@ SUITES = "bosch.eval.suites"
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """A suite with its settings, and how many examples of each task, the first ones."""
+    """A suite with its settings, and how many examples of each task are used."""
 
     name: str
-    settings: Any
-    limit: int | None = None  # None: all
+    settings: Any  # the suite's Settings
+    limit: int | None = None  # the first ones; None: all
 
     @property
     def suite(self) -> ModuleType:
@@ -27,19 +27,18 @@ class SuiteRun:
 
     @property
     def version(self) -> dict[str, int]:
-        """Of the suite, for fingerprints; empty if it has none."""
+        """The suite's VERSION, for fingerprints; empty if it has none."""
         version = getattr(self.suite, "VERSION", None)
         return {} if version is None else {"suite_version": version}
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """The result of an optional function of the suite; None if the suite does without it."""
+        """Call an optional function of the suite; None if the suite does not have it."""
         optional = getattr(self.suite, function, None)
         return None if optional is None else optional(self.settings, *arguments)
 
 
 def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, ...]:
-    """The suites of these names with the settings asked for. UserError for a name or an option that
-    does not exist."""
+    """These suites, with settings from the command. UserError for an unknown suite or option."""
     suites = {name: load_suite(name) for name in names}
     options: dict[str, list[str]] = {name: [] for name in suites}
     for word in request.config.options:
@@ -62,10 +61,10 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
 
 
 def load_suite(name: str) -> ModuleType:
-    """A file of eval/suites that is a whole suite."""
+    """The file of eval/suites with this name."""
     known = list_plugins(SUITES)
     if name not in known:
-        known = (*known, "lm-eval:TASK,TASK")  # which only evaluate_model.py takes
+        known = (*known, "lm-eval:TASK,TASK")  # in evaluate_model.py only
         raise UserError(f"suite {name}: no such suite; {suggest(name, known)}")
     suite = load_plugin(SUITES, name)
     if not is_dataclass(getattr(suite, "Settings", None)):
@@ -83,11 +82,11 @@ class GenerationSettings:
     stop_when_answered: bool = True
     draft_answers: bool = True
     share_prefixes: bool = True
-    short_top_layer: bool = True  # in float32; rows of a prompt whose output nobody reads
-    # Sequences decoded at once. None: 16 in float32, and 1 in half precision, where most long texts
-    # have a token that is too close to call. A number asked for there is taken without that check.
+    short_top_layer: bool = True  # float32 only: skip top-layer outputs that nothing reads
+    # Sequences decoded at once. None: 16 in float32 and 1 in half precision, where most long texts
+    # have a token too close to call. A batch set by hand in half precision turns that check off.
     batch: int | None = None
-    prefill_chunk: int = 8192  # tokens of a prompt that are read at once
+    prefill_chunk: int = 8192  # prompt tokens in one forward pass
 
     def __post_init__(self) -> None:
         for name in ("batch", "prefill_chunk"):
@@ -101,8 +100,8 @@ PLAIN = GenerationSettings(False, False, False, False, batch=1)
 
 @dataclass(frozen=True)
 class Label:
-    """What is evaluated, as the rows of results name it."""
+    """Which model is evaluated, as result rows name it."""
 
     run: str
     step: int | None = None  # None: the dense model
-    tokens: int | None = None  # that it took, the mask's among them
+    tokens: int | None = None  # trained on so far, including those for learning the mask

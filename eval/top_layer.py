@@ -1,5 +1,5 @@
-"""Reading a prompt for its last logits: the top layer's other rows are needed for their keys and
-values only, so their queries, attention and MLP are left out."""
+"""Prefill for the last logits only: at all other positions the top layer computes keys and values,
+and skips queries, attention and MLP."""
 # B batch, T tokens, M model size, D head size
 
 from collections.abc import Iterator
@@ -13,18 +13,19 @@ from bosch.hybrid.attention import NAME
 
 @contextmanager
 def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
-    """Within it the top layer returns its last rows alone. Models whose layers are not built as
-    most are (a norm, then `self_attn`) compute all of them, and so does None."""
+    """Inside this context the top layer returns only its last `num_rows` positions. None computes
+    all, and so do models whose layers are not a norm followed by `self_attn`."""
     layer = top_layer(model)
     if num_rows is None or layer is None:
         yield
         return
-    whole, own = layer.forward, vars(layer).get("forward")  # own: accelerate's hooks put one there
+    whole = layer.forward
+    replaced = vars(layer).get("forward")  # accelerate's hooks put one on the instance
 
     def forward(hidden_BTM: Tensor, **inputs: Any) -> Any:
         num_idle = hidden_BTM.shape[1] - num_rows
         is_masked = inputs.get("attention_mask") is not None
-        # Without a cache the rows behind would not see them.
+        # Without a cache the last positions would not see the others.
         if num_idle <= 0 or is_masked or inputs.get("past_key_values") is None:
             return whole(hidden_BTM, **inputs)
 
@@ -44,16 +45,16 @@ def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if own is None:
-            del layer.forward  # the class's is in its place again
+        if replaced is None:
+            del layer.forward  # back to the class's own
         else:
-            layer.forward = own
+            layer.forward = replaced
 
 
 def top_layer(model: Any) -> Any:
-    """None where the parts have other names or the attention is not ours."""
+    """The top layer; None if its parts have other names or its attention is not ours."""
     layers = getattr(model.get_decoder(), "layers", None)
     if model.config._attn_implementation != NAME or not layers:
         return None
-    known = all(hasattr(layers[-1], name) for name in ("input_layernorm", "self_attn"))
-    return layers[-1] if known else None
+    has_parts = all(hasattr(layers[-1], name) for name in ("input_layernorm", "self_attn"))
+    return layers[-1] if has_parts else None

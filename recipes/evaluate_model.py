@@ -1,4 +1,4 @@
-"""Judges a model, dense or hybrid, by suites of tasks: NIAH, LongBench, GSM8K, lm-eval's tasks.
+"""Evaluates a model, dense or hybrid, on suites of tasks: NIAH, LongBench, GSM8K, lm-eval's tasks.
 
     python recipes/evaluate_model.py --model tiny-qwen3 --suite niah longbench --out evaluation
     accelerate launch recipes/evaluate_model.py --model DIR --lengths 4096 8192 --essays FILE
@@ -6,8 +6,9 @@
     python recipes/evaluate_model.py --model HYBRID --window 256 --suite lm-eval:arc_easy,piqa
 
 `--limit`, `--lengths`, `--essays` and `--categories` are short for --samples, --niah-lengths,
---niah-essays and --longbench-categories. Run the same command again and it goes on where it
-stopped. Prompts are a base model's: no chat template is put around them.
+--niah-essays and --longbench-categories. A suite of your own (docs/extending.md) has its options
+behind `--options`. Run the same command again to continue where it stopped. Chat templates are not
+used.
 """
 
 import sys
@@ -47,19 +48,19 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Options:
-    """Judge a model by suites of tasks."""
+    """Evaluate a model on suites of tasks."""
 
     model: str  # a Hugging Face folder or hub id, dense or hybrid
     judging: Annotated[JudgingConfig, tyro.conf.arg(name="")]
     suite: tuple[str, ...] = ("niah",)  # files of eval/suites, and lm-eval:TASK,TASK
-    out: Path = Path("evaluation")  # folder to write
-    punkt: str | None = None  # folder of the English Punkt data, for essays that need it
-    window: TokenCount | None = None  # another window than the hybrid was made with
+    out: Path = Path("evaluation")  # folder for predictions and scores
+    punkt: str | None = None  # folder with the English Punkt data, for essays that need it
+    window: TokenCount | None = None  # window size in tokens; None: the hybrid's own
     yarn: float | None = None  # stretch the positions by this factor: 2 for 64k, 4 for 128k
-    # Positions that the model was trained on, 32,768 for Qwen3; None: what its config.json says.
+    # Positions the model was trained on, 32,768 for Qwen3; None: as in its config.json.
     yarn_from: Annotated[TokenCount | None, tyro.conf.arg(metavar="POSITIONS")] = None
-    plain: tyro.conf.FlagCreatePairsOff[bool] = False  # without the speed-ups that change no score
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+    plain: tyro.conf.FlagCreatePairsOff[bool] = False  # without speed-ups (scores are the same)
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show tracebacks
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "yarn", "yarn_from")
@@ -83,15 +84,15 @@ def main(arguments: Sequence[str]) -> None:
         for line in describe_evaluation(out):
             say(line)
         if options.judging.samples:
-            say(f"of each task the first {options.judging.samples} examples")
+            say(f"scored on the first {options.judging.samples} examples of each task")
         say(f"predictions and scores in {options.out}")
 
 
 def choose_judging(options: Options, essays: str) -> Judging:
-    """What the options ask for, refused here if it cannot be done."""
+    """The evaluation that the options describe. UserError if it is impossible."""
     settings = options.judging
     if not options.suite:
-        raise UserError(f"--suite names nothing; say one of {', '.join(list_plugins(SUITES))}.")
+        raise UserError(f"--suite is empty; name one or more of {', '.join(list_plugins(SUITES))}.")
     if options.window is not None:
         check_window_can_change(options.model, options.window)
     if options.plain:
@@ -101,7 +102,7 @@ def choose_judging(options: Options, essays: str) -> Judging:
     lm_eval = [name for name in options.suite if name.startswith(f"{LM_EVAL}:")]
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
     if lm_eval and not tasks:
-        raise UserError(f"--suite {lm_eval[0]}: no task is named; say {LM_EVAL}:TASK,TASK.")
+        raise UserError(f"--suite {lm_eval[0]}: no task is named; write {LM_EVAL}:TASK,TASK.")
     judging = Judging(
         (),
         lm_eval_tasks=tuple(tasks),
@@ -123,8 +124,8 @@ def check_window_can_change(model: str, window: int) -> None:
     folder = find_model(model)
     if folder is not None and not read_model_config(folder).get("bosch"):
         raise UserError(
-            f"--window {window}: {model} is no hybrid, so it has no window to change; make one "
-            "with recipes/materialize_model.py."
+            f"--window {window}: {model} is not a hybrid and has no window. Leave --window out, or "
+            "make a hybrid with recipes/materialize_model.py."
         )
 
 
@@ -132,7 +133,7 @@ def check_window_can_change(model: str, window: int) -> None:
 
 
 def build(config: Config) -> Stage:
-    """The stage `eval/dense` of recover.py: the model as it was before, for all runs once."""
+    """The stage `eval/dense` of recover.py: the original model, evaluated once for all runs."""
     label = Label(Path(config.model).name)
     return make_stage("eval/dense", config.model, judging_of(config), label)
 
@@ -140,8 +141,8 @@ def build(config: Config) -> Stage:
 def build_step(
     config: Config, run_path: Path, step: int, tokens: int, source: Stage | Artifact
 ) -> Stage:
-    """The stage `eval/step-NNNNNN` of recover.py. `source` makes the model of that step, which
-    took so many tokens: step 0 is the hybrid itself, the others are folders of the training."""
+    """The stage `eval/step-NNNNNN` of recover.py. `source` makes the model of that step, trained on
+    `tokens` tokens: step 0 is the hybrid itself, the others are exports of the training."""
     judging = judging_of(config)
     label = Label(run_path.name, step, tokens)
 
@@ -162,7 +163,7 @@ def build_step(
 
 
 def publish(run_path: Path) -> None:
-    """Show what has been evaluated: results.jsonl, and TensorBoard's curves made anew from it."""
+    """Write results.jsonl and TensorBoard's curves from all evaluations of a run."""
     from bosch.eval.report.tensorboard import project_evaluations
 
     collect_results(run_path / "eval", run_path.name)
@@ -172,7 +173,8 @@ def publish(run_path: Path) -> None:
 def make_stage(
     name: str, model: str, judging: Judging, label: Label, examples_folder: Path | None = None
 ) -> Stage:
-    """Judge a model. Without `examples_folder` the stage itself is shared, beside the examples."""
+    """A stage that evaluates a model. Without `examples_folder` the stage itself is shared by runs,
+    with the examples beside it."""
     subject = {"model": describe_source(model), "step": label.step, "tokens": label.tokens}
 
     def run(out: Path) -> None:

@@ -1,4 +1,4 @@
-"""`bosch <suite> score --in rows.jsonl --out scored.jsonl`: score predictions made anywhere."""
+"""`bosch SUITE score --in rows.jsonl --out scored.jsonl`: scores predictions from elsewhere."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Score:
     """Score rows of predictions."""
 
     in_file: Annotated[Path, tyro.conf.arg(name="in")]  # JSONL
-    out: Path  # JSONL: the same rows, each with its scores
+    out: Path  # JSONL: the same rows with their scores
     debug: bool = False  # show tracebacks
 
 
@@ -27,7 +27,8 @@ def score_command(
     describe: Callable[[Sequence[Row]], list[str]],
     args: Sequence[str] | None,
 ) -> None:
-    """score_row: the scores of a row, whose place is for errors. describe: lines on all rows."""
+    """`score_row` makes the scores of a row; its second argument says where the row is, for errors.
+    `describe` makes the printed lines from all scored rows."""
     command: Score = tyro.extras.subcommand_cli_from_dict(
         {"score": Score},
         prog=f"bosch {suite}",

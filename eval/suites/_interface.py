@@ -1,7 +1,7 @@
-"""What every suite offers, so that one runner serves all.
+"""The interface of a suite.
 
-To write one, put `eval/suites/mine.py` beside the others: `evaluate_model.py --suite mine` and
-`recover.py --eval.suites niah mine` run it. A whole one:
+To write one, add a file `eval/suites/mine.py`. `evaluate_model.py --suite mine` and
+`recover.py --eval.suites niah mine` run it. A complete one:
 
     "Sums of two digits: an example of a suite."
 
@@ -46,25 +46,25 @@ A suite must have
     score(settings, task, example, prediction) -> dict[str, float]     metric -> 0 to 1
     summarize(settings, scored) -> list[Result]  one for each task and metric, then the averages
 
-`limit` takes the first examples of the longer list. Building and scoring need no model, so
-predictions can be made anywhere and scored again when a metric is mended.
+`limit` keeps the first examples of the full list. Building and scoring need no model, so a change
+of a metric needs no new predictions.
 
 A suite may have
 
-    configure(request) -> (Settings, limit)      its settings from those of the command (Request);
-                                                 without it: Settings() and `--samples`
-    check(settings, positions)                   UserError, before work begins, for what would fail
-                                                 later: a missing package, texts that are too long
-    describe(settings) -> str                    a line for the log on the data that is read
-    files(settings) -> dict[str, str]            setting -> file or folder it names: an evaluation
-                                                 is not reused when their content changes
+    configure(request) -> (Settings, limit)      settings and number of examples from those of the
+                                                 command; default: Settings() and `--samples`
+    check(settings, positions)                   raises UserError before work begins if a package is
+                                                 missing or texts are too long for the model
+    describe(settings) -> str                    a log line about the data
+    files(settings) -> dict[str, str]            setting -> the file or folder it names; when their
+                                                 content changes, the model is evaluated again
     floor(example, window_tokens) -> float|None  the score of a model that sees only the end of the
                                                  prompt; None: unknown
     METRIC                                       the metric that counts in averages and in the floor
-    COMPARED_WITH_CALIBRATION = True             recover.py stops if an example and the calibration
-                                                 set share a needle
-    VERSION = 2                                  raise it when the same settings give other examples
-                                                 or scores: results of before are not reused then
+    COMPARED_WITH_CALIBRATION = True             recover.py stops if an example contains a needle of
+                                                 the calibration set
+    VERSION = 2                                  raise it when you change examples or scores, or
+                                                 old results are reused
     title = "Sums"                               its name in reports; default: the file's name
 """
 
@@ -84,28 +84,28 @@ class LeftOutError(UserError):
 
 @dataclass(frozen=True)
 class Request:
-    """What a command asks of the suites it runs."""
+    """What `configure` may use: the command's settings and facts about the model."""
 
     config: JudgingConfig
-    positions: int  # tokens that the model reads, stretched by --yarn or not
-    essays: str | None = None  # filler text of the calibration set, for suites that need some
+    positions: int  # tokens the model can read, with --yarn if it is set
+    essays: str | None = None  # filler text of the calibration set
     punkt: str | None = None  # folder with the English Punkt data
 
 
 @dataclass(frozen=True, order=True)
 class Task:
     name: str
-    length: int = 0  # tokens that prompt and answer may take; 0: the task has one length only
+    length: int = 0  # tokens of prompt and answer together; 0: the task has only one length
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When generation ends, besides the model's own end token and the number of tokens."""
+    """When generation ends, besides the model's end token and the maximal number of tokens."""
 
-    strings: tuple[str, ...] = ()  # text from the first of these on does not count
+    strings: tuple[str, ...] = ()  # text from the first of these on is ignored
     newline_token: bool = False  # the last token of "\n" is a second end token (samsum)
-    min_new_tokens: int = 0  # no end token is taken before so many
-    # The score cannot change once all answers stand in the text. A runner may stop then.
+    min_new_tokens: int = 0  # end tokens are not allowed before this many tokens
+    # The score cannot change once the text contains all answers, so generation may stop there.
     when_answered: bool = False
 
 
@@ -116,7 +116,7 @@ class Example:
     answers: tuple[str, ...]
     max_new_tokens: int
     stop: Stop = Stop()
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what scores and reports need besides
+    facts: Mapping[str, Any] = field(default_factory=dict)  # more that scores and reports need
 
     def to_row(self) -> dict[str, Any]:
         return asdict(self)
@@ -129,7 +129,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Scored:
-    """One example with the scores of its prediction."""
+    """An example with the scores of its prediction."""
 
     task: Task
     example: Example
@@ -142,12 +142,12 @@ class Result:
     length: int
     metric: str
     value: float  # 0 to 100
-    stderr: float | None  # of the value; None: one example tells nothing of it
-    n: int  # examples behind it
+    stderr: float | None  # of the value; None: unknown, as for a single example
+    n: int  # number of examples
 
 
 def by_task(scored: Sequence[Scored]) -> dict[Task, list[Scored]]:
-    """The examples of each task in their order, tasks as they first come."""
+    """Each task's examples by index, tasks in the order of their first example."""
     groups: dict[Task, list[Scored]] = {}
     for item in scored:
         groups.setdefault(item.task, []).append(item)
@@ -159,7 +159,7 @@ def by_task(scored: Sequence[Scored]) -> dict[Task, list[Scored]]:
 def result_of(
     task: Task, metric: str, items: Sequence[Scored], mean: Callable[[list[float]], float]
 ) -> Result:
-    """One task's result. `mean` turns the scores into the value as upstream does, rounding too."""
+    """One task's result. `mean` makes the value of the scores, rounded as the benchmark does."""
     scores = [item.scores[metric] for item in items]
     stderr = 100 * stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
     return Result(task.name, task.length, metric, mean(scores), stderr, len(scores))
@@ -171,7 +171,7 @@ def percent(scores: list[float]) -> float:
 
 
 def average(name: str, metric: str, parts: Sequence[Result], length: int = 0) -> Result:
-    """The plain mean of results, each counting the same however many examples it has."""
+    """The unweighted mean of results, whatever their numbers of examples."""
     errors = [part.stderr for part in parts]
     stderr = None
     if all(error is not None for error in errors):

@@ -56,11 +56,11 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --------------------------------------------------------------------------------- in recover.py
 
 
-def complete_step(run: Path, config: Config, step: int, hybrid: Path, **told: Any) -> None:
+def complete_step(run: Path, config: Config, step: int, hybrid: Path, **options: Any) -> None:
     """Judge a step as recover.py does: step 0 is the hybrid, the others lie in the training's
     folder."""
     source = Artifact.load(hybrid.parent if step else hybrid)
-    with RunFolder(run, **told) as folder:
+    with RunFolder(run, **options) as folder:
         folder.complete(evaluate_model.build_step(config, run, step, 512 * step, source))
 
 
@@ -94,16 +94,16 @@ def test_every_score_is_a_row_and_stands_on_saved_predictions(run: Path) -> None
 
 
 def test_the_floor_is_counted_on_the_examples(run: Path) -> None:
-    told = read_json(run / "eval" / "step-000004" / "niah" / "scores.json")["floor"]
-    assert told["window_tokens"] == 64
+    floor = read_json(run / "eval" / "step-000004" / "niah" / "scores.json")["floor"]
+    assert floor["window_tokens"] == 64
     settings = niah.Settings(lengths=(256,))
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    for row in told["rows"]:
+    for row in floor["rows"]:
         if row["task"].startswith("niah"):
             task = Task(row["task"], row["length"])
             (example,) = niah.build_examples(settings, task, tokenizer, limit=1)
             assert row["value"] == 100 * niah.floor(example, 64)
-    assert {"single", "multikey", "average"} < {row["task"] for row in told["rows"]}
+    assert {"single", "multikey", "average"} < {row["task"] for row in floor["rows"]}
     # Nothing is windowed in the dense model.
     shared = run.parent / "shared"
     (dense,) = shared.glob("eval-dense-*")
@@ -140,7 +140,7 @@ def test_a_complete_evaluation_is_reused_and_other_settings_are_refused(
     complete_step(run, config, 4, hybrid, say=said.append)
     assert any("eval/step-000004: complete" in line for line in said)
     config = replace(config, eval=replace(config.eval, niah_samples=2))
-    with pytest.raises(ValueError, match=r"limit: 1 -> 2"):
+    with pytest.raises(UserError, match=r"limit: 1 -> 2"):
         complete_step(run, config, 4, hybrid)
 
 
@@ -186,7 +186,7 @@ def test_examples_are_built_once_serve_whoever_wants_fewer_and_are_sealed(tmp_pa
     load(SuiteRun("longbench", replace(settings, seed=1), 1), tmp_path, task)
     assert len(list(tmp_path.glob("examples-*"))) == 2
     path.write_text(path.read_text().replace("Paragraph 1", "Paragraph 7", 1))
-    with pytest.raises(DamagedArtifactError, match=r"first-00003.jsonl is damaged"):
+    with pytest.raises(DamagedArtifactError, match=r"first-00003\.jsonl"):
         load(SuiteRun("longbench", settings, 3), tmp_path, task)
 
 
@@ -216,7 +216,7 @@ def test_the_command_shows_a_table_and_goes_on_where_it_stopped(
     said = capsys.readouterr().out
     assert "niah_single_2   string_match_all" in said
     assert "floor of a window of 64 tokens" in said
-    assert "of each task the first 1 examples" in said
+    assert "the first 1 examples of each task" in said
     before = hash_file(tmp_path / "judged" / "niah" / "predictions.jsonl")
     command(*options)
     assert "judged: complete, reused" in capsys.readouterr().out
@@ -235,17 +235,17 @@ def test_the_command_shows_a_table_and_goes_on_where_it_stopped(
         (("--suite",), "--suite .*gsm8k, longbench, niah"),
         (("--suite", "lm-eval:"), "--suite lm-eval:: "),
         (("--lengths", 4096), "--niah-lengths 4096: .* 2,048"),
-        (("--lengths", 256, "--essays", "none.json"), r"^none\.json: "),
+        (("--lengths", 256, "--essays", "none.json"), r"^none\.json "),
         (("--lengths", 256, "--window", 8), "--window 8: tiny-qwen3-2layer"),
-        (("--suite", "longbench", "--longbench-data", "none.zip"), r"^none\.zip: "),
-        (("--suite", "gsm8k", "--gsm8k-data", "none"), "^none: .* test"),
+        (("--suite", "longbench", "--longbench-data", "none.zip"), r"^none\.zip "),
+        (("--suite", "gsm8k", "--gsm8k-data", "none"), "^none .*test"),
         (("--suite", "longbench", "--longbench-data", str(MODEL)), f"{MODEL} .*narrativeqa"),
         (("--niah-tasks", "niah_single_9", "--lengths", 256), "'niah_single_9'"),
         (("--options", "niah.sede=1"), "suite option niah: sede=1: .*'seed'"),
         (("--options", "niah.seed=many"), "suite option niah: seed=many: .*42"),
         (("--options", "seed=1"), "suite option seed=1: .*niah"),
         (("--options", "longbench.seed=1"), r"suite option longbench\.seed=1: .*niah"),
-        (("--options", "niah.samples=0"), "0 samples"),
+        (("--options", "niah.samples=0"), "not 0"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_written(
@@ -330,13 +330,13 @@ def test_predictions_of_one_model_are_never_taken_for_another_s(
 
     def fail_behind_the_first(file: Any, row: Any) -> None:
         written(file, row)
-        raise ValueError("a mistake of the user that shows late")
+        raise RuntimeError("killed")
 
     monkeypatch.setattr(runner, "append_line", fail_behind_the_first)
-    with pytest.raises(ValueError, match="shows late"):
+    with pytest.raises(RuntimeError, match="killed"):
         command("--model", hybrid, *asked)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(UserError, match="judged"):
         command("--model", MODEL, *asked)
     command("--model", hybrid, *asked)
     assert len(read_lines(tmp_path / "judged" / "niah" / "predictions.jsonl")) == 2

@@ -19,6 +19,7 @@ from bosch.eval.metrics.longbench import (
 )
 from bosch.eval.metrics.rouge_l import common_subsequence, cut_pieces, rouge, rouge_zh
 from bosch.eval.metrics.string_match import clean_prediction, string_match_all, string_match_part
+from bosch.run.errors import UserError
 
 # --- RULER's string match ---
 
@@ -175,7 +176,7 @@ def test_retrieval_takes_the_number_of_the_gold_paragraph() -> None:
     assert retrieval("Paragraph 12", "Paragraph 12") == 1.0
     assert retrieval("12 or 3", "Paragraph 12") == 0.5
     assert retrieval_zh("段落3", "段落3") == 1.0
-    with pytest.raises(ValueError, match="names no paragraph"):
+    with pytest.raises(UserError, match="Paragraph 7"):
         retrieval("12", "12")
 
 
