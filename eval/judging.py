@@ -95,7 +95,7 @@ def check_data(judging: Judging, model: str) -> None:
             say(description)
         run.call("check", positions)
     if judging.lm_eval_tasks and not find_spec("lm_eval"):
-        raise UserError("lm-eval's tasks need its package: pip install lm-eval")
+        raise UserError("lm-eval's tasks need its package: pip install 'bosch-hybrid[lm-eval]'")
 
 
 def check_calibration(config: Config, run_path: Path) -> int:

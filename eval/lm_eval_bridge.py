@@ -48,7 +48,8 @@ def run_lm_eval(
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise UserError(
-            f"The package lm-eval cannot be imported ({error}). Install it: pip install lm-eval"
+            f"The package lm-eval cannot be loaded ({error}). "
+            "Install it: pip install 'bosch-hybrid[lm-eval]'"
         ) from error
     metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
     if lengths:

@@ -13,14 +13,13 @@ from bosch.hybrid.attention import NAME
 
 @contextmanager
 def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
-    """Inside this context the top layer returns only its last `num_rows` positions. None computes
-    all, and so do models whose layers are not a norm followed by `self_attn`."""
+    """Within it the top layer returns its last rows alone. Models whose layers are not built as
+    most are (a norm, then `self_attn`) compute all of them, and so does None."""
     layer = top_layer(model)
     if num_rows is None or layer is None:
         yield
         return
-    whole = layer.forward
-    replaced = vars(layer).get("forward")  # accelerate's hooks put one on the instance
+    whole, own = layer.forward, vars(layer).get("forward")  # own: accelerate's hooks put one there
 
     def forward(hidden_BTM: Tensor, **inputs: Any) -> Any:
         num_idle = hidden_BTM.shape[1] - num_rows
@@ -45,16 +44,16 @@ def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if replaced is None:
-            del layer.forward  # back to the class's own
+        if own is None:
+            del layer.forward  # the class's is in its place again
         else:
-            layer.forward = replaced
+            layer.forward = own
 
 
 def top_layer(model: Any) -> Any:
-    """The top layer; None if its parts have other names or its attention is not ours."""
+    """None where the parts have other names or the attention is not ours."""
     layers = getattr(model.get_decoder(), "layers", None)
     if model.config._attn_implementation != NAME or not layers:
         return None
-    has_parts = all(hasattr(layers[-1], name) for name in ("input_layernorm", "self_attn"))
-    return layers[-1] if has_parts else None
+    known = all(hasattr(layers[-1], name) for name in ("input_layernorm", "self_attn"))
+    return layers[-1] if known else None

@@ -215,15 +215,12 @@ def judge_further(chain: Chain) -> None:
     """Under other windows and in longer texts than the run's own."""
     config, positions = chain.config, read_shape(chain.config.model).positions
     own = judging_of(config)
+    needles = own.suites[0]
     judgings = {f"eval/window/{n}": replace(own, window_tokens=n) for n in chain.windows}
     for length in chain.lengths:
-        runs = tuple(
-            replace(run, settings=replace(run.settings, lengths=(length,)))
-            for run in own.suites
-            if hasattr(run.settings, "lengths")
-        )
+        run = replace(needles, settings=replace(needles.settings, lengths=(length,)))
         yarn = length / positions if length > positions else None
-        judgings[f"eval/length/{length}"] = replace(own, suites=runs, yarn=yarn)
+        judgings[f"eval/length/{length}"] = replace(own, suites=(run,), yarn=yarn)
     label = Label(chain.path.name, 0, learning_tokens(config))
     model, shared = str(chain.path / "model"), chain.path.parent / "shared"
     progress.set_up()

@@ -33,7 +33,7 @@ def cut_words(text: str) -> list[str]:
     except ImportError as error:
         raise UserError(
             "Chinese data sets are scored with the package jieba, which is not installed. "
-            "Install it: pip install jieba"
+            'Install the extra with `pip install -e ".[eval]"`.'
         ) from error
     jieba.setLogLevel(logging.WARNING)  # else it writes about its dictionary to stderr
     return list(jieba.cut(text, cut_all=False))

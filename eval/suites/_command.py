@@ -27,8 +27,7 @@ def score_command(
     describe: Callable[[Sequence[Row]], list[str]],
     args: Sequence[str] | None,
 ) -> None:
-    """`score_row` makes the scores of a row; its second argument says where the row is, for errors.
-    `describe` makes the printed lines from all scored rows."""
+    """score_row: the scores of a row, whose place is for errors. describe: lines on all rows."""
     command: Score = tyro.extras.subcommand_cli_from_dict(
         {"score": Score},
         prog=f"bosch {suite}",
