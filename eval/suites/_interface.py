@@ -65,7 +65,16 @@ A suite may have
                                                  the calibration set
     VERSION = 2                                  raise it when you change examples or scores, or
                                                  old results are reused
-    title = "Sums"                               its name in reports; default: the file's name
+
+How reports and TensorBoard show a suite is optional; _reporting.py has the defaults:
+
+    title = "Mine"                     name in reports; default: the name of the file
+    parts_title = "tasks"              what its parts are called, such as "categories"
+    report_order = 4                   place among the suites; default: at the end, by name
+    tasks_by_length = ("retrieval",)   rows of the table by length; default: all tasks with lengths
+    headline_metric(task) -> str | None            the metric that counts; default: the first one
+    reported_scores(rows) -> list[ReportedScore]   the average and its parts; default: each task
+    charts(rows) -> dict[str, list[str]]           chart -> regular expressions of TensorBoard tags
 """
 
 import math

@@ -1,4 +1,4 @@
-"""LongBench: data as published, rows from every kind of source, prompts cut and scores averaged."""
+"""LongBench: published data, rows from every kind of source, truncated prompts, averages."""
 
 import gzip
 import hashlib
@@ -198,7 +198,7 @@ def test_examples_hold_what_generation_and_scoring_need(
 def test_the_best_answer_counts_and_four_sets_take_the_first_line() -> None:
     assert score_prediction("hotpotqa", "red\nblue", ["blue", "red blue"], None) == 1.0
     assert score_prediction("triviaqa", "\n\nred\nblue", ["blue", "red"], None) == 1.0
-    assert score_prediction("triviaqa", " \nred", ["red"], None) == 0.0  # a line of a blank is one
+    assert score_prediction("triviaqa", " \nred", ["red"], None) == 0.0  # blanks are a line
     assert score_prediction("trec", "Food\nAnimal", ["Food"], ["Food", "Animal"]) == 1.0
     assert score_prediction("hotpotqa", "x", [], None) == 0.0
     assert score_prediction("hotpotqa_e", "x", ["x"], None) == 1.0

@@ -1,4 +1,4 @@
-"""The metrics against values worked by hand and slow forms written from their definitions."""
+"""The metrics against values worked by hand and slow implementations of their definitions."""
 
 from collections.abc import Sequence
 
@@ -91,7 +91,7 @@ def test_ties_of_the_subsequence_go_to_a_shorter_prediction() -> None:
 
 
 def slow_rouge(prediction: str, answer: str) -> float:
-    """As the specification words it, with the whole table of lengths and a recursive read-back."""
+    """By definition, with the full table of lengths and recursive backtracking."""
 
     def pieces(text: str) -> list[str]:
         return [" ".join(piece.split()) for piece in text.split(".") if len(piece) > 0]

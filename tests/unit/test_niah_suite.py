@@ -1,4 +1,4 @@
-"""The NIAH suite: rows as RULER writes them, scores and averages as the paper prints them."""
+"""The NIAH suite: rows as RULER writes them, scores and averages as the paper reports them."""
 
 import json
 from pathlib import Path
