@@ -63,7 +63,7 @@ def describe_examples(run: SuiteRun, task: Task, tokenizer_hash: str) -> dict[st
         "sources": run.suite.sources(run.settings, task),
         "tokenizer": tokenizer_hash,
     }
-    return facts | run.version
+    return facts | run.version_facts
 
 
 def find_file(folder: Path, limit: int | None) -> Path | None:

@@ -60,7 +60,7 @@ class Judging:
         facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
         contents: dict[str, list[str]] = {"essays": []}  # always there, as in earlier runs
         for run in self.suites:
-            facts["suites"][run.name] |= run.version
+            facts["suites"][run.name] |= run.version_facts
             for setting, name in (run.call("files") or {}).items():
                 if (path := Path(name)).exists():
                     content = fingerprint_files(path) if path.is_dir() else hash_file(path)

@@ -26,7 +26,7 @@ class SuiteRun:
         return load_plugin(SUITES, self.name)
 
     @property
-    def version(self) -> dict[str, int]:
+    def version_facts(self) -> dict[str, int]:
         """The suite's VERSION, for fingerprints; empty if it has none."""
         version = getattr(self.suite, "VERSION", None)
         return {} if version is None else {"suite_version": version}
@@ -64,8 +64,10 @@ def load_suite(name: str) -> ModuleType:
     """The file of eval/suites with this name."""
     known = list_plugins(SUITES)
     if name not in known:
-        known = (*known, "lm-eval:TASK,TASK")  # in evaluate_model.py only
-        raise UserError(f"suite {name}: no such suite; {suggest(name, known)}")
+        raise UserError(
+            f"suite {name}: no such suite; {suggest(name, known)} evaluate_model.py also runs "
+            "lm-eval:TASK,TASK."
+        )
     suite = load_plugin(SUITES, name)
     if not is_dataclass(getattr(suite, "Settings", None)):
         raise UserError(

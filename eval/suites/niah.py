@@ -36,6 +36,7 @@ from bosch.eval.suites._interface import (
     by_task,
     result_of,
 )
+from bosch.model import load_tokenizer
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 
@@ -281,6 +282,10 @@ def run_build(command: Build) -> None:
         command.samples,
         command.seed,
     )
+    if not command.tokenizer.is_dir():
+        raise MissingFileError(
+            f"{command.tokenizer} is not a folder; --tokenizer names that of a model or tokenizer."
+        )
     examples, material = build(settings, task, load_tokenizer(command.tokenizer), None)
     # A text from the hub is not RULER's, so its rows name it.
     is_local = command.essays == TOY or Path(command.essays).exists() or material.essays is None
@@ -290,19 +295,6 @@ def run_build(command: Build) -> None:
         f"wrote {command.out}: {len(examples)} examples of {command.task} in {command.length} "
         f"tokens, haystack: {material.essays_name}, keys: {material.words_name}"
     )
-
-
-def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
-
-    if not folder.is_dir():
-        raise MissingFileError(
-            f"{folder} does not exist; --tokenizer names the folder of a model or tokenizer."
-        )
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} has no tokenizer that transformers can read.") from error
 
 
 if __name__ == "__main__":

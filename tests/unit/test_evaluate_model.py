@@ -342,6 +342,18 @@ def test_predictions_of_one_model_are_not_used_for_another(
     assert len(read_lines(tmp_path / "judged" / "niah" / "predictions.jsonl")) == 2
 
 
+def test_a_new_version_of_a_suite_is_evaluated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, task = SuiteRun("longbench", longbench.Settings(toy_rows=1)), Task("toy_count")
+    before = Judging((run,)).facts()
+    load(run, tmp_path, task)
+    monkeypatch.setattr(longbench, "VERSION", 2, raising=False)
+    assert Judging((run,)).facts() != before
+    load(run, tmp_path, task)
+    assert len(list(tmp_path.glob("examples-*"))) == 2
+
+
 # ------------------------------------------------------------------------------------------ lm-eval
 
 
