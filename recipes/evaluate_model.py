@@ -6,8 +6,8 @@
     python recipes/evaluate_model.py --model HYBRID --window 256 --suite lm-eval:arc_easy,piqa
 
 `--limit`, `--lengths`, `--essays` and `--categories` are short for --samples, --niah-lengths,
---niah-essays and --longbench-categories. A suite of your own (docs/extending.md) has its options
-behind `--options`. Run the same command again to continue where it stopped. Chat templates are not
+--niah-essays and --longbench-categories. Options of a suite of your own go behind `--options`
+(docs/extending.md). Run the same command again to continue where it stopped. Chat templates are not
 used.
 """
 
@@ -52,7 +52,7 @@ class Options:
 
     model: str  # a Hugging Face folder or hub id, dense or hybrid
     judging: Annotated[JudgingConfig, tyro.conf.arg(name="")]
-    suite: tuple[str, ...] = ("niah",)  # files of eval/suites, and lm-eval:TASK,TASK
+    suite: tuple[str, ...] = ("niah",)  # names of files in eval/suites, and lm-eval:TASK,TASK
     out: Path = Path("evaluation")  # folder for predictions and scores
     punkt: str | None = None  # folder with the English Punkt data, for essays that need it
     window: TokenCount | None = None  # window size in tokens; None: the hybrid's own
@@ -70,11 +70,12 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
-    defaults = JudgingConfig(**shared_fields(JudgingConfig, config.eval))
-    options = parse(Options, arguments, Options(config.model, defaults), SHORT)
+    essays = config.eval.niah_essays or config.calibration.essays
+    defaults = shared_fields(JudgingConfig, config.eval) | {"niah_essays": essays}
+    options = parse(Options, arguments, Options(config.model, JudgingConfig(**defaults)), SHORT)
     rank, world = rank_and_world()
     progress.set_up(rank)
-    judging = choose_judging(options, config.calibration.essays)
+    judging = choose_judging(options)
     check_data(judging, options.model)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, judging, Label(out.name), out.parent / "shared")
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         say(f"predictions and scores in {options.out}")
 
 
-def choose_judging(options: Options, essays: str) -> Judging:
+def choose_judging(options: Options) -> Judging:
     """The evaluation that the options describe. UserError if it is impossible."""
     settings = options.judging
     if not options.suite:
@@ -115,7 +116,7 @@ def choose_judging(options: Options, essays: str) -> Judging:
         yarn_from=options.yarn_from,
     )
     positions = judging.positions(read_shape(options.model).positions)
-    request = Request(settings, positions, essays, options.punkt)
+    request = Request(settings, positions, punkt=options.punkt)
     names = [name for name in options.suite if name not in lm_eval]
     return replace(judging, suites=configure_suites(names, request))
 

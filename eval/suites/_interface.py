@@ -46,8 +46,8 @@ A suite must have
     score(settings, task, example, prediction) -> dict[str, float]     metric -> 0 to 1
     summarize(settings, scored) -> list[Result]  one for each task and metric, then the averages
 
-`limit` keeps the first examples of the full list. Building and scoring need no model, so a change
-of a metric needs no new predictions.
+`limit` keeps the first examples of the full list. Building and scoring need no model, so
+saved predictions can be scored again.
 
 A suite may have
 
@@ -63,8 +63,8 @@ A suite may have
     METRIC                                       the metric that counts in averages and in the floor
     COMPARED_WITH_CALIBRATION = True             recover.py stops if an example contains a needle of
                                                  the calibration set
-    VERSION = 2                                  raise it when you change examples or scores, or
-                                                 old results are reused
+    VERSION = 2                                  raise it when you change examples or scores;
+                                                 otherwise old results are reused
 
 How reports and TensorBoard show a suite is optional; _reporting.py has the defaults:
 

@@ -193,8 +193,10 @@ def read_split(source: str, split: str) -> list[Row]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    told = "Score rows {task, prediction, answer}: each gets `strict` and `flexible`, 0 or 1."
-    score_command("gsm8k", told, score_row, describe_rows, args)
+    description = (
+        "Score rows {task, prediction, answer}: each gets `strict` and `flexible`, 0 or 1."
+    )
+    score_command("gsm8k", description, score_row, describe_rows, args)
 
 
 def score_row(row: Row, where: str) -> dict[str, float]:

@@ -327,8 +327,10 @@ def math_settings(settings: Settings) -> gsm8k.Settings:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    told = "Score rows {dataset, prediction, answers, all_classes}: each gets a `score`, 0 to 1."
-    score_command("longbench", told, score_row, describe_rows, args)
+    description = (
+        "Score rows {dataset, prediction, answers, all_classes}: each gets a `score`, 0 to 1."
+    )
+    score_command("longbench", description, score_row, describe_rows, args)
 
 
 def score_row(row: Row, where: str) -> dict[str, float]:
