@@ -193,9 +193,7 @@ def read_split(source: str, split: str) -> list[Row]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    description = (
-        "Score rows {task, prediction, answer}: each gets `strict` and `flexible`, 0 or 1."
-    )
+    description = "Score rows {task, prediction, answer}; adds `strict` and `flexible`, 0 or 1."
     score_command("gsm8k", description, score_row, describe_rows, args)
 
 

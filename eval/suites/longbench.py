@@ -327,9 +327,7 @@ def math_settings(settings: Settings) -> gsm8k.Settings:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    description = (
-        "Score rows {dataset, prediction, answers, all_classes}: each gets a `score`, 0 to 1."
-    )
+    description = "Score rows {dataset, prediction, answers, all_classes}; adds `score`, 0 to 1."
     score_command("longbench", description, score_row, describe_rows, args)
 
 
