@@ -113,17 +113,17 @@ class Generator:
         yield from map(self._finish, pool)
 
     def _encode(self, key: Key, example: Example) -> Job:
-        prompt = self.tokenizer(example.prompt)["input_ids"]
+        prompt, name = self.tokenizer(example.prompt)["input_ids"], f"{key[0]}, example {key[2]}"
         # The last token of an answer is never fed to the model.
         needed = len(prompt) + example.max_new_tokens - 1
         if self.max_positions is not None and needed > self.max_positions:
             raise UserError(
-                f"{key}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new ones "
+                f"{name}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new ones "
                 f"do not fit the model's {self.max_positions:,} positions, and prompts are not "
                 "truncated. Ask for a smaller length, or stretch the positions with --yarn."
             )
         if not prompt:
-            raise UserError(f"{key}: the prompt is empty; a model needs at least one token.")
+            raise UserError(f"{name}: the prompt is empty; a model needs at least one token.")
         draft: list[int] = []
         if self.settings.draft_answers and example.answers:
             blank = "" if example.prompt[-1:].isspace() else " "
@@ -135,9 +135,9 @@ class Generator:
 
     @torch.inference_mode()
     def _read(self, job: Job, following: Job | None) -> None:
-        """Prefill the prompt together with the answer's draft. In half precision the draft comes
-        after the prompt, and only if its first token is right: there most deviations from the plain
-        way end with a second generation."""
+        """Prefill the prompt together with the answer's draft. In half precision, where any
+        deviation from the plain way usually has to be redone, the draft follows only if the first
+        token is right."""
         is_shared = self._is_shared(job.prompt, following)
         cache, num_read = self._begin(job, keep=is_shared)
         draft = job.draft if self.is_exact else []
