@@ -118,9 +118,9 @@ class Generator:
         needed = len(prompt) + example.max_new_tokens - 1
         if self.max_positions is not None and needed > self.max_positions:
             raise UserError(
-                f"{name}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new ones "
-                f"do not fit the model's {self.max_positions:,} positions, and prompts are not "
-                "truncated. Ask for a smaller length, or stretch the positions with --yarn."
+                f"{name}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new "
+                f"ones do not fit the model's {self.max_positions:,} positions, and prompts are "
+                "not truncated. Ask for a smaller length, or stretch the positions with --yarn."
             )
         if not prompt:
             raise UserError(f"{name}: the prompt is empty; a model needs at least one token.")
