@@ -26,7 +26,7 @@ from benchmarks._memory import PeakMemory
 from benchmarks._models import make_dense, read_shape, spread_mask
 from benchmarks._options import DeviceOptions
 from benchmarks._timing import describe_device, now, short, speedup
-from benchmarks.plan import count_weights
+from benchmarks.estimate import count_weights
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.models import deploy

@@ -157,7 +157,7 @@ def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
         ("latency --model Qwen3-8C", "did you mean 'Qwen3-8B'"),
         ("latency --device cuda", "no CUDA device"),
         ("latencie", "did you mean 'latency'"),
-        ("gpu --only plan", "--only plan: nothing of this benchmark is for a GPU"),
+        ("gpu --only estimate", "--only estimate"),
     ],
 )
 def test_a_mistake_is_one_sentence(

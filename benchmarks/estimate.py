@@ -1,22 +1,22 @@
-"""Memory and time of continual pretraining before any of it is spent: computed, not measured.
+"""Estimate the memory and time of continual pretraining. Computed by formula; nothing is run.
 
-    python -m benchmarks plan --model Qwen3-8B --gpus 16
+    python -m benchmarks estimate --model Qwen3-8B --gpus 16
 
-Per GPU, in bytes, for N weights shared by G GPUs and micro-batches of T tokens:
+Bytes per GPU, for N weights on G GPUs and micro-batches of T tokens:
 
-    16 N / G                              fp32 parameters, gradients and both moments of AdamW; with
-                                          --cpu-offload they are in host memory
-    2 H T                                 a layer, its input (activation checkpointing is on)
-    (20 H + 14 I + 20 (Q + 2 K)) T        the one block that is computed at the moment
-    8 N of a block                        gathered in bf16, the next one too, and its gradient
+    16 N / G                              fp32 parameters, gradients and both moments of AdamW; in
+                                          host memory with --cpu-offload
+    2 H T per layer                       the layer's input (activation checkpointing is on)
+    (20 H + 14 I + 20 (Q + 2 K)) T        the one block that is being computed
+    8 N of a block                        this block and the next, gathered in bf16, and a gradient
     6 V H                                 the head, gathered in bf16, and its gradient
 
-H hidden size, I intermediate size (of the active experts), Q and K all query and KV heads, V the
-vocabulary. The third line is fitted to peaks of a simulation with fake tensors (10 cases, 15 to
-158 GB; the whole is within 8 % of them); Liger's kernels stay below it. CUDA itself, NCCL and
-fragmentation come on top: MARGIN_GB.
+H hidden size, I intermediate size (of the active experts), Q and K the total size of the query and
+the KV heads, V vocabulary size. The third line is fitted to the peaks of simulations with fake
+tensors (10 cases, 15 to 158 GB; the total is within 8 % of them); Liger's kernels need less. CUDA
+itself, NCCL and fragmentation come on top: MARGIN_GB.
 
-Time is FLOPs (training/flops.py) over what the GPUs do at the share of their peak that --mfu says.
+Time is FLOPs (training/flops.py) divided by the GPUs' peak times --mfu.
 """
 
 from dataclasses import dataclass
@@ -34,29 +34,35 @@ from bosch.run.tables import show_rows
 from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
 
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
-MARGIN_GB = 6.0  # of the 3 to 8 that CUDA, NCCL and fragmentation take
+MARGIN_GB = 6.0  # CUDA, NCCL and fragmentation take 3 to 8
 
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     model: tuple[str, ...] = SIZES
-    """Known shapes, or folders."""
+    """Known models (Qwen3-8B, ...) or model folders."""
     gpus: int = 8
+    """Number of GPUs."""
     gpu: str = "A800"
-    """A name that has a known peak: A800, H100, H200, ..."""
+    """Type of the GPUs: A800, H100, H200, ..."""
     memory_gb: float = 80.0
-    """Of one GPU, in 10^9 bytes."""
+    """Memory of one GPU, in 10^9 bytes."""
     mfu: float = 0.4
-    """The share of the GPUs' peak that is reached."""
+    """Share of the GPUs' peak that training reaches."""
     ratio: float = 0.75
+    """Share of KV groups on the sliding window."""
     window: int = 1024
+    """Window size in tokens."""
     seq_len: int = 32_768
+    """Tokens in a sequence."""
     batch_sequences: int = 64
+    """Sequences in a step, over all GPUs."""
     micro_batch_sequences: int = 1
+    """Sequences computed at once on a GPU."""
     cpu_offload: bool = False
-    """Parameters and optimizer in host memory; the time does not count what that costs."""
+    """Keep parameters and optimizer in host memory. The time does not include the transfers."""
     tokens: float = 2.5e9
-    """Of the whole training."""
+    """Tokens to train on in total."""
 
     def __post_init__(self) -> None:
         if self.gpu not in PEAK_FLOPS:
@@ -66,13 +72,15 @@ class Options(BenchmarkOptions):
         at_once = self.micro_batch_sequences * self.gpus
         if min(at_once, self.batch_sequences) < 1 or self.batch_sequences % at_once:
             raise UserError(
-                f"{self.gpus} GPUs with {self.micro_batch_sequences} sequences each do not divide "
-                f"a batch of {self.batch_sequences}."
+                f"--batch-sequences {self.batch_sequences} is not a multiple of {self.gpus} GPUs x "
+                f"{self.micro_batch_sequences} sequences. Change --gpus or --micro-batch-sequences."
             )
+        if min(self.mfu, self.seq_len, self.tokens) <= 0:
+            raise UserError("--mfu, --seq-len and --tokens must be above 0.")
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    rows = [plan_model(model, options) for model in options.model]
+    rows = [estimate_training(model, options) for model in options.model]
     show_rows(
         f"computed, not measured: {options.gpus} x {options.gpu} at {options.mfu:.0%} of their "
         f"peak, {options.micro_batch_sequences} x {options.seq_len:,} tokens at once on each, "
@@ -83,7 +91,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "peak memory, GB": "value:.0f",
             f"fits {options.memory_gb:g} GB": "fits",
             "step, s": "step_seconds:.1f",
-            "dense model's": "dense_step_seconds:.1f",
+            "dense step, s": "dense_step_seconds:.1f",
             f"{options.tokens / 1e9:g}B tokens, h": "hours:.1f",
             "checkpoint, GB": "checkpoint_gb:.0f",
             "export, GB": "export_gb:.0f",
@@ -92,7 +100,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def plan_model(model: str, options: Options) -> dict[str, Any]:
+def estimate_training(model: str, options: Options) -> dict[str, Any]:
     config, _ = read_shape(model)
     weights = count_weights(config)
     mask = spread_mask(options.ratio, config.num_hidden_layers, config.num_key_value_heads)
@@ -119,7 +127,7 @@ def plan_model(model: str, options: Options) -> dict[str, Any]:
 
 
 def peak_bytes(config: PretrainedConfig, weights: "Weights", options: Options) -> float:
-    """Of one GPU; the formula stands at the top of this file."""
+    """On one GPU, by the formula at the top of this file."""
     tokens = options.micro_batch_sequences * options.seq_len
     hidden, head = config.hidden_size, head_size(config)
     intermediate = getattr(config, "num_experts_per_tok", 1) * getattr(
@@ -140,8 +148,8 @@ class Weights:
     """Numbers of weights."""
 
     all: int
-    active: int  # that multiply for a token
-    block: int  # of one layer
+    active: int  # used for each token
+    block: int  # in one layer
 
 
 def count_weights(config: PretrainedConfig) -> Weights:
