@@ -1,4 +1,4 @@
-"""What every benchmark takes, whatever else it takes."""
+"""Options that all benchmarks have."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,23 +13,24 @@ class BenchmarkOptions:
     out: Path | None = None
     """JSON file for the figures."""
     debug: bool = False
-    """Show the traceback of a mistake."""
+    """Show the traceback of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(BenchmarkOptions):
     device: str | None = None
-    """None: the GPU if there is one."""
+    """cpu or cuda. None: the GPU if there is one."""
     threads: int = 1
+    """CPU threads that torch uses."""
 
     def start(self) -> torch.device:
-        """The device to measure on, once torch has its number of threads."""
+        """Set torch's number of threads and return the device to measure on."""
         torch.set_num_threads(self.threads)
         if self.device is None:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise UserError(
-                f"--device {self.device}: this machine has no CUDA device. Leave it out, or say "
-                "cpu."
+                f"--device {self.device}: this machine has no CUDA device. Leave the option out, "
+                "or use cpu."
             )
         return torch.device(self.device)

@@ -1,9 +1,9 @@
-"""Packing beside the bare tokenizer and beside datasets.map.
+"""Compare packing with the bare tokenizer and with datasets.map.
 
-All alternatives read the same toy documents with the same tokenizer on the same cores, in turns; a
-figure is the best of its rounds. The targets are for CPU time, of all processes together: other
-work on the machine hardly changes it. Beside it stands the time on the clock, which on a machine
-with other work says little."""
+All alternatives tokenize the same toy documents with the same tokenizer on the same cores, in
+turns. Each figure is the best of its rounds. The targets are for the CPU time of all processes,
+which other work on the machine hardly affects. Wall-clock time is shown too, but a busy machine
+distorts it."""
 
 import json
 import math
@@ -28,18 +28,21 @@ from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.progress import say
 from bosch.run.tables import show_rows
 
-AT_LEAST = {"encode_batch": 0.85, "datasets.map": 1.5}  # times its CPU time beside packing's
+AT_LEAST = {"encode_batch": 0.85, "datasets.map": 1.5}  # their CPU time relative to packing's
 
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     megabytes: int = 64
-    """Text that is packed."""
+    """Amount of text to pack."""
     rounds: int = 3
+    """How often each alternative is timed."""
     cores: int = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
+    """Number of processes or threads."""
     seq_len: int = 32_768
+    """Tokens in a sequence."""
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
@@ -52,8 +55,8 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def read_corpus(options: Options) -> list[str]:
-    """About the wanted number of bytes. The toy world is told again and again: it is written slower
-    than it is read."""
+    """About `megabytes` of toy documents. Beyond 8,000 documents they are repeated, since writing
+    them takes longer than packing them."""
     documents: list[str] = []
     size = 0
     while size < options.megabytes * 1e6 and len(documents) < 8_000:
@@ -84,7 +87,7 @@ def measure_packing(
         )
         pack_documents([WeightedSource(FileSource(corpus), 1.0)], text, config, place / "packed")
 
-    tokens = encode()  # starts its threads
+    tokens = encode()  # also starts the tokenizer's threads
     mapped = partial(map_with_datasets, corpus, tokenizer, place / "mapped", options)
     ways: dict[str, Any] = {"packing": pack, "encode_batch": encode, "datasets.map": mapped}
     clock, processor = dict.fromkeys(ways, math.inf), dict.fromkeys(ways, math.inf)
@@ -114,22 +117,22 @@ def measure_packing(
             "": "side",
             "tokens/CPU second": "tokens_per_cpu_second:,.0f",
             "tokens/s": "tokens_per_second:,.0f",
-            "times packing's CPU time": "value:.2f",
-            "time on the clock": "clock:.2f",
+            "CPU time / packing": "value:.2f",
+            "wall time / packing": "clock:.2f",
         },
     )
     return rows
 
 
 def cpu_seconds() -> float:
-    """Of this process and of all children that have ended."""
+    """CPU time of this process and of its children that have ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def map_with_datasets(corpus: Path, tokenizer: Any, cache: Path, options: Options) -> None:
-    """What the language modeling examples of transformers do: tokenize, then join and cut every
-    column and copy the ids as labels, each a `datasets.map`."""
+    """Do what transformers' language modeling examples do, with two `datasets.map`: tokenize; then
+    join and cut every column, and copy the ids as labels."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -148,7 +151,7 @@ def map_with_datasets(corpus: Path, tokenizer: Any, cache: Path, options: Option
         }
         return cut | {"labels": cut["input_ids"].copy()}
 
-    # Its processes are forked, and are the parallelism.
+    # datasets runs several processes itself.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     rows = datasets.load_dataset(
         "json", data_files=str(corpus), split="train", cache_dir=str(cache)
