@@ -42,7 +42,7 @@ class TrainSchedule:
         return (
             f"{self.num_steps:,} steps of {self.batch_tokens:,} tokens ({shares}), "
             f"{self.num_steps * self.batch_tokens:,} tokens in all; evaluated: "
-            f"{', '.join(f'{step:,}' for step in self.evaluated_steps)}"
+            f"{', '.join(f'{step:,}' for step in self.evaluated_steps) or 'at no step'}"
         )
 
 
