@@ -15,6 +15,7 @@ from typing import Any
 
 import tyro
 
+from benchmarks._options import Row
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
@@ -47,9 +48,9 @@ def run_benchmark(name: str, arguments: list[str]) -> None:
         preset = benchmark.PRESETS[options.preset]
         options = tyro.cli(benchmark.Options, args=arguments, default=preset, **about)
     progress.set_up()
-    facts: dict[str, Any] = {"benchmark": name, "date": datetime.date.today().isoformat()}
+    facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
     facts |= {"machine": describe_machine(), **provenance()}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for row in benchmark.measure(options):
         rows.append(row)
         if options.out:
@@ -60,7 +61,7 @@ def run_benchmark(name: str, arguments: list[str]) -> None:
             print(describe_row(row))
 
 
-def describe_row(row: dict[str, Any]) -> str:
+def describe_row(row: Row) -> str:
     """`row` has a name, a value, a unit, and a target: `at_least` or `at_most`."""
     if "at_least" in row:
         target, is_met = f"at least {row['at_least']:g}", row["value"] >= row["at_least"]
@@ -70,7 +71,7 @@ def describe_row(row: dict[str, Any]) -> str:
     return f"{row['name']:58} {row['value']:14,.4g} {row['unit']}   ({target}: {verdict})"
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, object]:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()

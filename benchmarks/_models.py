@@ -30,7 +30,7 @@ def _shape(
     intermediate_size: int,
     num_hidden_layers: int,
     num_attention_heads: int,
-    **others: Any,
+    **others: object,
 ) -> dict[str, Any]:
     return {
         "vocab_size": 151_936,

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bosch.run.errors import UserError
+
+Row = dict[str, Any]  # one result: name, value, unit, and whatever its benchmark adds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._memory import is_out_of_memory
-from benchmarks._options import DeviceOptions
+from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, short, speedup, time_in_turns
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid import dispatch
@@ -52,7 +52,7 @@ def gpu_options() -> tuple[Options, ...]:
     return (Options(lengths=(4096, 32_768), window=1024, **shape),)
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     device = options.start()
     rows = [
         row
@@ -78,7 +78,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 def measure_length(
     tokens: int, needs_grad: bool, device: torch.device, options: Options
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     full = make_call(tokens, needs_grad, device, options)
     windowed = replace(full, window_tokens=options.window)
     sides = {FULL: timed(partial(dispatch.attend, full), full)}

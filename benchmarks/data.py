@@ -12,13 +12,16 @@ import resource
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks._options import BenchmarkOptions
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks._options import BenchmarkOptions, Row
 from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.source import WeightedSource
@@ -45,7 +48,7 @@ class Options(BenchmarkOptions):
     """Tokens in a sequence."""
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     documents = read_corpus(options)
     tokenizer = train_tokenizer(8000, 2000, seed=0)
     text = describe_tokenizer(tokenizer)
@@ -66,8 +69,12 @@ def read_corpus(options: Options) -> list[str]:
 
 
 def measure_packing(
-    documents: list[str], tokenizer: Any, text: TokenizerText, place: Path, options: Options
-) -> list[dict[str, Any]]:
+    documents: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    text: TokenizerText,
+    place: Path,
+    options: Options,
+) -> list[Row]:
     os.environ["RAYON_NUM_THREADS"] = str(options.cores)
     corpus = place / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
@@ -89,7 +96,11 @@ def measure_packing(
 
     tokens = encode()  # also starts the tokenizer's threads
     mapped = partial(map_with_datasets, corpus, tokenizer, place / "mapped", options)
-    ways: dict[str, Any] = {"packing": pack, "encode_batch": encode, "datasets.map": mapped}
+    ways: dict[str, Callable[[], object]] = {
+        "packing": pack,
+        "encode_batch": encode,
+        "datasets.map": mapped,
+    }
     clock, processor = dict.fromkeys(ways, math.inf), dict.fromkeys(ways, math.inf)
     for number in range(options.rounds):
         for name, way in ways.items():
@@ -98,7 +109,7 @@ def measure_packing(
             clock[name] = min(clock[name], time.perf_counter() - begin)
             processor[name] = min(processor[name], cpu_seconds() - begin_cpu)
             say(f"round {number + 1}: {name} done")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in ways:
         row = {
             "name": f"packing against {name}, CPU",
@@ -130,7 +141,9 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def map_with_datasets(corpus: Path, tokenizer: Any, cache: Path, options: Options) -> None:
+def map_with_datasets(
+    corpus: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, options: Options
+) -> None:
     """Do what transformers' language modeling examples do, with two `datasets.map`: tokenize; then
     join and cut every column, and copy the ids as labels."""
     import datasets

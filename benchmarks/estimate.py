@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from benchmarks._models import read_shape, spread_mask
-from benchmarks._options import BenchmarkOptions
+from benchmarks._options import BenchmarkOptions, Row
 from bosch.hybrid.models import head_size, hybrid_config
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
@@ -79,7 +79,7 @@ class Options(BenchmarkOptions):
             raise UserError("--mfu, --seq-len and --tokens must be above 0.")
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     rows = [estimate_training(model, options) for model in options.model]
     show_rows(
         f"computed, not measured: {options.gpus} x {options.gpu} at {options.mfu:.0%} of their "
@@ -100,7 +100,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def estimate_training(model: str, options: Options) -> dict[str, Any]:
+def estimate_training(model: str, options: Options) -> Row:
     config, _ = read_shape(model)
     weights = count_weights(config)
     mask = spread_mask(options.ratio, config.num_hidden_layers, config.num_key_value_heads)

@@ -14,15 +14,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks._options import DeviceOptions
+from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, now, short, speedup
 from bosch.data.needles import TOY_SIZES
 from bosch.eval.generate import Generator, Key
 from bosch.eval.judging import Judging, load_judged
 from bosch.eval.metrics.string_match import string_match_all
-from bosch.eval.settings import FAST, PLAIN
+from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError
 from bosch.model import fetch_model, load_tokenizer
@@ -59,7 +59,7 @@ class Options(DeviceOptions):
     """How often each side is timed."""
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     device = options.start()
     folder = fetch_model(options.model)
     model: Any = load_judged(folder, Judging(())).to(device)
@@ -86,7 +86,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return report(options, device, tasks, texts, seconds)
 
 
-def build_tasks(options: Options, tokenizer: Any) -> dict[str, Examples]:
+def build_tasks(options: Options, tokenizer: PreTrainedTokenizerBase) -> dict[str, Examples]:
     """The examples of each task, in the order in which an evaluation runs them."""
     length = options.length
     if options.run_on:  # the toy sizes leave less room for the answer
@@ -121,7 +121,12 @@ def by_generate(model: Any, tokenizer: Any, examples: Examples) -> dict[Key, str
     return texts
 
 
-def by_generator(model: Any, tokenizer: Any, settings: Any, examples: Examples) -> dict[Key, str]:
+def by_generator(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: GenerationSettings,
+    examples: Examples,
+) -> dict[Key, str]:
     generations = Generator(model, tokenizer, settings).generate(examples)
     return {generation.key: generation.text for generation in generations}
 
@@ -132,14 +137,14 @@ def report(
     tasks: dict[str, Examples],
     texts: dict[str, dict[Key, str]],
     seconds: dict[str, list[float]],
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     examples = [pair for members in tasks.values() for pair in members]
     scores = {
         name: [string_match_all(by_key[key], example.answers) for key, example in examples]
         for name, by_key in texts.items()
     }
     what = f"NIAH at {short(options.length)}, " + ("128 tokens" if options.run_on else "to the end")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in texts:
         row = {
             "name": f"{what}, {name}: faster than generate",

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
-from benchmarks._options import BenchmarkOptions
+from benchmarks._options import BenchmarkOptions, Row
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
@@ -39,7 +38,7 @@ class Options(BenchmarkOptions):
     """Benchmarks to run. Empty: all that have GPU settings."""
 
 
-def measure(options: Options) -> Iterator[dict[str, Any]]:
+def measure(options: Options) -> Iterator[Row]:
     if not torch.cuda.is_available():
         say("gpu: no CUDA device, so nothing is measured or written")
         raise SystemExit(0)
@@ -59,7 +58,7 @@ def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:
     return parts
 
 
-def measure_part(name: str, benchmark: ModuleType, **changes: Any) -> Iterator[dict[str, Any]]:
+def measure_part(name: str, benchmark: ModuleType, **changes: object) -> Iterator[Row]:
     """The benchmark's rows, with its name in each. `changes`: other options, for tests."""
     begin = time.monotonic()
     for options in benchmark.gpu_options():

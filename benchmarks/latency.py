@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from benchmarks._memory import PeakMemory, is_out_of_memory
 from benchmarks._models import make_hybrid, random_ids, read_shape, set_hybrid
-from benchmarks._options import DeviceOptions
+from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, now, short
 from bosch.hybrid.cache import kv_bytes
 from bosch.run.progress import say, track
@@ -84,7 +84,7 @@ class OutOfTimeError(Exception):
     """The time limit, --minutes, is over."""
 
 
-def measure(options: Options) -> Iterator[dict[str, Any]]:
+def measure(options: Options) -> Iterator[Row]:
     """One row per point, from short prompts to long ones. If a prompt is missing, so are longer
     ones with the same settings.
     """
@@ -103,7 +103,7 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
     with track("latency", len(lengths) * len(settings), "prompts") as bar:
         for tokens, (ratio, window) in product(lengths, settings):
             point = f"{short(tokens)} tokens, ratio {ratio:g}, window {window}"
-            row: dict[str, Any] = {
+            row: Row = {
                 "name": f"{options.model}, {point}",
                 "model": options.model,
                 "tokens": tokens,
@@ -159,7 +159,7 @@ def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> N
 
 def measure_prompt(
     model: PreTrainedModel, ids_BT: Tensor, options: Options, deadline: float
-) -> dict[str, Any]:
+) -> Row:
     """The figures of one prompt, or why they are missing. Which tokens are decoded does not affect
     the time.
     """

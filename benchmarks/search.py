@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks._options import BenchmarkOptions
+from benchmarks._options import BenchmarkOptions, Row
 from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings
@@ -50,7 +49,7 @@ class Options(BenchmarkOptions):
     """Folder for the calibration set and static rankings."""
 
 
-def measure(options: Options) -> Iterator[dict[str, Any]]:
+def measure(options: Options) -> Iterator[Row]:
     torch.set_num_threads(options.threads)
     config = presets.tiny(options.model)
     config = replace(
@@ -67,7 +66,7 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
         sides |= {f"no {name}": replace(Accelerations(), **{name: False}) for name in SWITCHES}
     rows = []
     for ratio, method in product(options.ratios, options.methods):
-        with_all: dict[str, Any] = {}
+        with_all: Row = {}
         for side, accelerations in sides.items():
             job = replace(config, method=method, ratio=ratio)
             result = search(job, accelerations, calibration, folder / "rankings")
@@ -104,7 +103,7 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
 
 def search(
     config: Config, accelerations: Accelerations, calibration: Artifact, rankings: Path
-) -> dict[str, Any]:
+) -> Row:
     """The cost of one search. It starts without a memo, but with the static rankings if saved."""
     settings = default_settings(config.method, config.mask)
     with tempfile.TemporaryDirectory() as temporary:

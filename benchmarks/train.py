@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks._memory import PeakMemory
 from benchmarks._models import make_dense, read_shape, spread_mask
-from benchmarks._options import DeviceOptions
+from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, now, short, speedup
 from benchmarks.estimate import count_weights
 from bosch.config import TrainConfig
@@ -65,7 +66,7 @@ def gpu_options() -> tuple[Options, ...]:
     return (Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16"),)
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     device = options.start()
     with tempfile.TemporaryDirectory() as folder:
         models = save_models(options, Path(folder), device)
@@ -90,7 +91,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             lengths = [options.length] * options.batch
             flops[name] = training_flops(config, count_weights(config).active, lengths)
     peak = peak_flops(device)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in sides:
         flops_per_second = flops[name] / median(seconds[name])
         row = {
@@ -139,7 +140,7 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
     return models
 
 
-def random_sequences(options: Options, model: Path) -> np.ndarray[Any, Any]:
+def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
     vocab_size = AutoConfig.from_pretrained(model).vocab_size
     shape = (options.batch * (options.steps + 1), options.length)
     return np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.uint32)

@@ -54,6 +54,7 @@ from bosch.training.checkpoint_content import (
 )
 from bosch.training.parallel import COLLECTIVE_TIMEOUT
 
+Manifest = Mapping[str, Any]
 TRAINER = "trainer.json"  # everything that is not a tensor
 
 
@@ -74,14 +75,14 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         keep: int,
         asynchronous: bool = False,
-        circumstances: Mapping[str, Any] | None = None,
+        circumstances: Mapping[str, object] | None = None,
     ) -> None:
         self.folder, self.keep = folder, keep
         self._ranks = Group.current()
-        self._facts: dict[str, Any] = plain(facts)
+        self._facts: dict[str, object] = plain(facts)
         self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
         self._resumed_from: int | None = None
         self._pending: _Save | None = None
@@ -106,7 +107,7 @@ class Checkpoints:
         self._resumed_from = int(manifest["step"])
         return self._resumed_from
 
-    def _find_newest(self) -> tuple[Path, dict[str, Any]] | None:
+    def _find_newest(self) -> tuple[Path, Manifest] | None:
         self._make_folder()
         for step, path in sorted(checkpoints_in(self.folder).items(), reverse=True):
             try:
@@ -124,7 +125,7 @@ class Checkpoints:
             )
         return None
 
-    def _check_facts(self, path: Path, manifest: Mapping[str, Any]) -> None:
+    def _check_facts(self, path: Path, manifest: Manifest) -> None:
         if changed := differences(manifest["facts"], self._facts):
             raise UserError(
                 f"{path} was made with other settings ({changed}). Use the old setting, another "
@@ -144,7 +145,7 @@ class Checkpoints:
     def _restore_rest(
         self,
         path: Path,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         state: TrainState,
         tensors: Mapping[str, Tensor],
     ) -> None:
@@ -211,13 +212,13 @@ class Checkpoints:
         (self.folder / NO_RESULT).touch()
         remove_leftovers(self.folder)
 
-    def _write_rest(self, save: "_Save", rest: Any) -> None:
+    def _write_rest(self, save: "_Save", rest: object) -> None:
         """Write what does not go through DCP."""
         save_random_state(save.folder / _random_state_name(self._ranks.rank))
         if self._ranks.rank == 0:
             (save.folder / TRAINER).write_text(json.dumps(rest))
 
-    def _describe_own_files(self, save: "_Save", saving: "Future[Any] | None" = None) -> None:
+    def _describe_own_files(self, save: "_Save", saving: "Future[object] | None" = None) -> None:
         """Write sizes and checksums of this rank's files, while they are in the page cache."""
         if saving is not None:
             saving.result()
@@ -236,7 +237,7 @@ class Checkpoints:
 
     def _place(self, save: "_Save") -> None:
         """On rank 0, when all is written: manifest, final name, and removal of old checkpoints."""
-        files: dict[str, Any] = {}
+        files: dict[str, object] = {}
         for description in self._descriptions(save):
             files |= json.loads(description.read_text())
             description.unlink()

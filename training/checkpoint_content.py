@@ -15,7 +15,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
@@ -37,14 +42,14 @@ class TrainState:
 # ---------------------------------------------------------------------------------- there and back
 
 
-def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, object]]:
     """The tensors by name, sharing memory with the state, and the other values of extra parts."""
     # The model first, since this also reshards all parameters.
     tensors = {f"model.{name}": tensor for name, tensor in _model_tensors(state.model).items()}
     for name, parameter in _named_parameters(state):
         moments = state.optimizer.state.get(parameter, {})
         tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in moments.items()}
-    rest: dict[str, Any] = {}
+    rest: dict[str, dict[str, object]] = {}
     for part_name, part in state.extra.items():
         rest[part_name] = {}
         for key, value in part.state_dict().items():
@@ -79,7 +84,9 @@ def restore_extra(
         part.load_state_dict(rest["extra"][name] | loaded)
 
 
-def compare_names(path: Path, needed: Mapping[str, Tensor], there: Mapping[str, Any]) -> None:
+def compare_names(
+    path: Path, needed: Mapping[str, Tensor], there: Mapping[str, STORAGE_TYPES]
+) -> None:
     """Refuse a checkpoint of another model. DCP alone would silently skip or convert tensors."""
     for name in sorted(needed.keys() | there.keys()):
         if name not in there:
@@ -87,6 +94,7 @@ def compare_names(path: Path, needed: Mapping[str, Tensor], there: Mapping[str, 
         if name not in needed:
             refuse_checkpoint(path, f"it has {name}, which this run's model or optimizer lacks")
         ours, theirs = needed[name], there[name]
+        assert isinstance(theirs, TensorStorageMetadata)
         mine, saved = _kind(ours.shape, ours.dtype), _kind(theirs.size, theirs.properties.dtype)
         if mine != saved:
             refuse_checkpoint(path, f"in it {name} is {saved}, in this run {mine}")
@@ -156,7 +164,7 @@ def restore_random_state(path: Path) -> None:
 class CheckpointReader(FileSystemReader):
     """DCP's reader, but its table of contents may only contain DCP's own classes."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
             try:
                 metadata: Metadata = _MetadataUnpickler(file).load()
@@ -183,7 +191,7 @@ METADATA_CLASSES = {
 }
 
 
-def _enum_member(kind: Any, name: str) -> Enum:
+def _enum_member(kind: object, name: str) -> Enum:
     """Python 3.11.2 (in Debian 12) pickles a member of an enumeration as getattr(class, name)."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
         raise pickle.UnpicklingError(f"asks for {name} of {kind}")
@@ -191,7 +199,7 @@ def _enum_member(kind: Any, name: str) -> Enum:
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in METADATA_CLASSES.get(module, ()):
             return super().find_class(module, name)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from bosch.hybrid.materialize import copy_companions
@@ -31,13 +32,14 @@ from bosch.run.manifest import (
     write_sealed_json,
 )
 from bosch.training.checkpoint_content import plain_name
+from bosch.training.parallel import whole
 
 TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Files that copy_companions skips, since materializing writes its own. Here we copy the source's.
 ALSO_COPIED = ("config.json", "README.md", "mask.png", "model.safetensors.index.json", "*.py")
 
 
-def export_model(model: Any, source: Path, folder: Path, ranks: Group) -> None:
+def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Group) -> None:
     """Write the model to `folder`. Every rank calls this. A complete folder is left as it is; one
     that a kill left half-written is replaced."""
     temporary = folder.with_name(f".{folder.name}.tmp")
@@ -80,7 +82,7 @@ class Weights:
     The experts of a layer are one tensor in the model and many in the files.
     """
 
-    def __init__(self, model: Any, source: Path) -> None:
+    def __init__(self, model: PreTrainedModel, source: Path) -> None:
         self._model = model
         tensors: Any = get_model_state_dict(model)
         self._tensors: Mapping[str, Tensor] = tensors
@@ -144,9 +146,8 @@ def _names_by_parameter(model: nn.Module) -> Iterable[set[str]]:
     return names.values()
 
 
-def _whole(tensor: Any) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
-    on_device: Any = tensor.to(tensor.device_mesh.device_type)  # an offloaded one is on the CPU
-    whole: Tensor = on_device.full_tensor()
-    return whole
+    # An offloaded one is on the CPU.
+    return whole(tensor.to(tensor.device_mesh.device_type))

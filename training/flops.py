@@ -7,10 +7,8 @@ lookup. A pair is one query of one head that sees one key; windows and ends of d
 Recomputation to save memory does not count.
 """
 
-from typing import Any
-
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid.models import head_size
 
@@ -37,10 +35,10 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
-def count_active_weights(model: Any) -> int:
+def count_active_weights(model: PreTrainedModel) -> int:
     """N of a model, which may be on the meta device or sharded."""
     config = model.config
-    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     num_experts = getattr(config, "num_experts", None) or 1
     count = 0
     for name, parameter in model.named_parameters():

@@ -5,7 +5,8 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+
+from transformers import PreTrainedModel
 
 from bosch.run.errors import UserError
 from bosch.run.progress import say
@@ -65,11 +66,11 @@ class Guards:
                 return "spike"
         return None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         names = ("skipped", "in_a_row", "losses", "norms")
         return {name: getattr(self, name) for name in names}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         for name, value in state_dict.items():
             setattr(self, name, value)
 
@@ -103,7 +104,7 @@ def describe_first_losses(hybrid: float, full: float | None, vocab_size: int) ->
 
 
 @contextmanager
-def without_windows(model: Any) -> Iterator[bool]:
+def without_windows(model: PreTrainedModel) -> Iterator[bool]:
     """Let a hybrid compute full attention in every group. Yields whether the model is a hybrid."""
     hybrid = getattr(model.config, "bosch", None)
     if hybrid is None:

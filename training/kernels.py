@@ -3,9 +3,9 @@
 import os
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from bosch.hybrid.models import PREFIX
 from bosch.run.errors import UserError
@@ -27,7 +27,7 @@ def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
     return ("torch", reason) if reason is not None else ("liger", "this device is a GPU")
 
 
-def install_kernels(model: Any, kernels: str) -> None:
+def install_kernels(model: PreTrainedModel, kernels: str) -> None:
     """Use Liger's RMSNorm and SwiGLU in this one model, which is of one of our families.
 
     Liger also replaces transformers' own classes for all later models. We restore them, so that all

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ class LearnerTraining:
     model: Path  # folder of the dense model
     tokens: TokenFolder
     document_mask: bool = True
-    facts: Mapping[str, Any] = field(default_factory=dict)  # a resumed run must have the same
+    facts: Mapping[str, object] = field(default_factory=dict)  # a resumed run must have the same
 
     def __call__(
         self,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +53,8 @@ from bosch.training.signals import Interruption
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
 # step. After a kill it is called again for the same step, and must recognize work it has done.
 OnCheckpoint = Callable[[int, int, Path], None]
-MicroBatch = tuple[dict[str, Any], Tensor]  # what the model is called with, and the labels
+ModelInputs = dict[str, object]
+MicroBatch = tuple[ModelInputs, Tensor]  # and the labels
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TrainJob:
     budget_tokens: int
     evaluated_shares: tuple[float, ...] = (0.0, 1.0)  # when to evaluate, as shares of the steps
     document_mask: bool = True
-    facts: Mapping[str, Any] = field(default_factory=dict)  # a resumed run must have the same
+    facts: Mapping[str, object] = field(default_factory=dict)  # a resumed run must have the same
     on_checkpoint: OnCheckpoint | None = None
     learner: Learner | None = None  # a method's parameters, trained together with the model
     run_folder: Path | None = None  # its `tb` gets the curves; None: the parent of `folder`
@@ -220,7 +220,7 @@ class Run:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
         return batch.pin() if self.world.device.type == "cuda" else batch
 
-    def with_backend(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def with_backend(self, inputs: ModelInputs) -> ModelInputs:
         name = self.job.settings.attention
         return inputs if name == "auto" else inputs | {"bosch_backend": name}
 
@@ -276,5 +276,8 @@ class Run:
 def split(batch: Batch, num_sequences: int) -> Iterator[MicroBatch]:
     for begin in range(0, len(batch.sequences), num_sequences):
         rows = slice(begin, begin + num_sequences)
-        inputs = {"input_ids": batch.ids_BT[rows], "position_ids": batch.position_ids_BT[rows]}
+        inputs: ModelInputs = {
+            "input_ids": batch.ids_BT[rows],
+            "position_ids": batch.position_ids_BT[rows],
+        }
         yield inputs, batch.labels_BT[rows]

@@ -5,11 +5,13 @@ take 50 GB. Here only the logits of one chunk exist at a time.
 """
 # B batch, T tokens, N = B * T rows, H hidden size, V vocabulary
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from bosch.data.loader import IGNORED
 
@@ -35,18 +37,23 @@ class LossHead(nn.Linear):
         return head_loss(hidden_BTH, self.weight, self.labels_BT, self.scale, self.kernels)
 
 
-def install_loss_head(model: Any, kernels: str) -> LossHead:
+def install_loss_head(model: PreTrainedModel, kernels: str) -> LossHead:
     """Make the head of a causal language model a LossHead. Weight names and ties stay the same."""
-    head: Any = model.lm_head
+    head = model.get_submodule("lm_head")
+    assert isinstance(head, nn.Linear)
     assert head.bias is None, "no family's head has a bias"
     head.__class__ = LossHead
+    assert isinstance(head, LossHead)
     head.kernels = kernels
     return head
 
 
-def model_loss(model: Any, inputs: dict[str, Any], labels_BT: Tensor, scale: float) -> Tensor:
+def model_loss(
+    model: PreTrainedModel, inputs: Mapping[str, object], labels_BT: Tensor, scale: float
+) -> Tensor:
     """Sum of the losses of all targets, times `scale`. Calls the whole model."""
-    head = model.lm_head
+    head = model.get_submodule("lm_head")
+    assert isinstance(head, LossHead)
     head.labels_BT, head.scale = labels_BT, scale
     try:
         loss: Tensor = model(**inputs, use_cache=False).logits

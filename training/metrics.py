@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from bosch.data.loader import Batch
 from bosch.run.errors import UserError
@@ -50,7 +50,7 @@ class MetricsLog:
             write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in earlier))
         self._curves = TrainingCurves(self._run, earlier, self._name)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Append a row: `step`, `tokens` and figures. The time of day is added."""
         if not self._writes:
             return
@@ -76,7 +76,7 @@ class StepTimer:
     """Measures the time and throughput of a step. Its time is split into waiting for data,
     computing, and checkpoints with their evaluations."""
 
-    def __init__(self, model: Any, schedule: TrainSchedule, world: World) -> None:
+    def __init__(self, model: PreTrainedModel, schedule: TrainSchedule, world: World) -> None:
         self.schedule, self.world, self.config = schedule, world, model.config
         self.num_weights = count_active_weights(model)
         self.peak = peak_flops(world.device)

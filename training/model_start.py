@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import bosch  # noqa: F401  registers hybrids and their attention with transformers
 from bosch.hybrid.attention import NAME
@@ -27,9 +27,9 @@ from bosch.training.loss import install_loss_head
 from bosch.training.parallel import Switches, World, local, shard_model, state_device
 
 
-def start_model(folder: Path, world: World, switches: Switches, kernels: str) -> Any:
+def start_model(folder: Path, world: World, switches: Switches, kernels: str) -> PreTrainedModel:
     """The model of a folder, in fp32, sharded, ready to train. Every rank calls this."""
-    model = build_on_meta(read_config(folder))
+    model: Any = build_on_meta(read_config(folder))
     install_kernels(model, kernels)
     install_loss_head(model, kernels)
     shard_model(model, world, switches)
@@ -42,7 +42,8 @@ def start_model(folder: Path, world: World, switches: Switches, kernels: str) ->
     make_buffers(model, world.device)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert not tensor.is_meta, f"{name} was never filled"
-    return model.train()
+    model.train()
+    return model
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -57,13 +58,14 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def build_on_meta(config: PretrainedConfig) -> Any:
+def build_on_meta(config: PretrainedConfig) -> PreTrainedModel:
     """The model with the shapes of its weights, but no memory for them."""
     config.use_cache = False
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=NAME
         )
+    return model
 
 
 # ------------------------------------------------------------------------------------------ weights

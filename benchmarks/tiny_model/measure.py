@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks._options import Row
 from bosch.data.toy_world.tasks import DATASETS, longbench_rows
 from bosch.data.toy_world.tokenizer import END_OF_TEXT
 from bosch.eval.generate import Generator
@@ -84,14 +85,16 @@ def load(folder: Path, windowed: bool = False, window: int = 64) -> PreTrainedMo
     return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
 
 
-def measure_niah(model: Any, tokenizer: Any, length: int, options: Options) -> dict[str, Any]:
+def measure_niah(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, options: Options
+) -> Row:
     examples = needle_examples(tokenizer, length, options.samples, options.seed)
     scores = ruler_scores(model, tokenizer, examples)
     return {"mean": mean(scores.values()), "scores": scores}
 
 
 def needle_examples(
-    tokenizer: Any, length: int, samples: int, seed: int
+    tokenizer: PreTrainedTokenizerBase, length: int, samples: int, seed: int
 ) -> dict[str, list[Example]]:
     """Examples of those of the paper's six tasks that fit into the length."""
     settings = niah.Settings(lengths=(length,), samples=samples, seed=seed)
@@ -104,7 +107,9 @@ def needle_examples(
     return examples
 
 
-def ruler_scores(model: Any, tokenizer: Any, examples: dict[str, list[Example]]) -> Scores:
+def ruler_scores(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Example]]
+) -> Scores:
     """RULER's string match on greedy generation."""
     pairs = [((task, 0, e.index), e) for task, members in examples.items() for e in members]
     texts = {made.key: made.text for made in Generator(model, tokenizer).generate(pairs)}
@@ -114,7 +119,9 @@ def ruler_scores(model: Any, tokenizer: Any, examples: dict[str, list[Example]])
     }
 
 
-def measure_tasks(model: Any, tokenizer: Any, options: Options) -> dict[str, Any]:
+def measure_tasks(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: Options
+) -> Row:
     """Toy LongBench, where only exact answers count."""
     scores: Scores = {}
     categories: dict[str, list[float]] = {}
@@ -134,7 +141,7 @@ def measure_tasks(model: Any, tokenizer: Any, options: Options) -> dict[str, Any
 
 
 @torch.no_grad()
-def answered_exactly(model: Any, pairs: Sequence[Sequence[list[int]]]) -> list[bool]:
+def answered_exactly(model: PreTrainedModel, pairs: Sequence[Sequence[list[int]]]) -> list[bool]:
     """For each pair of prompt and answer, whether greedy generation would give exactly the answer:
     every token of it is the argmax. Uses teacher forcing in batches of similar length. Padding is
     on the right, where a causal model does not see it."""

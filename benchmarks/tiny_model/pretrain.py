@@ -80,7 +80,7 @@ class Curriculum:
                 break
             phases.append(changed_settings(phase))
             step -= phase.steps
-        settings: dict[str, Any] = {"model": self.model.to_diff_dict(), "phases": phases}
+        settings: dict[str, object] = {"model": self.model.to_diff_dict(), "phases": phases}
         settings |= {"tokens_per_step": self.tokens_per_step, "seed": self.seed}
         text = json.dumps(settings, sort_keys=True, default=changed_settings)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
