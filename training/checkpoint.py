@@ -121,15 +121,15 @@ class Checkpoints:
         if bad := sorted(path.name for path in self.folder.glob(".step-*.bad")):
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged ({', '.join(bad)}). Restore a good "
-                f"copy of one, or pass --fresh {self.folder.parent.name} to begin again."
+                "copy of one, or delete this folder to begin again."
             )
         return None
 
     def _check_facts(self, path: Path, manifest: Manifest) -> None:
         if changed := differences(manifest["facts"], self._facts):
             raise UserError(
-                f"{path} was made with other settings ({changed}). Use the old setting, another "
-                f"--run-dir, or --fresh {self.folder.parent.name} to begin again."
+                f"{path} was made with other settings ({changed}). Use the old setting, or delete "
+                f"{self.folder} to begin again."
             )
         if changed := differences(manifest["circumstances"], self._circumstances):
             say(f"resumed with {changed}; results may differ in the last digits")

@@ -102,8 +102,8 @@ def compare_names(
 
 def refuse_checkpoint(path: Path, reason: str) -> NoReturn:
     raise UserError(
-        f"{path} does not fit this run: {reason}. Pass another --run-dir, or --fresh "
-        f"{path.parent.parent.name} to begin again."
+        f"{path} does not fit this run: {reason}. Delete {path.parent} to begin again, or write to "
+        "another folder."
     )
 
 

@@ -254,7 +254,7 @@ def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:
     assert aside == {".step-000005.bad", ".step-000005-2.bad"}
     flip(tmp_path / "step-000003" / "__0_0.distcp")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=rf"{tmp_path}.*step-000003\.bad.*--fresh"):
+        with pytest.raises(CheckpointError, match=rf"{tmp_path}.*step-000003\.bad"):
             Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
     # A good copy put back is found.
     saved(tmp_path / "elsewhere", (3,))
