@@ -14,7 +14,7 @@ Bytes per GPU, for N weights on G GPUs and micro-batches of T tokens:
 H hidden size, I intermediate size (of the active experts), Q and K the total size of the query and
 the KV heads, V vocabulary size. The third line is fitted to the peaks of simulations with fake
 tensors (10 cases, 15 to 158 GB; the total is within 8 % of them); Liger's kernels need less. CUDA
-itself, NCCL and fragmentation come on top: MARGIN_GB.
+itself, NCCL and fragmentation take another 3 to 8 GB; "fits" allows 6 for them.
 
 Time is FLOPs (training/flops.py) divided by the GPUs' peak times --mfu.
 """
@@ -34,7 +34,7 @@ from bosch.run.tables import show_rows
 from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
 
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
-MARGIN_GB = 6.0  # CUDA, NCCL and fragmentation take 3 to 8
+MARGIN_GB = 6.0  # for CUDA, NCCL and fragmentation
 
 
 @dataclass(frozen=True)

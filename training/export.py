@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -50,7 +50,7 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Grou
         with safe_open(source / name, framework="pt") as file:
             metadata = file.metadata()
         tensors = weights.gather(source / name, keep=ranks.rank == 0)
-        ranks.from_rank_0(partial(save_file, tensors, temporary / name, metadata))
+        ranks.from_rank_0(partial(_save, tensors, temporary / name, metadata))
     ranks.from_rank_0(lambda: _complete(source, temporary, folder))
 
 
@@ -61,6 +61,16 @@ def _begin(folder: Path, temporary: Path) -> bool:
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
     return True
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # also for a full disk
+        raise UserError(
+            f"{path} cannot be written: {error}. Free some space (or fix the cause) and run the "
+            "same command again."
+        ) from error
 
 
 def _complete(source: Path, temporary: Path, folder: Path) -> None:

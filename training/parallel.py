@@ -252,10 +252,10 @@ def state_device(world: World, switches: Switches) -> torch.device:
     return torch.device("cpu") if switches.cpu_offload else world.device
 
 
-def set_gradient_sync(model: nn.Module, wanted: bool) -> None:
+def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
     """Choose whether the next backward averages gradients over the ranks."""
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(wanted)
+        model.set_requires_gradient_sync(enabled)
 
 
 def reshard(model: nn.Module) -> None:

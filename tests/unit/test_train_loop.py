@@ -16,6 +16,8 @@ import bosch.training.loop
 from bosch.config import TrainConfig
 from bosch.data.loader import Loader
 from bosch.run.errors import UserError
+from bosch.run.group import Group
+from bosch.training.export import export_model
 from bosch.training.guards import TrainingFailedError
 from bosch.training.loop import TrainJob, train
 from bosch.training.model_start import start_model
@@ -31,6 +33,7 @@ from tests.plain_training import (
     tokens_in_memory,
     train_plainly,
 )
+from tests.small_disk import small_disk
 
 
 def run(
@@ -194,6 +197,14 @@ def test_schedule_longer_than_the_tokens_is_refused(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     with pytest.raises(UserError, match="step 5207"):
         train(TrainJob(settings, model, tokens_in_memory(), tmp_path / "train", 10**6))
+
+
+def test_a_full_disk_during_an_export_is_one_sentence(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    with small_disk(tmp_path / "small", kilobytes=20) as disk:
+        with pytest.raises(UserError, match=rf"{disk}.*model\.safetensors"):
+            export_model(started(folder), folder, disk / "step-000001", Group.current())
+        assert not (disk / "step-000001").exists()
 
 
 # ------------------------------------------------------------------------------ the model's start
