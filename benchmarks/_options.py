@@ -13,18 +13,14 @@ Row = dict[str, Any]  # one result: name, value, unit, and whatever its benchmar
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
-    out: Path | None = None
-    """JSON file for the figures."""
-    debug: bool = False
-    """Show the traceback of an error."""
+    out: Path | None = None  # JSON file for the figures
+    debug: bool = False  # show the traceback of an error
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(BenchmarkOptions):
-    device: str | None = None
-    """cpu or cuda. None: the GPU if there is one."""
-    threads: int = 1
-    """CPU threads that torch uses."""
+    device: str | None = None  # cpu or cuda; None: the GPU if there is one
+    threads: int = 1  # CPU threads that torch uses
 
     def start(self) -> torch.device:
         """Set torch's number of threads and return the device to measure on."""

@@ -30,20 +30,14 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
-    lengths: tuple[int, ...] = (1024, 4096, 16_384)
-    """Lengths of the text, in tokens."""
-    window: int = 256
-    """Window size in tokens."""
-    heads: int = 1
-    """Query heads."""
-    groups: int = 1
-    """KV heads."""
-    head_size: int = 64
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    backends: tuple[str, ...] | None = None
-    """None: sdpa on a CPU, all that run here on a GPU."""
-    rounds: int = 7
-    """How often each side is timed."""
+    lengths: tuple[int, ...] = (1024, 4096, 16_384)  # lengths of the text, in tokens
+    window: int = 256  # window size in tokens
+    heads: int = 1  # query heads
+    groups: int = 1  # KV heads
+    head_size: int = 64  # size of a head
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
+    backends: tuple[str, ...] | None = None  # None: sdpa on a CPU, all that run here on a GPU
+    rounds: int = 7  # how often each side is timed
 
 
 def gpu_options() -> tuple[Options, ...]:

@@ -36,16 +36,13 @@ AT_LEAST = {"encode_batch": 0.85, "datasets.map": 1.5}  # their CPU time relativ
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
-    megabytes: int = 64
-    """Amount of text to pack."""
-    rounds: int = 3
-    """How often each alternative is timed."""
+    megabytes: int = 64  # amount of text to pack
+    rounds: int = 3  # how often each alternative is timed
+    # Number of processes or threads.
     cores: int = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    """Number of processes or threads."""
-    seq_len: int = 32_768
-    """Tokens in a sequence."""
+    seq_len: int = 32_768  # tokens in a sequence
 
 
 def measure(options: Options) -> list[Row]:

@@ -39,30 +39,19 @@ MARGIN_GB = 6.0  # for CUDA, NCCL and fragmentation
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
-    model: tuple[str, ...] = SIZES
-    """Known models (Qwen3-8B, ...) or model folders."""
-    gpus: int = 8
-    """Number of GPUs."""
-    gpu: str = "A800"
-    """Type of the GPUs: A800, H100, H200, ..."""
-    memory_gb: float = 80.0
-    """Memory of one GPU, in 10^9 bytes."""
-    mfu: float = 0.4
-    """Share of the GPUs' peak that training reaches."""
-    ratio: float = 0.75
-    """Share of KV groups on the sliding window."""
-    window: int = 1024
-    """Window size in tokens."""
-    seq_len: int = 32_768
-    """Tokens in a sequence."""
-    batch_sequences: int = 64
-    """Sequences in a step, over all GPUs."""
-    micro_batch_sequences: int = 1
-    """Sequences computed at once on a GPU."""
+    model: tuple[str, ...] = SIZES  # known models (Qwen3-8B, ...) or model folders
+    gpus: int = 8  # number of GPUs
+    gpu: str = "A800"  # type of the GPUs: A800, H100, H200 and others
+    memory_gb: float = 80.0  # memory of one GPU, in 10^9 bytes
+    mfu: float = 0.4  # share of the GPUs' peak that training reaches
+    ratio: float = 0.75  # share of KV groups on the sliding window
+    window: int = 1024  # window size in tokens
+    seq_len: int = 32_768  # tokens in a sequence
+    batch_sequences: int = 64  # sequences in a step, over all GPUs
+    micro_batch_sequences: int = 1  # sequences computed at once on a GPU
+    # Keep parameters and optimizer in host memory. The time does not include the transfers.
     cpu_offload: bool = False
-    """Keep parameters and optimizer in host memory. The time does not include the transfers."""
-    tokens: float = 2.5e9
-    """Tokens to train on in total."""
+    tokens: float = 2.5e9  # tokens to train on in total
 
     def __post_init__(self) -> None:
         if self.gpu not in PEAK_FLOPS:

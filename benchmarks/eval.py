@@ -47,16 +47,12 @@ Side = Callable[[Examples], dict[Key, str]]
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
-    model: str = "tiny-qwen3"
-    """A model folder or hub id, dense or hybrid."""
-    length: int = 2048
-    """Tokens in prompt and answer together."""
+    model: str = "tiny-qwen3"  # a model folder or hub id, dense or hybrid
+    length: int = 2048  # tokens in prompt and answer together
+    # Examples of each of the six tasks. RULER uses 500. More examples share longer beginnings.
     samples: int = 32
-    """Examples of each of the six tasks. RULER uses 500. More examples share longer beginnings."""
-    run_on: bool = True
-    """Ignore the model's end token and always generate RULER's 128 tokens."""
-    rounds: int = 2
-    """How often each side is timed."""
+    run_on: bool = True  # ignore the model's end token and always generate RULER's 128 tokens
+    rounds: int = 2  # how often each side is timed
 
 
 def measure(options: Options) -> list[Row]:

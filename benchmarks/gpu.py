@@ -32,10 +32,8 @@ def default_file() -> Path:
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
-    out: Path = field(default_factory=default_file)
-    """JSON file for the figures."""
-    only: tuple[str, ...] = ()
-    """Benchmarks to run. Empty: all that have GPU settings."""
+    out: Path = field(default_factory=default_file)  # JSON file for the figures
+    only: tuple[str, ...] = ()  # benchmarks to run; empty: all that have GPU settings
 
 
 def measure(options: Options) -> Iterator[Row]:

@@ -38,27 +38,19 @@ FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_by
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
-    preset: Literal["mini", "paper"] = "mini"
-    """Where the defaults of all other options come from."""
+    preset: Literal["mini", "paper"] = "mini"  # where the defaults of all other options come from
+    # A known model (mini, Qwen3-1.7B, Qwen3-8B, Qwen3-14B) or a model folder, dense or hybrid.
     model: str = "mini"
-    """A known model (mini, Qwen3-1.7B, Qwen3-8B, Qwen3-14B) or a model folder, dense or hybrid."""
-    lengths: tuple[int, ...] = (512, 1024, 2048)
-    """Lengths of the prompt, in tokens."""
-    ratios: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.875)
-    """Ratios to measure with --window."""
-    window: int = 64
-    """Window size in tokens for --ratios."""
-    windows: tuple[int, ...] = (16, 32, 64, 128, 256)
-    """Window sizes to measure with --window-ratio."""
-    window_ratio: float = 0.75
-    """Ratio for --windows."""
-    chunk: int = 256
-    """Tokens of the prompt to read at once."""
-    tokens: int = 8
-    """Tokens to decode after each prompt."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    lengths: tuple[int, ...] = (512, 1024, 2048)  # lengths of the prompt, in tokens
+    ratios: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.875)  # ratios to measure with --window
+    window: int = 64  # window size in tokens for --ratios
+    windows: tuple[int, ...] = (16, 32, 64, 128, 256)  # window sizes to measure with --window-ratio
+    window_ratio: float = 0.75  # ratio for --windows
+    chunk: int = 256  # tokens of the prompt to read at once
+    tokens: int = 8  # tokens to decode after each prompt
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
+    # Time limit. When it is over, the remaining (longest) prompts are skipped. None: no limit.
     minutes: float | None = None
-    """Time limit. When it is over, the remaining (longest) prompts are skipped. None: no limit."""
 
 
 PAPER = Options(

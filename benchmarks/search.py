@@ -33,20 +33,15 @@ SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in 
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
+    # An embedded model. All other settings are those of the preset `tiny`.
     model: str = presets.TINY_MODEL
-    """An embedded model. All other settings are those of the preset `tiny`."""
-    methods: tuple[str, ...] = ("bosch_plus", "global_swap", "bosch")
-    ratios: tuple[float, ...] = (0.75, 0.5)
-    examples: int = presets.tiny().calibration.examples
-    """Calibration questions, four per context."""
-    kappa: int = presets.tiny().mask.kappa
-    """Masks tried per layer."""
-    switches: bool = False
-    """Also switch off the accelerations one at a time."""
-    threads: int = 1
-    """CPU threads that torch uses."""
-    runs: Path = Path("runs/search")
-    """Folder for the calibration set and static rankings."""
+    methods: tuple[str, ...] = ("bosch_plus", "global_swap", "bosch")  # searches to compare
+    ratios: tuple[float, ...] = (0.75, 0.5)  # ratios to search masks for
+    examples: int = presets.tiny().calibration.examples  # calibration questions, four per context
+    kappa: int = presets.tiny().mask.kappa  # masks tried per layer
+    switches: bool = False  # also switch off the accelerations one at a time
+    threads: int = 1  # CPU threads that torch uses
+    runs: Path = Path("runs/search")  # folder for the calibration set and static rankings
 
 
 def measure(options: Options) -> Iterator[Row]:

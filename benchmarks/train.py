@@ -43,22 +43,16 @@ Side = Callable[[], None]  # trains for options.steps + 1 steps
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
+    # A folder, an embedded model, or a known model (mini, Qwen3-1.7B) with random weights.
     model: str = TINY_MODEL
-    """A folder, an embedded model, or a known model (mini, Qwen3-1.7B) with random weights."""
-    length: int = 2048
-    """Tokens in a sequence."""
-    window: int = 64
-    """Window size in tokens."""
+    length: int = 2048  # tokens in a sequence
+    window: int = 64  # window size in tokens
+    # Shares of KV groups on the sliding window, one hybrid for each.
     ratios: tuple[float, ...] = (0.75,)
-    """Shares of KV groups on the sliding window, one hybrid for each."""
-    batch: int = 2
-    """Sequences in a step, computed at once."""
-    steps: int = 3
-    """Steps timed in each round, after one that is not timed."""
-    rounds: int = 3
-    """How often each side is timed."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of the computation."""
+    batch: int = 2  # sequences in a step, computed at once
+    steps: int = 3  # steps timed in each round, after one that is not timed
+    rounds: int = 3  # how often each side is timed
+    precision: Literal["fp32", "bf16"] = "fp32"  # number format of the computation
 
 
 def gpu_options() -> tuple[Options, ...]:

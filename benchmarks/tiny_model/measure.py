@@ -36,18 +36,12 @@ BATCH_TOKENS = 8192
 @dataclass(frozen=True)
 class Options:
     command: tyro.conf.Positional[Literal["scores"]]
-    model: str
-    """A model folder or the name of an embedded model."""
-    out: Path
-    """JSONL file for the scores."""
-    samples: int = 200
-    """Examples per task."""
-    lengths: tuple[int, ...] = (512, 1024, 2048)
-    """Lengths of the NIAH examples, in tokens."""
-    window: int = 64
-    """Window size in tokens."""
-    seed: int = 0
-    """Of the examples."""
+    model: str  # a model folder or the name of an embedded model
+    out: Path  # JSONL file for the scores
+    samples: int = 200  # examples per task
+    lengths: tuple[int, ...] = (512, 1024, 2048)  # lengths of the NIAH examples, in tokens
+    window: int = 64  # window size in tokens
+    seed: int = 0  # of the examples
 
 
 def main() -> None:

@@ -411,16 +411,12 @@ def keep_log_lines(path: Path, step: int) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    out: Path
-    """Folder for the checkpoint, the log and the finished model."""
-    preset: Literal["eight-layer", "two-layer", "smoke"] = "eight-layer"
-    """Which model to train."""
-    save_every: int = 50
-    """Steps between checkpoints."""
-    report_every: int = 50
-    """Steps between lines of the log."""
+    out: Path  # folder for the checkpoint, the log and the finished model
+    preset: Literal["eight-layer", "two-layer", "smoke"] = "eight-layer"  # which model to train
+    save_every: int = 50  # steps between checkpoints
+    report_every: int = 50  # steps between lines of the log
+    # Threads to compute with. Their number changes the order of sums, and so the weights.
     threads: int = 1
-    """Threads to compute with. Their number changes the order of sums, and so the weights."""
 
 
 def main() -> None:
