@@ -27,6 +27,7 @@ from bosch.data.pack import LEAST_REPRODUCED
 from bosch.data.sources.files import FileSource
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
 from bosch.data.toy_world.documents import write_document
+from bosch.run.errors import MissingFileError, UserError
 from tests.odd_tokenizers import train_bpe
 
 # Numbers one by one as Qwen does it, by threes as Llama 3 does it: two tokenizers that agree on
@@ -124,6 +125,16 @@ def test_hash_is_of_what_decides_the_ids(model: TokenizerText, llama: TokenizerT
     assert llama.hash != model.hash
 
 
+def test_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"tokenizer\.json"):
+        read_source_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        read_source_tokenizer(str(tmp_path))
+    with pytest.raises(MissingFileError, match="hf download some/model "):
+        read_source_tokenizer("some/model")
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_threads_gives_what_one_encoder_gives(
     workers: int, model: TokenizerText, folder: Path
@@ -191,10 +202,10 @@ def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
 def test_ids_of_another_tokenizer_are_told_by_encoding_them_again(
     model: TokenizerText, llama: TokenizerText
 ) -> None:
-    own, other = llama.load(), model.load()
-    ids = [ids_of(own, text) for text in TEXTS[:8]]
-    assert share_reproduced(own, ids) == 1
+    right, other = llama.load(), model.load()
+    ids = [ids_of(right, text) for text in TEXTS[:8]]
+    assert share_reproduced(right, ids) == 1
     small = [part[part < 700] for part in ids]  # even where every id exists in the other one
     assert share_reproduced(other, small) < LEAST_REPRODUCED
-    with pytest.raises(ValueError, match="does not have"):
+    with pytest.raises(UserError, match=r"\?tokenizer="):
         share_reproduced(other, ids)

@@ -24,6 +24,7 @@ from bosch.data.essays import (
     store_sentence_ends,
     stored_sentence_ends,
 )
+from bosch.run.errors import MissingFileError, UserError
 
 TEXT = (
     "Mr. Gray wrote code. It was good.[2] Technology (so he said) changes! “Does it?” she asked. "
@@ -106,7 +107,7 @@ def test_another_region_is_the_same_loop_entered_elsewhere(untrained_punkt: Path
         region = essays.starting_at(share)
         for num_words in range(1, 20):
             assert region.sentences(num_words) == cut_prefix(region.words, num_words, untrained_cut)
-    with pytest.raises(ValueError, match=r"cannot start at 1\.5"):
+    with pytest.raises(UserError, match=r"1\.5"):
         essays.starting_at(1.5)
 
 
@@ -124,27 +125,33 @@ def test_a_folder_is_read_in_the_order_of_its_file_names(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "value"),
     [
-        ("none.json", None, "no essays there"),
-        ("folder", None, r"no \.txt file"),
-        ("bad.json", b"{", "not a JSON file"),
-        ("other.json", b'{"essay": "x"}', "one object"),
-        ("list.json", b'["x"]', "one object"),
+        ("bad.json", b"{", ""),
+        ("deep.json", b"[" * 100_000, ""),
+        ("digits.json", b'{"text": ' + b"1" * 5000 + b"}", ""),
+        ("other.json", b'{"essay": "x"}', "text"),
+        ("list.json", b'["x"]', "text"),
+        ("half.json", b'{"text": "a \\ud83d b"}', "character 2"),
         ("latin.txt", "caf\xe9".encode("latin-1"), "UTF-8"),
-        ("blank.txt", b" \n ", "are empty"),
+        ("folder/latin.txt", "caf\xe9".encode("latin-1"), "UTF-8"),
+        ("blank.txt", b" \n ", ""),
     ],
 )
-def test_unreadable_essays_are_named(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
-    if name == "folder":
-        (tmp_path / name).mkdir()
-    elif content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        read_essays(tmp_path / name)
-    assert name in str(error.value)
+def test_unreadable_essays_are_named(tmp_path: Path, name: str, content: bytes, value: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(path.name)) as error:
+        read_essays(path.parent if "/" in name else path)
+    assert value in str(error.value)
+
+
+def test_missing_essays_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"none\.json"):
+        read_essays(tmp_path / "none.json")
+    with pytest.raises(UserError, match=rf"{tmp_path}.*\.txt"):
+        read_essays(tmp_path)
 
 
 def test_missing_punkt_data_names_the_four_files(
@@ -154,11 +161,23 @@ def test_missing_punkt_data_names_the_four_files(
     try:
         monkeypatch.setenv("NLTK_DATA", str(untrained_punkt))
         for punkt in (tmp_path, untrained_punkt):
-            with pytest.raises(FileNotFoundError) as error:
+            with pytest.raises(MissingFileError) as error:
                 make_essays(TEXT, "mine.json", punkt)
             assert all(name in str(error.value) for name in (*PUNKT_FILES, "mine.json", str(punkt)))
     finally:
         (tmp_path / "away").rename(untrained_punkt / PUNKT_FILES[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("abbrev_types.txt", b"\xff"), ("ortho_context.tab", b"word\tmany\n")]
+)
+def test_damaged_punkt_data_are_named(
+    name: str, content: bytes, tmp_path: Path, untrained_punkt: Path
+) -> None:
+    folder = shutil.copytree(untrained_punkt, tmp_path / "punkt")
+    (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(str(folder / name))):
+        make_essays(TEXT, "mine.json", folder)
 
 
 def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(

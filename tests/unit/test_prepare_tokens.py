@@ -204,14 +204,14 @@ def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_
     main(command("--source", str(corpus), *budget, out=out))
     assert isinstance(build(reusing(out)), Artifact)
     tokens = open_tokens(out, read_tokenizer(config.model).hash)
-    with pytest.raises(ValueError, match=r"--data\.tokens .*prepare_tokens\.py .*--epochs"):
+    with pytest.raises(ValueError, match=r"--data\.tokens.*prepare_tokens\.py .*--epochs"):
         Loader(tokens, 2).batch(BUDGET // LENGTH // 2)
 
 
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ({"tokens": BUDGET * 2}, "16 sequences, .* and this run needs 32"),
+        ({"tokens": BUDGET * 2}, "16 sequences .* and this run needs 32"),
         ({"sequence_length": 128}, "sequences of 256 tokens, and this run needs 128"),
     ],
 )
