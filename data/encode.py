@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +47,7 @@ class Chunk:
 class Encoded:
     """A chunk's tokens, one piece after another, each document with its begin and end token."""
 
-    ids: NDArray[np.unsignedinteger[Any]]
+    ids: NDArray[np.unsignedinteger]
     lengths: NDArray[np.int64]  # tokens of each piece; 0: a document without text
     begins: NDArray[np.bool_]
     ends: NDArray[np.bool_]

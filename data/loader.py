@@ -70,7 +70,7 @@ class Batch:
 class Sequences:
     """Tokens, memory-mapped, and where documents end in them."""
 
-    rows: NDArray[np.uint16] | NDArray[np.uint32]  # (sequences, T)
+    rows: NDArray[np.unsignedinteger]  # (sequences, T)
     doc_ends: NDArray[np.uint64]
 
     def batch(self, numbers: NDArray[np.int64], document_mask: bool = True) -> Batch:

@@ -11,7 +11,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from bosch.run.errors import UserError
 
@@ -162,7 +162,7 @@ class NeedleExample:
         needles = sorted(self.needles, key=lambda needle: not needle.asked)
         return tuple((needle.key, needle.value) for needle in needles)
 
-    def to_row(self, index: int) -> dict[str, Any]:
+    def to_row(self, index: int) -> dict[str, object]:
         """A line of the JSONL file, with RULER's names."""
         return {
             "index": index,

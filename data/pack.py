@@ -288,7 +288,9 @@ class Packer:
                     return
             begin = end
 
-    def _drop_short(self, chunk: Encoded, counts: Counts) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _drop_short(
+        self, chunk: Encoded, counts: Counts
+    ) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
         """The chunk's tokens and the length of each piece, without documents that are too short. A
         document in several pieces is never too short."""
         whole = chunk.begins & chunk.ends

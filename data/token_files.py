@@ -58,7 +58,7 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
     def num_tokens(self, name: str) -> int:
         return self.sizes[GROWING.index(name)] // self.token_bytes
 
-    def append(self, name: str, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
+    def append(self, name: str, ids: NDArray[np.integer], ends: NDArray[np.int64]) -> None:
         """Append tokens, and where among them documents end."""
         ends = ends + self.num_tokens(name)
         self._write(GROWING.index(name), ids)
@@ -87,7 +87,7 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
         last = np.array([num_tokens] if num_tokens else [], "<u8")
         write_array(self.folder / path, np.append(ends, last))
 
-    def _write(self, number: int, array: NDArray[Any]) -> None:
+    def _write(self, number: int, array: NDArray[np.integer]) -> None:
         data = np.ascontiguousarray(array).view(np.uint8).data
         self.files[number].write(data)
         self._digests[number].update(data)
@@ -121,7 +121,7 @@ def hash_bytes(file: IO[bytes], count: int) -> str:
     return digest.hexdigest() if count == 0 else "too short"
 
 
-def write_array(path: Path, array: NDArray[Any]) -> None:
+def write_array(path: Path, array: NDArray[np.integer]) -> None:
     """Forced to disk, before the summary says that it is complete."""
     buffer = io.BytesIO()
     np.save(buffer, array)

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -14,6 +14,9 @@ from bosch.data.sources.source import first_line
 from bosch.model import load_tokenizer
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 
@@ -38,7 +41,7 @@ class TokenizerText:
         return max(self.load().get_vocab(with_added_tokens=True).values()) + 1
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
         """Of stored tokens: two bytes if the vocabulary fits in them."""
         return np.dtype("<u2" if self.num_ids <= 1 << 16 else "<u4")
 
@@ -52,7 +55,7 @@ class TokenizerText:
         return tokenizer
 
 
-def describe_tokenizer(tokenizer: Any) -> TokenizerText:
+def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> TokenizerText:
     """How documents are encoded with a transformers tokenizer: with its begin token, if it adds one
     itself, and its end token."""
     backend = getattr(tokenizer, "backend_tokenizer", None)

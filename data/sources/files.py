@@ -44,7 +44,7 @@ class FileSource:
                 raise UserError(f"{file} is empty; remove it, or fill it.")
         return files
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         files = {self._name_of(file): hash_file(file) for file in self.files}
         return {"source": "files", "field": self.field, "tokenizer": self.tokenizer, "files": files}
 
@@ -149,7 +149,7 @@ def read_text_blocks(path: Path) -> Iterator[str]:
                 return
 
 
-def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
+def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, object] | None]]:
     """(line number, object) of a file with one object per line. None, unparsed, for the first
     `skip` of them."""
     with open_bytes(path) as file:
@@ -174,7 +174,7 @@ def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
             yield number, row
 
 
-def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
+def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, object] | None]]:
     """(row number, row) of a parquet file. None for the first `skip` rows; row groups in which all
     are skipped are not read."""
     import pyarrow

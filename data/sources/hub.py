@@ -53,7 +53,7 @@ class HubSource:
         self.name = write_address(f"hf:{dataset}", options | {"revision": revision})
         self._name_of_copy = write_address(f"hf:{Path(dataset).name}", options)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Without `streaming`: streamed or cached, the rows are the same."""
         content = fingerprint_files(Path(self.dataset)) if self.is_local else self.commit
         return {

@@ -70,7 +70,7 @@ class MdsSource:
             raise UserError(f"{self.folder} is no MDS dataset: no {INDEX} in it lists a shard.")
         return shards
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         paths = [shard.path for shard in self.shards]
         files = {path.relative_to(self.folder).as_posix(): hash_file(path) for path in paths}
         return {"source": "mds", "tokenizer": self.tokenizer, "column": self.column, "files": files}

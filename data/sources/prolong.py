@@ -6,13 +6,15 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from bosch.data.sources.hub import is_out_of_reach
 from bosch.data.sources.mds import INDEX, Shard, read_documents, read_index
 from bosch.data.sources.source import Document, first_line, write_address
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
+
+T = TypeVar("T")
 
 REPOSITORIES = {
     "prolong-64k": "princeton-nlp/prolong-data-64K",
@@ -77,7 +79,7 @@ class ProLongSource:
     def shards(self) -> list[Shard]:
         return fetch_shards(self.repository, self.domain, self.tokens)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         names = [f"{shard.path.parent.name}/{shard.path.name}" for shard in self.shards]
         return {
             "source": "prolong",
@@ -132,7 +134,7 @@ class FolderRepository:
             )
         return self.folder / path
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {}
 
 
@@ -146,26 +148,28 @@ class HubRepository:
     def commit(self) -> str:
         from huggingface_hub import HfApi
 
-        return str(
-            self._ask(lambda: HfApi().dataset_info(self.name).sha, lambda: self._cache().name)
+        return self._ask(
+            lambda: str(HfApi().dataset_info(self.name).sha), lambda: self._cache().name
         )
 
     def list_files(self) -> list[str]:
         from huggingface_hub import HfApi
 
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit}
+        commit = self.commit
         return self._ask(
-            lambda: list(HfApi().list_repo_files(self.name, **where)),
+            lambda: HfApi().list_repo_files(self.name, repo_type="dataset", revision=commit),
             lambda: FolderRepository(self._cache()).list_files(),
         )
 
     def fetch(self, path: str) -> Path:
         from huggingface_hub import hf_hub_download
 
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit}
-        return Path(self._ask(lambda: hf_hub_download(self.name, path, **where)))
+        commit = self.commit
+        return self._ask(
+            lambda: Path(hf_hub_download(self.name, path, repo_type="dataset", revision=commit))
+        )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {"repository": self.name, "commit": self.commit}
 
     def _cache(self) -> Path:
@@ -174,7 +178,7 @@ class HubRepository:
 
         return Path(snapshot_download(self.name, repo_type="dataset", local_files_only=True))
 
-    def _ask(self, hub: Callable[[], Any], cache: Callable[[], Any] | None = None) -> Any:
+    def _ask(self, hub: Callable[[], T], cache: Callable[[], T] | None = None) -> T:
         """The hub's answer; the cache's if the hub cannot be reached."""
         try:
             return hub()

@@ -4,7 +4,7 @@ are always decoded and encoded again, never used as they are."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ class Source(Protocol):
     endless: bool  # the documents never end, so a budget is needed
     tokenizer: str | None  # whose token ids the documents hold; None: they are text
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What determines the documents: hashes of files, or a dataset and its revision."""
         ...
 
@@ -45,7 +45,7 @@ def write_address(address: str, options: dict[str, str | None]) -> str:
     return f"{address}?{query}" if query else address
 
 
-def take_field(row: dict[str, Any], field: str, where: str, tokenizer: str | None) -> Block:
+def take_field(row: dict[str, object], field: str, where: str, tokenizer: str | None) -> Block:
     """The text of a row, or its token ids if the source names their tokenizer."""
     if field not in row:
         raise UserError(
