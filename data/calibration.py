@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
 from bosch.data.needles import (
@@ -193,6 +191,8 @@ def add_questions(task: NeedleTask, example: NeedleExample, num_questions: int) 
 
 def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
     """The context in tokens, with the positions of the answers and of their needles."""
+    import torch
+
     ids: list[int] = []
     questions = []
     spans = needle_spans(context.example, tokenizer)

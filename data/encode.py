@@ -193,7 +193,7 @@ def encode_in_order(
     """The chunks, encoded by `workers` threads, in order. Only a few are in memory at a time.
 
     Threads are enough: tokenizers releases Python's lock while it encodes, 95 % of the time."""
-    thread = threading.local()  # a tokenizer for each thread: its cache is slow when shared
+    thread = threading.local()  # a tokenizer for each thread: its cache is not made for sharing
 
     def load() -> None:
         thread.encoder = Encoder(tokenizer, source_tokenizer)

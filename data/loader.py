@@ -13,12 +13,10 @@ predict nothing across an end."""
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bosch.data.threads import map_in_threads
 from bosch.data.token_files import (
@@ -34,6 +32,10 @@ from bosch.data.token_files import (
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import MANIFEST, read_sealed_json, verify_folder
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 IGNORED = -100  # a label that is no target, as torch's cross entropy has it
 
 T = TypeVar("T")
@@ -43,23 +45,25 @@ T = TypeVar("T")
 class Batch:
     """Sequences of one rank. A document also ends where its sequence does."""
 
-    ids_BT: Tensor  # int64
-    labels_BT: Tensor  # the next token, or IGNORED at the last one of a document
-    position_ids_BT: Tensor  # from 0 in each document
-    cu_seqlens: Tensor  # int32, from 0, over the flattened sequences
+    ids_BT: "Tensor"  # int64
+    labels_BT: "Tensor"  # the next token, or IGNORED at the last one of a document
+    position_ids_BT: "Tensor"  # from 0 in each document
+    cu_seqlens: "Tensor"  # int32, from 0, over the flattened sequences
     max_seqlen: int  # tokens of the longest document
     num_targets: int  # labels that are not IGNORED
     sequences: tuple[int, ...]  # their numbers in tokens.bin
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: "torch.device | str") -> "Batch":
         """A copy on a device. From pinned memory the host does not wait for it."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
         """A copy in pinned memory."""
-        return self._map(Tensor.pin_memory)
+        return self._map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+    def _map(self, function: "Callable[[Tensor], Tensor]") -> "Batch":
+        from torch import Tensor
+
         moved: dict[str, Any] = {
             name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -75,6 +79,8 @@ class Sequences:
 
     def batch(self, numbers: NDArray[np.int64], document_mask: bool = True) -> Batch:
         """The sequences of these numbers. Without the document mask each is one document."""
+        import torch  # here, for --help and wrong command lines load no torch
+
         num_rows, num_tokens = len(numbers), self.rows.shape[1]
         ids_BT = self.rows[numbers].astype(np.int64)
         starts = [

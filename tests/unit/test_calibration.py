@@ -26,6 +26,7 @@ from bosch.data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
 from bosch.data.toy_world.essays import ToyEssays
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.data.toy_world.world import World
+from bosch.run.errors import UserError
 from tests import odd_tokenizers
 
 SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
@@ -95,7 +96,7 @@ def test_set_shares_nothing_with_the_toy_test_set(
     own = [context.text for context in contexts]
     assert check_disjoint(own, texts) == 24
     leaked = contexts[5].example.needles[0].sentence
-    with pytest.raises(ValueError, match="test example 2 "):
+    with pytest.raises(UserError, match="test example 2"):
         check_disjoint(own, [texts[0], f"The grass is green. {leaked} The sky is blue."])
 
 
