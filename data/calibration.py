@@ -123,7 +123,13 @@ def build_contexts(
 ) -> list[ContextText]:
     """Task by task. A task that does not fit the length is left out, with a message; the others
     share its part."""
-    tasks = [name for name in settings.tasks if can_build(name, settings, material, tokenizer)]
+    tasks = []
+    for name in settings.tasks:
+        try:
+            build_task(name, 1, settings, material, tokenizer)
+            tasks.append(name)
+        except DoesNotFitError as error:
+            say(f"calibration: left out: {error}")
     if not tasks:
         raise UserError(
             f"None of the tasks can be built in {settings.length} tokens; use a greater --length."
@@ -134,20 +140,6 @@ def build_contexts(
         for name, count in zip(tasks, share_evenly(contexts, len(tasks)), strict=True)
         for context in build_task(name, count, settings, material, tokenizer)
     ]
-
-
-def can_build(
-    name: str,
-    settings: CalibrationSettings,
-    material: Material,
-    tokenizer: "PreTrainedTokenizerBase",
-) -> bool:
-    try:
-        build_task(name, 1, settings, material, tokenizer)
-    except DoesNotFitError as error:
-        say(f"calibration: left out: {error}")
-        return False
-    return True
 
 
 def share_evenly(total: int, parts: int) -> list[int]:

@@ -137,13 +137,7 @@ class TokenFolder:
 
 def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
     """The tokens in a folder, which must be this tokenizer's."""
-    if not (folder / SUMMARY).is_file():
-        raise MissingFileError(
-            f"{folder} holds no complete tokens: there is no {SUMMARY}. Make them with "
-            "recipes/prepare_tokens.py."
-        )
-    summary = read_sealed_json(folder / SUMMARY)
-    check_tokenizer(folder, summary, tokenizer_hash)
+    summary = read_summary(folder, tokenizer_hash)
     seq_len = int(summary["seq_len"])
 
     def read(tokens: str, ends: str, count: int) -> Sequences:
@@ -163,13 +157,21 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
     )
 
 
-def check_tokenizer(folder: Path, summary: dict[str, Any], tokenizer_hash: str) -> None:
+def read_summary(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
+    """The summary of tokens, which must be this tokenizer's."""
+    if not (folder / SUMMARY).is_file():
+        raise MissingFileError(
+            f"{folder} holds no complete tokens: there is no {SUMMARY}. Make them with "
+            "recipes/prepare_tokens.py."
+        )
+    summary = read_sealed_json(folder / SUMMARY)
     if summary["tokenizer_hash"] != tokenizer_hash:
         raise UserError(
             f"{folder} holds tokens of another tokenizer ({summary['tokenizer_hash'][:12]}; the "
             f"model's is {tokenizer_hash[:12]}). Training on them would teach nonsense without an "
             "error: prepare the tokens with this model's tokenizer."
         )
+    return summary
 
 
 def check_reuse(
@@ -182,8 +184,7 @@ def check_reuse(
         )
     if verify:
         verify_folder(folder)
-    summary = read_sealed_json(folder / SUMMARY)
-    check_tokenizer(folder, summary, tokenizer_hash)
+    summary = read_summary(folder, tokenizer_hash)
     if summary["seq_len"] != seq_len:
         raise UserError(
             f"{folder} holds sequences of {summary['seq_len']:,} tokens, and this run needs "

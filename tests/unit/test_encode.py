@@ -199,7 +199,7 @@ def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
     assert decode_documents(tokenizer, [ids]) == ["naïve 😀 end"]
 
 
-def test_ids_of_another_tokenizer_are_told_by_encoding_them_again(
+def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(
     model: TokenizerText, llama: TokenizerText
 ) -> None:
     right, other = llama.load(), model.load()

@@ -271,7 +271,7 @@ def test_too_small_a_source_and_bad_text_leave_nothing_that_counts_as_done(
     assert not [*tmp_path.rglob("tokens.json")]
 
 
-def test_documents_without_text_are_counted_and_told(
+def test_documents_without_text_are_counted_and_reported(
     tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -295,7 +295,7 @@ def test_documents_without_text_are_counted_and_told(
 @pytest.mark.parametrize(
     ("chunk_chars", "interrupted"), [(10**6, False), (700, False), (700, True)]
 )
-def test_files_beyond_the_budget_are_told(
+def test_files_beyond_the_budget_are_reported(
     chunk_chars: int,
     interrupted: bool,
     tmp_path: Path,

@@ -143,18 +143,18 @@ def pattern(text: str) -> re.Pattern[str]:
     return re.compile(re.escape(text).replace(r"\{key\}", "(.+?)").replace(r"\{value\}", "(.+)"))
 
 
-def test_every_look_up_gives_the_value_that_was_told() -> None:
+def test_every_look_up_gives_the_value_that_was_stated() -> None:
     styles = set()
     for seed in range(60):
         text = write_records(World("train", seed), 120)
-        for number, (tell, look_up) in enumerate(STYLES[1:], 1):  # the first style is both at once
-            told, looked_up = pattern(tell).findall(text), pattern(look_up).findall(text)
+        for number, (state, look_up) in enumerate(STYLES[1:], 1):  # the first style is both at once
+            stated, looked_up = pattern(state).findall(text), pattern(look_up).findall(text)
             if looked_up:
                 styles.add(number)
-                assert set(looked_up) <= set(told)
+                assert set(looked_up) <= set(stated)
                 # All entries come first.
                 key, value = looked_up[0]
-                entries = [text.index(tell.format(key=key, value=value)) for key, value in told]
+                entries = [text.index(state.format(key=key, value=value)) for key, value in stated]
                 assert text.index(look_up.format(key=key, value=value)) > max(entries)
     assert styles == {1, 2, 3, 4}
 
