@@ -180,7 +180,8 @@ def check_reuse(
     """Refuse another run's tokens (--tokens-from) if incomplete or not what this run needs."""
     if not (folder / MANIFEST).is_file():
         raise MissingFileError(
-            f"{folder} is not complete: it has no {MANIFEST}. Finish the run that was making it."
+            f"{folder} is not complete: it has no {MANIFEST}. Name a folder that prepare_tokens.py "
+            "wrote, or finish the run that was making it."
         )
     if verify:
         verify_folder(folder)
