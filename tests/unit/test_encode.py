@@ -1,5 +1,5 @@
-"""Encoding: where long texts are cut, that several threads change nothing, and that foreign ids
-are decoded."""
+"""Encoding: where long texts are cut, that threads change nothing, and that stored ids are
+decoded."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +30,7 @@ from bosch.data.toy_world.documents import write_document
 from bosch.run.errors import MissingFileError, UserError
 from tests.odd_tokenizers import train_bpe
 
-# Numbers one by one as Qwen does it, by threes as Llama 3 does it: two tokenizers that agree on
-# little.
+# Digits one by one as in Qwen, or by threes as in Llama 3: two tokenizers that agree on little.
 WORDS = (
     r"[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -48,13 +47,13 @@ def train(digits: str, size: int, begin: bool = False) -> PreTrainedTokenizerFas
 
 @pytest.fixture(scope="module")
 def model() -> TokenizerText:
-    """Of the model that is trained."""
+    """The tokenizer of the model that is trained."""
     return describe_tokenizer(train("", 700))
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> TokenizerText:
-    """Of whoever stored ids."""
+    """The tokenizer of stored ids."""
     folder = tmp_path_factory.mktemp("llama")
     train("{1,3}", 1000, begin=True).save_pretrained(folder)
     return read_source_tokenizer(str(folder))

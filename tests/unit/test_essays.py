@@ -1,4 +1,4 @@
-"""Essays: one cut of the text must give the sentences that a cut of each prefix gives."""
+"""Essays: splitting the text once must give the sentences that splitting each prefix gives."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def untrained_punkt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Punkt with empty tables: other sentences than English Punkt's, by the same algorithm."""
+    """Punkt with empty tables: the same algorithm, but other sentences than English Punkt's."""
     pytest.importorskip("nltk", reason="cutting unknown essays needs the extra `eval`")
     folder = tmp_path_factory.mktemp("punkt")
     for name in PUNKT_FILES:
@@ -48,7 +48,7 @@ def graham(shared_data: Path) -> Essays:
 
 
 def cut_prefix(words: list[str], num_words: int, cut: Callable[[str], list[str]]) -> list[str]:
-    """Upstream's way: repeat the words, join a prefix, cut it."""
+    """RULER's way: repeat the words, join a prefix, split it."""
     repeated = words * (num_words // len(words) + 1)
     return cut(" ".join(repeated[:num_words]).strip())
 
@@ -67,8 +67,8 @@ WORDS = """one Two e.g. end. what? good.[2] ) " - 3. No!) ... so?! a.)4.""".spli
 def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
     untrained_punkt: Path, words: list[str], blank_ends: bool
 ) -> None:
-    # Punkt draws a closing mark that stands alone to the sentence before it. At the start there
-    # is none; where the text begins again there is.
+    # Punkt adds a closing mark that stands alone to the sentence before it. At the start there is
+    # none; where the text starts over there is.
     assume(words[0] not in (")", '"'))
     text = " ".join(words)
     essays = make_essays(f"\n{text} " if blank_ends else text, "generated", untrained_punkt)
@@ -77,7 +77,7 @@ def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
 
 
 def test_sentences_also_end_where_no_blank_follows(untrained_punkt: Path) -> None:
-    # By hand: "good.[2] Technology" is cut behind the full stop, inside the word.
+    # By hand: "good.[2] Technology" is split after the full stop, inside the word.
     essays = make_essays("It was good.[2] Technology changes. The end", "notes", untrained_punkt)
     assert essays.sentences(3) == ["It was good.", "[2]"]
     assert essays.sentences(5) == ["It was good.", "[2] Technology changes."]
@@ -87,7 +87,7 @@ def test_sentences_also_end_where_no_blank_follows(untrained_punkt: Path) -> Non
 
 
 def test_a_last_word_may_be_cut_where_it_is_not_within_the_text(untrained_punkt: Path) -> None:
-    # As sent_tokenize cuts "So?!" alone: a mark of its own is left behind the end.
+    # As sent_tokenize cuts "So?!" alone: the last mark becomes a sentence.
     essays = make_essays("Wait. So?! Then on\n", "notes", untrained_punkt)
     assert essays.sentences(2) == ["Wait.", "So?", "!"]
     assert essays.sentences(3) == ["Wait.", "So?!", "Then"]
@@ -224,7 +224,7 @@ def test_prefixes_of_the_shared_essays_are_cut_as_sent_tokenize_cuts_them(
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     rng = random.Random(5)
     # Around the first sentence ends, anywhere, and beyond the end of the text.
-    # Behind "room.)1." too, which nothing but a text's end cuts in two.
+    # Also after "room.)1.", which is split only where the text ends.
     for num_words in [*range(1, 60), *rng.sample(range(111_877), 12), 23_373, 111_876, 150_000]:
         expected = cut_prefix(graham.words, num_words, nltk.sent_tokenize)
         assert graham.sentences(num_words) == expected

@@ -1,5 +1,5 @@
-"""The MDS reader beside a writer of our own, written from the format's description and sharing no
-code with the reader."""
+"""The MDS reader against a writer that was written from the format's description and shares no code
+with the reader."""
 
 import json
 import struct
@@ -19,7 +19,7 @@ from bosch.run.errors import MissingFileError, UserError
 
 
 def pack_array(values: list[Any], code: str, encoding: str) -> bytes:
-    """An array as the column's encoding wants it: `code` is struct's letter of its type."""
+    """An array in the column's encoding; `code` is struct's letter for its type."""
     flat = [x for row in values for x in row] if values and isinstance(values[0], list) else values
     shape = [len(values), len(values[0])] if flat is not values else [len(values)]
     body = struct.pack(f"<{len(flat)}{code}", *flat)

@@ -1,4 +1,5 @@
-"""The NIAH builder against a plain rewriting of spec/eval.md 1.1 to 1.6, and texts made by hand."""
+"""The NIAH builder against a plain reimplementation of spec/eval.md 1.1 to 1.6, and handwritten
+texts."""
 
 import random
 import re
@@ -87,7 +88,7 @@ def build(tokenizer: PreTrainedTokenizerFast, essays: Essays) -> Build:
     return build
 
 
-# The rewriting: the specification's steps in its own words; it shares nothing with the builder.
+# The reimplementation: the steps of the specification. It shares no code with the builder.
 
 
 class Specified(NamedTuple):
@@ -232,7 +233,7 @@ def test_the_tasks_are_the_papers_six_in_table_order_and_two_more() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize(("length", "seed"), [(1900, 42), (4095, 7), (4096, 42), (6000, 0)])
-def test_examples_are_those_of_the_slow_rewriting(
+def test_examples_are_those_of_the_slow_reimplementation(
     name: str,
     length: int,
     seed: int,

@@ -1,5 +1,5 @@
-"""Packing is exact: every token once and in order, or counted as dropped; the same bytes whoever
-does the work."""
+"""Packing is exact: every token is stored once and in order, or counted as dropped; the bytes do
+not depend on workers and interruptions."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def tokenizer() -> TokenizerText:
 def pack(
     out: Path, tokenizer: TokenizerText, config: PackConfig, *sources: Source
 ) -> dict[str, bytes]:
-    """The files that packing the sources in equal parts leaves in a folder."""
+    """Pack the sources in equal parts; return the files written."""
     out.mkdir(exist_ok=True)
     weighted = [WeightedSource(source, 1.0) for source in sources]
     pack_documents(weighted, tokenizer, config, out)
@@ -197,7 +197,7 @@ def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> Non
     summary = read_sealed_json(tmp_path / "tokens.json")
     assert [counts["tokens_kept"] for counts in summary["sources"]] == [3000, 7000]
     assert [counts["tokens_held_out"] for counts in summary["sources"]] == [90, 210]
-    assert 3000 in np.load(tmp_path / DOC_ENDS)  # no document goes on in the next source
+    assert 3000 in np.load(tmp_path / DOC_ENDS)  # no document continues in the next source
     for counts in summary["sources"]:
         check_counts(counts)
 
@@ -371,7 +371,7 @@ class InterruptedPackingError(Exception):
 
 @contextlib.contextmanager
 def interrupted_after(count: int) -> Iterator[None]:
-    """The encoder gives up after so many chunks."""
+    """The encoder fails after `count` chunks."""
     whole = encode.encode_in_order
 
     def some(*arguments: Any) -> Iterator[Any]:
@@ -402,8 +402,7 @@ def test_interrupted_packing_goes_on_to_the_same_bytes(
 
 
 class Hub:
-    """Commits of a dataset on a hub that can be reached, or of the library's cache where it
-    cannot."""
+    """Commits of a dataset on a hub that can be reached, or in the library's cache if it cannot."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder, self.monkeypatch = folder, monkeypatch
@@ -429,7 +428,7 @@ class Hub:
         return builder
 
     def cut_off(self, cached: str) -> None:
-        """Leave the one commit in the cache, as `load_dataset` puts it there."""
+        """Leave one commit in the cache, as `load_dataset` would, and no hub."""
         builder = self.offline(str(self.folder / (cached * 40) / "corpus"))
         builder.download_and_prepare()
         place = self.folder / "cache" / "some___corpus"

@@ -1,5 +1,4 @@
-"""Sources: what a line of text names, the kinds of file, starting in the middle, and what is
-refused."""
+"""Sources: how they are named, the kinds of file, starting in the middle, and what is refused."""
 
 import gzip
 import json
@@ -158,7 +157,7 @@ def test_ids_come_with_the_tokenizer_they_belong_to(tmp_path: Path) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The empty folder of a dataset, and a cache of its own."""
+    """The empty folder of a dataset, with a separate cache."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "corpus"
     folder.mkdir()
