@@ -228,8 +228,8 @@ class Loader:
             raise UserError(
                 f"There is no batch for step {step}: {self.tokens.path} holds {epochs} epoch(s), "
                 f"{self.num_steps:,} batches of {self.batch_sequences} sequences. Train on fewer "
-                "tokens (recover.py --data.tokens, train_model.py --budget), or pack more of them "
-                "or more epochs (prepare_tokens.py --tokens, --epochs) and use that folder "
+                "tokens (--data.tokens of recover.py, --budget of train_model.py), or pack more "
+                "tokens or epochs (prepare_tokens.py --tokens, --epochs) and use that folder "
                 "(--data.tokens-from, --tokens)."
             )
         begin = step * self.batch_sequences
