@@ -374,7 +374,7 @@ def pairs_in(text: str) -> set[tuple[str, str]]:
 def check_spelling(tokenizer: "PreTrainedTokenizerBase") -> None:
     if not can_spell(tokenizer, SPELLED):
         raise UserError(
-            f"This tokenizer cannot encode a needle: it drops characters of {SPELLED!r} or turns "
+            f"This tokenizer cannot spell a needle: it drops characters of {SPELLED!r} or turns "
             "them into its unknown token. Use one that knows English letters, digits and "
             "punctuation."
         )
