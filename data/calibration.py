@@ -1,19 +1,18 @@
-"""The calibration set: needle contexts with their answers, on which masks are scored.
+"""The calibration set: texts with hidden needles and questions about them, on which masks are
+scored.
 
-Built by data/needles.py as the test set is, but with other seeds and from another region of the
-essays, or the toy world's calibration split. With q questions in a context, q needles lie in one
-haystack and are asked for one after the other: one prefill scores them all, and each counts as one
-example. The search reads bosch/calibration.py's file; `examples.jsonl` beside it holds the texts,
-and `calibration.json` what they were made of, with hashes."""
+data/needles.py builds it like the test set, but with other seeds and from another region of the
+essays, or the toy world's calibration split. With q questions per context, one text hides q needles
+and asks for one after another: one prefill scores all questions, and each counts as one example.
+The search reads the file of bosch/calibration.py; beside it are `examples.jsonl`, the texts, and
+`calibration.json`, what they were made of, with hashes."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
@@ -38,15 +37,18 @@ from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import write_atomically, write_sealed_json
 from bosch.run.progress import say
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 TEXTS, FACTS = "examples.jsonl", "calibration.json"
-SEED = 1_000_003  # added to the user's: the test set counts its seeds up from 42
-REGION = 0.5  # of the essays: where calibration's haystacks begin; those of the test set begin at 0
+SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
+REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
 
 
 @dataclass(frozen=True)
 class CalibrationSettings(CalibrationConfig):
-    """What the set holds."""
+    """What the calibration set holds."""
 
     seed: int = 0  # of all random choices
 
@@ -56,8 +58,8 @@ class CalibrationSettings(CalibrationConfig):
         for name in self.tasks:
             if self.tasks.count(name) > 1:
                 raise UserError(
-                    f"{name} is among the tasks twice, which would only repeat its examples; name "
-                    "each task once."
+                    f"Task {name} is named twice, which would only repeat its examples; name each "
+                    "task once."
                 )
             if name not in TASKS:
                 raise UserError(f"{name!r} is no needle task: {suggest(name, tuple(TASKS))}")
@@ -70,32 +72,32 @@ class CalibrationSettings(CalibrationConfig):
 
 @dataclass(frozen=True)
 class Material:
-    """What haystacks and keys are drawn from."""
+    """What filler text and keys are drawn from."""
 
     essays: EssaySource
     words: Words
     sizes: Sizes
-    facts: dict[str, Any]
+    facts: dict[str, str]
 
 
 @dataclass(frozen=True)
-class Context:
-    """One text of the set."""
+class ContextText:
+    """One context of the set, as text; `encode` makes tokens of it."""
 
     task: str
     example: NeedleExample
-    questions: tuple[NeedleQuestion, ...]  # the example's own is the first
+    questions: tuple[NeedleQuestion, ...]  # the first is the example's
 
     @property
     def pieces(self) -> list[tuple[str, str]]:
-        """(what is read, the answer) of each question, encoded apart as generation does it."""
+        """(prompt, answer) of each question; they are encoded apart, as in generation."""
         others = (f"\n{question.text}{question.answer_prefix}" for question in self.questions[1:])
         answers = (" " + ", ".join(question.outputs) for question in self.questions)
         return list(zip([self.example.prompt, *others], answers, strict=True))
 
     @property
     def text(self) -> str:
-        return "".join(read + answer for read, answer in self.pieces)
+        return "".join(prompt + answer for prompt, answer in self.pieces)
 
 
 def gather_material(settings: CalibrationSettings) -> Material:
@@ -117,12 +119,21 @@ def gather_material(settings: CalibrationSettings) -> Material:
 
 
 def build_contexts(
-    settings: CalibrationSettings, material: Material, tokenizer: Any
-) -> list[Context]:
-    """By task. One that does not fit the length is left out by name; the others share its part."""
-    tasks = [name for name in settings.tasks if fits(name, settings, material, tokenizer)]
+    settings: CalibrationSettings, material: Material, tokenizer: "PreTrainedTokenizerBase"
+) -> list[ContextText]:
+    """Task by task. A task that does not fit the length is left out, with a message; the others
+    share its part."""
+    tasks = []
+    for name in settings.tasks:
+        try:
+            build_task(name, 1, settings, material, tokenizer)
+            tasks.append(name)
+        except DoesNotFitError as error:
+            say(f"calibration: left out: {error}")
     if not tasks:
-        raise UserError(f"No task can be built in {settings.length} tokens; ask for more.")
+        raise UserError(
+            f"None of the tasks can be built in {settings.length} tokens; use a greater --length."
+        )
     contexts = settings.examples // settings.questions_per_context
     return [
         context
@@ -131,25 +142,20 @@ def build_contexts(
     ]
 
 
-def fits(name: str, settings: CalibrationSettings, material: Material, tokenizer: Any) -> bool:
-    try:
-        build_task(name, 1, settings, material, tokenizer)
-    except DoesNotFitError as error:
-        say(f"calibration: left out: {error}")
-        return False
-    return True
-
-
 def share_evenly(total: int, parts: int) -> list[int]:
-    """Equal shares; a remainder goes to the first."""
+    """Equal shares; the first ones take the remainder."""
     return [total // parts + (number < total % parts) for number in range(parts)]
 
 
 def build_task(
-    name: str, count: int, settings: CalibrationSettings, material: Material, tokenizer: Any
-) -> list[Context]:
-    """Contexts of one task. Room for further questions is kept free as it is for the answer; should
-    a draw need more, all are drawn again with a little more room."""
+    name: str,
+    count: int,
+    settings: CalibrationSettings,
+    material: Material,
+    tokenizer: "PreTrainedTokenizerBase",
+) -> list[ContextText]:
+    """Contexts of one task. Further questions need room like the answer does; if a context is too
+    long, all are drawn again with that much more room."""
     task = TASKS[name]
     task = replace(task, num_keys=max(task.num_keys, settings.questions_per_context))
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
@@ -159,57 +165,60 @@ def build_task(
         examples = build_examples(
             task, settings.length, count, seed, tokenizer, material.essays, material.words, sizes
         )
-        contexts = [ask(task, example, settings.questions_per_context) for example in examples]
+        contexts = [
+            add_questions(task, example, settings.questions_per_context) for example in examples
+        ]
         longest = max((len(encode(context, tokenizer).ids_T) for context in contexts), default=0)
         if longest <= settings.length:
             return contexts
         room += longest - settings.length
 
 
-def ask(task: NeedleTask, example: NeedleExample, num_questions: int) -> Context:
-    question = NeedleQuestion(
-        "", example.answer_prefix, example.outputs
-    )  # its text is in the input
+def add_questions(task: NeedleTask, example: NeedleExample, num_questions: int) -> ContextText:
+    # The text of the first question is part of the example's input.
+    question = NeedleQuestion("", example.answer_prefix, example.outputs)
     others = ask_other_keys(task, example)[: num_questions - 1]
-    return Context(task.name, example, (question, *others))
+    return ContextText(task.name, example, (question, *others))
 
 
-def encode(context: Context, tokenizer: Any) -> Haystack:
-    """The context in tokens, with the places of answers and of the needles that hold them."""
+def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
+    """The context in tokens, with the positions of the answers and of their needles."""
+    import torch
+
     ids: list[int] = []
     questions = []
     spans = needle_spans(context.example, tokenizer)
-    for number, (read, answer) in enumerate(context.pieces):
-        # The tokens that a model puts before any text stand before the first piece only.
-        ids += encode_behind(ids, read, tokenizer) if number else tokenizer(read)["input_ids"]
+    for number, (prompt, answer) in enumerate(context.pieces):
+        # Tokens that a tokenizer puts before any text come before the first piece only.
+        ids += encode_after(ids, prompt, tokenizer) if number else tokenizer(prompt)["input_ids"]
         start = len(ids)
-        ids += encode_behind(ids, answer, tokenizer)
+        ids += encode_after(ids, answer, tokenizer)
         needle = spans[context.questions[number].outputs[0]]
         questions.append(Question(range(start, len(ids)), needle, context.task))
     return Haystack(torch.tensor(ids), tuple(questions))
 
 
-def encode_behind(ids: Sequence[int], text: str, tokenizer: Any) -> list[int]:
-    """The tokens of a text behind others. Some tokenizers put a blank before whatever they are
-    given, which would make two of them here; what is behind a line break has none."""
-    alone, line, behind = (
-        tokenizer(told, add_special_tokens=False)["input_ids"] for told in (text, "\n", f"\n{text}")
+def encode_after(ids: Sequence[int], text: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The tokens of a text that follows others. Some tokenizers put a blank before whatever they
+    encode, which would double it here; after a line break they put none."""
+    alone, line, after_line = (
+        tokenizer(each, add_special_tokens=False)["input_ids"] for each in (text, "\n", f"\n{text}")
     )
     candidates = [alone]
-    if behind[: len(line)] == line:
-        candidates.append(behind[len(line) :])
+    if after_line[: len(line)] == line:
+        candidates.append(after_line[len(line) :])
     last = list(ids[-8:])
-    for found in candidates:
-        if tokenizer.decode(last + found) == tokenizer.decode(last) + text:
-            return found
+    for candidate in candidates:
+        if tokenizer.decode(last + candidate) == f"{tokenizer.decode(last)}{text}":
+            return candidate
     raise UserError(
-        f"This tokenizer cannot write {text[:40]!r} behind a text: it reads back "
-        f"{tokenizer.decode(last + alone)!r}."
+        f"This tokenizer cannot continue a text with {text[:40]!r}: decoded, it reads "
+        f"{tokenizer.decode(last + alone)!r}. Use one that gives a text back unchanged."
     )
 
 
-def needle_spans(example: NeedleExample, tokenizer: Any) -> dict[str, range]:
-    """Tokens of the needle sentence with each value, counted in the encoded prompt."""
+def needle_spans(example: NeedleExample, tokenizer: "PreTrainedTokenizerBase") -> dict[str, range]:
+    """Value -> tokens of its needle sentence, counted in the encoded prompt."""
     encoded = tokenizer(example.prompt, return_offsets_mapping=True)
     spans = {}
     for needle in example.needles:
@@ -222,21 +231,21 @@ def needle_spans(example: NeedleExample, tokenizer: Any) -> dict[str, range]:
 
 
 def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
-    """How many test texts were compared. UserError if one holds a needle of the set: the same key
+    """The number of test texts compared. UserError if one holds a needle of the set: the same key
     with the same value."""
     pairs = {pair for text in texts for pair in pairs_in(text)}
     count = 0
     for count, text in enumerate(test_texts, start=1):
         if shared := sorted(pairs & pairs_in(text)):
             raise UserError(
-                f"The calibration set and test example {count} both hold the needle {shared[0]}: "
-                "a mask chosen on it would be judged on what it was chosen by. Use another seed."
+                f"The calibration set and test example {count} share the needle {shared[0]}, so a "
+                "mask would be judged on what it was chosen by. Use another --seed."
             )
     return count
 
 
 def check_set(folder: Path, test_texts: Iterable[str]) -> int:
-    """The same for a set that is written already."""
+    """check_disjoint for a set that is already written."""
     lines = (folder / TEXTS).read_text("utf-8").splitlines()
     return check_disjoint((json.loads(line)["text"] for line in lines), test_texts)
 
@@ -244,11 +253,11 @@ def check_set(folder: Path, test_texts: Iterable[str]) -> int:
 def write_set(
     folder: Path,
     settings: CalibrationSettings,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     tokenizer_hash: str,
     test_texts: Iterable[str] = (),
 ) -> Calibration:
-    """Build the set, check it against the test texts and write it into a folder."""
+    """Build the set, check it against the test texts, and write it into a folder."""
     material = gather_material(settings)
     contexts = build_contexts(settings, material, tokenizer)
     num_compared = check_disjoint([context.text for context in contexts], test_texts)

@@ -1,4 +1,4 @@
-"""Documents to token ids, by several threads. Order and ids do not depend on how many there are."""
+"""Encodes documents in several threads. Order and ids do not depend on the number of threads."""
 
 import collections
 import contextlib
@@ -7,28 +7,27 @@ import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bosch.data.ahead import map_ahead
 from bosch.data.sources.source import Block, Source
+from bosch.data.threads import map_in_threads
 from bosch.data.tokenizer_files import TokenizerText
 from bosch.run.errors import UserError
 
-# Encoding takes about a hundred times a text's memory, so no more than this is encoded at once. It
-# decides the ids of longer documents, so a change of it is a change of pack.VERSION.
+# Encoding takes about a hundred times the memory of the text, so longer documents are encoded in
+# pieces. The size determines their ids: whoever changes it must raise pack.VERSION.
 PIECE_CHARS = 1 << 21
-CHUNK_CHARS = 1 << 18  # text encoded as one task, at least
-CHUNK_BLOCKS = 4096  # at most
-IDS_PER_CHAR = 4  # what an id counts where text is counted in characters
+CHUNK_CHARS = 1 << 18  # a task of one thread is at least this much text,
+CHUNK_BLOCKS = 4096  # or this many blocks
+CHARS_PER_ID = 4  # a stored id counts as this many characters
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where in a source to go on: documents read, and of the next one pieces read."""
+    """Where in a source to resume: documents read, and pieces read of the next one."""
 
     document: int = 0
     piece: int = 0
@@ -46,19 +45,22 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A chunk's tokens, piece behind piece, each document with its begin and end token."""
+    """A chunk's tokens, one piece after another, each document with its begin and end token."""
 
-    ids: NDArray[Any]
-    lengths: NDArray[np.int64]  # of the pieces; 0: a document without text
+    ids: NDArray[np.unsignedinteger]
+    lengths: NDArray[np.int64]  # tokens of each piece; 0: a document without text
     begins: NDArray[np.bool_]
     ends: NDArray[np.bool_]
     after: Position
 
 
 def read_chunks(
-    source: Source, start: Position, chunk_chars: int = CHUNK_CHARS, piece_chars: int = PIECE_CHARS
+    source: Source,
+    start: Position,
+    chunk_chars: int = CHUNK_CHARS,
+    piece_chars: int | None = None,  # None: PIECE_CHARS
 ) -> Iterator[Chunk]:
-    """A source in chunks, cut without regard to who will encode them."""
+    """A source in chunks, which do not depend on the number of threads that encode them."""
     blocks: list[Block] = []
     begins: list[bool] = []
     ends: list[bool] = []
@@ -70,7 +72,7 @@ def read_chunks(
             blocks.append(block)
             begins.append(piece == 0)
             ends.append(is_last)
-            num_chars += len(block) * (1 if isinstance(block, str) else IDS_PER_CHAR)
+            num_chars += len(block) * (1 if isinstance(block, str) else CHARS_PER_ID)
             if num_chars >= chunk_chars or len(blocks) >= CHUNK_BLOCKS:
                 after = Position(number + 1) if is_last else Position(number, piece + 1)
                 yield Chunk(blocks, begins, ends, after)
@@ -80,9 +82,10 @@ def read_chunks(
 
 
 def cut_document(
-    document: Iterable[Block], piece_chars: int = PIECE_CHARS
+    document: Iterable[Block], piece_chars: int | None = None
 ) -> Iterator[tuple[Block, bool]]:
-    """(piece, whether it is the last) of a document, however the source had divided it."""
+    """(piece, whether it is the last) of a document. The pieces do not depend on its blocks."""
+    piece_chars = piece_chars or PIECE_CHARS
     text = ""
     for block in document:
         if not isinstance(block, str):
@@ -97,9 +100,9 @@ def cut_document(
 
 
 def find_cut(text: str, limit: int) -> int:
-    """Where to cut a text that is longer than the limit: behind the last line end in the limit's
-    second half that no blank follows (no tokenizer we know joins characters across it), else any
-    line end, else before a blank, else anywhere."""
+    """Where to cut a text that is longer than the limit: in the limit's second half, after the last
+    line end that no blank follows (no tokenizer we know joins characters across it), else after any
+    line end, else before a blank, else at the limit."""
     lowest = limit // 2
     end = text.rfind("\n", lowest, limit)
     any_line = end + 1
@@ -112,7 +115,7 @@ def find_cut(text: str, limit: int) -> int:
 
 
 class Encoder:
-    """Encodes chunks, one after the other."""
+    """Encodes chunks, one at a time."""
 
     def __init__(self, tokenizer: TokenizerText, source_tokenizer: TokenizerText | None):
         self.tokenizer = tokenizer
@@ -144,7 +147,7 @@ class Encoder:
         )
 
     def _texts(self, blocks: Sequence[Block]) -> list[str]:
-        """The blocks as text. Ids of another tokenizer are decoded, its special tokens left out."""
+        """The blocks as text. Ids of the source's tokenizer are decoded, without special tokens."""
         texts = [block for block in blocks if isinstance(block, str)]
         if len(texts) == len(blocks):
             return texts
@@ -153,29 +156,29 @@ class Encoder:
 
 
 def decode_documents(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32]]) -> list[str]:
-    """Text of ids. What is left of a character at the ends of a cut document is taken off."""
+    """Text of ids. A part of a character at the ends of a document that was cut is removed."""
     largest = max((int(ids.max()) for ids in documents if len(ids)), default=0)
     if tokenizer.id_to_token(largest) is None:
         raise UserError(
-            f"The source holds the id {largest}, which the tokenizer named for it does not have: "
-            "it is another's. Name the right one (?tokenizer=...)."
+            f"The source holds the id {largest}, which the tokenizer named for it does not have. "
+            "Name the tokenizer that made the ids (?tokenizer=...)."
         )
     texts = tokenizer.decode_batch([ids.tolist() for ids in documents], skip_special_tokens=True)
     return [text.strip("\ufffd") for text in texts]
 
 
 def share_reproduced(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32]]) -> float:
-    """How many of the pairs of neighboring ids come back when the documents' text is encoded again.
-    Nearly all, if the tokenizer made them (a document cut at a length may differ at its ends); ids
-    of another one decode to a jumble that is cut up otherwise."""
+    """The share of pairs of neighboring ids that come back when the documents are decoded and
+    encoded again: nearly 1 if the tokenizer made them (a document that was cut may differ at its
+    ends), far less if another one did."""
     special = {
         number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
     }
     same = total = 0
     for ids, text in zip(documents, decode_documents(tokenizer, documents), strict=True):
-        told = [number for number in ids.tolist() if number not in special]
+        stored = [number for number in ids.tolist() if number not in special]
         again = tokenizer.encode(text, add_special_tokens=False).ids
-        before, after = (collections.Counter(itertools.pairwise(ids)) for ids in (told, again))
+        before, after = (collections.Counter(itertools.pairwise(ids)) for ids in (stored, again))
         same += (before & after).total()
         total += max(before.total(), after.total())
     return same / max(1, total)
@@ -187,25 +190,25 @@ def encode_in_order(
     source_tokenizer: TokenizerText | None,
     workers: int,
 ) -> Generator[Encoded, None, None]:
-    """The chunks, encoded by that many threads, in their order. Few are in memory at a time.
+    """The chunks, encoded by `workers` threads, in order. Only a few are in memory at a time.
 
-    Threads are enough: tokenizers lets go of Python's lock while it encodes, 95 % of the time."""
-    own = threading.local()  # a tokenizer for each thread: its cache is not made to be shared
+    Threads are enough: tokenizers releases Python's lock while it encodes, 95 % of the time."""
+    thread = threading.local()  # a tokenizer for each thread: its cache is not made for sharing
 
     def load() -> None:
-        own.encoder = Encoder(tokenizer, source_tokenizer)
+        thread.encoder = Encoder(tokenizer, source_tokenizer)
 
     def encode(chunk: Chunk) -> Encoded:
-        encoded: Encoded = own.encoder.encode(chunk)
+        encoded: Encoded = thread.encoder.encode(chunk)
         return encoded
 
-    with one_thread_a_call():
-        yield from map_ahead(encode, chunks, workers, 2 * workers, load)
+    with without_inner_threads():
+        yield from map_in_threads(encode, chunks, workers, 2 * workers, load)
 
 
 @contextlib.contextmanager
-def one_thread_a_call() -> Iterator[None]:
-    """Without the threads inside tokenizers, which cost a quarter more and heed no --workers."""
+def without_inner_threads() -> Iterator[None]:
+    """Switch off the threads of tokenizers: they cost a quarter more and ignore --workers."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

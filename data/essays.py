@@ -1,10 +1,9 @@
-"""Essays for needle haystacks: a long text as words, cut into sentences as RULER cuts it (Punkt).
+"""Essays for needle haystacks: a long text as words, split into sentences as RULER does (Punkt).
 
-Haystacks are prefixes of one text, so it is cut once: the sentences of a prefix are those of the
-whole text that end inside it, and the last one cut short. Some last words ("wait?!", "room.)1.")
-Punkt cuts once more, but only where nothing follows; they are known by themselves. For essays whose
-sentence ends are stored in `data/punkt_spans` (by `store_sentence_ends`) nltk and its data are not
-needed.
+Haystacks are prefixes of one text, so the text is split once: the sentences of a prefix are those
+of the whole text that end inside it, and the last one cut short. Punkt splits some words ("wait?!",
+"room.)1.") only where nothing follows them; their ends are kept apart. Essays whose sentence ends
+are stored in `data/punkt_spans` (by `store_sentence_ends`) need neither nltk nor its data.
 """
 
 import hashlib
@@ -24,9 +23,11 @@ from bosch.run.errors import MissingFileError, UserError
 
 SPANS_FOLDER = Path(__file__).parent / "punkt_spans"
 PUNKT_FILES = ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab")
-SEAM_WORDS = 200  # of the text's start, read on after its end: Punkt judges an end by what follows
-WORDS_BEFORE = 20  # and by what comes before
-# A word in which Punkt looks for an end.
+# Punkt judges a sentence end by what follows and what comes before it: so many words of the text's
+# start are read again after its end, and so many before a word that is split alone.
+SEAM_WORDS = 200
+WORDS_BEFORE = 20
+# A word inside which Punkt looks for a sentence end.
 CAN_END_INSIDE = re.compile(r"""[.?!][)";}\]*:@'({\[!?]""")
 
 
@@ -37,11 +38,10 @@ def read_essays(path: Path, punkt: Path | None = None) -> "Essays":
 
 
 def make_essays(text: str, name: str, punkt: Path | None = None) -> "Essays":
-    """Essays from a text; `punkt` is a folder with the English Punkt data, needed unless the ends
-    of this text's sentences are stored. Without it NLTK_DATA and nltk's own folders are searched.
-    """
+    """Essays from a text. Unless the ends of its sentences are stored, the English Punkt data are
+    needed: `punkt` is their folder; None searches NLTK_DATA and nltk's own folders."""
     if not text.strip():
-        raise UserError(f"The essays of {name} are empty; a haystack needs words.")
+        raise UserError(f"{name} holds no essays, only blanks; a haystack needs words.")
     words = re.sub(r"\s+", " ", text).split(" ")
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     ends = stored_sentence_ends(sha256)
@@ -52,25 +52,25 @@ def make_essays(text: str, name: str, punkt: Path | None = None) -> "Essays":
 
 @dataclass(frozen=True)
 class SentenceEnds:
-    """In characters of the words joined by blanks."""
+    """Counted in characters of the words joined by blanks."""
 
     places: list[int]  # ascending
-    in_last_words: dict[int, list[int]]  # by a word's number: those inside it if nothing follows
+    in_last_words: dict[int, list[int]]  # word number -> ends inside the word if nothing follows it
 
 
 class Essays:
-    """A text that begins again where it ends, as a list of words and the ends of its sentences."""
+    """An endless text, the essays again and again, as words and the ends of sentences."""
 
     def __init__(self, words: list[str], sentence_ends: SentenceEnds, name: str, sha256: str):
         self.name = name
         self.sha256 = sha256  # of the text as it was read
-        self.words = words  # the first or last is empty where the text begins or ends with a blank
+        self.words = words  # the first or last is empty if the text begins or ends with a blank
         self.sentence_ends = sentence_ends
         self._text = " ".join(words) + " "
         self._word_ends = [end - 1 for end in accumulate(len(word) + 1 for word in words)]
 
     def sentences(self, num_words: int) -> list[str]:
-        """The first `num_words` words, over again if there are not so many, cut into sentences."""
+        """The first `num_words` words, starting over after the last, split into sentences."""
         if num_words < 1:
             return []
         repeats, last_word = divmod(num_words - 1, len(self.words))
@@ -85,24 +85,24 @@ class Essays:
         return [piece for piece in pieces if piece]
 
     def _ends_in_last_word(self, num_words: int) -> list[int]:
-        """Of the words with something in them: a blank at the text's end makes an empty one."""
+        """Empty words, which a blank at the text's end makes, do not count as the last."""
         while num_words > 1 and not self.words[(num_words - 1) % len(self.words)]:
             num_words -= 1
         repeats, word = divmod(num_words - 1, len(self.words))
-        found = self.sentence_ends.in_last_words.get(word, [])
-        return [len(self._text) * repeats + end for end in found]
+        ends = self.sentence_ends.in_last_words.get(word, [])
+        return [len(self._text) * repeats + end for end in ends]
 
     def starting_at(self, share: float) -> "Essays":
-        """The same text begun at about `share` of it: another region, for calibration."""
+        """The same text from about `share` of it on: another region, for calibration."""
         if not 0 <= share < 1:
             raise UserError(f"Essays cannot start at {share} of their length; use 0 <= share < 1.")
-        # Some sentences end inside a word ("good.[2] Technology"); begin behind one that does not.
+        # Some sentences end inside a word ("good.[2] Technology"); begin after one that does not.
         word_ends = set(self._word_ends)
         ends = [end for end in self.sentence_ends.places if end in word_ends]
-        behind = bisect_left(ends, share * len(self._text))
-        if share == 0 or behind == len(ends):
+        first_end = bisect_left(ends, share * len(self._text))
+        if share == 0 or first_end == len(ends):
             return self
-        offset = ends[behind] + 1
+        offset = ends[first_end] + 1
         first = bisect_left(self._word_ends, offset)
 
         def moved(places: Sequence[int]) -> list[int]:
@@ -123,24 +123,36 @@ class Essays:
 def read_text(path: Path) -> str:
     if not path.exists():
         raise MissingFileError(
-            f"{path}: no essays there. Name a JSON file with a field `text`, a text file, or a "
+            f"{path} does not exist. Essays are a JSON file with a field `text`, a text file, or a "
             "folder of .txt files."
         )
+    if path.is_dir():
+        files = sorted(file for file in path.glob("*.txt") if file.is_file())
+        if not files:
+            raise UserError(f"{path} holds no .txt files; essays are read from them.")
+        return "".join(map(read_utf8, files))
+    text = read_utf8(path)
+    if path.suffix != ".json":
+        return text
     try:
-        if path.is_dir():
-            files = sorted(path.glob("*.txt"))
-            if not files:
-                raise UserError(f"{path}: no .txt file in this folder; essays are read from them.")
-            return "".join(file.read_text(encoding="utf-8") for file in files)
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else {"text": text}
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: essays must be UTF-8 text ({error}).") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not a JSON file ({error}).") from error
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a JSON file ({error}).") from error
     if not isinstance(content, dict) or not isinstance(content.get("text"), str):
-        raise UserError(f'{path}: essays in JSON are one object, {{"text": "..."}}; this is not.')
+        raise UserError(f'{path} must be one JSON object, {{"text": "..."}}.')
+    if half := re.search("[\ud800-\udfff]", content["text"]):
+        raise UserError(
+            f"{path}: character {half.start():,} of the text is half of a surrogate pair "
+            f"({half[0]!a}), which is not valid text; remove it."
+        )
     return content["text"]
+
+
+def read_utf8(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error}); convert it.") from error
 
 
 def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> SentenceEnds | None:
@@ -155,10 +167,10 @@ def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> SentenceEn
 
 
 def store_sentence_ends(essays: Essays, folder: Path = SPANS_FOLDER) -> Path:
-    """Keep the ends of these essays' sentences, so that no later reader needs nltk."""
+    """Store the ends of these essays' sentences, so that later readers do not need nltk."""
     path = folder / f"{essays.sha256}.npz"
     ends = essays.sentence_ends
-    pairs = [(word, end) for word, found in ends.in_last_words.items() for end in found]
+    pairs = [(word, end) for word, inside in ends.in_last_words.items() for end in inside]
     np.savez_compressed(
         path,
         sentence_ends=np.array(ends.places, dtype=np.uint32),
@@ -168,28 +180,33 @@ def store_sentence_ends(essays: Essays, folder: Path = SPANS_FOLDER) -> Path:
 
 
 def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> SentenceEnds:
-    """Where Punkt ends the sentences of the words joined by blanks, the text being a loop: its last
-    character is an end if one is there when the text begins again."""
+    """Where Punkt ends the sentences of the words joined by blanks. The text is a loop: its last
+    character is an end only if Punkt sees one there when the text starts over."""
     try:
         import nltk.data
         from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
     except ImportError as error:
         raise UserError(
-            f"The essays of {name} must be cut into sentences by nltk, which is not installed. "
-            'Install the extra with `pip install -e ".[eval]"`.'
+            f"Splitting {name} into sentences needs nltk, which is not installed: pip install nltk."
         ) from error
     folder = find_punkt_folder(name, punkt, nltk.data.path)
 
     def lines(file_name: str) -> list[str]:
-        return (folder / file_name).read_text(encoding="utf-8").splitlines()
+        return read_utf8(folder / file_name).splitlines()
 
-    # nltk's own loader takes a path inside nltk's data folders only.
+    # nltk's own loader accepts paths inside nltk's data folders only.
     parameters = PunktParameters()
     parameters.collocations = {tuple(line.split("\t")) for line in lines("collocations.tab")}
     parameters.sent_starters = set(lines("sent_starters.txt"))
     parameters.abbrev_types = set(lines("abbrev_types.txt"))
-    pairs = (line.split("\t") for line in lines("ortho_context.tab"))
-    parameters.ortho_context = defaultdict(int, {word: int(flags) for word, flags in pairs})
+    for line in lines("ortho_context.tab"):
+        word, _, flags = line.partition("\t")
+        if not flags.isdecimal():
+            raise UserError(
+                f"{folder / 'ortho_context.tab'} is not Punkt data: {line!r} is not a word, a tab "
+                "and a number; fetch it again."
+            )
+        parameters.ortho_context[word] = int(flags)
     tokenizer = PunktSentenceTokenizer()
     tokenizer._params = parameters
 
@@ -204,8 +221,8 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
 def find_ends_in_last_words(
     words: Sequence[str], known: set[int], cut: Callable[[str], list[int]]
 ) -> dict[int, list[int]]:
-    """Ends inside words that Punkt sees only where the text stops behind the word."""
-    found = {}
+    """Ends inside words that Punkt sees only if the text stops after the word."""
+    in_last_words = {}
     for number, word_end in enumerate(accumulate(len(word) + 1 for word in words)):
         word = words[number]
         if CAN_END_INSIDE.search(word):
@@ -213,8 +230,8 @@ def find_ends_in_last_words(
             begin = word_end - 1 - len(text)
             ends = [begin + end for end in cut(text) if len(text) - len(word) < end < len(text)]
             if new := [end for end in ends if end not in known]:
-                found[number] = new
-    return found
+                in_last_words[number] = new
+    return in_last_words
 
 
 def find_punkt_folder(name: str, punkt: Path | None, nltk_folders: Sequence[str]) -> Path:
@@ -227,7 +244,7 @@ def find_punkt_folder(name: str, punkt: Path | None, nltk_folders: Sequence[str]
             if all((place / inside / file).is_file() for file in PUNKT_FILES):
                 return place / inside
     raise MissingFileError(
-        f"{name}: its sentence ends are not stored, and the English Punkt data to find them is not "
-        f"in {punkt or 'NLTK_DATA or the folders of nltk'}. Give the path of the folder that holds "
-        f"{', '.join(PUNKT_FILES)} (nltk's data package punkt_tab)."
+        f"Splitting {name} into sentences needs nltk's English Punkt data, which are not in "
+        f"{punkt or 'NLTK_DATA or the folders of nltk'}. Fetch them (python -m nltk.downloader "
+        f"punkt_tab), or name a folder (--punkt) that holds {', '.join(PUNKT_FILES)}."
     )

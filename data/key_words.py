@@ -1,7 +1,7 @@
-"""The words that needle keys are drawn from: every `adjective-noun` of wonderwords, never built.
+"""The words that needle keys are drawn from: every `adjective-noun` of wonderwords.
 
-Upstream sorts 6,171,620 strings, 12 to 50 seconds and 865 MB each time. `random.choice` needs only
-the length of the list and one item of it.
+RULER builds and sorts the list: 6,171,620 strings, 12 to 50 seconds and 865 MB each time. But
+`random.choice` needs only the length of the list and one item, so here it is never built.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,7 +15,7 @@ from bosch.run.errors import UserError
 
 
 class Segment(NamedTuple):
-    """A run of the sorted list: one prefix with neighboring tails."""
+    """Consecutive words of the sorted list: one prefix with neighboring tails."""
 
     prefix: str
     tails: list[str]  # sorted; shared by nearly all segments
@@ -24,10 +24,10 @@ class Segment(NamedTuple):
 
 
 class KeyWords:
-    """The list `sorted({f"{adjective}-{noun}" ...})`, as far as `len` and an index go."""
+    """The list `sorted({f"{adjective}-{noun}" ...})`, with `len` and indexing only."""
 
     def __init__(self, adjectives: Iterable[str], nouns: Iterable[str], name: str):
-        self.name = name  # of the two word lists, version included: others give other keys
+        self.name = name  # of the word lists with their version: other versions give other keys
         prefixes = sorted({f"{adjective}-" for adjective in adjectives})
         self._segments = list(cut_segments("", [], prefixes, sorted(set(nouns))))
         self._ends = list(accumulate(segment.stop - segment.first for segment in self._segments))
@@ -46,10 +46,10 @@ class KeyWords:
 def cut_segments(
     prefix: str, tails: list[str], inner_prefixes: list[str], nouns: list[str]
 ) -> Iterator[Segment]:
-    """The sorted block of words `prefix` + tail, with the blocks of the longer prefixes in it.
+    """The sorted block of words `prefix` + tail, with the blocks of longer prefixes inside it.
 
-    `high-pitched-` has its block inside that of `high-`, where a noun `pitched-...` would stand,
-    and takes in such nouns.
+    The block of `high-pitched-` is inside that of `high-`, where a noun `pitched-...` would be, and
+    includes such nouns.
     """
     first = 0
     while inner_prefixes:
@@ -59,8 +59,8 @@ def cut_segments(
         rest = inner.removeprefix(prefix)
         start = bisect_left(tails, rest)
         stop = bisect_left(tails, rest[:-1] + ".")  # the character after the hyphen
-        taken_in = {tail.removeprefix(rest) for tail in tails[start:stop]}
-        inner_tails = sorted(taken_in.union(nouns)) if taken_in else nouns
+        included = {tail.removeprefix(rest) for tail in tails[start:stop]}
+        inner_tails = sorted(included.union(nouns)) if included else nouns
         yield Segment(prefix, tails, first, start)
         yield from cut_segments(inner, inner_tails, block[1:], nouns)
         first = stop
@@ -69,13 +69,13 @@ def cut_segments(
 
 @cache
 def wonderwords_keys() -> KeyWords:
-    """Upstream's words. wonderwords 2 and 3 have other nouns, so the same seed gives other keys."""
+    """RULER's words. The nouns of wonderwords 2 and 3 differ, so the same seed gives other keys."""
     try:
         from wonderwords import RandomWord
     except ImportError as error:
         raise UserError(
-            "Word keys come from the package wonderwords, which is not installed. "
-            'Install the extra with `pip install -e ".[eval]"`.'
+            "Needle keys are drawn from wonderwords, which is not installed: pip install "
+            "wonderwords."
         ) from error
     words = RandomWord(enhanced_prefixes=False)
     return KeyWords(

@@ -1,8 +1,8 @@
-"""Needle-in-a-haystack examples, built exactly as RULER builds them: the one builder of the
-calibration set, the NIAH suite and the tiny model's training.
+"""Needle-in-a-haystack examples, built exactly as RULER builds them. The calibration set, the NIAH
+suite and the training of the tiny model all use this builder.
 
-Same seed, tokenizer, essays and key words: same bytes as upstream's. That holds only while the
-random draws keep their order. The toy world uses the same code with `TOY_SIZES`.
+With the same seed, tokenizer, essays and key words the bytes are RULER's, as long as the random
+draws keep their order. The toy world uses the same code with `TOY_SIZES`.
 """
 
 import random
@@ -11,9 +11,12 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from bosch.run.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_SEED = 42
 DEPTHS_PERCENT = tuple(round(i * 100 / 39) for i in range(40))
@@ -44,18 +47,18 @@ class NeedleTask:
     keys: Literal["words", "uuids"] = "words"
     values: Literal["numbers", "uuids"] = "numbers"
     num_keys: int = 1
-    num_queries: int = 1  # keys asked in the one question
-    num_values: int = 1  # values of a key, all of them answers
+    num_queries: int = 1  # keys that the question asks for
+    num_values: int = 1  # values of each key; all of them are answers
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_queries <= self.num_keys:
             raise UserError(
-                f"Task {self.name} asks {self.num_queries} of {self.num_keys} keys; "
-                "ask at least one, and at most as many as there are."
+                f"Task {self.name} asks for {self.num_queries} of {self.num_keys} keys; ask for at "
+                "least one, and at most as many as there are."
             )
         if self.haystack == "essay" and self.num_needles > len(DEPTHS_PERCENT):
             raise UserError(
-                f"Task {self.name} hides {self.num_needles} needles in an essay; there are only "
+                f"Task {self.name} hides {self.num_needles} needles in an essay, which has only "
                 f"{len(DEPTHS_PERCENT)} depths for them. Use fewer keys or values."
             )
 
@@ -81,15 +84,15 @@ PAPER_TASKS = tuple(TASKS)[:6]
 
 
 class EssaySource(Protocol):
-    """A long text that essay haystacks are prefixes of."""
+    """A long text; an essay haystack is a prefix of it."""
 
     name: str
 
-    def sentences(self, num_words: int) -> list[str]: ...  # the first words, cut into sentences
+    def sentences(self, num_words: int) -> list[str]: ...  # of the first `num_words` words
 
 
 class Words(Protocol):
-    """What keys are drawn from: `random.choice` needs no more of a sequence than this."""
+    """What keys are drawn from: as much of a sequence as `random.choice` needs."""
 
     def __len__(self) -> int: ...
 
@@ -98,19 +101,19 @@ class Words(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """The step of a haystack's size, and what is kept free for the answer. Defaults: upstream's."""
+    """The step of a haystack's size, and the room reserved for the answer. Defaults: RULER's."""
 
     essay_step_words: int = 500
     line_step: int = 25
     short_line_step: int = 5  # for lengths below short_length
     short_length: int = 4096
     answer_tokens: int = 128
-    # The search goes up to this many times the units that the smallest haystack's tokens suggest. A
-    # small one is mostly template and suggests too few, so None goes up to as many units as tokens.
+    # Upper bound of the size search, as a multiple of what the tokens of the smallest haystack
+    # suggest. A small one is mostly template and suggests too little; None: a unit per token.
     search_factor: int | None = 3
 
     def step(self, task: NeedleTask, length: int) -> int:
-        """The smallest haystack, and the step by which a long one shrinks, in its units."""
+        """The smallest haystack, and the step by which a larger one shrinks, in words or lines."""
         if task.haystack == "essay":
             return self.essay_step_words
         return self.short_line_step if length < self.short_length else self.line_step
@@ -127,7 +130,7 @@ class Needle:
     value: str
     sentence: str
     start: int  # character of the example's input at which the sentence starts
-    asked: bool
+    asked: bool  # whether the question asks for its key
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,8 @@ class NeedleExample:
     input: str
     answer_prefix: str
     outputs: tuple[str, ...]
-    length: int  # tokens of the prompt and of the answer budget; 0: not measured
-    keys: tuple[str, ...]  # of the hidden needles, in the order in which they were drawn
+    length: int  # tokens of the prompt plus the answer budget; 0: not measured
+    keys: tuple[str, ...]  # of the hidden needles, in the order of their draw
     queries: tuple[str, ...]  # the keys asked for
 
     @property
@@ -145,7 +148,7 @@ class NeedleExample:
 
     @property
     def needles(self) -> tuple[Needle, ...]:
-        """The hidden needles in the order of the text, without the lines of a needle haystack."""
+        """The hidden needles in the order of the text; not the lines of a needle haystack."""
         keys = set(self.keys)
         return tuple(
             Needle(key, match["value"], match[0], match.start(), key in self.queries)
@@ -159,8 +162,8 @@ class NeedleExample:
         needles = sorted(self.needles, key=lambda needle: not needle.asked)
         return tuple((needle.key, needle.value) for needle in needles)
 
-    def to_row(self, index: int) -> dict[str, Any]:
-        """A line of the JSONL file, with upstream's names."""
+    def to_row(self, index: int) -> dict[str, object]:
+        """A line of the JSONL file, with RULER's names."""
         return {
             "index": index,
             "input": self.input,
@@ -182,14 +185,13 @@ def build_examples(
     length: int,
     num_samples: int,
     seed: int,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     essays: EssaySource | None,
     words: Words,
     sizes: Sizes = Sizes(),
 ) -> list[NeedleExample]:
-    """The first `num_samples` examples of at most `length` tokens, the answer budget included.
-
-    All come from one generator: more samples begin with the same ones."""
+    """The first `num_samples` examples of at most `length` tokens, including the answer budget. All
+    come from one random generator, so asking for more gives the same ones first."""
     check_spelling(tokenizer)
     count_tokens = token_counter(tokenizer)
     rng = random.Random(seed)
@@ -207,7 +209,7 @@ def build_examples(
 def find_haystack_size(
     build: Callable[[int], NeedleExample], length: int, smallest: int, sizes: Sizes
 ) -> int:
-    """The largest haystack that fits, by a bisection that each fresh draw makes a little noisy."""
+    """The largest haystack that fits, by bisection; a little noisy, as each try is a new draw."""
     tokens_per_unit = (build(smallest).length - sizes.answer_tokens) / smallest
     high = int(length / tokens_per_unit * sizes.search_factor) if sizes.search_factor else length
     low, high = smallest, max(high, 2 * smallest)
@@ -224,7 +226,7 @@ def find_haystack_size(
 def build_fitting(
     task: NeedleTask, build: Callable[[int], NeedleExample], length: int, num_units: int, step: int
 ) -> NeedleExample:
-    """One example that fits: drawn again, and a step smaller as long as there is one to take."""
+    """One example that fits: drawn again until it does, each time a step smaller if possible."""
     fewest_units = 1 if task.haystack == "essay" else task.num_needles
     lengths: list[int] = []
     while not is_hopeless(lengths, length):
@@ -238,14 +240,14 @@ def build_fitting(
     unit = "words" if task.haystack == "essay" else "lines"
     raise DoesNotFitError(
         f"{task.name} cannot be built in {length} tokens: with its smallest haystack "
-        f"({unit}: {num_units}) it needs {min(lengths)} with this tokenizer, the answer "
-        "included. Ask for a greater length, or leave this task out."
+        f"({unit}: {num_units}) it needs {min(lengths)} with this tokenizer, including the "
+        "answer. Use a greater length, or leave this task out."
     )
 
 
 def is_hopeless(lengths: list[int], longest: int) -> bool:
-    """Whether no further draw of the smallest haystack will fit, judged by the lengths of those
-    that did not. A lucky one may, and upstream waits for it, if need be for ever."""
+    """Whether further draws of the smallest haystack are pointless, judged by the lengths of those
+    that did not fit. RULER tries forever."""
     if len(lengths) < 50:
         return False
     spread = max(lengths) - min(lengths)
@@ -260,10 +262,10 @@ def write_example(
     words: Words,
     essays: EssaySource | None,
 ) -> NeedleExample:
-    """One fresh example, not measured (length 0), on `num_units` words of the essays, or lines.
+    """One new example, not measured (length 0), on `num_units` words of the essays, or lines.
 
-    The draws from `rng` come in upstream's order. The shuffle has a generator of its own, as
-    upstream: it permutes the needles of every sample in the same way."""
+    The draws from `rng` are in RULER's order. As in RULER the shuffle has its own generator: it
+    permutes the needles of every sample in the same way."""
     keys: list[str] = []
     values: list[list[str]] = []
     needles: list[str] = []
@@ -276,7 +278,7 @@ def write_example(
     if task.haystack == "essay":
         if essays is None:
             raise UserError(
-                f"{task.name} hides its needles in essays, and none are given: name their file."
+                f"{task.name} hides its needles in essays, but none are given: name their file."
             )
         context = hide_in_sentences(needles, essays.sentences(num_units), rng)
     else:
@@ -320,7 +322,8 @@ def hide_in_lines(needles: list[str], lines: list[str], rng: random.Random) -> s
 
 
 def hide_in_sentences(needles: list[str], sentences: list[str], rng: random.Random) -> str:
-    """The needles before sentences at random depths. Empty stretches stay, and leave a blank."""
+    """Put the needles before sentences at random depths. With no sentence between two of them
+    there are two blanks, as in RULER."""
     depths = rng.sample(DEPTHS_PERCENT, len(needles))
     positions = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
     pieces = []
@@ -336,12 +339,12 @@ def write_question(
     task: NeedleTask, queries: Sequence[str], outputs: Sequence[str]
 ) -> NeedleQuestion:
     query = queries[0] if len(queries) == 1 else ", ".join(queries[:-1]) + f", and {queries[-1]}"
-    asked, prefix = (fill(text, task, query=query) for text in (QUESTION, ANSWER_PREFIX))
-    return NeedleQuestion(asked, prefix, tuple(outputs))
+    text, prefix = (fill(template, task, query=query) for template in (QUESTION, ANSWER_PREFIX))
+    return NeedleQuestion(text, prefix, tuple(outputs))
 
 
 def fill(template: str, task: NeedleTask, **parts: str) -> str:
-    """The template with its parts put in; in the singular, by upstream's edits, for one answer."""
+    """The template with its parts filled in; for one answer in the singular, by RULER's edits."""
     type_name: str = task.values
     if task.num_queries * task.num_values == 1:
         for plural, singular in SINGULAR:
@@ -351,8 +354,8 @@ def fill(template: str, task: NeedleTask, **parts: str) -> str:
 
 
 def ask_other_keys(task: NeedleTask, example: NeedleExample) -> list[NeedleQuestion]:
-    """Further questions on the example's context, one for each hidden key that it does not ask for.
-    Built with `dataclasses.replace(task, num_keys=q)`, an example has q questions in all."""
+    """Further questions about the example's text, one for each hidden key it does not ask for. For
+    q questions in all, build the example with `dataclasses.replace(task, num_keys=q)`."""
     values: dict[str, list[str]] = {}
     for needle in example.needles:
         values.setdefault(needle.key, []).append(needle.value)
@@ -364,25 +367,26 @@ def ask_other_keys(task: NeedleTask, example: NeedleExample) -> list[NeedleQuest
 
 
 def pairs_in(text: str) -> set[tuple[str, str]]:
-    """(key, value) of every needle sentence in a text, those of a `needle` haystack included."""
+    """(key, value) of every needle sentence in a text, including those of a `needle` haystack."""
     return {(match["key"], match["value"]) for match in NEEDLE_PATTERN.finditer(text)}
 
 
-def check_spelling(tokenizer: Any) -> None:
+def check_spelling(tokenizer: "PreTrainedTokenizerBase") -> None:
     if not can_spell(tokenizer, SPELLED):
         raise UserError(
-            f"This tokenizer cannot spell a needle: of {SPELLED!r} it drops characters or makes "
-            "its unknown token. Use one that knows English letters, digits and punctuation."
+            f"This tokenizer cannot spell a needle: it drops characters of {SPELLED!r} or turns "
+            "them into its unknown token. Use one that knows English letters, digits and "
+            "punctuation."
         )
 
 
-def can_spell(tokenizer: Any, text: str) -> bool:
-    """Whether every letter and digit lies in a token, and none in the unknown one."""
+def can_spell(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
+    """Whether every letter and digit is in a token, and none in the unknown token."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=backend is not None)
     unknown = {getattr(tokenizer, "unk_token_id", None)}
     if backend is not None and (name := getattr(backend.model, "unk_token", None)):
-        unknown.add(backend.token_to_id(name))  # the tokenizer's file may know more than its config
+        unknown.add(backend.token_to_id(name))  # it may be in tokenizer.json only
     if not unknown.isdisjoint(encoded["input_ids"]):
         return False
     if backend is None:
@@ -391,19 +395,19 @@ def can_spell(tokenizer: Any, text: str) -> bool:
     return all(i in covered for i, sign in enumerate(text) if sign.isalnum())
 
 
-def token_counter(tokenizer: Any) -> Callable[[str], int]:
-    """`len(tokenizer.tokenize(text))`, in about half the time where the tokenizer is a fast one."""
+def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
+    """`len(tokenizer.tokenize(text))`, in about half the time if the tokenizer is a fast one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: len(tokenizer.tokenize(text))
-    backend.no_truncation()  # as `tokenize` does: a tokenizer's file may ask for either
+    backend.no_truncation()  # like `tokenize`: a tokenizer's file may ask for either
     backend.no_padding()
     return lambda text: len(backend.encode_batch_fast([text], add_special_tokens=False)[0])
 
 
-def needle_distances(example: NeedleExample, tokenizer: Any) -> list[int]:
-    """For each needle asked for, the tokens of the prompt from its first one on. At most W: it lies
-    wholly in the last W tokens, and a window of W still sees it from the prompt's end."""
+def needle_distances(example: NeedleExample, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """For each needle asked for, the number of tokens from its start to the prompt's end. If at
+    most W, a window of W sees the whole needle from the last token."""
     encoded = tokenizer(example.prompt, add_special_tokens=False, return_offsets_mapping=True)
     ends = [end for _, end in encoded["offset_mapping"]]
     return [

@@ -1,7 +1,7 @@
-"""Documents to fixed sequences of tokens, written once and read by every training run on them.
+"""Packs documents into sequences of tokens, which are written once and read by every training run.
 
-A killed packing goes on at its last shard. The bytes depend neither on kills nor on the number of
-workers. What the files hold is told in data/token_files.py."""
+A killed packing resumes at its last shard. Neither kills nor the number of workers change a byte.
+data/token_files.py describes the files."""
 
 import contextlib
 import itertools
@@ -47,7 +47,7 @@ from bosch.run.fingerprint import fingerprint, speed_only
 from bosch.run.manifest import read_sealed_json, write_sealed_json
 from bosch.run.progress import Bar, say, track
 
-VERSION = 1  # raised when the same settings give other bytes
+VERSION = 1  # raise it when the same settings give other bytes
 
 DOCUMENTS_SHOWN = 3
 DOCUMENTS_CHECKED = 20
@@ -57,14 +57,14 @@ LEAST_REPRODUCED = 0.98
 
 @dataclass(frozen=True)
 class PackConfig(PackingConfig):
-    """How documents become sequences. A document longer than a sequence is split over several;
-    sequences are shuffled, so that the parts of a book do not follow each other."""
+    """How documents become sequences. A document longer than a sequence is split over several.
+    Sequences are shuffled, so the parts of a book do not follow each other."""
 
-    epochs: int = 1  # orders of the sequences to store; training stops at the end of the last
+    epochs: int = 1  # shuffled orders of the sequences to store; training stops after the last
     seed: int = 0  # of all random choices
-    # Chunks of a quarter megabyte between two points from which a killed run goes on.
+    # Chunks of a quarter megabyte between the points from which a killed run can resume.
     shard_chunks: tyro.conf.Suppress[int] = speed_only(256)
-    # Of a chunk; decides how much is counted as dropped at the budget, no token.
+    # Size of a chunk. Changes how many tokens count as dropped at the budget, but not the tokens.
     chunk_chars: tyro.conf.Suppress[int] = CHUNK_CHARS
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class PackConfig(PackingConfig):
 
     @property
     def num_workers(self) -> int:
-        # The cores this process may use, which a cluster's scheduler sets, where the system tells.
+        # The cores that this process may use, as a cluster's scheduler sets them, if known.
         cores = (
             len(os.sched_getaffinity(0))
             if hasattr(os, "sched_getaffinity")
@@ -91,49 +91,49 @@ class Counts:
     tokens_read: int = 0
     tokens_kept: int = 0
     tokens_held_out: int = 0
-    # Of the document that the held-out slice ends in: at most one sequence.
+    # The rest of the document in which the held-out slice ends, at most one sequence.
     dropped_behind_held_out: int = 0
-    dropped_at_budget: int = 0  # of the chunk that was read when the budget was met
-    dropped_in_tail: int = 0  # what fills no whole sequence
+    dropped_at_budget: int = 0  # the rest of the chunk in which the budget was met
+    dropped_in_tail: int = 0  # less than a sequence, at the end
     documents_too_short: int = 0
     dropped_too_short: int = 0
-    documents_empty: int = 0  # without text, rows of a hub data set without the field among them
+    documents_empty: int = 0  # without text; also rows of a hub dataset without the field
     documents_used: int = 0  # up to the one in which the budget was met; 0 without a budget
     files: int = 0  # of a source of files
-    files_used: int = 0  # in the order of their paths, up to the one in which the budget was met,
-    last_file: str = ""  # which is this one
+    files_used: int = 0  # in the order of their paths, up to the one in which the budget was met
+    last_file: str = ""  # that one
 
 
 @dataclass
 class Progress:
-    """All that a killed run needs to go on."""
+    """All that a killed run needs to resume."""
 
-    facts: str  # fingerprint of what decides the bytes
-    commits: dict[str, str]  # that sources on the hub are read at
+    facts: str  # fingerprint of what determines the bytes
+    commits: dict[str, str]  # at which sources on the hub are read
     counts: list[Counts]
     source: int = 0
     position: Position = field(default_factory=Position)
-    gap_left: int = 0  # tokens still to be dropped behind the held-out slice
+    gap_left: int = 0  # tokens still to be dropped after the held-out slice
     shards: list[Shard] = field(default_factory=list)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "Progress":
-        told["position"] = Position(**told["position"])
-        told["counts"] = [Counts(**counts) for counts in told["counts"]]
-        told.pop("sizes", None)  # of earlier versions: those of the last shard
-        return cls(**told)
+    def from_json(cls, content: dict[str, Any]) -> "Progress":
+        content["position"] = Position(**content["position"])
+        content["counts"] = [Counts(**counts) for counts in content["counts"]]
+        content.pop("sizes", None)  # earlier versions stored those of the last shard here
+        return cls(**content)
 
 
 def pack_documents(
     sources: Sequence[WeightedSource], tokenizer: TokenizerText, config: PackConfig, folder: Path
 ) -> None:
-    """Write the folder's files. After a kill it goes on; on a finished folder it does nothing."""
+    """Write the folder's files. Resumes a killed packing; leaves a complete folder as it is."""
     quotas = split_quotas(sources, config)
     begun, finished = (
         read_sealed_json(folder / name) if (folder / name).exists() else {}
         for name in (PROGRESS, SUMMARY)
     )
-    # All that decides the bytes. A source on the hub is read at the commit it was begun with.
+    # Everything that determines the bytes. A source on the hub is read to the end at one commit.
     commits = pin_commits(sources, (begun or finished).get("commits", {}))
     facts = {
         "version": VERSION,
@@ -145,7 +145,7 @@ def pack_documents(
     if (begun or finished) and name != (begun.get("facts") or finished["fingerprint"]):
         raise UserError(
             f"{folder} was begun with other settings, another tokenizer or other source files; use "
-            "an empty folder, or the old ones."
+            "an empty folder, or the settings and files it was begun with."
         )
     if finished and not begun:
         return cut_tail(folder)
@@ -170,18 +170,18 @@ def pack_documents(
 def split_quotas(
     sources: Sequence[WeightedSource], config: PackConfig
 ) -> list[tuple[int, int | None]]:
-    """(held-out tokens, training tokens) of each source, exact in their sums. None: all it has."""
+    """(held-out tokens, training tokens) of each source; the sums are exact. None: all it has."""
     weights = [source.weight for source in sources]
     held_out = share_out(config.held_out_sequences * config.sequence_length, weights)
     if config.tokens is None:
         if len(set(weights)) > 1:
             raise UserError(
-                "The weights of a mix need a budget; give --tokens, or leave the weights out."
+                "A mix with weights needs a budget: give --tokens, or leave the weights out."
             )
         for source in sources:
             if source.source.endless:
                 raise UserError(
-                    f"The source {source.source.name} has no end; give a budget with --tokens."
+                    f"The source {source.source.name} never ends; give a budget with --tokens."
                 )
         return [(tokens, None) for tokens in held_out]
     train = share_out(config.tokens // config.sequence_length * config.sequence_length, weights)
@@ -189,7 +189,7 @@ def split_quotas(
 
 
 def share_out(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole shares that add up to the total: rounded down, one more for those that lost most."""
+    """Whole shares that add up to the total: rounded down, plus one for those that lost most."""
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_loss = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
@@ -198,13 +198,13 @@ def share_out(total: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
-def pin_commits(sources: Sequence[WeightedSource], noted: dict[str, str]) -> dict[str, str]:
-    """The commits of sources on the hub by name: those noted, whatever the hub has by now."""
+def pin_commits(sources: Sequence[WeightedSource], known: dict[str, str]) -> dict[str, str]:
+    """The commits of sources on the hub, by name: those known from before, else the newest."""
     commits = {}
     for source in (weighted.source for weighted in sources):
         if isinstance(source, HubSource) and not source.is_local:
-            if source.name in noted:
-                source.pin(noted[source.name])
+            if source.name in known:
+                source.pin(known[source.name])
             commits[source.name] = str(source.commit)
     return commits
 
@@ -220,7 +220,7 @@ class Packer:
     bar: Bar
 
     def pack_source(self, source: Source, held_out: int, train: int | None) -> None:
-        """Encode a source from where it stands until it ends, or its quota is met."""
+        """Encode a source from its position on until it ends or its quota is met."""
         counts = self.progress.counts[self.progress.source]
         source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
         if self.progress.position == Position():
@@ -252,7 +252,7 @@ class Packer:
     def _append_chunk(
         self, chunk: Encoded, counts: Counts, held_out: int, train: int | None
     ) -> None:
-        """To the held-out slice, the gap behind it, the training tokens, or nowhere."""
+        """Its tokens go to the held-out slice, the gap after it, the training tokens or nowhere."""
         ids, lengths = self._drop_short(chunk, counts)
         ends = np.cumsum(lengths)[chunk.ends & (lengths > 0)]
         begin = 0
@@ -288,9 +288,11 @@ class Packer:
                     return
             begin = end
 
-    def _drop_short(self, chunk: Encoded, counts: Counts) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The chunk's tokens and how many of them each piece has, without documents that are too
-        short. One that came in several pieces is never too short."""
+    def _drop_short(
+        self, chunk: Encoded, counts: Counts
+    ) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
+        """The chunk's tokens and the length of each piece, without documents that are too short. A
+        document in several pieces is never too short."""
         whole = chunk.begins & chunk.ends
         empty = whole & (chunk.lengths == 0)
         short = whole & ~empty & (chunk.lengths < self.config.min_document_tokens)
@@ -309,27 +311,27 @@ class Packer:
 
 
 def check_quota(source: Source, counts: Counts, held_out: int, train: int | None) -> None:
-    """A source that ended too early is an error, not a shorter corpus."""
+    """A source with too little text is an error, not a smaller corpus."""
     if counts.tokens_held_out < held_out or (train is not None and counts.tokens_kept < train):
-        there = counts.tokens_held_out + counts.tokens_kept
+        available = counts.tokens_held_out + counts.tokens_kept
         empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
         raise UserError(
-            f"{source.name} has {there:,} tokens in {counts.documents:,} documents{empty}, but "
-            f"{held_out + (train or 0):,} were asked of it ({held_out:,} of them held out). Ask "
-            "for fewer (--tokens; --data.tokens of recover.py), lower its weight, or hold out less "
+            f"{source.name} has {available:,} tokens in {counts.documents:,} documents{empty}, but "
+            f"{held_out + (train or 0):,} are needed of it ({held_out:,} of them held out). Use "
+            "fewer (--tokens; recover.py --data.tokens), lower its weight, or hold out less "
             "(--held-out-sequences, --data.held-out-sequences). To train on them more than once, "
-            "pack them with prepare_tokens.py --epochs N and give recover.py that folder "
+            "pack them with prepare_tokens.py --epochs N and pass the folder to recover.py "
             "(--data.tokens-from)."
         )
     if counts.tokens_kept == 0 and train is None:
         raise UserError(
-            f"{source.name} leaves no training token: its {counts.tokens_read:,} tokens were all "
-            "dropped or held out."
+            f"{source.name} leaves no tokens to train on: all of its {counts.tokens_read:,} tokens "
+            "were held out or dropped. Add text, or hold out less (--held-out-sequences)."
         )
 
 
 def report(name: str, counts: Counts) -> None:
-    """What a user would not expect of a source, at the end."""
+    """Print what a user would not expect of a source."""
     if counts.documents_empty:
         say(
             f"{name}: {counts.documents_empty:,} of {counts.documents:,} documents are empty and "
@@ -337,14 +339,14 @@ def report(name: str, counts: Counts) -> None:
         )
     if counts.files_used < counts.files:
         say(
-            f"{name}: {counts.files_used:,} of {counts.files:,} files read, the budget is met in "
-            f"{counts.last_file}; nothing of those behind it is trained on. For text of all of "
-            "them name files or folders as sources with weights (a.jsonl@0.5 b/@0.5)"
+            f"{name}: {counts.files_used:,} of {counts.files:,} files read; the budget was met in "
+            f"{counts.last_file}, and later files are not trained on. To use all of them, name "
+            "files or folders as sources with weights (a.jsonl@0.5 b/@0.5)"
         )
 
 
 def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
-    """Show how the first documents begin, and refuse ids that are not the named tokenizer's."""
+    """Print the start of the first documents. Refuse ids that are not the named tokenizer's."""
     first = [
         next(iter(document), "") for document in itertools.islice(source.read(0), DOCUMENTS_CHECKED)
     ]
@@ -355,9 +357,10 @@ def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
         texts = decode_documents(tokenizer.load(), ids)
         if (share := share_reproduced(tokenizer.load(), ids)) < LEAST_REPRODUCED:
             raise UserError(
-                f"{source.name}: its token ids are not those of {source.tokenizer}: decoded and "
-                f"encoded again, its first documents come back by {share:.0%} only; one reads "
-                f"{texts[0][:SHOWN_CHARS]!r}. Name the tokenizer that made them (?tokenizer=...)."
+                f"The token ids of {source.name} are not those of {source.tokenizer}: only "
+                f"{share:.0%} of its first documents stay the same when decoded and encoded again; "
+                f"one reads {texts[0][:SHOWN_CHARS]!r}. Name the tokenizer that made them "
+                "(?tokenizer=...)."
             )
     for number, text in enumerate(texts[:DOCUMENTS_SHOWN], start=1):
         say(f"{source.name}, document {number}: {text[:SHOWN_CHARS]!r}")
@@ -370,13 +373,14 @@ def finish(
     progress: Progress,
     facts: dict[str, Any],
 ) -> None:
-    """Write what is known only now, forget the progress. Killed in here, it is done again."""
+    """Write the files that are known only at the end, then remove the progress file. If killed in
+    between, a resumed packing does this again."""
     num_tokens, held_out = files.num_tokens(TOKENS), files.num_tokens(HELD_OUT)
     num_sequences, tail = divmod(num_tokens, config.sequence_length)
     if num_sequences == 0:
         raise UserError(
             f"The sources have {num_tokens:,} tokens, less than one sequence of "
-            f"{config.sequence_length:,}."
+            f"{config.sequence_length:,}. Add text, or use shorter sequences (--sequence-length)."
         )
     files.write_ends(TOKENS, DOC_ENDS, num_tokens - tail)
     files.write_ends(HELD_OUT, HELD_OUT_DOC_ENDS, held_out)
@@ -410,11 +414,9 @@ def finish(
 def describe_counts(
     sources: list[dict[str, Any]], counts: list[Counts], tail: int
 ) -> list[dict[str, Any]]:
-    """Counts of each source. The tail is cut from the end, if need be over several sources."""
-    for count in reversed(counts):
-        count.dropped_in_tail = min(tail, count.tokens_kept)
-        count.tokens_kept -= count.dropped_in_tail
-        tail -= count.dropped_in_tail
-    return [
-        {"source": source} | asdict(count) for source, count in zip(sources, counts, strict=True)
-    ]
+    """Counts of each source. The tail is taken from the last sources."""
+    for each in reversed(counts):
+        each.dropped_in_tail = min(tail, each.tokens_kept)
+        each.tokens_kept -= each.dropped_in_tail
+        tail -= each.dropped_in_tail
+    return [{"source": source} | asdict(each) for source, each in zip(sources, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""The stage `tokens`: packing as a stage of a run, or the tokens that another run has packed."""
+"""The stage `tokens`: packs training text, or reuses the tokens of another run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from bosch.run.stage import Artifact, Stage
 
 
 def build(config: Config) -> Stage | Artifact:
-    """The stage of recover.py, or the tokens that data.tokens_from names instead of it."""
+    """The stage of recover.py, or the tokens that data.tokens_from names."""
     if config.data.tokens_from is not None:
         return reuse(config, Path(config.data.tokens_from))
     packing = PackConfig(**shared_fields(PackingConfig, config.data), seed=config.seed)
@@ -24,20 +24,20 @@ def build(config: Config) -> Stage | Artifact:
 
 
 def reuse(config: Config, folder: Path) -> Artifact:
-    """The tokens in a folder, checked: whole, of this model's tokenizer, of this length, and
-    enough. One rank reads them for that."""
+    """The tokens in a folder, checked: complete, of this model's tokenizer, of this length, and
+    enough. Only rank 0 reads them whole for that."""
     folder, length = follow_reference(folder), config.data.sequence_length
-    known_by = read_tokenizer(config.model).hash
+    tokenizer_hash = read_tokenizer(config.model).hash
     is_first = rank_and_world()[0] == 0
-    check_reuse(folder, known_by, length, config.data.tokens // length, verify=is_first)
+    check_reuse(folder, tokenizer_hash, length, config.data.tokens // length, verify=is_first)
     return Artifact(folder, read_sealed_json(folder / MANIFEST)["fingerprint"])
 
 
 def make_stage(
     name: str, model: str, sources: Sequence[str], packing: PackConfig, shared: bool = False
 ) -> Stage:
-    """The stage, known before anything is downloaded: a source on the hub counts by its name and
-    options here, and by its commit in the tokens' own summary."""
+    """The stage. Its settings are known before anything is downloaded: they identify a source on
+    the hub by its name and options; its commit is in the summary of the tokens."""
     opened = open_sources(sources, packing.seed, packing.tokens)
     facts = [
         {"name": each.source.name, "weight": each.weight}

@@ -1,14 +1,15 @@
-"""The files of packed tokens, and how they grow so that a killed packing can go on.
+"""The files of packed tokens, and how they grow so that a killed packing can resume.
 
-    tokens.bin     training tokens, document behind document; sequence i is [i * seq_len:][:seq_len]
+    tokens.bin     training tokens, one document after another; sequence i is
+                   [i * seq_len:][:seq_len]
     doc_ends.npy   where in them each document ends (u64)
-    held_out.bin   the same for the slice that is only ever used for the validation loss,
-    held_out_doc_ends.npy
-    order.npy      [epoch, n]: the sequences in the order of training
-    tokens.json    what they are: tokenizer's hash, length, sources, counts, what was dropped
+    held_out.bin, held_out_doc_ends.npy
+                   the same for the held-out slice, used only for the validation loss
+    order.npy      [epoch, n]: the sequences in training order
+    tokens.json    the summary: tokenizer hash, length, sources, counts, what was dropped
 
-Tokens are appended as they come. After every shard of work the files are forced to the disk, and
-`.progress.json` keeps their sizes and a checksum of the shard's bytes."""
+Tokens are appended as they come. After every shard of work the files are forced to disk, and
+`.progress.json` records their sizes and a checksum of the shard's bytes."""
 
 import contextlib
 import io
@@ -26,14 +27,15 @@ from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_ato
 TOKENS, HELD_OUT = "tokens.bin", "held_out.bin"
 DOC_ENDS, HELD_OUT_DOC_ENDS = "doc_ends.npy", "held_out_doc_ends.npy"
 ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".progress.json"
-# The ends, behind their tokens, become .npy files when their number is known.
+# In the order of GrowingFiles.files. The ends become .npy files once their number is known.
 GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
 
 Shard = tuple[list[int], list[str]]  # sizes and checksums of the growing files
+MAKE_AGAIN = "Pack the tokens again (recover.py --fresh tokens; or remove the folder)."
 
 
 class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
-    """Appends to the files, from the end of the last shard on, and knows how far they are good."""
+    """Appends to the files, starting at the end of the last complete shard."""
 
     def __init__(self, folder: Path, token_bytes: int, shards: list[Shard]):
         self.folder, self.token_bytes, self.shards = folder, token_bytes, shards
@@ -56,14 +58,14 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
     def num_tokens(self, name: str) -> int:
         return self.sizes[GROWING.index(name)] // self.token_bytes
 
-    def append(self, name: str, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
-        """Tokens, and where among them documents end."""
+    def append(self, name: str, ids: NDArray[np.integer], ends: NDArray[np.int64]) -> None:
+        """Append tokens, and where among them documents end."""
         ends = ends + self.num_tokens(name)
         self._write(GROWING.index(name), ids)
         self._write(GROWING.index(name) + 2, ends.astype("<u8"))
 
     def end_document(self, name: str) -> None:
-        """A document ends with the last token written, if it did not already."""
+        """End a document with the last token written, unless one ends there already."""
         number, count = GROWING.index(name) + 2, self.num_tokens(name)
         file = self.files[number]
         file.seek(max(0, self.sizes[number] - 8))
@@ -71,7 +73,7 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
             self._write(number, np.array([count], "<u8"))
 
     def end_shard(self) -> None:
-        """Force all to the disk and note it in `shards`, for the caller to keep."""
+        """Force all files to disk and note the shard in `shards`, which the caller saves."""
         for file in self.files:
             file.flush()
             os.fsync(file.fileno())
@@ -79,13 +81,13 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
         self._digests = [xxhash.xxh3_128() for _ in GROWING]
 
     def write_ends(self, name: str, path: str, num_tokens: int) -> None:
-        """The ends up to a number of tokens, the last one there: the cut ends a document."""
+        """Write the document ends up to a number of tokens; the last document ends there."""
         ends = np.fromfile(self.folder / GROWING[GROWING.index(name) + 2], "<u8")
         ends = ends[ends < num_tokens]
         last = np.array([num_tokens] if num_tokens else [], "<u8")
         write_array(self.folder / path, np.append(ends, last))
 
-    def _write(self, number: int, array: NDArray[Any]) -> None:
+    def _write(self, number: int, array: NDArray[np.integer]) -> None:
         data = np.ascontiguousarray(array).view(np.uint8).data
         self.files[number].write(data)
         self._digests[number].update(data)
@@ -93,16 +95,20 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
 
 
 def verify_shards(folder: Path, shards: list[Shard]) -> None:
-    """Check what is on the disk before more is appended to it."""
+    """Check what is on disk before more is appended to it."""
     for number, name in enumerate(GROWING):
         begin = 0
+        if not (folder / name).is_file():
+            raise DamagedArtifactError(
+                f"{folder / name} is missing, though {PROGRESS} lists it. {MAKE_AGAIN}"
+            )
         with (folder / name).open("rb") as file:
             for sizes, checksums in shards:
                 if hash_bytes(file, sizes[number] - begin) != checksums[number]:
                     raise DamagedArtifactError(
                         f"{folder / name} is damaged between bytes {begin:,} and "
-                        f"{sizes[number]:,}: not what was written there. Make it anew "
-                        "(--fresh tokens)."
+                        f"{sizes[number]:,}: its checksum differs from {PROGRESS}. "
+                        f"{MAKE_AGAIN}"
                     )
                 begin = sizes[number]
 
@@ -115,17 +121,36 @@ def hash_bytes(file: IO[bytes], count: int) -> str:
     return digest.hexdigest() if count == 0 else "too short"
 
 
-def write_array(path: Path, array: NDArray[Any]) -> None:
-    """On the disk, before the summary says that all is there."""
+def write_array(path: Path, array: NDArray[np.integer]) -> None:
+    """Forced to disk, before the summary says that it is complete."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     write_atomically(path, buffer.getvalue())
 
 
+def read_array(path: Path) -> NDArray[Any]:
+    """What write_array wrote."""
+    if not path.is_file():
+        raise DamagedArtifactError(f"{path} is missing. {MAKE_AGAIN}")
+    try:
+        return np.load(path)
+    except (ValueError, EOFError) as error:
+        raise DamagedArtifactError(f"{path} is damaged ({error}). {MAKE_AGAIN}") from error
+
+
+def check_size(path: Path, size: int) -> None:
+    found = path.stat().st_size if path.is_file() else None
+    if found != size:
+        state = "is missing" if found is None else f"has {found:,} bytes"
+        raise DamagedArtifactError(f"{path} {state}, but {SUMMARY} says {size:,}. {MAKE_AGAIN}")
+
+
 def cut_tail(folder: Path) -> None:
-    """The last act, when the progress, which vouches for the tail, is no longer there."""
+    """The last step, after the progress file, whose checksums cover the tail, is removed."""
     summary = read_sealed_json(folder / SUMMARY)
     size = summary["num_sequences"] * summary["seq_len"] * summary["token_bytes"]
-    os.truncate(folder / TOKENS, size)
+    if (folder / TOKENS).is_file() and (folder / TOKENS).stat().st_size > size:
+        os.truncate(folder / TOKENS, size)
+    check_size(folder / TOKENS, size)
     for name in GROWING[2:]:
         (folder / name).unlink(missing_ok=True)

@@ -1,34 +1,37 @@
-"""What of a tokenizer decides training tokens, as text that can be sent to worker processes and
-hashed."""
+"""The part of a tokenizer that determines training tokens, as text that can be hashed and loaded
+once in each thread."""
 
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from bosch.data.sources.source import first_line
 from bosch.model import load_tokenizer
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 
 
 @dataclass(frozen=True)
 class TokenizerText:
-    """A fast tokenizer with what stands before and behind each document."""
+    """A fast tokenizer, and the tokens before and after each document."""
 
-    text: str  # as in tokenizer.json
+    text: str  # the content of tokenizer.json
     begin_id: int | None = None
     end_id: int | None = None
 
     @cached_property
     def hash(self) -> str:
-        """Of all that decides a document's ids. How truncation, padding or decoding are set does
-        not."""
+        """Of everything that determines ids, so not of truncation, padding or decoding."""
         content = json.loads(self.text)
         ids = {name: content[name] for name in DECIDES_IDS}
         return fingerprint({"tokenizer": ids, "begin": self.begin_id, "end": self.end_id})
@@ -38,12 +41,12 @@ class TokenizerText:
         return max(self.load().get_vocab(with_added_tokens=True).values()) + 1
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of stored tokens: two bytes where they are enough."""
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Of stored tokens: two bytes if the vocabulary fits in them."""
         return np.dtype("<u2" if self.num_ids <= 1 << 16 else "<u4")
 
     def load(self) -> Tokenizer:
-        """Ready to encode documents: nothing is cut, and `<|endoftext|>` inside a document is
+        """The tokenizer, without truncation or padding; `<|endoftext|>` inside a document is
         ordinary text."""
         tokenizer = Tokenizer.from_str(self.text)
         tokenizer.no_truncation()
@@ -52,14 +55,14 @@ class TokenizerText:
         return tokenizer
 
 
-def describe_tokenizer(tokenizer: Any) -> TokenizerText:
-    """A transformers tokenizer, as documents are encoded with it: its beginning-of-text token where
-    it puts one, its end."""
+def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> TokenizerText:
+    """How documents are encoded with a transformers tokenizer: with its begin token, if it adds one
+    itself, and its end token."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise UserError(
             f"{getattr(tokenizer, 'name_or_path', tokenizer)} has no fast tokenizer "
-            "(tokenizer.json), and packing needs one."
+            "(tokenizer.json), which is needed here."
         )
     begin = tokenizer.bos_token_id
     if begin is not None and tokenizer("a")["input_ids"][:1] != [begin]:
@@ -68,7 +71,7 @@ def describe_tokenizer(tokenizer: Any) -> TokenizerText:
 
 
 def read_tokenizer(model: str | Path) -> TokenizerText:
-    """Of a folder or model; a tokenizer on the hub is fetched."""
+    """The tokenizer of a model folder or of a model on the hub, from where it is downloaded."""
     return describe_tokenizer(load_tokenizer(model))
 
 
@@ -78,12 +81,15 @@ def read_source_tokenizer(name: str) -> TokenizerText:
     path = Path(name)
     if path.is_dir():
         path /= "tokenizer.json"
+        if not path.is_file():
+            raise MissingFileError(f"{path} does not exist; name a folder that holds one.")
     if not path.is_file():
         path = fetch_tokenizer(name)
     try:
-        return TokenizerText(Tokenizer.from_file(str(path)).to_str())
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises no class of its own
-        raise UserError(f"{path} is not a tokenizer file ({error}).") from error
+        raise UserError(f"{path} is not a tokenizer file ({first_line(error)}).") from error
+    return TokenizerText(tokenizer.to_str())
 
 
 def fetch_tokenizer(name: str) -> Path:
@@ -94,9 +100,8 @@ def fetch_tokenizer(name: str) -> Path:
     except Exception as error:  # the errors of an unreachable or gated hub have no common class
         folder = name.rpartition("/")[2]
         raise MissingFileError(
-            f"The tokenizer of {name} is not on this machine and cannot be fetched. Where it can "
-            "(meta-llama's models ask you to "
-            f"accept their license first) run `hf download {name} tokenizer.json --local-dir "
-            f"{folder}`, copy the folder here and "
-            f"write ?tokenizer={folder} behind the source."
+            f"The tokenizer {name} is not on this machine and cannot be fetched "
+            f"({first_line(error)}). On a machine with a network run `hf download {name} "
+            f"tokenizer.json --local-dir {folder}` (for meta-llama's models, accept their license "
+            f"first), copy the folder here and add ?tokenizer={folder} to the source."
         ) from error

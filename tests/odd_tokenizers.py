@@ -1,5 +1,5 @@
-"""Tokenizers trained in a moment, and tokenizer folders as models on the hub have them, where the
-same files can give other ids."""
+"""Tokenizers that train in a moment, and tokenizer folders like those of models on the hub, where
+the same files can give other ids."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def blank_first() -> Tokenizer:
-    """As Llama 2 and Mistral 7B have it: a blank is put before whatever is encoded."""
+    """As in Llama 2 and Mistral 7B: a blank is put before whatever is encoded."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     words = pre_tokenizers.Split("▁", "merged_with_next")
     tokenizer.normalizer = normalizers.Sequence(
@@ -48,11 +48,11 @@ def blank_first() -> Tokenizer:
 def train_bpe(
     texts: Iterable[str], size: int, special: list[str], cut: tuple[str | Regex, str] | None = None
 ) -> Tokenizer:
-    """A BPE over bytes; `cut` says where its words begin, by a pattern and what becomes of it."""
-    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut is None)
+    """A BPE over bytes. `cut` says where words begin: a pattern, and how a match is joined."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut is None)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = (
-        pre_tokenizers.Sequence([pre_tokenizers.Split(*cut), own]) if cut else own
+        pre_tokenizers.Sequence([pre_tokenizers.Split(*cut), byte_level]) if cut else byte_level
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -63,7 +63,7 @@ def train_bpe(
 
 
 def byte_level() -> Tokenizer:
-    """As Qwen and Llama 3 have it, but with a cut of its own between words."""
+    """As Qwen and Llama 3 have it, but with other word boundaries."""
     return train_bpe(corpus(10, 0), 600, ["<unk>", "<s>", "</s>"])
 
 
@@ -82,16 +82,16 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def save(tokenizer: Tokenizer, folder: Path, declared: str) -> None:
-    """With the class that its folder on the hub declares."""
+    """With the tokenizer class that its folder on the hub declares."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    told = {"tokenizer_class": declared} | SPECIAL
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    config = {"tokenizer_class": declared} | SPECIAL
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def with_another_tokenizer(model: Path, folder: Path) -> Path:
     """A copy of a model folder whose tokenizer lacks the last of its merges."""
     shutil.copytree(model, folder)
-    told = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    told["model"]["merges"].pop()
-    (folder / "tokenizer.json").write_text(json.dumps(told), "utf-8")
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    content["model"]["merges"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
     return folder

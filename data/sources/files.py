@@ -1,8 +1,9 @@
-"""Text from local files: .txt and .md (a file is a document), .jsonl and .json (a line), .parquet
-(a row), plain or compressed with gzip or zstd. A folder is read in the order of its files' paths.
+"""Text from local files. A document is a whole .txt or .md file, a line of a .jsonl or .json file,
+or a row of a .parquet file. All but parquet may be compressed with gzip or zstd. The files of a
+folder are read in the order of their paths.
 
-A .txt or .md file of any size is read in blocks. A line or row is in memory whole, and about four
-times its size while it is taken apart: a document of gigabytes belongs in a file of its own."""
+A .txt or .md file of any size is read in blocks. A line or row is read whole, and takes about four
+times its size in memory while it is parsed: put a document of gigabytes in a text file."""
 
 import codecs
 import contextlib
@@ -15,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from bosch.data.sources.source import Document, take_field
-from bosch.run.errors import UserError
+from bosch.data.sources.source import Document, first_line, take_field
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file, is_hidden
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
@@ -33,17 +34,17 @@ class FileSource:
     def __init__(self, path: Path, field: str = "text", tokenizer: str | None = None):
         self.path, self.field, self.tokenizer = path, field, tokenizer
         self.name = str(path)
-        self._first_documents: dict[Path, int] = {}  # of each file, once reading came to it
+        self._first_documents: dict[Path, int] = {}  # number of each file's first, once it is read
 
     @functools.cached_property
     def files(self) -> list[Path]:
-        found = list_files(self.path)
-        for file in found:
+        files = list_files(self.path)
+        for file in files:
             if file.stat().st_size == 0:
                 raise UserError(f"{file} is empty; remove it, or fill it.")
-        return found
+        return files
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         files = {self._name_of(file): hash_file(file) for file in self.files}
         return {"source": "files", "field": self.field, "tokenizer": self.tokenizer, "files": files}
 
@@ -68,9 +69,9 @@ class FileSource:
                 raise UserError(f"{file} holds no documents; remove it, or fill it.")
 
     def files_of(self, documents: int) -> list[str]:
-        """The files that hold the first so many documents, which have been read."""
-        begun = self._first_documents.items()
-        return [self._name_of(file) for file, first in begun if first < documents]
+        """The files that hold the first `documents` documents, which have been read."""
+        firsts = self._first_documents.items()
+        return [self._name_of(file) for file, first in firsts if first < documents]
 
     def _name_of(self, file: Path) -> str:
         root = self.path if self.path.is_dir() else self.path.parent
@@ -78,11 +79,10 @@ class FileSource:
 
 
 def list_files(path: Path) -> list[Path]:
-    packed = " or ".join(COMPRESSED)
-    kinds = f"{' '.join(TEXT + LINES + TABLE)}, and but for the last with {packed} behind"
+    kinds = f"{' '.join(TEXT + LINES + TABLE)} (all but {TABLE[0]} also {' or '.join(COMPRESSED)})"
     if path.is_file():
         if kind_of(path) is None:
-            raise UserError(f"{path} is none of the kinds of file that hold text: {kinds}.")
+            raise UserError(f"{path} is not a kind of file that text is read from: {kinds}.")
         return [path]
     files = [
         file
@@ -90,7 +90,7 @@ def list_files(path: Path) -> list[Path]:
         if file.is_file() and kind_of(file) is not None and not is_hidden(file, path)
     ]
     if not files:
-        raise UserError(f"{path} holds no file of text; it is read from {kinds}.")
+        raise UserError(f"{path} holds no files that text is read from: {kinds}.")
     return files
 
 
@@ -104,21 +104,26 @@ def kind_of(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """A file's bytes, unpacked. A damaged archive is a UserError that names it."""
+    """A file's bytes, decompressed. A missing or damaged file is a UserError that names it."""
     try:
-        with unpack(path) as file:
+        with decompress(path) as file:
             yield file
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"{path} is gone since its folder was listed; put it back."
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
-        if path.suffix not in COMPRESSED:
+        # The machine's own refusals have a number; the errors of gzip and zstd do not.
+        if path.suffix not in COMPRESSED or getattr(error, "errno", None) is not None:
             raise
         raise UserError(
             f"{path} is damaged, or not what its suffix says ({error}); fetch it again."
         ) from error
 
 
-def unpack(path: Path) -> Any:
+def decompress(path: Path) -> Any:
     if path.suffix == ".zst":
-        # pyarrow comes with `datasets` and knows zstd, which Python's library does not yet.
+        # pyarrow comes with `datasets` and reads zstd, which Python's library does not yet.
         import pyarrow
 
         stream = pyarrow.input_stream(str(path), compression="zstd")
@@ -127,13 +132,13 @@ def unpack(path: Path) -> Any:
 
 
 def read_text_blocks(path: Path) -> Iterator[str]:
-    """A text in blocks: a file of any size is never in memory whole."""
+    """A text in blocks, so that a file of any size fits in memory."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
     with open_bytes(path) as file:
         while True:
             chunk = file.read(BLOCK_BYTES)
-            waiting = len(decoder.getstate()[0])  # bytes of a character begun in the block before
+            waiting = len(decoder.getstate()[0])  # bytes of a character that the last block began
             try:
                 text = decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
@@ -144,8 +149,9 @@ def read_text_blocks(path: Path) -> Iterator[str]:
                 return
 
 
-def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(line number, object) of a file with an object a line. The first `skip` are None, unread."""
+def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, object] | None]]:
+    """(line number, object) of a file with one object per line. None, unparsed, for the first
+    `skip` of them."""
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -158,18 +164,19 @@ def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
                 row = json.loads(line)
             except UnicodeDecodeError as error:
                 raise not_utf8(path, f"line {number}") from error
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python
                 raise UserError(
-                    f"{path}, line {number} is not JSON ({error}); each line is one object."
+                    f"{path}, line {number} is not JSON ({error}); write one object per line."
                 ) from error
             if not isinstance(row, dict):
                 kind = type(row).__name__
-                raise UserError(f"{path}, line {number} is a {kind}; each line is one object.")
+                raise UserError(f"{path}, line {number} is a {kind}; write one object per line.")
             yield number, row
 
 
-def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(row number, row) of a parquet file. The first `skip` are None, whole row groups unread."""
+def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, object] | None]]:
+    """(row number, row) of a parquet file. None for the first `skip` rows; row groups in which all
+    are skipped are not read."""
     import pyarrow
     import pyarrow.parquet
 
@@ -192,14 +199,14 @@ def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, Any] | No
                         yield number, None if skip >= 0 else row
     except UnicodeDecodeError as error:
         raise not_utf8(path, f"row {number + 1} or one of the next {ROWS_AT_ONCE - 1}") from error
-    except (pyarrow.ArrowInvalid, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(
-            f"{path} is damaged, or no parquet file ({error}); fetch it again."
+            f"{path} cannot be read as a parquet file ({first_line(error)}); fetch it again."
         ) from error
 
 
 def not_utf8(path: Path, where: str) -> UserError:
     return UserError(
-        f"{path}: {where} is not UTF-8 text. Convert the file (iconv -f LATIN1 -t UTF-8, if that "
-        "is what it is), or leave it out."
+        f"{path}: {where} is not UTF-8 text. Convert the file (if it is Latin-1: iconv -f LATIN1 "
+        "-t UTF-8), or leave it out."
     )

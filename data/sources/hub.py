@@ -1,4 +1,4 @@
-"""Text from a Hugging Face dataset, by id or local folder, streaming or cached."""
+"""Text from a Hugging Face dataset, named by hub id or local folder; streamed or cached."""
 
 import contextlib
 import functools
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bosch.data.sources.source import Block, Document, take_field, write_address
+from bosch.data.sources.source import Block, Document, first_line, take_field, write_address
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint_files
 
-# By name: which library asks the hub, and so whose errors they are, has changed more than once.
+# By name: which library talks to the hub, and raises these, has changed more than once.
 NETWORK_ERRORS = (
     *("ConnectionError", "TransportError", "ConnectTimeout", "ReadTimeout"),
     *("OfflineModeIsEnabled", "LocalEntryNotFoundError"),
@@ -42,18 +42,19 @@ class HubSource:
         self.dataset, self.config, self.split, self.field = dataset, config, split, field
         self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
         self._pinned: str | None = None
-        told = {
+        options = {
             "config": config,
             "tokenizer": tokenizer,
             "split": None if split == "train" else split,
             "field": None if field == "text" else field,
         }
-        # All that decides the rows: a stage knows the source by it before the hub is asked.
-        self.name = write_address(f"hf:{dataset}", told | {"revision": revision})
-        self._name_of_copy = write_address(f"hf:{Path(dataset).name}", told)
+        # Everything that determines the rows: a stage identifies the source by this name before
+        # the hub is asked.
+        self.name = write_address(f"hf:{dataset}", options | {"revision": revision})
+        self._name_of_copy = write_address(f"hf:{Path(dataset).name}", options)
 
-    def facts(self) -> dict[str, Any]:
-        """Streaming or cached, the rows are the same, so that is left out."""
+    def facts(self) -> dict[str, object]:
+        """Without `streaming`: streamed or cached, the rows are the same."""
         content = fingerprint_files(Path(self.dataset)) if self.is_local else self.commit
         return {
             "source": "hf",
@@ -74,9 +75,14 @@ class HubSource:
         else:
             return
         empty: Block = "" if self.tokenizer is None else np.empty(0, np.uint32)
-        for number, row in enumerate(rows, start=start + 1):
+        numbered = iter(enumerate(rows, start=start + 1))
+        while True:
+            with self._naming_errors():  # a stream asks the hub and parses files as it goes
+                number, row = next(numbered, (0, None))
+            if row is None:
+                return
             # Nobody can repair a row on the hub, so one without text counts as an empty document.
-            # Without the field in the first row its name is likely wrong.
+            # If the very first row lacks the field, the field's name is probably wrong.
             if row.get(self.field) is None and (number > 1 or self.field in row):
                 yield (empty,)
                 continue
@@ -85,11 +91,12 @@ class HubSource:
 
     @property
     def commit(self) -> str | None:
-        """The commit that is read, without the hub that in the library's cache. None: a folder."""
+        """The commit that is read; without a network, the one in the library's cache. None for a
+        local folder."""
         return None if self.is_local else str(self._builder.hash)
 
     def pin(self, commit: str) -> None:
-        """Read this commit, whatever the dataset is by now."""
+        """Read this commit, even if the dataset has changed since."""
         self._pinned = commit
         vars(self).pop("_builder", None)
 
@@ -100,12 +107,12 @@ class HubSource:
         wanted = self._pinned or self.revision
         with self._naming_errors():
             builder = datasets.load_dataset_builder(self.dataset, name=self.config, revision=wanted)
-        # Without the hub the library takes the newest commit in its cache, whatever was asked.
+        # Offline, the library takes the newest commit in its cache, whichever was asked for.
         if not self.is_local and COMMIT.fullmatch(wanted or "") and builder.hash != wanted:
             raise MissingFileError(
-                f"{self.name}: commit {wanted} is needed, the cache of this machine holds "
-                f"{builder.hash}, and the hub cannot be reached. Run this where it can, or bring "
-                "that commit into the cache."
+                f"{self.name}: commit {wanted} is needed, but the cache of this machine holds "
+                f"{builder.hash} and the hub cannot be reached. Run this on a machine with a "
+                "network, or copy that commit into the cache."
             )
         return builder
 
@@ -129,39 +136,39 @@ class HubSource:
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:
+        """Around calls into `datasets` only: what it raises has no common class."""
         try:
             yield
-        except Exception as error:  # those of an unreachable hub have no common class
-            if self.is_local or not is_out_of_reach(error):
-                raise UserError(f"{self.name} cannot be loaded: {first_line(error)}") from error
-            raise MissingFileError(self._how_to_fetch(error)) from error
+        except Exception as error:
+            if not self.is_local and is_out_of_reach(error):
+                raise MissingFileError(self._how_to_fetch(error)) from error
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the outermost says only that something failed
+                cause = cause.__cause__
+            raise UserError(f"{self.name} cannot be loaded: {first_line(cause)}.") from error
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder on this machine."""
+        """Whether the dataset is a folder on this machine."""
         return Path(self.dataset).is_dir()
 
     def _how_to_fetch(self, error: Exception) -> str:
         config = f", {self.config!r}" if self.config else ""
         return (
             f"{self.name} is not in the cache of this machine and the hub cannot be reached "
-            f"({first_line(error)}). On a machine with network run `hf download --repo-type "
+            f"({first_line(error)}). On a machine with a network run `hf download --repo-type "
             f"dataset {self.dataset} --local-dir {Path(self.dataset).name}`, copy that folder here "
-            f"and give it as {self._name_of_copy}; or fill the cache there with `python -c "
-            f'"import datasets; datasets.load_dataset({self.dataset!r}{config})"`, copy it '
-            "(HF_HOME) and add streaming=no."
+            f"and write {self._name_of_copy}; or fill the cache there with `python -c "
+            f'"import datasets; datasets.load_dataset({self.dataset!r}{config})"`, copy the cache '
+            "(HF_HOME) here and add streaming=no."
         )
 
 
 def is_out_of_reach(error: BaseException) -> bool:
-    """Whether the network is why. The libraries wrap its errors, so all causes are looked at."""
+    """Whether the network is the reason. Libraries wrap its errors, so every cause is checked."""
     cause: BaseException | None = error
     while cause is not None:
         if any(kind.__name__ in NETWORK_ERRORS for kind in type(cause).__mro__):
             return True
         cause = cause.__cause__ or cause.__context__
     return False
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,12 +1,12 @@
-"""A reader of MDS shards of token ids, the format ProLong comes in. mosaicml-streaming, which
-writes them, does not install beside this stack, and all that is needed of the format is this:
+"""Reads MDS shards of token ids, ProLong's format. mosaicml-streaming, which writes them, cannot be
+installed beside our packages. This is all we need of the format:
 
     index.json       for each shard: file, bytes, samples, names and encodings of the columns
-    shard.00000.mds  u32 n, u32 offset[n + 1] from the file's start, JSON nobody needs, the samples
+    shard.00000.mds  u32 n, u32 offset[n + 1] from the file's start, JSON (not read), the samples
     a sample         u32 sizes of the columns whose size is not fixed, then the columns' bytes
 
-Columns of ProLong: `input_ids`, and `indices`, the (start, end) of each document packed into the
-sample (may be absent)."""
+ProLong's columns: `input_ids`, and (optional) `indices`, the (start, end) of each document in the
+sample."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ from bosch.run.fingerprint import hash_file
 Array = NDArray[Any]
 
 INDEX = "index.json"
-# The numbers with which an ndarray column without a fixed type says it.
+# The byte by which an ndarray column without a fixed type names its type.
 VALUE_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
 
 
@@ -37,7 +37,7 @@ class Shard:
     path: Path
     num_bytes: int
     num_samples: int
-    columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, size if it is fixed
+    columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, bytes if they are fixed
 
 
 class MdsSource:
@@ -48,30 +48,29 @@ class MdsSource:
     def __init__(self, folder: Path, tokenizer: str | None = None, column: str = "input_ids"):
         if tokenizer is None:
             raise UserError(
-                f"mds:{folder} holds token ids, and does not say whose. A model trains on foreign "
-                "ids without an error, so name their tokenizer: "
+                f"mds:{folder} holds token ids, but nothing in it names their tokenizer. Name it: "
                 "?tokenizer=meta-llama/Meta-Llama-3-8B for ProLong, or a folder with a "
-                "tokenizer.json."
+                "tokenizer.json. Training on another tokenizer's ids would teach nonsense without "
+                "an error."
             )
         self.folder, self.column, self.name = folder, column, f"mds:{folder}"
         self.tokenizer: str | None = tokenizer
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
-        """All below the folder, by the path of their index and their order in it."""
+        """All in the folder and below, by the path of their index and their order in it."""
         if not self.folder.is_dir():
             raise MissingFileError(
-                f"{self.folder} is not a folder; MDS shards stand in one beside their {INDEX}."
+                f"{self.folder} is not a folder; name the one that holds the shards and their "
+                f"{INDEX}."
             )
         indexes = sorted(self.folder.rglob(INDEX))
         shards = [shard for index in indexes for shard in read_index(index)]
         if not shards:
-            raise UserError(
-                f"{self.folder} holds no shard that an {INDEX} describes, so it is no MDS dataset."
-            )
+            raise UserError(f"{self.folder} is no MDS dataset: no {INDEX} in it lists a shard.")
         return shards
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         paths = [shard.path for shard in self.shards]
         files = {path.relative_to(self.folder).as_posix(): hash_file(path) for path in paths}
         return {"source": "mds", "tokenizer": self.tokenizer, "column": self.column, "files": files}
@@ -93,33 +92,36 @@ def read_documents(shards: Sequence[Shard], column: str, start: int) -> Iterator
 
 def read_index(path: Path) -> list[Shard]:
     try:
-        described = json.loads(path.read_bytes())["shards"]
-        return [describe_shard(path, shard) for shard in described]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        return [describe_shard(path, entry) for entry in json.loads(path.read_bytes())["shards"]]
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no index of MDS shards ({error!r}); fetch it again.") from error
 
 
-def describe_shard(index: Path, told: dict[str, Any]) -> Shard:
-    path = index.parent / Path(told["raw_data"]["basename"]).name
-    if told["format"] != "mds" or told["version"] != 2:
+def describe_shard(index: Path, entry: dict[str, Any]) -> Shard:
+    path = index.parent / Path(entry["raw_data"]["basename"]).name
+    if entry["format"] != "mds" or entry["version"] != 2:
         raise UserError(
-            f"{path} is {told['format']} version {told['version']}; only mds version 2 can be read."
+            f"{path} is {entry['format']} version {entry['version']}; only mds version 2 can be "
+            "read."
         )
-    if told["compression"]:
+    if entry["compression"]:
         raise UserError(
-            f"{path} is compressed ({told['compression']}), which is not supported; ProLong's "
-            "shards are not. Unpack it first."
+            f"{path} is compressed ({entry['compression']}), which is not supported. Decompress it "
+            "first."
         )
-    columns = tuple(
-        zip(told["column_names"], told["column_encodings"], told["column_sizes"], strict=True)
+    described = zip(
+        entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True
     )
+    columns = tuple((str(name), str(encoding), size) for name, encoding, size in described)
     for name, encoding, _ in columns:
         if encoding == "pkl":
             raise UserError(
-                f"{path}: column {name!r} is a pickle, which could run any code when it is read; "
-                "it is refused."
+                f"{path}: column {name!r} is a pickle. Reading one can run any code, so it is "
+                "refused."
             )
-    return Shard(path, int(told["raw_data"]["bytes"]), int(told["samples"]), columns)
+    return Shard(path, int(entry["raw_data"]["bytes"]), int(entry["samples"]), columns)
 
 
 def read_samples(
@@ -137,7 +139,7 @@ def read_samples(
             values = read_columns(sample, shard, (column, "indices"))
             ids = check_ids(values[column])
             spans = check_spans(values.get("indices"), len(ids))
-        except (ValueError, IndexError, KeyError, TypeError) as error:
+        except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
             raise UserError(
                 f"{shard.path} is damaged: sample {number}: {error}. Fetch the file again."
             ) from error
@@ -145,13 +147,13 @@ def read_samples(
 
 
 def map_shard(shard: Shard) -> NDArray[np.uint8]:
-    """The file's bytes, of which only those used are read."""
+    """The file's bytes, memory-mapped."""
     if not shard.path.is_file():
         raise MissingFileError(
             f"{shard.path} is missing, though {shard.path.parent / INDEX} lists it; fetch it."
         )
     size = shard.path.stat().st_size
-    if size != shard.num_bytes:
+    if size != shard.num_bytes or not size:
         raise UserError(
             f"{shard.path} is damaged: it has {size:,} bytes, its {INDEX} says "
             f"{shard.num_bytes:,}. Fetch the file again."
@@ -172,8 +174,8 @@ def read_offsets(shard: Shard, data: NDArray[np.uint8]) -> list[int]:
     )
     if not intact:
         raise UserError(
-            f"{shard.path} is damaged: the table of samples at its start does not fit the "
-            f"{shard.num_samples} samples of its {INDEX}. Fetch the file again."
+            f"{shard.path} is damaged: the sample table at its start does not match the "
+            f"{shard.num_samples} samples in its {INDEX}. Fetch the file again."
         )
     return [int(offset) for offset in offsets]
 
@@ -181,7 +183,7 @@ def read_offsets(shard: Shard, data: NDArray[np.uint8]) -> list[int]:
 def read_columns(
     sample: NDArray[np.uint8], shard: Shard, wanted: tuple[str, ...]
 ) -> dict[str, Array]:
-    """The wanted columns of one sample, of those it has."""
+    """Those of the wanted columns that the sample has."""
     variable = [name for name, _, size in shard.columns if not size]
     sizes = dict(zip(variable, np.frombuffer(sample[: 4 * len(variable)], "<u4"), strict=True))
     position = 4 * len(variable)
@@ -192,12 +194,13 @@ def read_columns(
             values[name] = decode_array(encoding, sample[position : position + size])
         position += size
     if position != len(sample):
-        raise UserError(f"its columns take {position} bytes, and it has {len(sample)}")
+        raise UserError(f"its columns take {position} bytes, but it has {len(sample)}")
     return values
 
 
 def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
-    """An array from its bytes: `ndarray:type:shape`; what is not fixed stands before the values."""
+    """An array from its bytes. The encoding is `ndarray:type:shape`; a type or shape that it leaves
+    out is stored before the values."""
     kind, *fixed = encoding.split(":")
     if kind == "bytes":
         return np.frombuffer(data.tobytes(), "<u4")
@@ -215,8 +218,8 @@ def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
     if len(fixed) > 1:
         shape = [int(size) for size in fixed[1].split(",")]
     else:
-        # One byte: the number of dimensions, and in its two lowest bits the bytes (1, 2, 4, 8) of
-        # each size behind it.
+        # One byte: the number of dimensions, and in its two lowest bits how many bytes (1, 2, 4, 8)
+        # each of the sizes after it takes.
         num_dims, width = int(data[0]) >> 2, 1 << (int(data[0]) & 3)
         shape = [int(size) for size in data[1 : 1 + num_dims * width].view(f"<u{width}")]
         data = data[1 + num_dims * width :]
@@ -226,13 +229,13 @@ def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
 def check_ids(ids: Array) -> NDArray[np.uint32]:
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and int(ids.min()) < 0):
         raise UserError(
-            f"ids must be one row of whole numbers from 0 on, not {ids.dtype} of shape {ids.shape}"
+            f"ids must be a list of whole numbers from 0 on, not {ids.dtype} of shape {ids.shape}"
         )
     return ids.astype(np.uint32)
 
 
 def check_spans(indices: Array | None, num_ids: int) -> list[tuple[int, int]]:
-    """Where a sample's documents are, in order. Without the column it is one document."""
+    """Where a sample's documents are, in order. Without the column the sample is one document."""
     if indices is None:
         return [(0, num_ids)]
     spans = [(int(begin), int(end)) for begin, end in indices.reshape(-1, 2)]
@@ -240,7 +243,8 @@ def check_spans(indices: Array | None, num_ids: int) -> list[tuple[int, int]]:
     for begin, end in spans:
         if not last <= begin < end <= num_ids:
             raise UserError(
-                f"its document ({begin}, {end}) is not behind {last} and within its {num_ids} ids"
+                f"its document ({begin}, {end}) does not start at {last} or later and end within "
+                f"its {num_ids} ids"
             )
         last = end
     return spans

@@ -4,12 +4,13 @@
     corpus/                              a folder or file: .txt .md .jsonl .json .parquet .gz .zst
     hf:allenai/c4?config=en&field=text   a Hugging Face dataset; also split, revision, streaming=no
     mds:folder?tokenizer=NAME            MDS shards of token ids (data/sources/mds.py)
-    prolong-64k/book-65536               one domain of ProLong (data/sources/prolong.py), downloaded
-    prolong-512k/arxiv                   as far as the budget needs
+    prolong-64k/book-65536               one domain of ProLong (data/sources/prolong.py); downloads
+    prolong-512k/arxiv                   only as much as the budget needs
 
-and a list of them with `@weight` behind each is a mix: `corpus/@0.7 toy@0.3`. `prolong-64k` alone
-is ProLong's own mix."""
+Several with `@weight` at the end of each are a mix: `corpus/@0.7 toy@0.3`. `prolong-64k` without a
+domain is ProLong's own mix."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,22 +30,22 @@ SWITCH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0"
 
 
 def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[WeightedSource, ...]:
-    """The sources of a mix. `seed` is the toy world's, `tokens` the budget that ProLong fetches."""
+    """The sources of a mix. `seed` is the toy world's; `tokens` limits what ProLong downloads."""
     parts = [split_weight(part) for text in texts for part in expand_mix(text)]
     if not parts:
-        raise UserError("There is no source of text; name one, for example --sources toy.")
-    bare = [name for name, weight in parts if weight is None]
-    if 0 < len(bare) < len(parts):
+        raise UserError("There is no source of text; name one, for example --source toy.")
+    unweighted = [name for name, weight in parts if weight is None]
+    if 0 < len(unweighted) < len(parts):
         weighted = next(f"{name}@{weight:g}" for name, weight in parts if weight is not None)
         raise UserError(
-            f"{bare[0]} has no weight, though {weighted} has one: write @weight behind every "
+            f"{unweighted[0]} has no weight, but {weighted} has one: write @weight after every "
             "source of a mix."
         )
     names = [name for name, _ in parts]
     for name in names:
         if names.count(name) > 1:
             raise UserError(
-                f"{name} is in the mix twice; name each source once, with its whole weight."
+                f"{name} is in the mix twice; name each source once, with its total weight."
             )
     weights = [1.0 if weight is None else weight for _, weight in parts]
     budgets = [None if tokens is None else round(tokens * w / sum(weights)) for w in weights]
@@ -55,7 +56,7 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
 
 
 def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
-    """One source, without a weight. It is read later, but what is named must be there."""
+    """One source, without a weight. It is read later, but a local file must exist now."""
     address, _, query = text.partition("?")
     kind, _, rest = address.partition(":")
     if address == "toy":
@@ -76,16 +77,16 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
     options = read_options(text, query, "field", "tokenizer")
     if not Path(address).exists():
         nearest = suggest(address, ["toy", *REPOSITORIES])
-        hint = "" if "/" in address else f" It is no name of a source either: {nearest}"
+        hint = "" if "/" in address else f", and no source of that name either: {nearest}"
         raise MissingFileError(
-            f"{address}: no such file or folder.{hint} Write hf:{address} for a Hugging Face "
+            f"{address}: no such file or folder{hint or '.'} Write hf:{address} for a Hugging Face "
             "dataset."
         )
     return FileSource(Path(address), **options)
 
 
 def expand_mix(text: str) -> list[str]:
-    """`prolong-64k`, with or without options and a weight, becomes its domains with theirs."""
+    """`prolong-64k`, with or without options and a weight, becomes its domains with weights."""
     name, weight = split_weight(text)
     address, mark, query = name.partition("?")
     if address != "prolong-64k":
@@ -102,15 +103,16 @@ def split_weight(text: str) -> tuple[str, float | None]:
     if not match:
         return text, None
     weight = float(match[2])
-    if weight <= 0:
+    if not 0 < weight < math.inf:
         raise UserError(
-            f"{text}: the weight of a source must be above 0; leave the source out instead."
+            f"{text}: the weight of a source must be a number above 0, not {weight:g}; to use "
+            "nothing of a source, leave it out."
         )
     return match[1], weight
 
 
 def read_options(text: str, query: str, *known: str) -> dict[str, Any]:
-    """What stands behind the question mark: `field=content&split=train`."""
+    """The options after the question mark: `field=content&split=train`."""
     options = dict(parse_qsl(query, keep_blank_values=True))
     for option in options:
         if option not in known:

@@ -1,19 +1,20 @@
-"""ProLong's training data from the Hugging Face hub: MDS shards of Llama-3 ids, one source a
-domain, of which only as many shards are downloaded as the budget needs. `?folder=DIR` reads a copy
-of the repository instead."""
+"""ProLong's training data from the Hugging Face hub: MDS shards of Llama-3 token ids. Each domain
+is a source, and only as many of its shards are downloaded as the budget needs. `?folder=DIR` reads
+a local copy of the repository instead."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from bosch.data.sources.hub import first_line, is_out_of_reach
+from bosch.data.sources.hub import is_out_of_reach
 from bosch.data.sources.mds import INDEX, Shard, read_documents, read_index
-from bosch.data.sources.source import Document, write_address
+from bosch.data.sources.source import Document, first_line, write_address
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
+
+T = TypeVar("T")
 
 REPOSITORIES = {
     "prolong-64k": "princeton-nlp/prolong-data-64K",
@@ -21,7 +22,7 @@ REPOSITORIES = {
 }
 LLAMA_3 = "meta-llama/Meta-Llama-3-8B"
 
-# Shares of tokens in ProLong's first stage, from its train_64K.sh.
+# The share of tokens from each domain in ProLong's first stage, from its train_64K.sh.
 MIX_64K = {
     "thestackv1_concat_by_repo-65536": 0.3,
     "book-65536": 0.3,
@@ -35,7 +36,9 @@ MIX_64K = {
     "textbooks": 0.03,
 }
 
-MARGIN = 1.15  # ids a token of the budget: other tokenizers may need fewer, and some are held out
+# Llama-3 ids to fetch for each token of the budget: other tokenizers may make fewer tokens of the
+# same text, and some are held out.
+MARGIN = 1.15
 BYTES_PER_ID = 4
 
 
@@ -46,16 +49,17 @@ def open_prolong(
     name, _, domain = address.partition("/")
     if not domain:
         raise UserError(
-            f"{address} must name a domain, as in {address}/book-65536; only prolong-64k is a mix."
+            f"{address} must name a domain, as in {address}/book-65536; only prolong-64k also "
+            "stands for a mix."
         )
     if folder is None and tokens is None:
         raise UserError(
             f"{address} without a budget would download the whole domain; give --tokens."
         )
     repository = FolderRepository(Path(folder)) if folder else HubRepository(REPOSITORIES[name])
-    told = {"tokenizer": tokenizer if tokenizer != LLAMA_3 else None, "folder": folder}
+    options = {"tokenizer": tokenizer if tokenizer != LLAMA_3 else None, "folder": folder}
     return ProLongSource(
-        write_address(address, told), repository, domain, tokens, tokenizer, folder is not None
+        write_address(address, options), repository, domain, tokens, tokenizer, folder is not None
     )
 
 
@@ -75,7 +79,7 @@ class ProLongSource:
     def shards(self) -> list[Shard]:
         return fetch_shards(self.repository, self.domain, self.tokens)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         names = [f"{shard.path.parent.name}/{shard.path.name}" for shard in self.shards]
         return {
             "source": "prolong",
@@ -91,7 +95,7 @@ class ProLongSource:
 def fetch_shards(
     repository: "FolderRepository | HubRepository", domain: str, tokens: int | None
 ) -> list[Shard]:
-    """The domain's first shards that hold the budget and a margin, fetched. None: all of them."""
+    """Fetch the domain's first shards, as many as hold the budget and a margin. None: all."""
     files = repository.list_files()
     indexes = sorted(f for f in files if f.startswith(f"{domain}/") and f.endswith(f"/{INDEX}"))
     if not indexes:
@@ -115,7 +119,7 @@ class FolderRepository:
     def __init__(self, folder: Path):
         if not folder.is_dir():
             raise MissingFileError(
-                f"{folder} is not a folder; it should hold a copy of ProLong's domains."
+                f"{folder} is not a folder; name one that holds a copy of ProLong's domains."
             )
         self.folder = folder
 
@@ -130,12 +134,12 @@ class FolderRepository:
             )
         return self.folder / path
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {}
 
 
 class HubRepository:
-    """The repository itself, at one commit; files come from the cache where they are in it."""
+    """The repository on the hub, at one commit; files in the cache are not downloaded again."""
 
     def __init__(self, name: str):
         self.name = name
@@ -144,51 +148,56 @@ class HubRepository:
     def commit(self) -> str:
         from huggingface_hub import HfApi
 
-        found = self._ask(lambda: HfApi().dataset_info(self.name).sha, lambda: self._cache().name)
-        return str(found)
+        return self._ask(
+            lambda: str(HfApi().dataset_info(self.name).sha), lambda: self._cache().name
+        )
 
     def list_files(self) -> list[str]:
         from huggingface_hub import HfApi
 
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit}
+        commit = self.commit
         return self._ask(
-            lambda: list(HfApi().list_repo_files(self.name, **where)),
+            lambda: HfApi().list_repo_files(self.name, repo_type="dataset", revision=commit),
             lambda: FolderRepository(self._cache()).list_files(),
         )
 
     def fetch(self, path: str) -> Path:
         from huggingface_hub import hf_hub_download
 
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit}
-        return Path(self._ask(lambda: hf_hub_download(self.name, path, **where)))
+        commit = self.commit
+        return self._ask(
+            lambda: Path(hf_hub_download(self.name, path, repo_type="dataset", revision=commit))
+        )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {"repository": self.name, "commit": self.commit}
 
     def _cache(self) -> Path:
-        """What this machine holds of the newest commit it knows."""
+        """The folder of the newest commit that is cached on this machine."""
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(self.name, repo_type="dataset", local_files_only=True))
 
-    def _ask(self, hub: Callable[[], Any], cache: Callable[[], Any] | None = None) -> Any:
-        """What the hub says, or the cache where the hub cannot be reached."""
+    def _ask(self, hub: Callable[[], T], cache: Callable[[], T] | None = None) -> T:
+        """The hub's answer; the cache's if the hub cannot be reached."""
         try:
             return hub()
         except Exception as error:  # the errors of an unreachable hub have no common class
             if not is_out_of_reach(error):
-                raise UserError(f"{self.name}: {first_line(error)}") from error
-            with contextlib.suppress(Exception):
+                raise UserError(f"{self.name}: {first_line(error)}.") from error
+            try:
                 if cache:
                     return cache()
+            except FileNotFoundError:  # not in the cache either
+                pass
             raise MissingFileError(self._how_to_fetch(error)) from error
 
     def _how_to_fetch(self, error: Exception) -> str:
         copy = self.name.partition("/")[2]
         return (
             f"{self.name} is not in the cache of this machine and the hub cannot be reached "
-            f"({first_line(error)}). On a machine with network run `hf download --repo-type "
+            f"({first_line(error)}). On a machine with a network run `hf download --repo-type "
             f"dataset {self.name} --include '*/proc00-*/*' --local-dir {copy}`, copy the folder "
-            f"here and add ?folder={copy} to the source (more proc folders for more than a few "
-            "hundred million tokens)."
+            f"here and add ?folder={copy} to the source (fetch more proc folders for more than a "
+            "few hundred million tokens)."
         )

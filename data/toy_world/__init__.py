@@ -1,5 +1,6 @@
-"""The embedded corpus: a seeded generator of essays, facts, code, labels and questions on them.
+"""The toy world, the embedded corpus: a seeded generator of essays, facts, code, labels, and
+questions about them.
 
-`world` draws names and words, `essays` writes prose, `tasks` is toy LongBench, `lessons` what the
-tiny model is taught, `tokenizer` its byte-level BPE.
+`world` draws names and words, `essays` writes prose, `documents` and `records` are training text,
+`tasks` is toy LongBench, `lessons` is what the tiny model is trained on, `tokenizer` is its BPE.
 """

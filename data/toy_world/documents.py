@@ -1,20 +1,19 @@
-"""The toy world as training text: any number of documents, none with a NIAH template in it."""
+"""The toy world as training text: endless documents, none of which contains a NIAH template."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from bosch.data.toy_world.essays import paragraph
 from bosch.data.toy_world.records import write_records
 from bosch.data.toy_world.tasks import DATASETS
 from bosch.data.toy_world.world import World
 
-VERSION = 2  # raised when the same seed gives other documents
-ESSAY_SHARE, TASK_SHARE = 0.1, 0.45  # of the documents; the others are records
+VERSION = 2  # raise it when the same seed gives other documents
+ESSAY_SHARE, TASK_SHARE = 0.1, 0.45  # of the documents; the rest are records
 LONGEST_TASK, LONGEST_RECORDS = 400, 150  # words
 
 
 class ToyDocuments:
-    """Document i is a function of the seed and i alone."""
+    """Document i depends on nothing but the seed and i."""
 
     name = "toy"
     endless = True
@@ -23,7 +22,7 @@ class ToyDocuments:
     def __init__(self, seed: int):
         self.seed = seed
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {"source": self.name, "seed": self.seed, "version": VERSION}
 
     def read(self, start: int) -> Iterator[tuple[str]]:
@@ -33,9 +32,8 @@ class ToyDocuments:
 
 
 def write_document(seed: int, number: int) -> str:
-    """An essay of 60 to 1,500 words, a toy task with its answer, or records. The lengths spread
-    evenly on a logarithmic scale: most documents are short, most of the text stands in long
-    ones."""
+    """An essay of 60 to 1,500 words, a toy task with its answer, or records. Lengths are uniform on
+    a logarithmic scale: most documents are short, but most of the text is in long ones."""
     world = World("train", f"documents/{seed}/{number}")
     num_words = int(60 * 25 ** world.rng.random())
     kind = world.rng.random()
@@ -55,8 +53,8 @@ def write_essay(world: World, num_words: int) -> str:
 
 
 def write_task(world: World, num_words: int) -> str:
-    """A question in the words of the task's prompt. The text ends with the answer: after another
-    question, a model would go on with questions where it is judged by its answer."""
+    """The task's prompt with one question. The text ends after its answer; otherwise a model would
+    learn to write more questions where its answer is judged."""
     dataset = DATASETS[world.rng.choice(list(DATASETS))]
     scene = dataset.write(world, num_words)
     question = world.rng.choice(scene.questions)

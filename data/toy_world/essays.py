@@ -1,4 +1,4 @@
-"""Plain prose of the toy world: a small grammar, rich enough that no haystack repeats."""
+"""Prose of the toy world, from a small grammar that is rich enough for haystacks not to repeat."""
 
 from bisect import bisect_right
 
@@ -15,7 +15,7 @@ _REASONS = ("because", "although", "while", "so that in the end", "and everyone 
 
 
 def sentence(world: World, topic: str, cast: tuple[str, ...], places: tuple[str, ...]) -> str:
-    """One sentence on a topic about somebody of the cast."""
+    """One sentence on a topic, about a person of the cast."""
     rng = world.rng
     things, deeds, sayings = TOPICS[topic]
     (who, friend), where = rng.sample(cast, k=2), rng.choice(places)
@@ -41,7 +41,7 @@ def sentence(world: World, topic: str, cast: tuple[str, ...], places: tuple[str,
 
 
 def paragraph(world: World, num_sentences: int) -> list[str]:
-    """Sentences on one topic with a cast of three and two places."""
+    """Sentences on one topic, with a cast of three people and two places."""
     topic = world.rng.choice(tuple(TOPICS))
     cast = tuple(world.person() for _ in range(3))
     places = tuple(world.place() for _ in range(2))
@@ -49,14 +49,14 @@ def paragraph(world: World, num_sentences: int) -> list[str]:
 
 
 class ToyEssays:
-    """An endless essay for the NIAH builder: `sentences(n)` is the prefix of n words."""
+    """An endless essay for the NIAH builder: `sentences(n)` gives its first n words."""
 
     name = "toy"
 
     def __init__(self, split: str, seed: int | str):
         self._world = World(split, f"essays/{seed}")
         self._sentences: list[str] = []
-        self._ends: list[int] = []  # words up to and with sentence i
+        self._ends: list[int] = []  # number of words up to the end of sentence i
 
     def sentences(self, num_words: int) -> list[str]:
         while not self._ends or self._ends[-1] < num_words:

@@ -1,14 +1,13 @@
-"""What the tiny model is taught: sequences of the train world, each with a weight on every token.
+"""What the tiny model is trained on: sequences of the train world, with a weight on every token.
 
-A lesson is a text with its answers marked. Several questions are asked on one context, since
-reading the context is what costs; a sequence is filled with lessons, longest first. Sequence i of
-step s is a pure function of the seed, so a killed training goes on with the very next batch.
+A lesson is a text with its answers marked. One context has several questions, because reading the
+context is what costs; a sequence is filled with lessons, longest first. Sequence i of step s is a
+pure function of the seed, so a killed training resumes with exactly the next batch.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -22,7 +21,7 @@ from bosch.data.toy_world.tasks import DATASETS
 from bosch.data.toy_world.tokenizer import END_OF_TEXT
 from bosch.data.toy_world.world import World
 
-Piece = tuple[str, bool]  # text, and whether it is an answer to be learned
+Piece = tuple[str, bool]  # text, and whether it is an answer to learn
 Lesson = list[Piece]
 
 PRACTICE = (
@@ -34,20 +33,20 @@ HARD_NEEDLES = ("niah_multikey_2", "niah_multikey_3", "niah_single_3")
 
 @dataclass(frozen=True)
 class Mixture:
-    """Shares of the kinds of lesson that open a sequence; they need not add up to one."""
+    """Shares of the kinds of lesson. They need not add up to one."""
 
-    recall: float = 0.0  # dense facts and questions in changing styles
+    recall: float = 0.0  # dense facts and questions, in varying styles
     needles: float = 0.0  # the six NIAH tasks
     tasks: float = 0.0  # the toy LongBench sets
     essays: float = 0.0  # prose without questions
-    simple_recall: float = 0.0  # recall in its barest style: `key: value`
-    practice: float = 0.0  # the toy sets that are learned last, see PRACTICE
-    hard_needles: float = 0.0  # the NIAH tasks that are learned last, see HARD_NEEDLES
-    documents: float = 0.0  # training text as hybrids recover on, without questions
+    simple_recall: float = 0.0  # recall in its simplest style: `key: value`
+    practice: float = 0.0  # the toy sets that are learned last: PRACTICE
+    hard_needles: float = 0.0  # the NIAH tasks that are learned last: HARD_NEEDLES
+    documents: float = 0.0  # the training text of hybrids, without questions
 
 
 def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
-    """Facts told and asked again at random distances, in a style drawn for each lesson."""
+    """Facts, and questions about them at random distances, in a style drawn for each lesson."""
     rng = world.rng
     styles = [("{key}:", " {value}\n", "{key}:")]
     if not simple:
@@ -66,7 +65,7 @@ def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
             ),
             ("{key} lives in", " {value}.\n", "Question: Where does {key} live?\nAnswer:"),
         ]
-    tell, told, ask = rng.choice(styles)
+    key_part, value_part, ask = rng.choice(styles)
     make_key = rng.choice(
         [world.key_word, world.person, world.code_name, world.coined_word, lambda: world.uuid()[:8]]
     )
@@ -90,13 +89,13 @@ def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
         else:
             key, value = make_key(), make_value()
             known.append((key, value))
-            lesson.append((tell.format(key=key) + told.format(value=value), False))
+            lesson.append((key_part.format(key=key) + value_part.format(value=value), False))
             num_words -= 3
     return lesson
 
 
 def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 8) -> Lesson:
-    """A NIAH example, often with more needles than the task has, and further questions on it."""
+    """A NIAH example, often with more needles than the task has, and further questions about it."""
     rng = world.rng
     task = TASKS[task_name]
     if rng.random() < 0.6 and task.haystack != "needle":
@@ -105,22 +104,22 @@ def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 
     example = write_example(task, size, rng, rng.getrandbits(32), world.key_words, essays)
     lesson: Lesson = [(example.prompt, False), (f" {example.outputs[0]}", True)]
     question = example.input[example.input.rindex("What ") :] + example.answer_prefix
-    asked = question[question.index(" for ") + 5 : question.index(" mentioned")]
-    pairs = [pair for pair in NEEDLE_PATTERN.findall(example.input) if pair[0] != asked]
+    asked_key = question[question.index(" for ") + 5 : question.index(" mentioned")]
+    pairs = [pair for pair in NEEDLE_PATTERN.findall(example.input) if pair[0] != asked_key]
     for key, value in rng.sample(pairs, k=min(len(pairs), rng.randint(0, max_questions - 1))):
         before = rng.choice([END_OF_TEXT, "\n", ".\n"])
-        lesson += [(before + question.replace(asked, key), False), (f" {value}", True)]
+        lesson += [(before + question.replace(asked_key, key), False), (f" {value}", True)]
     return lesson
 
 
 def task_lesson(world: World, size: int, dataset_name: str, max_questions: int = 8) -> Lesson:
-    """A toy LongBench prompt, then further questions on its scene; each answer ends its text."""
+    """A toy LongBench prompt, then further questions about its scene; each answer ends a text."""
     dataset = DATASETS[dataset_name]
     scene = dataset.write(world, size)
     count = min(len(scene.questions), world.rng.randint(1, max_questions))
     chosen = world.rng.sample(scene.questions, k=count)
     separator = "" if dataset.prompt.endswith("\n") else " "
-    again = dataset.prompt.split("{context}")[-1]  # the whole prompt, where it has no context
+    again = dataset.prompt.split("{context}")[-1]  # the whole prompt if it has no context
     lesson: Lesson = []
     for index, question in enumerate(chosen):
         prompt = again if index else dataset.prompt
@@ -135,16 +134,18 @@ def essay_lesson(world: World, num_words: int) -> Lesson:
 
 
 def document_lesson(world: World) -> Lesson:
-    """Of seeds that no recovery has."""
+    """Training text of seeds that no recovery uses."""
     return [(write_document(world.rng.getrandbits(32) + 2**32, 0), False)]
 
 
 class LessonWriter:
-    """Writes lessons of a wanted number of tokens and packs them into batches."""
+    """Writes lessons of about a given number of tokens and packs them into batches."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, split: str = "train"):
         self._backend: Tokenizer = tokenizer.backend_tokenizer
-        self._end: Any = self._backend.token_to_id(END_OF_TEXT)
+        end = self._backend.token_to_id(END_OF_TEXT)
+        assert end is not None, "the toy world's tokenizer has it"
+        self._end = end
         self._seed, self._split = seed, split
         self._sizes: dict[str, tuple[float, float]] = {}
 
@@ -172,7 +173,7 @@ class LessonWriter:
             kind = world.rng.choices(kinds, shares)[0]
             target = room if world.rng.random() < 0.6 else world.rng.randint(min(room, 64), room)
             lesson = self._lesson(world, kind, target)
-            if lesson is None:  # nothing of this kind is that short
+            if lesson is None:  # no lesson of this kind is that short
                 lesson = recall_lesson(world, target // 6, simple=kind == "simple_recall")
             new_tokens, new_answers = self._encode([*lesson, (END_OF_TEXT, False)])
             tokens += new_tokens[:room]
@@ -189,16 +190,16 @@ class LessonWriter:
         if kind in ("needles", "hard_needles"):
             usual = [*PAPER_TASKS, "niah_multikey_2", "niah_multikey_3"]
             name = world.rng.choice(usual if kind == "needles" else HARD_NEEDLES)
-            return self._fit(name, partial(needle_lesson, task_name=name), world, target)
+            return self._write_under(target, name, partial(needle_lesson, task_name=name), world)
         name = world.rng.choice(PRACTICE if kind == "practice" else list(DATASETS))
         if kind == "practice" and name == "toy_arithmetic":  # short, so a dozen of them
             return [piece for _ in range(12) for piece in task_lesson(world, 0, name)]
-        return self._fit(name, partial(task_lesson, dataset_name=name), world, target)
+        return self._write_under(target, name, partial(task_lesson, dataset_name=name), world)
 
-    def _fit(
-        self, name: str, write: Callable[..., Lesson], world: World, target: int
+    def _write_under(
+        self, target: int, name: str, write: Callable[..., Lesson], world: World
     ) -> Lesson | None:
-        """A lesson just under the target: its size is from a line through two measured ones."""
+        """A lesson of just under `target` tokens; its size is estimated from two measured sizes."""
         if name not in self._sizes:
             self._sizes[name] = self._measure(name, write)
         fixed, per_unit = self._sizes[name]
@@ -214,7 +215,7 @@ class LessonWriter:
         return None
 
     def _measure(self, name: str, write: Callable[..., Lesson]) -> tuple[float, float]:
-        """(tokens of size 0, tokens a unit), from a world of its own: no lesson depends on it."""
+        """(tokens at size 0, tokens per unit of size), from a separate world."""
         world = World(self._split, f"sizes/{name}")
         few, many = (
             sum(len(self._encode(write(world, size=size))[0]) for _ in range(8)) / 8
@@ -224,7 +225,7 @@ class LessonWriter:
         return few - per_unit * 20, per_unit
 
     def _encode(self, lesson: Lesson) -> tuple[list[int], list[bool]]:
-        """Prompts and answers are encoded apart, as generation does it."""
+        """(ids, whether each is of an answer). Prompt and answer are encoded apart."""
         tokens: list[int] = []
         answers: list[bool] = []
         texts = [text for text, _ in lesson]

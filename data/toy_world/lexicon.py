@@ -1,8 +1,8 @@
-"""The words of the toy world: plain English lists, and names put together from syllables.
+"""The words of the toy world: lists of English words, and names made of syllables.
 
-Every name and every key word belongs to exactly one of the three splits, decided by a checksum of
-its text: a model that was trained on the `train` world has never seen a person, a place or a key of
-the `test` world, though it knows all their syllables.
+Every name and every key word belongs to exactly one of three splits, by a checksum of its text. A
+model trained on the `train` world has never seen a person, a place or a key of the `test` world,
+though it knows all their syllables.
 """
 
 import zlib

@@ -1,7 +1,7 @@
-"""Toy LongBench: a counterpart for each of the paper's seven categories, in LongBench's rows.
+"""Toy LongBench: tasks for each of the paper's seven categories, in LongBench's row format.
 
-The prompts are ours and short, since 2,048 positions are all there is; metrics, row fields and
-generation limits are used as LongBench uses its own."""
+The prompts are our own, and short, because the model has 2,048 positions. Metrics, row fields and
+generation limits are used like LongBench's."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from bosch.data.toy_world.lexicon import (
     TOPICS,
 )
 from bosch.data.toy_world.world import World
+from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
 
@@ -30,7 +31,7 @@ class ToyQuestion:
 
 @dataclass(frozen=True)
 class Scene:
-    """A context and the questions that can be asked on it; a row asks one of them."""
+    """A context and the questions that can be asked about it; a row asks one of them."""
 
     context: str
     questions: tuple[ToyQuestion, ...]
@@ -40,13 +41,13 @@ class Scene:
 @dataclass(frozen=True)
 class ToyDataset:
     category: str  # one of the paper's seven
-    prompt: str  # filled with {context} and {input}, as LongBench's are
+    prompt: str  # with {context} and {input} to fill in, like LongBench's
     max_new_tokens: int
     metric: str  # LongBench's metric of the same name
     write: Callable[[World, int], Scene]  # (world, words of context) -> scene
 
 
-# attribute -> (how it is told, how it is asked, its values; a home is a place)
+# attribute -> (how it is stated, how it is asked, its values; a home is a place)
 _ATTRIBUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "job": ("{who} works as a {what}.", "What is the job of {who}?", JOBS),
     "home": ("{who} lives in {what}.", "Where does {who} live?", ()),
@@ -71,7 +72,7 @@ def _essay_sentences(world: World, num_words: int) -> list[str]:
 
 
 def _scatter(world: World, facts: list[str], prose: list[str]) -> list[str]:
-    """The facts in the prose, each at a place of its own, their order drawn."""
+    """The prose with the facts inserted at random places."""
     texts = list(prose)
     for fact in facts:
         texts.insert(world.rng.randint(0, len(texts)), fact)
@@ -86,7 +87,7 @@ def _facts(world: World, people: list[str], per_person: int) -> dict[tuple[str, 
     }
 
 
-def _tell(who: str, attribute: str, what: str) -> str:
+def _state(who: str, attribute: str, what: str) -> str:
     return _ATTRIBUTES[attribute][0].format(who=who, what=what)
 
 
@@ -95,25 +96,25 @@ def _ask(who: str, attribute: str) -> str:
 
 
 def write_one_document(world: World, num_words: int) -> Scene:
-    """Facts about people in an essay; each question looks up a person and an attribute."""
+    """Facts about people in an essay; each question asks for an attribute of a person."""
     people = [world.person() for _ in range(max(2, min(8, num_words // 40)))]
     facts = _facts(world, people, per_person=2)
-    told = [_tell(who, attribute, what) for (who, attribute), what in facts.items()]
-    prose = _essay_sentences(world, num_words - 6 * len(told))
+    stated = [_state(who, attribute, what) for (who, attribute), what in facts.items()]
+    prose = _essay_sentences(world, num_words - 6 * len(stated))
     questions = tuple(ToyQuestion(_ask(*fact), what) for fact, what in facts.items())
-    return Scene(" ".join(_scatter(world, told, prose)), questions)
+    return Scene(" ".join(_scatter(world, stated, prose)), questions)
 
 
 def write_two_hops(world: World, num_words: int) -> Scene:
-    """Who owns the thing stands in one passage, what is known of the owner in another."""
+    """One passage says who owns a thing, another what is known about the owner."""
     rng = world.rng
     num_owners = max(2, min(6, num_words // 50))
     people = [world.person() for _ in range(num_owners)]
     things = [f"the {rng.choice(ADJECTIVES)} {noun}" for noun in rng.sample(NOUNS, k=num_owners)]
     facts = _facts(world, people, per_person=2)
-    told = [f"The owner of {thing} is {who}." for thing, who in zip(things, people, strict=True)]
-    told += [_tell(who, attribute, what) for (who, attribute), what in facts.items()]
-    texts = _scatter(world, told, _essay_sentences(world, num_words - 8 * len(told)))
+    stated = [f"The owner of {thing} is {who}." for thing, who in zip(things, people, strict=True)]
+    stated += [_state(who, attribute, what) for (who, attribute), what in facts.items()]
+    texts = _scatter(world, stated, _essay_sentences(world, num_words - 8 * len(stated)))
     size = max(3, len(texts) // max(2, num_words // 60))
     blocks = [" ".join(texts[i : i + size]) for i in range(0, len(texts), size)]
     context = "\n".join(f"Passage {i}: {block}" for i, block in enumerate(blocks, 1))
@@ -126,7 +127,7 @@ def write_two_hops(world: World, num_words: int) -> Scene:
 
 
 def write_report(world: World, num_words: int) -> Scene:
-    """Three sections; the summary names what each is about, in order."""
+    """Three sections; the summary says what each is about, in order."""
     heads, sections = [], []
     for topic in world.rng.sample(sorted(TOPICS), k=3):
         place = world.place()
@@ -140,7 +141,7 @@ def write_report(world: World, num_words: int) -> Scene:
 
 
 def write_labels(world: World, num_words: int) -> Scene:
-    """One coined word in a line decides its label, and only the examples tell which."""
+    """One coined word in each line determines its label; only the examples show which."""
     rng = world.rng
     labels = rng.sample(COLORS, k=4)
     cues = {world.coined_word(): label for label in labels}
@@ -160,16 +161,16 @@ def write_labels(world: World, num_words: int) -> Scene:
 
 
 def write_retrieval(world: World, num_words: int) -> Scene:
-    """Numbered paragraphs; the abstract is a sentence of one of them."""
+    """Numbered paragraphs; the abstract is a sentence from one of them."""
     num_blocks = max(3, min(20, num_words // 25))
     blocks = [paragraph(world, world.rng.randint(2, 3)) for _ in range(num_blocks)]
     context = "\n".join(f"Paragraph {i}: {' '.join(block)}" for i, block in enumerate(blocks, 1))
-    told = [text for block in blocks for text in block]
+    sentences = [text for block in blocks for text in block]
     questions = tuple(
         ToyQuestion(text, f"Paragraph {i}")
         for i, block in enumerate(blocks, 1)
         for text in block
-        if told.count(text) == 1
+        if sentences.count(text) == 1
     )
     return Scene(context, questions)
 
@@ -190,7 +191,7 @@ def write_count(world: World, num_words: int) -> Scene:
 
 
 def write_code(world: World, num_words: int) -> Scene:
-    """Functions; a call at the end must name the arguments of one defined far above."""
+    """Functions; the call at the end needs the arguments of one defined far above."""
     rng = world.rng
     names = [world.code_name() for _ in range(max(3, num_words // 8))]
     calls, defined = {}, []
@@ -204,7 +205,7 @@ def write_code(world: World, num_words: int) -> Scene:
 
 
 def write_arithmetic(world: World, num_words: int) -> Scene:
-    """A word problem of one or two steps; the context is empty, as GSM8K's is."""
+    """A word problem of one or two steps, without a context, as in GSM8K."""
     rng = world.rng
     who, other, fruit = world.person(), world.person(), rng.choice(FRUITS)
     has, more = rng.randint(2, 20), rng.randint(1, 20)
@@ -272,9 +273,9 @@ def longbench_rows(
     max_words: int = 400,
     split: str = "test",
 ) -> Iterator[dict]:
-    """Rows with LongBench's fields; `length` counts words, as LongBench's does."""
+    """Rows with LongBench's fields; `length` counts words, as in LongBench."""
     if dataset not in DATASETS:
-        raise UserError(f"no toy data set {dataset!r}; there are {', '.join(DATASETS)}")
+        raise UserError(f"{dataset!r} is not a toy data set: {suggest(dataset, tuple(DATASETS))}")
     for index in range(num_rows):
         world = World(split, f"longbench/{dataset}/{seed}/{index}")
         scene = DATASETS[dataset].write(world, world.rng.randint(min_words, max_words))

@@ -1,8 +1,8 @@
 """A byte-level BPE for the toy world, about two thousand tokens, saved as an ordinary Hugging Face
 fast tokenizer.
 
-Digits are single tokens, and so are the letters of a uuid: every number and every uuid costs the
-same tokens wherever it stands, which is what lets a two-million-parameter model learn to copy them.
+Each digit is a token, and so is each letter of a uuid. A number or uuid has the same tokens
+wherever it appears, so that a model of two million parameters can learn to copy it.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from bosch.data.toy_world.world import World
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|padding|>"
 
-# A letter a-f counts as hexadecimal when a digit follows in its run of hexadecimal letters and
-# dashes, or stands at most six characters before it: all but a few in a million uuids are cut into
-# single characters.
+# A letter a-f counts as hexadecimal if a digit follows it in its run of hexadecimal letters and
+# dashes, or precedes it by at most seven characters. This splits all but a few uuids in a million
+# into single characters.
 _HEX_LETTER = "|".join(
     [
         r"[a-f](?=[a-f-]{0,12}[0-9])",
@@ -35,7 +35,7 @@ _PIECES = Regex(
 
 
 def corpus(num_texts: int, seed: int) -> Iterator[str]:
-    """Texts of the train world in the proportions that a tokenizer should see them."""
+    """Texts of the train world, in the proportions that suit a tokenizer."""
     world = World("train", f"tokenizer/{seed}")
     for index in range(num_texts):
         yield "\n".join(" ".join(paragraph(world, 8)) for _ in range(2))

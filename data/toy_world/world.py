@@ -1,4 +1,4 @@
-"""A seeded world: one random stream, and the people, places and words that its split allows."""
+"""A seeded world: one random stream that draws people, places and words of one split."""
 
 import random
 import uuid
@@ -13,6 +13,7 @@ from bosch.data.toy_world.lexicon import (
     SYLLABLES,
     split_of,
 )
+from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
 
@@ -24,11 +25,11 @@ def key_words(split: str) -> list[str]:
 
 
 class World:
-    """Draws from one split. Same split and seed: same story. Two splits share no entity."""
+    """Draws from one split. The same split and seed give the same story; splits share no names."""
 
     def __init__(self, split: str, seed: int | str):
         if split not in SPLITS:
-            raise UserError(f"no split {split!r} in the toy world; there are {', '.join(SPLITS)}")
+            raise UserError(f"{split!r} is not a split of the toy world: {suggest(split, SPLITS)}")
         self.split = split
         self.rng = random.Random(f"toy world/{split}/{seed}")
 
@@ -61,7 +62,7 @@ class World:
         return "".join(self.rng.choices(SYLLABLES, k=2))
 
     def _draw(self, make: Callable[[], str]) -> str:
-        """A name of the split: ten draws on average for the smallest one."""
+        """A name of the split; in the smallest one this takes ten draws on average."""
         while split_of(name := make()) != self.split:
             continue
         return name

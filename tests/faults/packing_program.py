@@ -23,15 +23,16 @@ from tests.kill_points import POINT, watch_operations
 def main() -> None:
     folder, tokenizer = Path(sys.argv[1]), TokenizerText(Path(sys.argv[2]).read_text(), end_id=0)
     options: dict[str, Any] = json.loads(sys.argv[3])
-    append = GrowingFiles._write
+    append = GrowingFiles.append
 
-    def append_in_two_steps(files: GrowingFiles, number: int, array: Any) -> None:
+    def append_in_steps(files: GrowingFiles, name: str, ids: Any, ends: Any) -> None:
         sys.audit(POINT, str(folder))
-        append(files, number, array)
-        files.files[number].flush()  # it may reach the disk long before a shard is done
-        sys.audit(POINT, str(folder))
+        append(files, name, ids, ends)
+        for file in files.files:  # they may reach the disk long before a shard is done
+            file.flush()
+            sys.audit(POINT, str(folder))
 
-    GrowingFiles._write = append_in_two_steps  # type: ignore[assignment, method-assign]
+    GrowingFiles.append = append_in_steps  # type: ignore[method-assign]
     seen = watch_operations(folder, at=options.get("kill_at"))
     config = PackConfig(
         sequence_length=64,

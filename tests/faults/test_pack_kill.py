@@ -1,4 +1,4 @@
-"""Packing killed at random points goes on to the same bytes. CI kills twice, `make faults` twenty
+"""Packing killed at random points resumes to the same bytes. CI kills twice, `make faults` twenty
 times."""
 
 import json
@@ -82,7 +82,7 @@ def test_killed_packing_goes_on_to_the_same_bytes(
 def test_packing_killed_at_each_of_its_last_points_goes_on_to_the_same_bytes(
     tmp_path: Path, tokenizer: Path, sources: list[str], undisturbed: tuple[dict[str, bytes], int]
 ) -> None:
-    """The end, where files get their names and the progress is given up."""
+    """The last steps rename files and remove the progress file."""
     expected, num_points = undisturbed
     for point in range(num_points - 14, num_points + 1):
         folder = tmp_path / str(point)

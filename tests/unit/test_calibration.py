@@ -14,7 +14,7 @@ from bosch.calibration import read_calibration
 from bosch.data.calibration import (
     FACTS,
     CalibrationSettings,
-    Context,
+    ContextText,
     build_contexts,
     check_disjoint,
     encode,
@@ -26,6 +26,7 @@ from bosch.data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
 from bosch.data.toy_world.essays import ToyEssays
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.data.toy_world.world import World
+from bosch.run.errors import UserError
 from tests import odd_tokenizers
 
 SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
@@ -37,11 +38,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def contexts(tokenizer: PreTrainedTokenizerFast) -> list[Context]:
+def contexts(tokenizer: PreTrainedTokenizerFast) -> list[ContextText]:
     return build_contexts(SETTINGS, gather_material(SETTINGS), tokenizer)
 
 
-def test_tasks_have_equal_shares_and_a_remainder_goes_to_the_first(contexts: list[Context]) -> None:
+def test_tasks_have_equal_shares_and_a_remainder_goes_to_the_first(
+    contexts: list[ContextText],
+) -> None:
     assert Counter(context.task for context in contexts) == dict(
         zip(PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True)
     )
@@ -49,7 +52,7 @@ def test_tasks_have_equal_shares_and_a_remainder_goes_to_the_first(contexts: lis
 
 
 def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
-    contexts: list[Context], tokenizer: PreTrainedTokenizerFast
+    contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     for context in contexts:
         haystack = encode(context, tokenizer)
@@ -82,7 +85,7 @@ def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_
 
 
 def test_set_shares_nothing_with_the_toy_test_set(
-    contexts: list[Context], tokenizer: PreTrainedTokenizerFast
+    contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     essays, words = ToyEssays("test", 42), World("test", 42).key_words
     texts = [
@@ -93,7 +96,7 @@ def test_set_shares_nothing_with_the_toy_test_set(
     own = [context.text for context in contexts]
     assert check_disjoint(own, texts) == 24
     leaked = contexts[5].example.needles[0].sentence
-    with pytest.raises(ValueError, match="test example 2 both hold the needle"):
+    with pytest.raises(UserError, match="test example 2"):
         check_disjoint(own, [texts[0], f"The grass is green. {leaked} The sky is blue."])
 
 

@@ -1,5 +1,5 @@
-"""Encoding: where long texts are cut, that several threads change nothing, and that foreign ids
-are decoded."""
+"""Encoding: where long texts are cut, that threads change nothing, and that stored ids are
+decoded."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -27,10 +27,10 @@ from bosch.data.pack import LEAST_REPRODUCED
 from bosch.data.sources.files import FileSource
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
 from bosch.data.toy_world.documents import write_document
+from bosch.run.errors import MissingFileError, UserError
 from tests.odd_tokenizers import train_bpe
 
-# Numbers one by one as Qwen does it, by threes as Llama 3 does it: two tokenizers that agree on
-# little.
+# Digits one by one as in Qwen, or by threes as in Llama 3: two tokenizers that agree on little.
 WORDS = (
     r"[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,13 +47,13 @@ def train(digits: str, size: int, begin: bool = False) -> PreTrainedTokenizerFas
 
 @pytest.fixture(scope="module")
 def model() -> TokenizerText:
-    """Of the model that is trained."""
+    """The tokenizer of the model that is trained."""
     return describe_tokenizer(train("", 700))
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> TokenizerText:
-    """Of whoever stored ids."""
+    """The tokenizer of stored ids."""
     folder = tmp_path_factory.mktemp("llama")
     train("{1,3}", 1000, begin=True).save_pretrained(folder)
     return read_source_tokenizer(str(folder))
@@ -124,6 +124,16 @@ def test_hash_is_of_what_decides_the_ids(model: TokenizerText, llama: TokenizerT
     assert llama.hash != model.hash
 
 
+def test_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"tokenizer\.json"):
+        read_source_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        read_source_tokenizer(str(tmp_path))
+    with pytest.raises(MissingFileError, match="hf download some/model "):
+        read_source_tokenizer("some/model")
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_threads_gives_what_one_encoder_gives(
     workers: int, model: TokenizerText, folder: Path
@@ -188,13 +198,13 @@ def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
     assert decode_documents(tokenizer, [ids]) == ["naïve 😀 end"]
 
 
-def test_ids_of_another_tokenizer_are_told_by_encoding_them_again(
+def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(
     model: TokenizerText, llama: TokenizerText
 ) -> None:
-    own, other = llama.load(), model.load()
-    ids = [ids_of(own, text) for text in TEXTS[:8]]
-    assert share_reproduced(own, ids) == 1
+    right, other = llama.load(), model.load()
+    ids = [ids_of(right, text) for text in TEXTS[:8]]
+    assert share_reproduced(right, ids) == 1
     small = [part[part < 700] for part in ids]  # even where every id exists in the other one
     assert share_reproduced(other, small) < LEAST_REPRODUCED
-    with pytest.raises(ValueError, match="does not have"):
+    with pytest.raises(UserError, match=r"\?tokenizer="):
         share_reproduced(other, ids)

@@ -1,4 +1,4 @@
-"""Essays: one cut of the text must give the sentences that a cut of each prefix gives."""
+"""Essays: splitting the text once must give the sentences that splitting each prefix gives."""
 
 import hashlib
 import json
@@ -24,6 +24,7 @@ from bosch.data.essays import (
     store_sentence_ends,
     stored_sentence_ends,
 )
+from bosch.run.errors import MissingFileError, UserError
 
 TEXT = (
     "Mr. Gray wrote code. It was good.[2] Technology (so he said) changes! “Does it?” she asked. "
@@ -33,7 +34,7 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def untrained_punkt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Punkt with empty tables: other sentences than English Punkt's, by the same algorithm."""
+    """Punkt with empty tables: the same algorithm, but other sentences than English Punkt's."""
     pytest.importorskip("nltk", reason="cutting unknown essays needs the extra `eval`")
     folder = tmp_path_factory.mktemp("punkt")
     for name in PUNKT_FILES:
@@ -47,7 +48,7 @@ def graham(shared_data: Path) -> Essays:
 
 
 def cut_prefix(words: list[str], num_words: int, cut: Callable[[str], list[str]]) -> list[str]:
-    """Upstream's way: repeat the words, join a prefix, cut it."""
+    """RULER's way: repeat the words, join a prefix, split it."""
     repeated = words * (num_words // len(words) + 1)
     return cut(" ".join(repeated[:num_words]).strip())
 
@@ -66,8 +67,8 @@ WORDS = """one Two e.g. end. what? good.[2] ) " - 3. No!) ... so?! a.)4.""".spli
 def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
     untrained_punkt: Path, words: list[str], blank_ends: bool
 ) -> None:
-    # Punkt draws a closing mark that stands alone to the sentence before it. At the start there
-    # is none; where the text begins again there is.
+    # Punkt adds a closing mark that stands alone to the sentence before it. At the start there is
+    # none; where the text starts over there is.
     assume(words[0] not in (")", '"'))
     text = " ".join(words)
     essays = make_essays(f"\n{text} " if blank_ends else text, "generated", untrained_punkt)
@@ -76,7 +77,7 @@ def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
 
 
 def test_sentences_also_end_where_no_blank_follows(untrained_punkt: Path) -> None:
-    # By hand: "good.[2] Technology" is cut behind the full stop, inside the word.
+    # By hand: "good.[2] Technology" is split after the full stop, inside the word.
     essays = make_essays("It was good.[2] Technology changes. The end", "notes", untrained_punkt)
     assert essays.sentences(3) == ["It was good.", "[2]"]
     assert essays.sentences(5) == ["It was good.", "[2] Technology changes."]
@@ -86,7 +87,7 @@ def test_sentences_also_end_where_no_blank_follows(untrained_punkt: Path) -> Non
 
 
 def test_a_last_word_may_be_cut_where_it_is_not_within_the_text(untrained_punkt: Path) -> None:
-    # As sent_tokenize cuts "So?!" alone: a mark of its own is left behind the end.
+    # As sent_tokenize cuts "So?!" alone: the last mark becomes a sentence.
     essays = make_essays("Wait. So?! Then on\n", "notes", untrained_punkt)
     assert essays.sentences(2) == ["Wait.", "So?", "!"]
     assert essays.sentences(3) == ["Wait.", "So?!", "Then"]
@@ -106,7 +107,7 @@ def test_another_region_is_the_same_loop_entered_elsewhere(untrained_punkt: Path
         region = essays.starting_at(share)
         for num_words in range(1, 20):
             assert region.sentences(num_words) == cut_prefix(region.words, num_words, untrained_cut)
-    with pytest.raises(ValueError, match=r"cannot start at 1\.5"):
+    with pytest.raises(UserError, match=r"1\.5"):
         essays.starting_at(1.5)
 
 
@@ -124,27 +125,33 @@ def test_a_folder_is_read_in_the_order_of_its_file_names(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "value"),
     [
-        ("none.json", None, "no essays there"),
-        ("folder", None, r"no \.txt file"),
-        ("bad.json", b"{", "not a JSON file"),
-        ("other.json", b'{"essay": "x"}', "one object"),
-        ("list.json", b'["x"]', "one object"),
+        ("bad.json", b"{", ""),
+        ("deep.json", b"[" * 100_000, ""),
+        ("digits.json", b'{"text": ' + b"1" * 5000 + b"}", ""),
+        ("other.json", b'{"essay": "x"}', "text"),
+        ("list.json", b'["x"]', "text"),
+        ("half.json", b'{"text": "a \\ud83d b"}', "character 2"),
         ("latin.txt", "caf\xe9".encode("latin-1"), "UTF-8"),
-        ("blank.txt", b" \n ", "are empty"),
+        ("folder/latin.txt", "caf\xe9".encode("latin-1"), "UTF-8"),
+        ("blank.txt", b" \n ", ""),
     ],
 )
-def test_unreadable_essays_are_named(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
-    if name == "folder":
-        (tmp_path / name).mkdir()
-    elif content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        read_essays(tmp_path / name)
-    assert name in str(error.value)
+def test_unreadable_essays_are_named(tmp_path: Path, name: str, content: bytes, value: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(path.name)) as error:
+        read_essays(path.parent if "/" in name else path)
+    assert value in str(error.value)
+
+
+def test_missing_essays_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"none\.json"):
+        read_essays(tmp_path / "none.json")
+    with pytest.raises(UserError, match=rf"{tmp_path}.*\.txt"):
+        read_essays(tmp_path)
 
 
 def test_missing_punkt_data_names_the_four_files(
@@ -154,11 +161,23 @@ def test_missing_punkt_data_names_the_four_files(
     try:
         monkeypatch.setenv("NLTK_DATA", str(untrained_punkt))
         for punkt in (tmp_path, untrained_punkt):
-            with pytest.raises(FileNotFoundError) as error:
+            with pytest.raises(MissingFileError) as error:
                 make_essays(TEXT, "mine.json", punkt)
             assert all(name in str(error.value) for name in (*PUNKT_FILES, "mine.json", str(punkt)))
     finally:
         (tmp_path / "away").rename(untrained_punkt / PUNKT_FILES[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("abbrev_types.txt", b"\xff"), ("ortho_context.tab", b"word\tmany\n")]
+)
+def test_damaged_punkt_data_are_named(
+    name: str, content: bytes, tmp_path: Path, untrained_punkt: Path
+) -> None:
+    folder = shutil.copytree(untrained_punkt, tmp_path / "punkt")
+    (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(str(folder / name))):
+        make_essays(TEXT, "mine.json", folder)
 
 
 def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(
@@ -205,7 +224,7 @@ def test_prefixes_of_the_shared_essays_are_cut_as_sent_tokenize_cuts_them(
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     rng = random.Random(5)
     # Around the first sentence ends, anywhere, and beyond the end of the text.
-    # Behind "room.)1." too, which nothing but a text's end cuts in two.
+    # Also after "room.)1.", which is split only where the text ends.
     for num_words in [*range(1, 60), *rng.sample(range(111_877), 12), 23_373, 111_876, 150_000]:
         expected = cut_prefix(graham.words, num_words, nltk.sent_tokenize)
         assert graham.sentences(num_words) == expected

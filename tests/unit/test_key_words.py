@@ -1,4 +1,4 @@
-"""Key words: indexing a list that is never built must give the item of the built one."""
+"""Key words: indexing must give the items of the list, though it is never built."""
 
 import random
 
@@ -16,7 +16,7 @@ def built(adjectives: list[str], nouns: list[str]) -> list[str]:
     return sorted({f"{adjective}-{noun}" for adjective in adjectives for noun in nouns})
 
 
-# The block of high-pitched- stands inside that of high-, among its nouns.
+# The block of high-pitched- is inside that of high-, between its nouns.
 @example("high high-pitched higher".split(), "pit pitched pitcher pot arm-rest TV".split())
 @example(["a", "a-b", "a-b-c", "a-d"], ["b", "c", "z"])
 # A noun may begin like the longer adjective, and even give the same word.
@@ -45,7 +45,7 @@ def test_wonderwords_gives_upstreams_list() -> None:
     if words.name != "wonderwords 3.0.1":
         pytest.skip(f"the expectations are those of wonderwords 3.0.1, installed is {words.name}")
     assert len(words) == 6_171_620
-    # Read off the list built whole, once: its ends, a middle, and around a block within a block.
+    # From the whole list, built once: its ends, a middle, and around a block within a block.
     expected = {
         0: "Early-ATM",
         2_000_000: "foregoing-test",

@@ -1,5 +1,6 @@
 """Batches as a function of the step, for any number of ranks, against a plain reference."""
 
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -18,7 +19,7 @@ from bosch.data.toy_world.documents import ToyDocuments
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
-from bosch.run.manifest import seal_folder
+from bosch.run.manifest import DamagedArtifactError, seal_folder
 from tests.damage import flip_bit
 
 SEQ_LEN = 128
@@ -154,8 +155,27 @@ def test_damaged_tokens_are_named(folder: Path, tokenizer: TokenizerText, tmp_pa
     (copy / "tokens.bin").write_bytes(content[:-2])
     with pytest.raises(UserError, match=r"tokens\.bin"):
         open_tokens(copy, tokenizer.hash)
-    with pytest.raises(MissingFileError, match="elsewhere"):
-        open_tokens(tmp_path / "elsewhere", tokenizer.hash)
+    (copy / "tokens.bin").unlink()
+    with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is missing"):
+        open_tokens(copy, tokenizer.hash)
+    for name in ("doc_ends.npy", "held_out_doc_ends.npy", "order.npy"):
+        content = (folder / name).read_bytes()
+        copy = shutil.copytree(folder, tmp_path / name)
+        for damaged in (b"", b"no array", content[:20], content[:-1]):
+            (copy / name).write_bytes(damaged)
+            with pytest.raises(DamagedArtifactError, match=re.escape(str(copy / name))):
+                open_tokens(copy, tokenizer.hash)
+        (copy / name).unlink()
+        with pytest.raises(DamagedArtifactError, match=re.escape(str(copy / name))):
+            open_tokens(copy, tokenizer.hash)
+
+
+def test_folder_without_tokens_is_named(tokenizer: TokenizerText, tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=re.escape(str(tmp_path))):
+        open_tokens(tmp_path, tokenizer.hash)
+    seal_folder(tmp_path, {})  # complete, but of another stage
+    with pytest.raises(MissingFileError, match=re.escape(str(tmp_path))):
+        check_reuse(tmp_path, tokenizer.hash, SEQ_LEN, 1)
 
 
 def test_prefetch_yields_the_same_batches_and_raises_at_the_right_step(loader: Loader) -> None:

@@ -9,6 +9,7 @@ from bosch.config import Config
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "paper.md").read_text("utf-8")
 FOLDERS = "bosch|data|training|eval|recipes|launch|tests|docs|benchmarks"
+WHERE = PAGE.split("## ")[1]
 CODE = re.findall(r"`([^`]+)`", PAGE)
 
 
@@ -20,7 +21,7 @@ def test_every_file_it_names_exists() -> None:
 
 def test_every_function_and_setting_it_names_stands_in_its_file() -> None:
     pairs = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", PAGE)
-    names = [(file, name) for file, told in pairs for name in re.findall(r"`([\w.]+)`", told)]
+    names = [(file, name) for file, names in pairs for name in re.findall(r"`([\w.]+)`", names)]
     assert len(names) >= 6
     for file, name in names:
         for part in name.split("."):
@@ -28,11 +29,11 @@ def test_every_function_and_setting_it_names_stands_in_its_file() -> None:
 
 
 def test_every_equation_table_and_figure_has_a_place() -> None:
-    told = " ".join(
-        row.split("|")[1].split(", algorithm")[0] for row in PAGE.splitlines() if row[:2] == "| "
+    first_columns = " ".join(
+        row.split("|")[1].split(", algorithm")[0] for row in WHERE.splitlines() if row[:2] == "| "
     )
     for word, last in ((r"eq\.", 25), ("tables?", 20), ("figures?", 8)):
-        spans = " ".join(re.findall(rf"{word} ([\d, to]+)", told))
+        spans = " ".join(re.findall(rf"{word} ([\d, to]+)", first_columns))
         covered = set()
         for first, end in re.findall(r"(\d+)(?: to (\d+))?", spans):
             covered.update(range(int(first), int(end or first) + 1))

@@ -17,6 +17,7 @@ from bosch.data.toy_world.records import STYLES, write_records
 from bosch.data.toy_world.tasks import DATASETS, longbench_rows
 from bosch.data.toy_world.tokenizer import END_OF_TEXT, train_tokenizer
 from bosch.data.toy_world.world import World, key_words
+from bosch.run.errors import UserError
 
 MIXTURE = Mixture(recall=0.3, needles=0.3, tasks=0.3, essays=0.1)
 
@@ -73,10 +74,10 @@ def test_the_counted_paragraphs_and_the_sums_are_right() -> None:
         assert str(expected) == row["answers"][0]
 
 
-def test_an_unknown_dataset_or_split_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="no toy data set 'toy_poems'; there are toy_one_document"):
+def test_an_unknown_dataset_or_split_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"'toy_poems'.* toy_one_document"):
         next(longbench_rows("toy_poems", 1, 0))
-    with pytest.raises(ValueError, match="no split 'dev' in the toy world; there are train"):
+    with pytest.raises(UserError, match=r"'dev'.* train"):
         World("dev", 0)
 
 
@@ -142,18 +143,18 @@ def pattern(text: str) -> re.Pattern[str]:
     return re.compile(re.escape(text).replace(r"\{key\}", "(.+?)").replace(r"\{value\}", "(.+)"))
 
 
-def test_every_look_up_gives_the_value_that_was_told() -> None:
+def test_every_look_up_gives_the_value_that_was_stated() -> None:
     styles = set()
     for seed in range(60):
         text = write_records(World("train", seed), 120)
-        for number, (tell, look_up) in enumerate(STYLES[1:], 1):  # the first style is both at once
-            told, looked_up = pattern(tell).findall(text), pattern(look_up).findall(text)
+        for number, (state, look_up) in enumerate(STYLES[1:], 1):  # the first style is both at once
+            stated, looked_up = pattern(state).findall(text), pattern(look_up).findall(text)
             if looked_up:
                 styles.add(number)
-                assert set(looked_up) <= set(told)
+                assert set(looked_up) <= set(stated)
                 # All entries come first.
                 key, value = looked_up[0]
-                entries = [text.index(tell.format(key=key, value=value)) for key, value in told]
+                entries = [text.index(state.format(key=key, value=value)) for key, value in stated]
                 assert text.index(look_up.format(key=key, value=value)) > max(entries)
     assert styles == {1, 2, 3, 4}
 

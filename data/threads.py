@@ -1,4 +1,4 @@
-"""Work that threads do ahead of whoever asks for it: encoding documents, reading batches."""
+"""An ordered map over threads, for encoding documents and reading batches ahead of their use."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -9,21 +9,21 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-def map_ahead(
+def map_in_threads(
     function: Callable[[In], Out],
     items: Iterable[In],
-    threads: int,
-    ahead: int,
+    num_threads: int,
+    num_ahead: int,
     prepare: Callable[[], None] | None = None,
 ) -> Generator[Out, None, None]:
-    """function(item) for each item, in their order, up to `ahead` of them early. An error comes out
-    at its item. `prepare` is called once in each thread."""
+    """function(item) for each item, in order, computed up to `num_ahead` items early. An error is
+    raised at its item. `prepare` is called once in each thread."""
     pending: deque[Future[Out]] = deque()
-    with ThreadPoolExecutor(threads, initializer=prepare) as pool:
+    with ThreadPoolExecutor(num_threads, initializer=prepare) as pool:
         try:
             for item in items:
                 pending.append(pool.submit(function, item))
-                if len(pending) > ahead:
+                if len(pending) > num_ahead:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
