@@ -1,0 +1,134 @@
+"""The commands of README, CONTRIBUTING and docs/: all are parsed, the quick ones run, in a copy of
+the repository.
+
+A block of commands begins with ```sh. Where its first line is `# needs ...` (a hub, a GPU, a
+cluster) or `# takes minutes` its commands are only parsed: programs, options and make targets must
+exist. All other blocks of a page run in their order.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKS = ("# needs ", "# takes minutes")
+OTHERS = {"source", "git", "cd", "pip", "hf", "sbatch", "tensorboard", "cat", "head", "printf"}
+ENVIRONMENT = os.environ | {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def blocks(page: Path) -> list[str]:
+    found = re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S)
+    return [str(block) for block in found]
+
+
+def is_only_parsed(block: str) -> bool:
+    return block.startswith(MARKS)
+
+
+def commands(block: str) -> list[list[str]]:
+    """The words of each command, without here-documents."""
+    block = re.sub(r"<<'?(\w+)'?(.*?)\n.*?^\1$", r"\2", block, flags=re.M | re.S)
+    lines = block.replace("\\\n", " ").splitlines()
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in split if words]
+
+
+ALL = {
+    f"{page.name}: {shlex.join(words)}": words
+    for page in PAGES
+    for block in blocks(page)
+    for words in commands(block)
+}
+
+
+@cache
+def help_of(*program: str) -> str:
+    told = [
+        subprocess.run(
+            [*program, "--help"], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT
+        )
+    ]
+    if program[-1].endswith("recover.py") or program[-1] == "recover":
+        told.append(
+            subprocess.run(
+                [*program, "--help-all"], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT
+            )
+        )
+    assert all(one.returncode == 0 for one in told), (
+        f"{shlex.join(program)} --help failed: {told[0].stderr}"
+    )
+    return "".join(one.stdout for one in told)
+
+
+def check_options(program: list[str], words: list[str]) -> None:
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    text = help_of(*program)
+    unknown = {o for o in options if not re.search(rf"{re.escape(o)}(?![\w-])", text)}
+    assert not unknown, f"{shlex.join(program)} has no {', '.join(unknown)}"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_exists_with_its_options(name: str) -> None:
+    words = [word.removeprefix(".venv/bin/") for word in ALL[name]]
+    program = words[0]
+    recipe = next(
+        (i for i, word in enumerate(words) if re.fullmatch(r"recipes/\w+\.py", word)), None
+    )
+    if program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+        assert {word for word in words[1:] if "=" not in word} <= set(targets)
+    elif recipe is not None:
+        assert program in ("python", "accelerate")
+        if program == "accelerate":
+            check_options(["accelerate", "launch"], words[:recipe])
+            files = [word for word in words[:recipe] if word.endswith(".yaml")]
+            assert all((ROOT / file).is_file() for file in files)
+        check_options([sys.executable, words[recipe]], words[recipe + 1 :])
+    elif program == "bosch":
+        number = next((i for i, w in enumerate(words[1:], 1) if w.startswith("-")), len(words))
+        check_options(
+            words[: min(number, 3 if words[1] in ("mask", "niah", "longbench", "gsm8k") else 2)],
+            words,
+        )
+    elif words[:2] in (["python", "-m"], ["python3", "-m"]) and words[2].startswith(
+        ("benchmarks", "bosch")
+    ):
+        number = 4 if words[2] in ("benchmarks", "bosch.masks") else 3
+        check_options([sys.executable, *words[1:number]], words[number:])
+    elif program in ("python", "python3"):
+        assert words[1] in ("-m", "-c") or (ROOT / words[1]).is_file() or "/" in words[1]
+    else:
+        assert program in OTHERS, f"{program} is no program that this test knows"
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if not all(map(is_only_parsed, blocks(p)))], ids=lambda p: p.name
+)
+def test_the_quick_commands_of_a_page_run_in_their_order(page: Path, tmp_path: Path) -> None:
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
+    for path in map(Path, filter(None, names)):
+        if (ROOT / path).exists():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / path, tmp_path / path, follow_symlinks=False)
+    script = "\n".join(block for block in blocks(page) if not is_only_parsed(block))
+    environment = ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(
+        ["bash", "-eux", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
