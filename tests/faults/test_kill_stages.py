@@ -98,7 +98,7 @@ def test_shared_artifact_of_a_killed_run_is_finished_by_another(tmp_path: Path) 
     assert not (folder / "manifest.json").exists()
     code, output = finish(start(tmp_path / "two"))
     assert code == 0, output
-    assert "words: goes on where it was stopped" in output
+    assert "words: continues where it stopped" in output
 
 
 @pytest.fixture

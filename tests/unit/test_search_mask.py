@@ -191,7 +191,7 @@ def test_killed_within_an_example_it_goes_on_to_the_same_files(
     assert notes.count("\n") == 2
     capsys.readouterr()
     main(arguments)
-    assert "goes on where it was stopped" in capsys.readouterr().out
+    assert "continues where it stopped" in capsys.readouterr().out
     assert outputs(tmp_path / "run" / "mask") == expected
 
 

@@ -147,7 +147,7 @@ def test_failed_stage_goes_on_with_what_was_whole_and_keeps_the_time_of_all_atte
     with pytest.raises(RuntimeError, match="killed"):
         complete(tmp_path / "run", [stage])
     lines = complete(tmp_path / "run", [stage])
-    assert lines[0] == "mask: goes on where it was stopped"
+    assert lines[0] == "mask: continues where it stopped"
     assert attempts == [["started.json"], ["part-1", "started.json"]]
     assert verify_folder(tmp_path / "run" / "mask")["wall_seconds"][0] == 5
 
@@ -203,7 +203,7 @@ def test_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "mask"
     folder.mkdir(parents=True)
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(StageBlockedError, match=r"no run of ours made it; move it away"):
+    with pytest.raises(StageBlockedError, match=str(folder)):
         complete(tmp_path / "run", chain())
     assert (folder / "thesis.txt").read_text() == "years of work"
 
@@ -227,7 +227,7 @@ def test_fresh_makes_a_stage_and_what_depends_on_it_anew(tmp_path: Path) -> None
     planned = actions(tmp_path / "run", changed, fresh="mask").values()
     assert list(planned) == ["reuse", "run", "run", "reuse"]
     lines = complete(tmp_path / "run", changed, fresh="mask")
-    assert "model: the old one is kept in" in lines[0]
+    assert str(tmp_path / "run" / "replaced" / "model-1") in lines[0]
     assert verify_folder(tmp_path / "run" / "mask")["settings"]["ratio"] == 0.5
     assert verify_folder(tmp_path / "run" / "replaced" / "mask-1")["settings"]["ratio"] == 0.75
 
@@ -288,7 +288,7 @@ def test_loaded_artifacts_are_verified_and_outside_files_known_by_their_content(
         (tmp_path / name / "text.txt").write_text(text)
         found.append(Artifact.load(tmp_path / name).fingerprint)
     assert found[0] == found[1] != found[2]
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
+    with pytest.raises(FileNotFoundError, match="four"):
         Artifact.load(tmp_path / "four")
 
 
