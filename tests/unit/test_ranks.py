@@ -2,6 +2,7 @@
 if nothing else would wake them. Whole chains of stages are in tests/faults."""
 
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from bosch.run import lock
+from bosch.run.errors import UserError
+from bosch.run.group import Group, joined
 from bosch.run.lock import LockRecord
 from bosch.run.ranks import PEER_DIED, RankGoneError, Ranks
-from tests.fork_server import PATIENCE
+from tests.fork_server import PATIENCE, launch_environment, start
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +52,44 @@ def test_killed_rank_ends_the_one_that_waits(tmp_path: Path) -> None:
     killed.kill()
     waiting.join(PATIENCE)
     assert waiting.exitcode == PEER_DIED
+
+
+class NotPickledError(Exception):
+    """pickle calls it with one argument."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+
+
+def fail_together(folder: Path, environment: dict[str, str]) -> None:
+    """Each rank's errors, in a file: what one raises, all raise."""
+    os.environ.update(environment)
+    with joined():
+        group = Group.current()
+
+        def fail_on_first(error: Exception) -> None:
+            if group.rank == 0:
+                raise error
+
+        errors = []
+        for error in (NotPickledError(4, "no key"), UserError("no ratio")):
+            for call in (group.from_rank_0, group.all_succeed):
+                try:
+                    call(lambda error=error: fail_on_first(error))
+                except Exception as caught:
+                    errors.append(f"{type(caught).__name__} {caught}")
+    (folder / f"rank-{group.rank}").write_text("\n".join(errors))
+
+
+def test_error_of_one_rank_is_raised_on_all_even_if_it_cannot_be_pickled(tmp_path: Path) -> None:
+    ranks = [start(fail_together, tmp_path, variables) for variables in launch_environment(2)]
+    for rank in ranks:
+        rank.join(PATIENCE)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    own, user = ["NotPickledError 4: no key"] * 2, ["UserError no ratio"] * 2
+    assert (tmp_path / "rank-0").read_text().splitlines() == own + user
+    sent = ["RuntimeError NotPickledError: 4: no key"] * 2
+    assert (tmp_path / "rank-1").read_text().splitlines() == sent + user
 
 
 @pytest.mark.parametrize("error", [None, SystemExit(0)])
