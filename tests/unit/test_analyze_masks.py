@@ -97,8 +97,8 @@ def test_masks_that_no_chain_takes_are_named(
     told = capsys.readouterr().out
     for left, used in ((0, 2), (1, 3)):
         files = [str(runs[number] / "mask" / "mask.json") for number in (left, used)]
-        assert f"{files[0]} has no part in turnover: {files[1]} is" in told
-    assert told.count("has no part") == 2
+        assert f"{files[0]} is left out of the turnover: {files[1]} " in told
+    assert told.count("left out of the turnover") == 2
 
 
 # --- the command ---
@@ -177,7 +177,7 @@ def test_replacement_makes_the_masks_and_scores_them_once(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "No masks were named"),
+        ([], "No masks were given"),
         (["nowhere"], r"nowhere is no mask\.json"),
         (["{run}", "--replacement"], "two ratios of one method"),
     ],
