@@ -1,6 +1,5 @@
 """GroupMask, the budget rule, mask.json and its strict reader, the pictures, the commands."""
 
-import errno
 import json
 import math
 import subprocess
@@ -26,8 +25,7 @@ from bosch.masks.mask import (
     write_mask,
 )
 from bosch.masks.picture import draw_mask, mask_lines
-from bosch.model import ModelInfo, describe_model, read_model_info
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError
 from tests.masks import MODEL, make_model, masks, record_of, small_record
 
 MADE_FOR = asdict(MODEL)
@@ -261,87 +259,6 @@ def test_a_record_checks_itself() -> None:
         MaskFile(layers, MODEL, "interleave", ratio_asked=0.6)
 
 
-# --- model folders ---
-
-
-def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
-    for config, groups, head_dim in (
-        # As the config classes of transformers have it.
-        ({"model_type": "llama", "hidden_size": 64}, 16, 4),
-        ({"model_type": "qwen3", "num_key_value_heads": None, "head_dim": 8}, 16, 8),
-        ({"model_type": "qwen3_moe"}, 4, 128),
-        ({"model_type": "mistral", "hidden_size": 64}, 8, 4),
-        ({"model_type": "unheard_of", "num_key_value_heads": 2, "head_dim": 8}, 2, 8),
-    ):
-        content = {"num_hidden_layers": 3, "num_attention_heads": 16} | config
-        (tmp_path / "config.json").write_text(json.dumps(content))
-        info = read_model_info(tmp_path)
-        assert (info.num_layers, info.num_groups, info.head_dim) == (3, groups, head_dim)
-    info = read_model_info(TINY)
-    assert (info.id, info.num_layers, info.num_groups) == ("tiny-qwen3", 8, 8)
-    assert (info.num_query_heads, info.query_heads_per_group) == (16, 2)
-
-
-def test_models_are_told_apart_by_weights_and_described_by_their_config_too(
-    tmp_path: Path,
-) -> None:
-    ours = replace(MODEL, revision=None, weight_hash="a" * 32)
-    assert ours.is_same_model(replace(ours, id="a copy under another name"))
-    assert not ours.is_same_model(replace(ours, weight_hash="b" * 32))
-    assert ours.is_same_model(MODEL)
-    folder = make_model(tmp_path / "model")
-    before, path = describe_model(folder), folder / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"transformers_version": "9.9"}))
-    assert describe_model(folder) == before
-    path.write_text(json.dumps(config | {"sliding_window": 16}))
-    assert describe_model(folder) != before
-    assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
-
-
-def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
-    tmp_path: Path,
-) -> None:
-    snapshot = make_model(tmp_path / "models--org--small" / "snapshots" / "0123456789abcdef")
-    info = read_model_info(snapshot)
-    assert (info.id, info.revision, info.weight_hash) == ("org/small", "0123456789abcdef", None)
-    assert info == MODEL
-
-    copy = make_model(tmp_path / "small")  # of the same model, by hf download --local-dir
-    (copy / "model.safetensors").write_bytes(b"one")
-    assert info.is_same_model(read_model_info(copy))
-    assert not info.is_same_model(replace(info, id="another/small"))
-
-    plain = make_model(tmp_path / "plain")
-    assert read_model_info(plain).weight_hash is None
-    assert not info.is_same_model(read_model_info(plain))
-    (plain / "model.safetensors").write_bytes(b"one")
-    first = read_model_info(plain)
-    assert (first.id, first.revision) == ("plain", None)
-    (plain / "model.safetensors").write_bytes(b"two")
-    assert not first.is_same_model(read_model_info(plain))
-
-
-def test_what_is_wrong_with_a_model_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=str(tmp_path / "nowhere")):
-        read_model_info(tmp_path / "nowhere")
-    with pytest.raises(MissingFileError, match=r"config\.json"):
-        read_model_info(tmp_path)
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-    for content, value in [
-        ("{", str(tmp_path / "config.json")),
-        ("{}", "model_type"),
-        ({"model_type": "llama", "hidden_size": "wide"}, str(tmp_path / "config.json")),
-        ({"model_type": ["llama"]}, "llama"),
-        (shape | {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
-        (shape | {"num_key_value_heads": 3}, "4 query heads"),
-    ]:
-        text = content if isinstance(content, str) else json.dumps(content)
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(UserError, match=value):
-            read_model_info(tmp_path)
-
-
 # --- pictures ---
 
 
@@ -414,27 +331,3 @@ def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
         wrong = subprocess.run([*command, tmp_path / "no.json", *debug], stderr=subprocess.PIPE)
         assert wrong.returncode == code
         assert wrong.stderr.decode().startswith(beginning)
-
-
-# --- errors ---
-
-
-def test_a_users_error_ends_in_a_sentence_and_ours_in_a_traceback(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fail(error: Exception) -> None:
-        raise error
-
-    for error in (UserError("why"), MissingFileError("why"), OSError(errno.ENOSPC, "full")):
-        with pytest.raises(SystemExit) as stop:
-            exit_on_user_error(lambda error=error: fail(error), debug=False)
-        assert stop.value.code == 2
-        assert capsys.readouterr().err == f"error: {error}\n"
-        with pytest.raises(type(error)):
-            exit_on_user_error(lambda error=error: fail(error), debug=True)
-    for bug in (ValueError("zip"), FileNotFoundError("of ours")):
-        with pytest.raises(type(bug)):
-            exit_on_user_error(lambda bug=bug: fail(bug), debug=False)
-    with pytest.raises(ZeroDivisionError):
-        exit_on_user_error(lambda: 1 // 0, debug=False)
-    assert exit_on_user_error(lambda: 3, debug=False) == 3
