@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PretrainedConfig
 
+from bosch.model import explain_library_errors, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
@@ -26,9 +27,9 @@ def keep_tokenizer(
     if original is None or describe(original) == describe(load(out, config)):
         return
     path = out / CONFIG
-    told = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    told["tokenizer_class"] = type(original).__name__
-    write_atomically(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    content = read_json_object(path) if path.is_file() else {}
+    content["tokenizer_class"] = type(original).__name__
+    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     if describe(original) != describe(load(out, config)):
         raise UserError(
             f"{source} loads its tokenizer as {type(original).__name__}, which {out} cannot be "
@@ -40,8 +41,11 @@ def keep_tokenizer(
 
 def load(folder: Path, config: PretrainedConfig) -> Any:
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True)
-    except (OSError, ValueError):
+        with explain_library_errors(f"The tokenizer of {folder} cannot be loaded"):
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                folder, config=config, local_files_only=True
+            )
+    except UserError:
         return None
     return tokenizer if len(tokenizer) > 1 else None  # some classes need no files
 
