@@ -11,11 +11,15 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bosch.assets import asset_folder
 from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PACKAGE = Path(__file__).parent
 
@@ -193,14 +197,14 @@ def read_model_info(folder: Path) -> ModelInfo:
     )
 
 
-def describe_source(model: str) -> str | dict[str, Any]:
+def describe_source(model: str) -> str | dict[str, object]:
     """A model in a stage's settings: a hub model is given by its id, so that planning a run
     downloads nothing."""
     folder = find_model(model)
     return model if folder is None else describe_model(folder)
 
 
-def describe_model(folder: Path) -> dict[str, Any]:
+def describe_model(folder: Path) -> dict[str, object]:
     """What decides the output of the model in a folder, for a stage's settings: its weights and its
     config, in which for example a window or the scaling of positions may be edited."""
     config = read_model_config(folder)
@@ -265,7 +269,7 @@ def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
     return {name: value for name, value in values.items() if value}
 
 
-def _count(config: dict[str, Any], name: str, folder: Path) -> int:
+def _count(config: dict[str, object], name: str, folder: Path) -> int:
     value = config.get(name)
     if type(value) is not int or value < 1:
         raise UserError(
@@ -290,14 +294,14 @@ def _hash_weights(folder: Path) -> str | None:
 # ------------------------------------------------------------------------------------ loading it
 
 
-def load_tokenizer(model: str | Path) -> Any:
+def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     """The tokenizer of a folder or of a hub model, which is fetched."""
     from transformers import AutoTokenizer
 
     folder = find_model(str(model))
     problem = f"The tokenizer of {folder or model} cannot be loaded"
     with explain_library_errors(problem):
-        tokenizer: Any = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder or model, local_files_only=folder is not None
         )
     if len(tokenizer) < 2:  # some classes accept a folder without tokenizer files
@@ -305,7 +309,7 @@ def load_tokenizer(model: str | Path) -> Any:
     return tokenizer
 
 
-def find_tokenizer(folder: Path) -> Any:
+def find_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":
     """The tokenizer of a folder; None if it has none that can be loaded."""
     try:
         return load_tokenizer(folder)
@@ -313,7 +317,7 @@ def find_tokenizer(folder: Path) -> Any:
         return None
 
 
-def load_for_search(folder: Path, attention_backend: str = "auto") -> Any:
+def load_for_search(folder: Path, attention_backend: str = "auto") -> "PreTrainedModel":
     """The dense model, ready for search mode: in its own dtype on a GPU, in float32 on the CPU."""
     import torch
 
@@ -323,8 +327,12 @@ def load_for_search(folder: Path, attention_backend: str = "auto") -> Any:
 
 
 def load_model(
-    folder: Path, dtype: Any, device: str, attention_backend: str = "auto", **arguments: Any
-) -> Any:
+    folder: Path,
+    dtype: "torch.dtype | str",
+    device: str,
+    attention_backend: str = "auto",
+    **arguments: Any,
+) -> "PreTrainedModel":
     """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
     bosch/backends. `arguments` go to from_pretrained of transformers, which would only warn of
     missing weights and start with random ones.
@@ -337,8 +345,8 @@ def load_model(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, **arguments
         )
-    model, loading = loaded
-    if missing := sorted(loading["missing_keys"]):
+    model: Any = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
         raise UserError(
             f"The safetensors files in {folder} lack {len(missing)} weights that config.json asks "
             f"for, such as {missing[0]}."

@@ -46,7 +46,7 @@ class Imported:
     """A mask read from a foreign file, and what the user should know about it."""
 
     mask: GroupMask
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     seed: int | None = None  # None: nothing was random
     notes: tuple[str, ...] = ()  # one line each: what was dropped or assumed
 
@@ -226,7 +226,7 @@ def import_headwise(path: Path, model: ModelInfo, request: Request) -> Imported:
     return Imported(mask, settings, notes=(*notes, *window_notes))
 
 
-def _headwise_groups(path: Path, layer: int, heads: Any, model: ModelInfo) -> list[int]:
+def _headwise_groups(path: Path, layer: int, heads: object, model: ModelInfo) -> list[int]:
     """One layer's groups from its query heads; those of one group must be equal."""
     if not isinstance(heads, list) or len(heads) != model.num_query_heads:
         raise UserError(
@@ -248,7 +248,7 @@ def _headwise_groups(path: Path, layer: int, heads: Any, model: ModelInfo) -> li
 def export_headwise(record: MaskFile) -> tuple[str, tuple[str, ...]]:
     mask, size = record.mask, record.model.query_heads_per_group
     left = mask.window_tokens - 1
-    config: dict[str, Any] = {"sink_token_num": 0, "swa_token_num": left, "seqlen_threshold": 0}
+    config: dict[str, object] = {"sink_token_num": 0, "swa_token_num": left, "seqlen_threshold": 0}
     for layer, row in enumerate(mask.z):
         config[str(layer)] = [bit for bit in row for _ in range(size)]
     note = (
@@ -305,7 +305,7 @@ def export_layer_types(record: MaskFile) -> tuple[str, tuple[str, ...]]:
 
 
 def _choose_window(
-    path: Path, name: str, in_file: Any, request: Request
+    path: Path, name: str, in_file: object, request: Request
 ) -> tuple[int, tuple[str, ...]]:
     """The requested window, or the file's (its place is described by `name`); and the notes."""
     requested = request.window_tokens

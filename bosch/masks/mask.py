@@ -188,8 +188,8 @@ class MaskFile:
     ratio_asked: float | None = None  # requested ratio; None: an import by threshold has none
     settings: Mapping[str, Any] = field(default_factory=dict)  # the method's
     seed: int | None = None  # None: nothing was random
-    score_trace: Mapping[str, Any] | None = None  # summary: evaluations, first and last score
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    score_trace: Mapping[str, object] | None = None  # summary: evaluations, first and last score
+    provenance: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         mask, model = self.mask, self.model
@@ -207,7 +207,7 @@ class MaskFile:
                 "window."
             )
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, object]:
         """All fields except z and the window, as JSON."""
         return {name: getattr(self, name) for name in ORIGIN} | {
             "unit": self.mask.unit,
@@ -306,7 +306,7 @@ def _read(content: dict[str, Any], model: ModelInfo | None) -> MaskFile:
 
 
 def _check_fields(
-    content: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], prefix: str = ""
+    content: Mapping[str, object], known: Mapping[str, tuple[type, ...]], prefix: str = ""
 ) -> None:
     for name in [*known, *content]:
         if name not in content:

@@ -4,11 +4,14 @@ The first layer is at the bottom; groups go from left to right.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from bosch.masks.mask import MaskFile
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
 
 FULL_COLOR = "#d95f02"  # orange: full attention
 WINDOW_COLOR = "#c6dbef"  # pale blue: sliding window
@@ -74,7 +77,7 @@ def mask_lines(record: MaskFile) -> list[Text]:
     return lines
 
 
-def _number(axis: Any, count: int) -> None:
+def _number(axis: "Axis", count: int) -> None:
     """Label at most about sixteen cells, with integers at their centers."""
     step = max(1, -(-count // 16))
     places = range(0, count, step)

@@ -11,22 +11,24 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
 from bosch.run.errors import MissingFileError, UserError
 
+T = TypeVar("T")
+
 CHUNK_BYTES = 1 << 22
 _AFFECTS_RESULT = "affects_result"
 
 
-def speed_only(default: Any) -> Any:
+def speed_only(default: T) -> T:
     """A config field that affects speed but not the result; fingerprints leave it out."""
     return dataclasses.field(default=default, metadata={_AFFECTS_RESULT: False})
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """32 hexadecimal digits that identify `value` (settings and mappings, nested at will)."""
     text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return xxhash.xxh3_128_hexdigest(text.encode())
@@ -60,7 +62,7 @@ def hash_file(path: Path, sync: bool = False) -> str:
     return digest.hexdigest()
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """`value` as JSON: dataclasses become dicts without speed-only fields, and 1.0 becomes 1."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f for f in dataclasses.fields(value) if f.metadata.get(_AFFECTS_RESULT, True)]

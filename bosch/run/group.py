@@ -117,7 +117,7 @@ def agree(value: Any) -> Any:
     return Group.current().from_rank_0(lambda: value)
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: T) -> list[T]:
     """Every rank's value, by rank, on every rank."""
     return Group.current().gather(value)
 

@@ -39,7 +39,7 @@ class DamagedArtifactError(UserError):
     """A file differs from what its manifest says; the message names the file."""
 
 
-def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
+def seal_folder(folder: Path, facts: Mapping[str, object]) -> None:
     """Write the manifest, the last file of a folder: `facts`, and each file's size and checksum."""
     manifest = dict(facts) | {"files": describe_files(folder)}
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
@@ -73,7 +73,7 @@ def verify_folder(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+def describe_files(folder: Path) -> dict[str, dict[str, int | str]]:
     """Size and checksum of each file. An inner folder with a manifest of its own is represented by
     that manifest: checkpoints are too large to read twice."""
     sealed = {path.parent for path in folder.rglob(MANIFEST) if path.parent != folder}
@@ -95,7 +95,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_sealed_json(path: Path, content: Mapping[str, object]) -> None:
     """Write JSON that carries its own checksum, so that a flipped byte is found."""
     write_atomically(path, _sealed_text(plain(content)))
 
@@ -116,7 +116,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _sealed_text(content: dict[str, Any]) -> str:
+def _sealed_text(content: dict[str, object]) -> str:
     checksum = xxhash.xxh3_128_hexdigest(json.dumps(content, indent=1).encode())
     return json.dumps(content | {"checksum": checksum}, indent=1) + "\n"
 
@@ -153,7 +153,7 @@ def sync_directory(folder: Path) -> None:
 
 
 @functools.cache
-def provenance() -> dict[str, Any]:
+def provenance() -> dict[str, object]:
     """What produced a result, for its manifest: package versions and the commit of this code."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES.split():

@@ -133,7 +133,7 @@ def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision
     return Decision(stage, "reuse", f"complete, reused{where}")
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def differences(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """Which settings changed (`ratio: 0.75 -> 0.5; seed: 0 -> 1`); '' if none did."""
     before, after = _flatten(old), _flatten(new)
     return "; ".join(
@@ -168,10 +168,10 @@ def _describe_conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> st
     )
 
 
-def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
+def _flatten(settings: object, prefix: str = "") -> dict[str, object]:
     if not isinstance(settings, Mapping):
         return {prefix: settings}
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in settings.items():
         flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return flat

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from bosch.run.errors import UserError
 from bosch.run.lock import POLL_SECONDS, LivenessWatch, LockRecord, start_beating
@@ -93,7 +92,8 @@ class Ranks:
             return
         if error is not None and not isinstance(error, SystemExit):
             with contextlib.suppress(OSError):  # report the error itself, not what follows from it
-                self._write(ended=True)
+                self.record = dataclasses.replace(self.record, ended=True)
+                self._write()
             return
         self.announce(LEFT)
         if self.rank == 0 and error is None:
@@ -135,7 +135,7 @@ class Ranks:
     def beat(self) -> None:
         """What the heartbeat thread does every few seconds."""
         with contextlib.suppress(OSError):
-            self._write(beat=self.record.beat + 1)
+            self._write(is_beat=True)
         for rank in self._watches:
             if self._num_watching and self.has_died(rank):
                 # The main thread may hang in a collective that nothing else can end.
@@ -158,11 +158,11 @@ class Ranks:
             f"ends too; see the message of rank {rank} above."
         )
 
-    def _write(self, **changes: Any) -> None:
+    def _write(self, is_beat: bool = False) -> None:
         with self._writing:
-            if "beat" in changes and self._left.is_set():
+            if is_beat and self._left.is_set():
                 return  # the final state stays
-            self.record = dataclasses.replace(self.record, **changes)
+            self.record = dataclasses.replace(self.record, beat=self.record.beat + is_beat)
             content = dataclasses.asdict(self.record) | {"events": self._events}
             write_atomically(self.folder / f"rank-{self.rank}", json.dumps(content))
 

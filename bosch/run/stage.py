@@ -52,7 +52,7 @@ class Stage:
     name: str
     run: Callable[..., None]  # run(folder, **inputs), each input an Artifact
     # A dataclass or mapping; fields marked speed_only do not count.
-    settings: Any = field(default_factory=dict)
+    settings: object = field(default_factory=dict)
     inputs: "Mapping[str, Stage | Artifact]" = field(default_factory=dict)
     version: int = 1  # raised when the same settings give another result
     ranks: Literal["first", "all"] = "first"  # which ranks call `run`; the others wait
