@@ -299,7 +299,7 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     folder = find_model(str(model))
-    problem = f"The tokenizer of {folder or model} cannot be loaded"
+    problem = f"{folder or model} has no tokenizer that can be loaded"
     with explain_library_errors(problem):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder or model, local_files_only=folder is not None

@@ -38,7 +38,7 @@ from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
-from bosch.model import explain_library_errors, read_model_config
+from bosch.model import read_model_config
 from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
@@ -97,8 +97,7 @@ def export_hybrid(source: Path, out: Path, standalone: bool = False) -> None:
 def read_config(folder: Path) -> PretrainedConfig:
     """The config object of a folder on this machine."""
     read_model_config(folder)  # says what is wrong with a folder that has none
-    with explain_library_errors(f"{folder / 'config.json'} is not a valid config"):
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     return config
 
 
@@ -194,16 +193,15 @@ def logits(
     model_class: Any, folder: Path, config: PretrainedConfig, ids: Tensor, **kwargs: Any
 ) -> Tensor:
     """The last logits of a text in float64, from weights that stay in their own type."""
-    with explain_library_errors(f"The model in {folder} cannot be loaded"):
-        model, loading = model_class.from_pretrained(
-            folder,
-            config=config,
-            attn_implementation="bosch",
-            experts_implementation="eager",  # the grouped kernel has no float64
-            dtype="auto",
-            output_loading_info=True,
-            local_files_only=True,
-        )
+    model, loading = model_class.from_pretrained(
+        folder,
+        config=config,
+        attn_implementation="bosch",
+        experts_implementation="eager",  # the grouped kernel has no float64
+        dtype="auto",
+        output_loading_info=True,
+        local_files_only=True,
+    )
     if loading["missing_keys"]:
         raise UserError(f"{folder} lacks {', '.join(sorted(loading['missing_keys'])[:3])}.")
     device = _device_with_room(folder)

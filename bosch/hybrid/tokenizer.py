@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import AutoTokenizer, PretrainedConfig
 
-from bosch.model import explain_library_errors, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
@@ -27,9 +26,9 @@ def keep_tokenizer(
     if original is None or describe(original) == describe(load(out, config)):
         return
     path = out / CONFIG
-    content = read_json_object(path) if path.is_file() else {}
-    content["tokenizer_class"] = type(original).__name__
-    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    told = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    told["tokenizer_class"] = type(original).__name__
+    write_atomically(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     if describe(original) != describe(load(out, config)):
         raise UserError(
             f"{source} loads its tokenizer as {type(original).__name__}, which {out} cannot be "
@@ -41,11 +40,8 @@ def keep_tokenizer(
 
 def load(folder: Path, config: PretrainedConfig) -> Any:
     try:
-        with explain_library_errors(f"The tokenizer of {folder} cannot be loaded"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(
-                folder, config=config, local_files_only=True
-            )
-    except UserError:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True)
+    except (OSError, ValueError):
         return None
     return tokenizer if len(tokenizer) > 1 else None  # some classes need no files
 
