@@ -153,10 +153,10 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> "Learning":
     from bosch.data.loader import open_tokens
     from bosch.data.tokenizer_files import read_tokenizer
     from bosch.method import Learning
-    from bosch.training.learner import LoopFit
+    from bosch.training.learner import LearnerTraining
 
     opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
-    loop = LoopFit(config.train, model, opened, config.data.document_mask)
+    loop = LearnerTraining(config.train, model, opened, config.data.document_mask)
 
     def fit(*arguments: Any, **named: Any) -> None:
         if stopped_by := loop(*arguments, **named):
