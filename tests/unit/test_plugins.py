@@ -131,6 +131,12 @@ def test_broken_files_in_every_folder_leave_the_commands_working(tmp_path: Path)
             assert part in line
         assert not (copy.root / "run").exists()
 
+    evaluate = ("bosch.recipes.evaluate_model", "--model", "tiny-qwen3-2layer", "--suite")
+    code, out, errors = copy.run(*evaluate, "mine")
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert "suites/mine.py, line 1" in errors
+
     code, out, errors = copy.run(*search, "--method", "interleave")
     assert code == 0, errors
     assert (copy.root / "run" / "mask" / "mask.json").is_file()
