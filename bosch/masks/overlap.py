@@ -98,8 +98,8 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> Turnover:
     num_smaller = smaller.num_windowed
     if not 0 < num_smaller <= larger.num_windowed:
         raise UserError(
-            "Turnover needs a ratio above 0 and one that is not smaller, not "
-            f"{smaller.ratio:g} and {larger.ratio:g}."
+            "Turnover goes from a ratio above 0 to an equal or larger one, not from "
+            f"{smaller.ratio:g} to {larger.ratio:g}."
         )
     agreement = compare(smaller, larger)
     raw = (num_smaller - agreement.shared) / num_smaller
