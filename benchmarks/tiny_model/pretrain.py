@@ -396,7 +396,7 @@ def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Opti
                 loss, losses = sum(losses) / len(losses), []
                 line = {"step": training.step, "phase": phase.name, "loss": loss, "answers": right}
                 bar.advance(0, phase=phase.name, loss=loss, answers=right)
-                bar.tell()
+                bar.report()
                 with open(out / "log.jsonl", "a") as log:
                     log.write(json.dumps(line) + "\n")
             if training.step % options.save_every == 0 or is_last:

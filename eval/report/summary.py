@@ -19,7 +19,7 @@ from bosch.eval.report.scores import read_value
 from bosch.eval.report.statistics import Curve
 from bosch.eval.report.tables import align, calibration_score, checkpoint_table, kv_saved
 from bosch.eval.suites._reporting import reporting_of
-from bosch.masks.picture import mask_rows, mask_title
+from bosch.masks.picture import mask_lines, mask_title
 
 
 def summarize(comparison: Comparison) -> Iterator[str | Text]:
@@ -28,7 +28,7 @@ def summarize(comparison: Comparison) -> Iterator[str | Text]:
     (run,) = comparison.runs
     if run.mask is not None:
         yield f"mask: {mask_title(run.mask)}; ## full, :: window, share windowed"
-        yield from mask_rows(run.mask)
+        yield from mask_lines(run.mask)
         yield f"KV bytes saved: {kv_saved(run)}"
         if (score := calibration_score(run)) != MISSING:
             yield f"calibration score S (dense model): {score}"

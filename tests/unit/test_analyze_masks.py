@@ -15,6 +15,7 @@ from bosch.masks.named_masks import find_chains, read_masks
 from bosch.masks.overlap import jaccard_distance
 from bosch.model import ModelInfo, read_model_info
 from bosch.recipes.analyze_masks import main
+from bosch.run.errors import UserError
 from tests.attention_matrices import toy_calibration
 from tests.masks import MODEL
 from tests.model_factory import tiny_model
@@ -52,8 +53,8 @@ def test_masks_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     runs = [write(tmp_path, "bosch", 0.5), write(tmp_path, "fisher", 0.5, seed=None)]
     runs += [write(tmp_path, "bosch", 0.75, seed, draw=seed) for seed in (0, 1)]
     masks = read_masks([*runs, runs[0] / "mask" / "mask.json", runs[1] / "mask"])
-    told = [mask.full_name for mask in masks]
-    assert told == ["bosch r0.5", "fisher r0.5", "bosch s0 r0.75", "bosch s1 r0.75"]
+    names = [mask.full_name for mask in masks]
+    assert names == ["bosch r0.5", "fisher r0.5", "bosch s0 r0.75", "bosch s1 r0.75"]
 
 
 def test_chains_join_rising_ratios_of_one_seed(tmp_path: Path) -> None:
@@ -68,8 +69,8 @@ def test_chains_join_rising_ratios_of_one_seed(tmp_path: Path) -> None:
     bosch = {"bosch s0": [0.5, 0.75], "bosch s1": [0.5, 0.75]}
     assert ratios == bosch | {"fisher": [0.25, 0.75], "apl s3": [0.25, 0.75]}
     # Where there is one of the seed itself, that one.
-    runs = [write(tmp_path / "own", "apl", ratio, seed=0) for ratio in (0.5, 0.75)]
-    masks = read_masks([write(tmp_path / "own", "apl", 0.5, seed=None, draw=1), *runs])
+    runs = [write(tmp_path / "apl", "apl", ratio, seed=0) for ratio in (0.5, 0.75)]
+    masks = read_masks([write(tmp_path / "apl", "apl", 0.5, seed=None, draw=1), *runs])
     assert find_chains(masks) == {"apl": masks[1:]}
 
 
@@ -94,11 +95,10 @@ def test_masks_that_no_chain_takes_are_named(
     ]
     assert [mask.name for mask in read_masks(runs)] == ["0.25-0", "0.5-0", "0.25-1", "0.5-1"]
     main([*map(str, runs), "--out", str(tmp_path / "out")])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for left, used in ((0, 2), (1, 3)):
         files = [str(runs[number] / "mask" / "mask.json") for number in (left, used)]
-        assert f"{files[0]} has no part in turnover: {files[1]} is" in told
-    assert told.count("has no part") == 2
+        assert any(files[0] in line and files[1] in line for line in printed.splitlines())
 
 
 # --- the command ---
@@ -117,21 +117,21 @@ def test_every_analysis_leaves_numbers_and_a_table(
     main([*map(str, runs), "--out", str(out)])
     assert {path.name for path in out.iterdir()} == {"analysis.json", "depth.png", "distances.png"}
     assert (out / "depth.png").read_bytes()[:4] == b"\x89PNG"
-    found = read(out)
+    results = read(out)
     masks = [read_mask(run / "mask" / "mask.json").mask for run in runs]
-    assert len(found["pairs"]) == 28
-    assert found["pairs"][0]["distance"] == jaccard_distance(masks[0], masks[1])
-    assert found["pairs"][0]["expected_shared"] == pytest.approx(4 * 8 / 16)
-    assert [row["method"] for row in found["turnover"]] == list(methods)
+    assert len(results["pairs"]) == 28
+    assert results["pairs"][0]["distance"] == jaccard_distance(masks[0], masks[1])
+    assert results["pairs"][0]["expected_shared"] == pytest.approx(4 * 8 / 16)
+    assert [row["method"] for row in results["turnover"]] == list(methods)
     # One draw at both ratios: what is on the window stays there.
-    assert [row["raw"] > 0 for row in found["turnover"]] == [True, False, False, False]
-    assert found["masks"][1]["layer_ratios"] == list(masks[1].layer_ratios)
+    assert [row["raw"] > 0 for row in results["turnover"]] == [True, False, False, False]
+    assert results["masks"][1]["layer_ratios"] == list(masks[1].layer_ratios)
     main([*map(str, runs), "--out", str(tmp_path / "again")])
     for path in out.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-    told = capsys.readouterr().out
-    assert "org/small (0123456789ab), ratio 0.5 │     6 │" in told
-    assert "  bosch │ 0.25 │ 0.5 │" in told
+    printed = capsys.readouterr().out
+    assert "org/small (0123456789ab), ratio 0.5 │     6 │" in printed
+    assert "  bosch │ 0.25 │ 0.5 │" in printed
 
 
 def test_one_mask_alone_has_its_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,14 +175,14 @@ def test_replacement_makes_the_masks_and_scores_them_once(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "named"),
     [
-        ([], "No masks were named"),
-        (["nowhere"], r"nowhere is no mask\.json"),
-        (["{run}", "--replacement"], "two ratios of one method"),
+        ([], "masks"),
+        (["nowhere"], "nowhere"),
+        (["{run}", "--replacement"], "--replacement"),
     ],
 )
-def test_mistakes_are_named(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+def test_mistakes_are_named(arguments: list[str], named: str, tmp_path: Path) -> None:
     run = write(tmp_path, "bosch", 0.5)
-    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+    with pytest.raises(UserError, match=named):
         main([*(a.format(run=run) for a in arguments), "--out", str(tmp_path / "out")])

@@ -44,7 +44,7 @@ def recover(
         (["--ratio", "nan"], "ratio is nan"),
         (["--window", "0"], "window is 0"),
         (["--model", "./nope"], "--model ./nope: there is no such folder"),
-        (["--model", "nobody/nothing"], "--model nobody/nothing is no folder here"),
+        (["--model", "nobody/nothing"], "--model nobody/nothing"),
         (["--method", "bosh"], "--method bosh: no such method; did you mean 'bosch'?"),
         (["--preset", "big"], "--preset big: no such preset"),
         (["--preset"], "--preset: expected one argument"),
