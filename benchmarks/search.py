@@ -26,7 +26,7 @@ from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact
 from bosch.run.tables import show_rows
-from bosch.search.scorer import Accelerations
+from bosch.search.settings import Accelerations
 
 TARGET = 4.0  # times less work with all than with none
 WITH_TARGET = ("bosch_plus", "global_swap")  # for NOMAD no evaluation may end early

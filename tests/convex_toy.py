@@ -47,7 +47,7 @@ TOTAL_COST = 4.0  # added to the loss where every group is on the window: as in 
 
 @dataclass
 class ConvexToy:
-    """`fit` has the shape that the interface asks for."""
+    """`train` has the shape that the interface asks for."""
 
     cost_LG: Tensor
     stop_after: int | None = None  # a kill behind this step, by KeyboardInterrupt
@@ -61,9 +61,9 @@ class ConvexToy:
 
     def learning(self, num_steps: int = 1_000) -> Learning:
         """Two tokens a step: the smallest batch is one for two processes."""
-        return Learning(self.fit, num_tokens=2 * num_steps, sequence_tokens=1)
+        return Learning(self.train, num_tokens=2 * num_steps, sequence_tokens=1)
 
-    def fit(
+    def train(
         self,
         learner: Learner,
         folder: Path,

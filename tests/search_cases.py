@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration, Haystack, Question
 from bosch.search.evaluations import MaskObjective
 from bosch.search.objective import Rows, Value, rounded, weighted
-from bosch.search.scorer import Accelerations, Scorer
+from bosch.search.scorer import Scorer
+from bosch.search.settings import Accelerations
 from tests.model_factory import TINY, tiny_model
 
 WINDOW = 8

@@ -145,7 +145,7 @@ def learn(
                 f"sequences of {length.sequence_tokens:,}: the gates learn nothing from them"
             )
         rate, history = RateCurve(length.num_steps), folder if rank == 0 else None
-        learning.fit(
+        learning.train(
             GateLearner(gates, groups, inputs.window_tokens, rate, history),
             folder,
             length.num_steps,

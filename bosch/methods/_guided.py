@@ -11,7 +11,6 @@ from bosch.masks.mask import read_mask
 from bosch.method import Inputs, Scores, Table
 from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.group import agree, is_first
 from bosch.run.progress import say
 from bosch.search.optimizers._interface import WITH_PENALTY
 from bosch.search.settings import SearchSettings, check_optimizer
@@ -68,7 +67,9 @@ def guides_of(inputs: Inputs) -> Callable[[], list[Table]]:
 
 
 def rank_statically(inputs: Inputs, names: Sequence[str]) -> list[Table]:
-    """For each ranking how global it finds each group, [layer][group]."""
+    """How global each ranking finds each group: one [layer][group] table per ranking."""
+    from bosch.run.group import agree, is_first  # imports torch
+
     return [agree(_rank(inputs, name) if is_first() else None) for name in names]
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.method import Inputs, NoSettings, Scores
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores
 from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import per_layer, single_rows
 
+traits = MethodTraits()
 Settings = NoSettings
 
 

@@ -6,11 +6,9 @@ three contiguous blocks as evenly as possible; of a remainder the first goes to 
 second to the end. The middle block is centered in what lies between the other two.
 """
 
-from bosch.masks.mask import Unit
-from bosch.method import Inputs, NoSettings, Selection
+from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 
-unit: Unit = "layer"
-reads_calibration = False
+traits = MethodTraits(unit="layer", reads_calibration=False)
 Settings = NoSettings
 
 

@@ -9,13 +9,10 @@ of the drop in stage 2, and a budget that is met exactly. The paper ends with st
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection, Table
-from bosch.search import stages
-from bosch.search.finish import finish
-from bosch.search.search import open_search
+from bosch.method import Inputs, MethodTraits, Selection, Table
 from bosch.search.settings import StageSettings, check_optimizer
 
-searches = True
+traits = MethodTraits(searches=True)
 check = check_optimizer
 
 
@@ -32,6 +29,10 @@ def run_stages(
     inputs: Inputs, num_rankings: int = 0, make_guides: Callable[[], Sequence[Table]] = lambda: ()
 ) -> Selection:
     """The stages; in stage 3 optimizers that keep the quota start from what guides choose."""
+    from bosch.search import stages  # imports torch
+    from bosch.search.finish import finish
+    from bosch.search.search import open_search
+
     settings: StageSettings = inputs.settings
     with open_search(inputs) as search:
         search.announce(stages.plan_evaluations(search, settings, num_rankings))

@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection
-from bosch.search.finish import finish
-from bosch.search.search import open_search, plan_solving
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import SearchSettings
 
-searches = True
-unit = "layer"
+traits = MethodTraits(unit="layer", searches=True)
 
 
 @dataclass(frozen=True)
@@ -17,6 +14,9 @@ class Settings(SearchSettings):
 
 
 def select(inputs: Inputs) -> Selection:
+    from bosch.search.finish import finish  # imports torch
+    from bosch.search.search import open_search, plan_solving
+
     evaluations = inputs.settings.kappa * inputs.num_layers
     with open_search(inputs, "layer") as search:
         layers = search.whole_layers()

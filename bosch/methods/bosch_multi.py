@@ -6,11 +6,11 @@ beyond the budget is taken off again as in `bosch_single`.
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods.bosch_single import localize
 from bosch.search.settings import PartSettings, check_optimizer
 
-searches = True
+traits = MethodTraits(searches=True)
 check = check_optimizer
 
 

@@ -8,12 +8,12 @@ there, and the last search gets the rest, or kappa if that is more.
 from dataclasses import dataclass
 from typing import Literal
 
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
 from bosch.methods.bosch import run_stages
 from bosch.search.settings import StageSettings
 
-searches = True
+traits = MethodTraits(searches=True)
 check = check_guides
 
 

@@ -6,14 +6,11 @@ groups that did the most harm there are taken off again.
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection
-from bosch.search import stages
-from bosch.search.finish import finish
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.optimizers._interface import mend
-from bosch.search.search import open_search
 from bosch.search.settings import SearchSettings
 
-searches = True
+traits = MethodTraits(searches=True)
 
 
 @dataclass(frozen=True)
@@ -27,6 +24,10 @@ def select(inputs: Inputs) -> Selection:
 
 def localize(inputs: Inputs, layers_at_once: int) -> Selection:
     """Stage 1 over so many neighboring layers at once, and no other stage."""
+    from bosch.search import stages  # imports torch
+    from bosch.search.finish import finish
+    from bosch.search.search import open_search
+
     kappa = inputs.settings.kappa
     with open_search(inputs) as search:
         search.announce({"stage 1": stages.plan_localizing(search, kappa, layers_at_once)})

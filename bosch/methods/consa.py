@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 from bosch.config import at_least
 from bosch.gates.constraint import ConstrainedGates
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._gates import GateSettings, learn
 
-learns_from_tokens = True
-reads_calibration = False
+traits = MethodTraits(reads_calibration=False, learns_from_tokens=True)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ and cumulated up to the window, is the mean over rows of their mass inside it.
 import torch
 from torch import Tensor
 
-from bosch.method import Inputs, NoSettings, Scores
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores
 from bosch.methods._statistics import attention_rows, exact_sum, mean_over_rows
 
+traits = MethodTraits()
 Settings = NoSettings
 
 

@@ -23,9 +23,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
-from bosch.method import Inputs, Scores
+from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
+
+traits = MethodTraits()
 
 HEAD_ROWS = 512  # rows of logits held at once
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from bosch.masks.formats import Request, import_mask
 from bosch.masks.mask import describe_ratio, read_mask
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.model import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 
-reads_calibration = False
+traits = MethodTraits(reads_calibration=False)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,11 @@ It gets as many evaluations as `bosch` plans with the same kappa.
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
-from bosch.search import stages
-from bosch.search.finish import finish
-from bosch.search.search import open_search
 from bosch.search.settings import StageSettings
 
-searches = True
+traits = MethodTraits(searches=True)
 check = check_guides
 
 
@@ -22,6 +19,10 @@ class Settings(GuidedSettings):
 
 
 def select(inputs: Inputs) -> Selection:
+    from bosch.search import stages  # imports torch
+    from bosch.search.finish import finish
+    from bosch.search.search import open_search
+
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
         plan = stages.plan_evaluations(search, StageSettings(kappa=settings.kappa))

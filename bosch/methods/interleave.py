@@ -4,11 +4,9 @@ At a ratio of 0.75 layers 3, 7, 11 ... stay full, as in models that are trained 
 Where the ratio does not divide the layers, periods differ by one layer at most.
 """
 
-from bosch.masks.mask import Unit
-from bosch.method import Inputs, NoSettings, Selection
+from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 
-unit: Unit = "layer"
-reads_calibration = False
+traits = MethodTraits(unit="layer", reads_calibration=False)
 Settings = NoSettings
 
 

@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bosch.config import at_least
-from bosch.method import Inputs, Scores
+from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import Rows, attention_rows, mean_over_rows
 from bosch.run.errors import UserError
+
+traits = MethodTraits()
 
 
 @dataclass(frozen=True)

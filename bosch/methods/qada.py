@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from bosch.config import at_least
-from bosch.method import Inputs, Scores
+from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import chunks, mean_over_rows, row_scores
+
+traits = MethodTraits()
 
 
 @dataclass(frozen=True)

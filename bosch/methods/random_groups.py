@@ -5,9 +5,9 @@ Masks of one seed are nested: what a small ratio windows, a larger one windows t
 
 import random
 
-from bosch.method import Inputs, NoSettings, Selection
+from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 
-reads_calibration = False
+traits = MethodTraits(reads_calibration=False)
 Settings = NoSettings
 
 

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from bosch.config import MaskConfig, at_least
-from bosch.method import Inputs, Scores
+from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._examples import measure_each
 from bosch.methods._statistics import add_up, attention_rows, per_layer
 from bosch.run.errors import UserError
+
+traits = MethodTraits()
 
 REPEATS = 4
 

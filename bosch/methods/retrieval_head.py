@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.method import Inputs, Scores, as_table
+from bosch.method import Inputs, MethodTraits, Scores, as_table
 from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import add_up, per_layer, single_rows
+
+traits = MethodTraits()
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from bosch.calibration import Calibration, Haystack
-from bosch.method import Inputs, NoSettings, Scores, as_table
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores, as_table
 from bosch.methods._examples import measure_haystacks
 from bosch.methods._statistics import add_up
 from bosch.search.scorer import Scorer
 
+traits = MethodTraits()
 Settings = NoSettings
 
 

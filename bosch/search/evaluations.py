@@ -31,7 +31,8 @@ from bosch.search.objective import (
     rounded,
     weighted,
 )
-from bosch.search.scorer import Accelerations, Answer, Scorer
+from bosch.search.scorer import Answer, Scorer
+from bosch.search.settings import Accelerations
 
 NEWEST_SHARE = 0.3  # of the newest loss in what is expected of a text
 PERFECT = Answer(True, 0.0)

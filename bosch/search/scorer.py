@@ -9,7 +9,6 @@ With several ranks each scores its share of the texts.
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,29 +21,10 @@ from bosch.run.group import rank_and_size
 from bosch.search.kept import Prefixes, Shelf
 from bosch.search.layers import OVERFLOW, Layers
 from bosch.search.objective import Rows
+from bosch.search.settings import Accelerations
 
 GIB = 1 << 30
 CPU_MEMORY_GB = 1.0  # unless said otherwise
-
-
-@dataclass(frozen=True)
-class Accelerations:
-    """Ways to the same mask with less work. Each can be switched off, to show that it is the same.
-
-    Hidden states that are kept and those computed anew are equal to the bit; rows computed alone
-    differ from whole layers by rounding, and values are rounded to 1e-4.
-    """
-
-    prefixes: bool = True  # start a mask at the lowest layer that tells it from earlier ones
-    answer_rows: bool = True  # in the top layer, compute the rows of the answers alone
-    memo: bool = True  # never score a mask twice, not even in another run
-    early_end: bool = True  # end a mask that cannot exceed its threshold
-    memory_gb: float | None = None  # for what is kept; None: half of a GPU's free memory, 1 GB else
-    host_memory_gb: float = 0.0  # more of it in pinned memory of the host, beside a GPU
-
-    @classmethod
-    def none(cls) -> "Accelerations":
-        return cls(False, False, False, False, 0.0)
 
 
 class Answer(NamedTuple):

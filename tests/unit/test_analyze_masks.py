@@ -15,6 +15,7 @@ from bosch.masks.named_masks import find_chains, read_masks
 from bosch.masks.overlap import jaccard_distance
 from bosch.model import ModelInfo, read_model_info
 from bosch.recipes.analyze_masks import main
+from bosch.run.errors import UserError
 from tests.attention_matrices import toy_calibration
 from tests.masks import MODEL
 from tests.model_factory import tiny_model
@@ -184,5 +185,5 @@ def test_replacement_makes_the_masks_and_scores_them_once(
 )
 def test_mistakes_are_named(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     run = write(tmp_path, "bosch", 0.5)
-    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+    with pytest.raises(UserError, match=sentence):
         main([*(a.format(run=run) for a in arguments), "--out", str(tmp_path / "out")])

@@ -13,6 +13,7 @@ from bosch.masks.mask import num_windowed, read_mask
 from bosch.method import Selection
 from bosch.methods import _choose, _gates, consa, l1_gates
 from bosch.methods._gates import LEARNED, Length, plan_length
+from bosch.run.errors import UserError
 from tests.convex_toy import ConvexToy, context_without_model
 
 GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
@@ -197,10 +198,10 @@ def test_sequences_are_as_long_as_asked_for_and_else_not_cut_below_four_windows(
             assert found.sequence_tokens == tokens
     asked = consa.Settings(sequence_tokens=512, batch_sequences=3)
     assert plan_length(asked, 786_432, 1_024, 64, world=3) == Length(204, 3, 512)
-    with pytest.raises(ValueError, match=r"sequences of 300 tokens cannot be cut from packed ones"):
+    with pytest.raises(UserError, match=r"sequences of 300 tokens cannot be cut from packed ones"):
         plan_length(consa.Settings(sequence_tokens=300), 786_432, 1_024, 64)
     much = consa.Settings(token_share=0.5, batch_sequences=501)
-    with pytest.raises(ValueError, match=r"0\.5 of 1,000 tokens do not hold one step of 501"):
+    with pytest.raises(UserError, match=r"0\.5 of 1,000 tokens do not hold one step of 501"):
         plan_length(much, 1_000, 1, 64)
 
 
@@ -219,7 +220,7 @@ def test_sequences_are_as_long_as_asked_for_and_else_not_cut_below_four_windows(
 def test_settings_that_make_no_sense_are_refused(
     method: ModuleType, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         method.Settings(**changes)
 
 

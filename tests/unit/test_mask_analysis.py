@@ -18,6 +18,7 @@ from bosch.masks.overlap import (
     windowed_groups,
 )
 from bosch.masks.replacement import ORIGINS, replace_groups
+from bosch.run.errors import UserError
 from tests.masks import masks
 
 
@@ -41,7 +42,7 @@ def test_distance_is_one_minus_shared_over_either() -> None:
     assert jaccard_distance(first, first) == 0
     assert jaccard_distance(mask_of("11"), mask_of("11")) == 0
     assert jaccard_distance(mask_of("11"), mask_of("01")) == 1
-    with pytest.raises(ValueError, match="1 layers x 2 groups and 2 layers x 2 groups"):
+    with pytest.raises(UserError, match="1 layers x 2 groups and 2 layers x 2 groups"):
         jaccard_distance(mask_of("01"), mask_of("01", "01"))
 
 
@@ -74,9 +75,9 @@ def test_normalized_turnover_agrees_with_table_3(
 def test_turnover_of_what_cannot_turn_over() -> None:
     found = turnover(mask_of("0011"), mask_of("0000"))
     assert (found.raw, found.normalized) == (0, None)
-    with pytest.raises(ValueError, match=r"not from 0\.5 to 0\.25"):
+    with pytest.raises(UserError, match=r"not from 0\.5 to 0\.25"):
         turnover(mask_of("0011"), mask_of("0111"))
-    with pytest.raises(ValueError, match=r"not from 0 to 0\.25"):
+    with pytest.raises(UserError, match=r"not from 0 to 0\.25"):
         turnover(mask_of("1111"), mask_of("0111"))
 
 
@@ -105,7 +106,7 @@ def test_what_random_masks_share_agrees_with_simulation() -> None:
 @given(masks(), masks())
 def test_comparison_is_symmetric_and_bounded(first: GroupMask, second: GroupMask) -> None:
     if (first.num_layers, first.num_groups) != (second.num_layers, second.num_groups):
-        with pytest.raises(ValueError, match="one model"):
+        with pytest.raises(UserError, match="one model"):
             compare(first, second)
         return
     found, back = compare(first, second), compare(second, first)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bosch.plugins import list_plugins
+from bosch.run.errors import UserError
 from bosch.search.objective import Anchors, SearchEnded, Value
 from bosch.search.optimizers import _nomad_process
 from bosch.search.optimizers._interface import PACKAGE, Bits, Problem, optimize
@@ -284,6 +285,6 @@ def test_without_nomad_swap_works_and_nomad_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_nomad_process, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install PyNomadBBO, or search with --optimizer"):
+    with pytest.raises(UserError, match="pip install PyNomadBBO, or search with --optimizer"):
         optimize("nomad", problem_of(Judge(entangled(8))))
     assert optimize("swap", problem_of(Judge(entangled(8)))).value is not None

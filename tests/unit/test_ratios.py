@@ -17,6 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bosch.masks.mask import num_windowed
+from bosch.run.errors import UserError
 from bosch.search import allocate_ratios, plan_subproblems
 from bosch.search.ratios import hardest_first
 
@@ -138,7 +139,7 @@ def test_uneven_buckets_end_too(eighths: list[int], scores: list[int], rho: floa
         by_hardness = [ratios[layer] for layer in hardest_first(scores, 65)]
         assert by_hardness == sorted(by_hardness)
     else:
-        with pytest.raises(ValueError, match="choose other buckets"):
+        with pytest.raises(UserError, match="choose other buckets"):
             allocate_ratios(scores, 65, rho, 8, buckets)
 
 
@@ -165,7 +166,7 @@ def test_uneven_buckets_end_too(eighths: list[int], scores: list[int], rho: floa
     ],
 )
 def test_wrong_input_is_refused(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         allocate_ratios(*arguments)  # type: ignore[arg-type]
 
 
@@ -225,5 +226,5 @@ def test_every_layer_is_in_one_part_and_the_budget_is_met(
     ],
 )
 def test_a_wrong_plan_is_refused(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         plan_subproblems(*arguments)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bosch.method import Inputs
+from bosch.run.errors import UserError
 from bosch.run.manifest import STARTED
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
@@ -24,7 +25,7 @@ from bosch.search.objective import (
     normalized_loss,
     normalized_score,
 )
-from bosch.search.scorer import Accelerations
+from bosch.search.settings import Accelerations
 from tests.attention_matrices import context_of
 from tests.model_factory import MIXED
 from tests.search_cases import (
@@ -98,24 +99,24 @@ def test_a_finished_search_is_replayed_without_the_model(
 
 
 def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(inputs: Inputs) -> None:
-    with pytest.raises(ValueError, match="--objective acuracy"):
+    with pytest.raises(UserError, match="--objective acuracy"):
         search(inputs, "acuracy")
     search(inputs)
-    with pytest.raises(ValueError, match=r"search\.objective: accuracy -> probability"):
+    with pytest.raises(UserError, match=r"search\.objective: accuracy -> probability"):
         search(inputs, "probability")
-    with pytest.raises(ValueError, match=r"search\.kappa: \(not there\) -> 30"):
+    with pytest.raises(UserError, match=r"search\.kappa: \(not there\) -> 30"):
         search(inputs, facts={"method": "toy", "kappa": 30})
-    with pytest.raises(ValueError, match=r"scores\.window_tokens: 8 -> 9"):
+    with pytest.raises(UserError, match=r"scores\.window_tokens: 8 -> 9"):
         search(replace(inputs, window_tokens=9))
     other = answered_calibration(small_model(), (40, 33))
-    with pytest.raises(ValueError, match=r"scores\.calibration"):
+    with pytest.raises(UserError, match=r"scores\.calibration"):
         search(replace(inputs, load_calibration=lambda: other))
     search(inputs, accelerations=Accelerations.none())  # these change no answer
     assert not (inputs.folder.parents[1] / "shared").exists()  # it is no stage's folder
     path = inputs.folder / FILE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[4:]]))
-    with pytest.raises(ValueError, match="its line 4 is no evaluation"):
+    with pytest.raises(UserError, match="its line 4 is no evaluation"):
         search(inputs)
 
 
@@ -192,7 +193,7 @@ def test_an_edited_configuration_shares_no_scores(inputs: Inputs) -> None:
     configuration.rope_parameters["rope_theta"] *= 2
     _, second = search(another_stage(inputs, "two"), accelerations=exact)
     assert second.cost.computed == second.evaluations()
-    with pytest.raises(ValueError, match=r"other settings \(scores\.configuration\.rope_[^;]*\)"):
+    with pytest.raises(UserError, match=r"other settings \(scores\.configuration\.rope_[^;]*\)"):
         search(inputs, accelerations=exact)
 
 
@@ -292,11 +293,11 @@ def test_a_calibration_set_that_tells_nothing_is_refused() -> None:
     ids_T = calibration.haystacks[0].ids_T
     for question in calibration.haystacks[0].questions:
         ids_T[question.answer.start] = 0  # never what the model says
-    with pytest.raises(ValueError, match="answers none of the calibration questions"):
+    with pytest.raises(UserError, match="answers none of the calibration questions"):
         find_anchors(objective_of(model, calibration, "accuracy"), 3, 4)
 
     def better(z: Any, stage: str) -> Value:
         return Value(-2.0 if z[0][0] else -1.0, True, 0.5, 0.5, -2.0)
 
-    with pytest.raises(ValueError, match="needs no long context"):
+    with pytest.raises(UserError, match="needs no long context"):
         find_anchors(better, 2, 4)

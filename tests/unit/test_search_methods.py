@@ -15,17 +15,18 @@ from bosch.calibration import Calibration
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
 from bosch.methods import _choose, bosch, bosch_plus, global_swap
-from bosch.methods._settings import default_settings
+from bosch.methods._settings import default_settings, traits_of
 from bosch.plugins import list_plugins, load_plugin
+from bosch.run.errors import MissingFileError, UserError
 from bosch.search import finish, plan_subproblems
 from bosch.search.journal import FILE
 from bosch.search.objective import rounded, weighted
 from bosch.search.optimizers import _nomad_process
-from bosch.search.scorer import Accelerations
+from bosch.search.settings import Accelerations
 from tests.attention_matrices import context_of
 from tests.search_cases import WINDOW, answered_calibration, small_model
 
-SEARCHES = [name for name in list_plugins("bosch.methods") if _choose.searches(name)]
+SEARCHES = [name for name in list_plugins("bosch.methods") if traits_of(name).searches]
 FEW = {"kappa": 4}
 
 
@@ -306,17 +307,17 @@ def test_settings_come_from_the_mask_section() -> None:
     ],
 )
 def test_wrong_settings_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         make()
 
 
 def test_no_time_and_no_nomad_are_refused_and_bosch_plus_needs_none(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="--max-hours 0 are over before the dense model"):
+    with pytest.raises(UserError, match="--max-hours 0 are over before the dense model"):
         run("bosch", "hours", max_hours=0)
     monkeypatch.setattr(_nomad_process, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install PyNomadBBO"):
+    with pytest.raises(UserError, match="pip install PyNomadBBO"):
         _choose.check_settings("bosch", bosch.Settings())
     assert run("bosch_plus").mask.num_windowed == 6
 
@@ -335,18 +336,18 @@ def test_a_search_starts_from_a_mask_which_counts_by_what_is_in_it(
     journal = (tmp_path / "second" / FILE).read_bytes()
     assert run("global_swap", "second", rankings=(), start=moved).mask == found.mask
     assert (tmp_path / "second" / FILE).read_bytes() == journal
-    with pytest.raises(ValueError, match=r"other settings .*start"):
+    with pytest.raises(UserError, match=r"other settings .*start"):
         run("global_swap", "second", rankings=(), start=tmp_path / "other" / "mask.json")
 
 
 @pytest.mark.parametrize("method", [bosch_plus, global_swap])
 def test_a_start_that_does_not_fit_is_refused(method: Any, run: Any, tmp_path: Path) -> None:
     path = tmp_path / "first" / "mask.json"
-    with pytest.raises(FileNotFoundError, match=r"--start .*mask\.json does not exist"):
+    with pytest.raises(MissingFileError, match=r"--start .*mask\.json does not exist"):
         method.check(method.Settings(start=path))
     run("bosch_single", "first")
     path.write_text(path.read_text().replace('"head_dim": 16', '"head_dim": 32'))
-    with pytest.raises(ValueError, match="the mask was made for"):
+    with pytest.raises(UserError, match="the mask was made for"):
         run(method.__name__.split(".")[-1], "second", start=path)
 
 

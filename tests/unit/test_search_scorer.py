@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from bosch.hybrid.models import deploy
+from bosch.run.errors import UserError
 from bosch.search.evaluations import MaskObjective
 from bosch.search.kept import Shelf
 from bosch.search.objective import OBJECTIVES, rounded, weighted
-from bosch.search.scorer import Accelerations, Scorer
+from bosch.search.scorer import Scorer
+from bosch.search.settings import Accelerations
 from tests.model_factory import FAMILIES, MIXED, tiny_model
 from tests.search_cases import (
     LENGTHS,
@@ -164,16 +166,16 @@ def test_a_shelf_keeps_to_its_capacity_and_forgets_the_oldest() -> None:
 def test_a_model_that_cannot_be_scored_is_refused() -> None:
     model = small_model()
     calibration = answered_calibration(model)
-    with pytest.raises(ValueError, match="load it with 'bosch'"):
+    with pytest.raises(UserError, match="load it with 'bosch'"):
         Scorer(small_model(attention="sdpa"), calibration, WINDOW)
-    with pytest.raises(ValueError, match="a hybrid already"):
+    with pytest.raises(UserError, match="a hybrid already"):
         Scorer(deploy(small_model(), MIXED, WINDOW), calibration, WINDOW)
     objective = objective_of(model, calibration)
     with torch.no_grad():
         model.base_model.layers[2].mlp.down_proj.weight.fill_(float("inf"))
-    with pytest.raises(ValueError, match="not numbers"):
+    with pytest.raises(UserError, match="not numbers"):
         objective(MIXED)
     hooked = small_model()
     hooked.base_model.layers[1].register_forward_hook(lambda *call: call[2] * 1.01)
-    with pytest.raises(ValueError, match="not its layers one after another"):
+    with pytest.raises(UserError, match="not its layers one after another"):
         Scorer(hooked, calibration, WINDOW)

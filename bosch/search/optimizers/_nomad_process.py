@@ -9,12 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from bosch.run.errors import UserError
 from bosch.run.group import agree, is_first
 from bosch.search.optimizers._interface import Bits
 
@@ -24,14 +22,6 @@ CHILD = Path(__file__).with_name("_nomad_child.py")
 LOOKUPS_PER_EVALUATION = 10
 HUNG_SECONDS = 1_800.0  # without a question; NOMAD's own models take seconds
 SEEDS = 1_000_000  # NOMAD rolls its generator as often as the seed says
-
-
-def check_installed() -> None:
-    if find_spec("PyNomad") is None:
-        raise UserError(
-            "NOMAD is not installed: pip install PyNomadBBO, or search with --optimizer swap, "
-            "which needs nothing."
-        )
 
 
 def minimize(

@@ -9,7 +9,8 @@ import math
 
 from bosch.search.optimizers import one_plus_one
 from bosch.search.optimizers._interface import Bits, Trials
-from bosch.search.optimizers._nomad_process import check_installed, minimize
+from bosch.search.optimizers._nomad_process import minimize
+from bosch.search.settings import check_nomad_installed
 
 MOST_VARIABLES = 49  # with a quadratic model in NOMAD
 
@@ -22,7 +23,7 @@ def search(trials: Trials) -> None:
             "builds models: searched by one_plus_one, the paper's fallback"
         )
         return one_plus_one.search(trials)
-    check_installed()
+    check_nomad_installed()
     least = math.inf
 
     def loss_of(bits: Bits) -> float:
