@@ -15,7 +15,7 @@ from bosch.method import Inputs, Learner, Learning
 from bosch.model import ModelInfo
 
 
-def context_without_model(
+def inputs_without_model(
     method: ModuleType,
     shape: tuple[int, int],
     ratio: float,

@@ -1,8 +1,8 @@
-"""Answer-centric peak lag: how far back from the last answer token a head's strongest attention
-lies.
+"""Answer-centric peak lag (APL): how far a head's strongest attention is from the last answer
+token.
 
-Equations 9 and 10 of the paper. The arg-max needs no softmax: one row of scores a question. The
-median over an even number of questions is the mean of the middle two.
+Equations 9 and 10 of the paper. The arg-max needs no softmax, so one row of scores per question is
+enough. The median of an even number of questions is the mean of the middle two.
 """
 
 from typing import Any

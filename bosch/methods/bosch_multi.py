@@ -1,7 +1,7 @@
-"""The paper's ablation B-multi: stage 1 of BOSCH over several layers at once, and no other stage.
+"""The paper's ablation B-multi: only stage 1 of BOSCH, over several layers at once.
 
-As many neighboring layers as a subproblem of stage 3 may have, kappa evaluations for each; what is
-beyond the budget is taken off again as in `bosch_single`.
+Each part has as many neighboring layers as a subproblem of stage 3 may have, and kappa evaluations
+per layer. Groups beyond the budget are made full again as in `bosch_single`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ check = check_optimizer
 
 @dataclass(frozen=True)
 class Settings(PartSettings):
-    """The paper's."""
+    """The paper's settings."""
 
 
 def select(inputs: Inputs) -> Selection:

@@ -1,8 +1,7 @@
-"""Distance-conditioned attention mass: the share of a head's attention that falls inside the
-window.
+"""Distance-conditioned attention mass (DCAM): the share of a head's attention inside the window.
 
-Equations 7 and 8 of the paper. Rows of attention sum to 1, so the histogram over lags, normalized
-and cumulated up to the window, is the mean over rows of their mass inside it.
+Equations 7 and 8 of the paper. Rows of attention sum to 1, so the normalized histogram over lags,
+accumulated up to the window, equals the mean over rows of their mass inside it.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The control for BOSCH: no layers, no stages; swaps over all groups from the best static ranking.
+"""The control for BOSCH: swaps over all groups from the best static ranking, without stages.
 
 It gets as many evaluations as `bosch` plans with the same kappa.
 """
@@ -15,7 +15,7 @@ check = check_guides
 
 @dataclass(frozen=True)
 class Settings(GuidedSettings):
-    """Those of a search with a start."""
+    """Those of a guided search."""
 
 
 def select(inputs: Inputs) -> Selection:
@@ -25,8 +25,8 @@ def select(inputs: Inputs) -> Selection:
 
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
-        plan = stages.plan_evaluations(search, StageSettings(kappa=settings.kappa))
-        evaluations = max(1, sum(plan.values()) - len(settings.rankings))
+        planned = stages.count_evaluations(search, StageSettings(kappa=settings.kappa))
+        evaluations = max(1, sum(planned.values()) - len(settings.rankings))
         search.announce({"swaps": evaluations})
         with search.until_ended():
             groups, guides = search.all_groups(), make_guides()

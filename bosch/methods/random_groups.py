@@ -1,6 +1,6 @@
-"""Random groups on the window, drawn by the seed: the control for every method over groups.
+"""Random groups on the window, drawn by the seed: the control for methods over groups.
 
-Masks of one seed are nested: what a small ratio windows, a larger one windows too.
+Masks of one seed are nested: a larger ratio windows all the groups of a smaller one.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Random whole layers on the window (RAND), drawn by the seed; the paper averages three."""
+"""Random whole layers on the window (RAND), drawn by the seed; the paper averages three draws."""
 
 import random
 

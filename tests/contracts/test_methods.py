@@ -26,7 +26,7 @@ from bosch.methods._settings import load_method, traits_of, unit_of
 from bosch.plugins import list_plugins
 from bosch.recipes.presets import smoke
 from bosch.run.errors import UserError
-from tests.attention_matrices import context_of, toy_calibration
+from tests.attention_matrices import inputs_of, toy_calibration
 
 METHODS = list_plugins("bosch.methods")
 LEARNED = [name for name in METHODS if traits_of(name).learns_from_tokens]
@@ -85,7 +85,7 @@ def inputs(
     folder = tmp_path_factory.mktemp(name)
     settings = necessary_settings(name, model, folder)
     parts = (load_method(name), model, calibration, folder / "mask", settings)
-    return context_of(*parts, window_tokens=smoke().window)
+    return inputs_of(*parts, window_tokens=smoke().window)
 
 
 def necessary_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def test_only_a_method_that_reads_the_calibration_set_loads_it(name: str, inputs
 def test_a_method_that_learns_says_that_it_needs_tokens(
     name: str, model: PreTrainedModel, calibration: Calibration, tmp_path: Path
 ) -> None:
-    inputs = context_of(load_method(name), model, calibration, tmp_path)
+    inputs = inputs_of(load_method(name), model, calibration, tmp_path)
     with pytest.raises(UserError, match=f"--method {name}.*recover.py"):
         _choose.make_mask(name, inputs)
 

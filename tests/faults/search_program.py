@@ -65,13 +65,13 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     from bosch.run.group import is_first
     from bosch.search import evaluations, scorer
     from tests import search_cases as cases
-    from tests.attention_matrices import context_of
+    from tests.attention_matrices import inputs_of
 
     torch.set_num_threads(1)
     model = cases.small_model()
     calibration = cases.answered_calibration(model)
     settings: Any = SimpleNamespace(Settings=dict)
-    context = context_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
+    context = inputs_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
     accelerations = scorer.Accelerations(**options.get("accelerations", {}))
     limits = options.get("limits", {})
     name, facts = "accuracy+probability", {"method": "toy"}

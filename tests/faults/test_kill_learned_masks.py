@@ -73,6 +73,6 @@ def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
     for line, other in zip(alone[:10], together[:10], strict=True):
         for row, other_row in zip(line["gates"], other["gates"], strict=True):
             assert row == pytest.approx(other_row, abs=1e-5)
-    bits = [itertools.chain(*mask.z) for mask in masks]
-    alike = sum(bit == other for bit, other in zip(*bits, strict=True))
+    assignment = [itertools.chain(*mask.z) for mask in masks]
+    alike = sum(bit == other for bit, other in zip(*assignment, strict=True))
     print(f"{alike} of {masks[0].num_total} groups are alike in the masks of 1 and 2 processes")

@@ -72,7 +72,7 @@ def test_a_limit_ends_a_search_that_goes_on_with_a_higher_one(
 ) -> None:
     limited = launch(tmp_path, limits={"max_evaluations": 12})
     assert wait(limited) != [0]
-    assert "SearchEnded: --max-evaluations 12 are used" in (tmp_path / "log-0").read_text()
+    assert "SearchEnded: --max-evaluations 12" in (tmp_path / "log-0").read_text()
     assert journal(tmp_path) == undisturbed[1][:13]
     run(tmp_path)
     assert journal(tmp_path) == undisturbed[1]

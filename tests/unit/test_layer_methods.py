@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from bosch.masks.mask import num_windowed_layers
 from bosch.method import Selection
 from bosch.methods import begin_middle_end, interleave, random_groups, random_layers
-from tests.convex_toy import context_without_model
+from tests.convex_toy import inputs_without_model
 
 
 def select(method: ModuleType, ratio: float, num_layers: int = 8, seed: int = 0) -> Selection:
-    inputs = context_without_model(method, (num_layers, 4), ratio, seed=seed)
+    inputs = inputs_without_model(method, (num_layers, 4), ratio, seed=seed)
     selection: Selection = method.select(inputs)
     return selection
 

@@ -26,7 +26,7 @@ from bosch.search.objective import (
     normalized_score,
 )
 from bosch.search.settings import Accelerations
-from tests.attention_matrices import context_of
+from tests.attention_matrices import inputs_of
 from tests.model_factory import MIXED
 from tests.search_cases import (
     WINDOW,
@@ -47,7 +47,7 @@ def inputs(tmp_path: Path) -> Inputs:
     method: Any = SimpleNamespace(Settings=dict)
     calibration = answered_calibration(model)
     folder = tmp_path / "runs" / "one" / "mask"
-    return context_of(method, model, calibration, folder, window_tokens=WINDOW)
+    return inputs_of(method, model, calibration, folder, window_tokens=WINDOW)
 
 
 def search(
@@ -116,11 +116,11 @@ def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(inputs: I
     path = inputs.folder / FILE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[4:]]))
-    with pytest.raises(UserError, match="its line 4 is no evaluation"):
+    with pytest.raises(UserError, match=rf"{FILE}.*line 4"):
         search(inputs)
 
 
-def test_a_search_that_leaves_its_way_keeps_the_scores_it_knows(inputs: Inputs) -> None:
+def test_a_search_that_differs_from_its_journal_reuses_its_scores(inputs: Inputs) -> None:
     with open_objective(inputs, "accuracy", {}) as objective:
         for z in (FULL, MIXED, LOCAL):
             objective(z)
@@ -128,7 +128,7 @@ def test_a_search_that_leaves_its_way_keeps_the_scores_it_knows(inputs: Inputs) 
         for z in (FULL, LOCAL, MIXED):
             objective(z)
         assert objective.evaluations() == 3
-        assert objective.cost.computed == 1  # the one it has replayed
+        assert objective.cost.computed == 1  # the replayed one
     assert [line["cached"] for line in lines_of(inputs)[4:]] == [True, True]
     with open_objective(inputs, "accuracy", {}) as objective:
         assert objective(FULL).value == 1.0
@@ -137,7 +137,7 @@ def test_a_search_that_leaves_its_way_keeps_the_scores_it_knows(inputs: Inputs) 
 # ---------------------------------------------------------------------------------------- the memo
 
 
-def test_a_mask_that_is_asked_again_costs_nothing() -> None:
+def test_scoring_a_mask_again_costs_nothing() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     objective = objective_of(model, calibration)
@@ -149,7 +149,7 @@ def test_a_mask_that_is_asked_again_costs_nothing() -> None:
     assert (without.evaluations(), without.cost.computed) == (2, 4)
 
 
-def test_a_mask_that_ended_early_is_scored_when_more_is_asked() -> None:
+def test_a_mask_that_stopped_early_is_scored_when_the_threshold_rises() -> None:
     model = small_model()
     objective = objective_of(model, answered_calibration(model))
     bound = objective(LOCAL, 0.9)
@@ -172,12 +172,12 @@ def test_runs_share_their_scores(inputs: Inputs) -> None:
     inputs = another_stage(inputs, "one")
     exact = Accelerations(early_end=False)  # scores of masks that ended early are not kept
     expected, first = search(inputs, accelerations=exact)
-    second_context = another_stage(inputs, "two", seed=1)
-    found, second = search(second_context, accelerations=exact)
+    second_inputs = another_stage(inputs, "two", seed=1)
+    found, second = search(second_inputs, accelerations=exact)
     assert found == expected
     assert second.evaluations() == first.evaluations()  # of this search, whoever paid
     assert second.cost.computed == 0
-    assert all(line["cached"] for line in lines_of(second_context)[1:])
+    assert all(line["cached"] for line in lines_of(second_inputs)[1:])
     assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
     third = another_stage(inputs, "three", window_tokens=9)
     assert search(third, accelerations=exact)[1].cost.computed > 0  # another window
@@ -193,7 +193,7 @@ def test_an_edited_configuration_shares_no_scores(inputs: Inputs) -> None:
     configuration.rope_parameters["rope_theta"] *= 2
     _, second = search(another_stage(inputs, "two"), accelerations=exact)
     assert second.cost.computed == second.evaluations()
-    with pytest.raises(UserError, match=r"other settings \(scores\.configuration\.rope_[^;]*\)"):
+    with pytest.raises(UserError, match=r"scores\.configuration\.rope_"):
         search(inputs, accelerations=exact)
 
 
@@ -225,7 +225,7 @@ def test_the_number_of_evaluations_is_limited(inputs: Inputs) -> None:
         with pytest.raises(SearchEnded, match="--max-evaluations 2"):
             objective(LOCAL)
         assert objective(MIXED).exact
-        assert objective.score_plainly(LOCAL).exact  # the last check is no part of the search
+        assert objective.score_unaccelerated(LOCAL).exact  # the last check is no part of the search
 
 
 def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,11 +293,11 @@ def test_a_calibration_set_that_tells_nothing_is_refused() -> None:
     ids_T = calibration.haystacks[0].ids_T
     for question in calibration.haystacks[0].questions:
         ids_T[question.answer.start] = 0  # never what the model says
-    with pytest.raises(UserError, match="answers none of the calibration questions"):
+    with pytest.raises(UserError, match="niah_single"):
         find_anchors(objective_of(model, calibration, "accuracy"), 3, 4)
 
     def better(z: Any, stage: str) -> Value:
         return Value(-2.0 if z[0][0] else -1.0, True, 0.5, 0.5, -2.0)
 
-    with pytest.raises(UserError, match="needs no long context"):
+    with pytest.raises(UserError, match=r"-1, .*-1\.6"):
         find_anchors(better, 2, 4)

@@ -31,7 +31,7 @@ from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact, Stage
-from tests.attention_matrices import context_of, toy_calibration
+from tests.attention_matrices import inputs_of, toy_calibration
 from tests.model_factory import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -274,7 +274,7 @@ def test_a_file_counts_by_what_is_in_it(model_folder: Path, tmp_path: Path) -> N
 def ranked(tmp_path: Path, ratio: float, seed: int = 0) -> Inputs:
     model = tiny_model("qwen3", num_hidden_layers=2, num_attention_heads=4)
     calibration = toy_calibration(64, count=1)
-    return context_of(random_groups, model, calibration, tmp_path, ratio=ratio, seed=seed)
+    return inputs_of(random_groups, model, calibration, tmp_path, ratio=ratio, seed=seed)
 
 
 def test_the_most_local_groups_go_on_the_window(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:
 def inputs(tmp_path: Path) -> Inputs:
     """A mask from a file, at a ratio of 0.5."""
     model = tiny_model("qwen3", num_hidden_layers=2)
-    return context_of(from_file, model, toy_calibration(64, count=1), tmp_path)
+    return inputs_of(from_file, model, toy_calibration(64, count=1), tmp_path)
 
 
 @pytest.fixture

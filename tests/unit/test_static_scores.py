@@ -22,7 +22,7 @@ from bosch.method import Scores
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
 from bosch.model import find_tokenizer
 from tests.attention_matrices import (
-    context_of,
+    inputs_of,
     lag_histogram,
     lags,
     matrices,
@@ -73,7 +73,7 @@ def check(scores: Scores, expected_LH: Tensor, larger_is: str, relative: float =
 def run(
     method: Any, model: PreTrainedModel, calibration: Calibration, folder: Path, **settings: Any
 ) -> Scores:
-    context = context_of(method, model, calibration, folder, settings, chunk_elements=CHUNK)
+    context = inputs_of(method, model, calibration, folder, settings, chunk_elements=CHUNK)
     scores: Scores = method.score_groups(context)
     return scores
 
@@ -242,7 +242,7 @@ def test_razor(
     source: Any,
 ) -> None:
     scores = run(razor, model, calibration, tmp_path, **settings)
-    context = context_of(razor, model, calibration, tmp_path, settings)
+    context = inputs_of(razor, model, calibration, tmp_path, settings)
     ids_T = razor.probe_tokens(context, 512 // 4, 0)
     assert len(ids_T) == 512
     assert torch.equal(ids_T[:128], ids_T[384:])
@@ -263,13 +263,13 @@ def test_the_probe_of_razor_holds_only_tokens_that_text_has(tmp_path: Path) -> N
     model = tiny_model("qwen3", num_hidden_layers=1, bos_token_id=3, eos_token_id=9)
     assert model.config.vocab_size > len(tokenizer) == 41
     calibration = toy_calibration(64, count=1, vocab=20)
-    context = context_of(razor, model, calibration, tmp_path)
+    context = inputs_of(razor, model, calibration, tmp_path)
     known = set(razor.probe_tokens(context, 2_000, 0).tolist())
     assert known == set(calibration.haystacks[0].ids_T.tolist()) - {3, 9}
     context = replace(context, load_tokenizer=lambda: tokenizer)
     known = set(razor.probe_tokens(context, 2_000, 0).tolist())
     assert known == set(range(40)) - {0, 3, 7, 9}
-    context = context_of(razor, make_model("tiny"), calibration, tmp_path / "embedded")
+    context = inputs_of(razor, make_model("tiny"), calibration, tmp_path / "embedded")
     tokenizer = find_tokenizer(asset_folder("tiny-qwen3"))
     found = razor.ordinary_tokens(replace(context, load_tokenizer=lambda: tokenizer))
     assert found.tolist() == list(range(2, 2_048))  # all but its two special ones
@@ -389,6 +389,6 @@ def test_a_window_of_one_token(tmp_path: Path) -> None:
 def under_window(window_tokens: int, method: Any, folder: Path) -> Scores:
     """The scores of one short text."""
     model, calibration = make_model("gqa"), toy_calibration(64, count=1)
-    context = context_of(method, model, calibration, folder, window_tokens=window_tokens)
+    context = inputs_of(method, model, calibration, folder, window_tokens=window_tokens)
     scores: Scores = method.score_groups(context)
     return scores
