@@ -1,5 +1,5 @@
-"""Small searches to test their machinery with: calibration texts that a random model answers, the
-score of a mask by the model itself, and two simple searches.
+"""Small searches for tests: calibration texts that a random model answers, the score of a mask by
+the model itself, and two simple searches.
 """
 
 import itertools
@@ -22,11 +22,11 @@ LENGTHS = (40, 33, 47, 29)
 LAYERS, GROUPS = 3, 4  # of the tiny model
 
 
-@torch.no_grad()  # and not inference mode: methods take gradients on these texts
+@torch.no_grad()  # not inference mode: methods take gradients on these texts
 def answered_calibration(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> Calibration:
-    """Random texts with two questions each, whose answers are what the dense model says: it scores
-    1, and masks less. The first answer needs one token more than a window holds, so that masks
-    differ by it; the second needs most of the text.
+    """Random texts with two questions each, answered by the dense model: it scores 1, and masks
+    score less. The first answer needs one token more than a window holds, so masks differ in it;
+    the second needs most of the text.
     """
     haystacks = []
     for number, length in enumerate(lengths):
@@ -44,7 +44,7 @@ def answered_calibration(model: PreTrainedModel, lengths: tuple[int, ...] = LENG
 def score_by_the_model(
     model: PreTrainedModel, calibration: Calibration, z: Z, window_tokens: int = WINDOW
 ) -> tuple[float, float, float]:
-    """Accuracy, mean probability and mean log-probability, as one reads their definition."""
+    """Accuracy, mean probability and mean log-probability, directly from their definitions."""
     correct, logs = [], []
     for haystack in calibration.haystacks:
         logits_TV = model(
@@ -59,7 +59,7 @@ def score_by_the_model(
 
 
 class ModelObjective:
-    """An objective without any machinery."""
+    """An objective that only runs the model."""
 
     def __init__(self, model: PreTrainedModel, calibration: Calibration, name: str) -> None:
         self.model, self.calibration, self.name = model, calibration, name
@@ -107,7 +107,7 @@ def swap_search(objective: Any) -> tuple[Z, float]:
 
 
 def stage_one(objective: Any) -> tuple[Z, float]:
-    """Layer by layer from the top, all halves of a layer; the first of equals wins."""
+    """Layer by layer from the top, trying every half of a layer; the first of equals wins."""
     z = [(1,) * GROUPS] * LAYERS
     best = -math.inf
     for layer in reversed(range(LAYERS)):

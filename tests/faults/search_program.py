@@ -1,4 +1,4 @@
-"""A search as a process that tests kill: stage one and swaps on a tiny model, with a journal."""
+"""A search in processes that tests kill: stage 1 and swaps on a tiny model, with a journal."""
 
 import json
 import multiprocessing.connection
@@ -20,11 +20,11 @@ RESULT = "result.json"
 def launch(folder: Path, world: int = 1, **options: Any) -> list[BaseProcess]:
     """Start all ranks of a search. Options: see `main`."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [start(main, folder, told, options) for told in launch_environment(world)]
+    return [start(main, folder, variables, options) for variables in launch_environment(world)]
 
 
 def wait(ranks: list[BaseProcess]) -> list[int | None]:
-    """Their exit codes. When one has died the others are killed, as a launcher does."""
+    """Their exit codes. If one dies, the others are killed, as a launcher does."""
     multiprocessing.connection.wait([rank.sentinel for rank in ranks], PATIENCE)
     for rank in ranks:
         rank.join(0 if any(each.exitcode for each in ranks) else PATIENCE)
@@ -44,7 +44,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def journal(folder: Path) -> list[dict[str, Any]]:
-    """Its lines, without what they cost."""
+    """The lines of the journal, without their costs."""
     lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
     return [{name: line[name] for name in line if name not in COSTS} for line in lines]
 

@@ -41,8 +41,8 @@ def best_cost(toy: ConvexToy, ratio: float, granularity: str) -> float:
 
 
 def check_convex_toy(folder: Path, ratio: float, granularity: str, seed: int) -> None:
-    """The expected share is within .02 of the ratio before the mask is made exact, and what goes on
-    the window costs at most 1.15 times the best choice."""
+    """Before the mask is made exact, the expected share is within .02 of the ratio. The windowed
+    groups cost at most 1.15 times the best choice."""
     toy = ConvexToy.draw(28, 8, seed)
     selection = select(consa, toy, folder, ratio, granularity=granularity)
     num_units = 28 if granularity == "layer" else 224
@@ -61,7 +61,7 @@ def test_on_a_convex_toy_the_ratio_is_met_by_the_cheapest_groups(
     check_convex_toy(tmp_path, ratio, "head-all-layers", seed=0)
 
 
-# Seven of 28 layers, of which a wrong one weighs more than a group of 56.
+# Seven of 28 layers: one wrong layer costs more than one wrong group of 56.
 TOO_DEAR = {
     (0.25, "layer", 2): "costs 1.198 times the best",
     (0.25, "layer", 3): "costs 1.151 times",
@@ -78,7 +78,7 @@ TOO_DEAR = {
         for case in itertools.product((0.25, 0.5, 0.75), GRANULARITIES, range(1, 4))
     ],
 )
-def test_so_it_is_for_other_costs_and_granularities(
+def test_the_same_holds_for_other_costs_and_granularities(
     ratio: float, granularity: str, seed: int, tmp_path: Path
 ) -> None:
     check_convex_toy(tmp_path, ratio, granularity, seed)
@@ -109,7 +109,7 @@ def test_the_budget_is_met_however_little_was_learned(
 
 
 def test_scalar_gates_rank_by_cost(tmp_path: Path) -> None:
-    """(1 - z)^2 pulls a gate back up, more so where it costs more: lowest is cheapest."""
+    """(1 - z)^2 pulls a gate up, more so where the cost is higher: the lowest are the cheapest."""
     toy = ConvexToy.draw(6, 4, seed=1)
     selection = select(l1_gates, toy, tmp_path, 0.5, l1_weight=2.0)
     assert toy.cost_of(torch.tensor(selection.mask.z)) <= 1.05 * best_cost(toy, 0.5, "all")
@@ -136,7 +136,7 @@ def test_a_killed_mask_is_the_same_mask(method: ModuleType, tmp_path: Path) -> N
 def test_what_was_learned_is_not_learned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before the mask was written, and gone on with by another number of processes."""
+    """Killed before the mask was written, and resumed with another number of processes."""
     toy = ConvexToy.draw(6, 4, seed=1)
     first = select(consa, toy, tmp_path, 0.5)
     toy.stop_after = 1
@@ -149,7 +149,7 @@ def test_what_was_learned_is_not_learned_again(
 
 
 def test_a_tie_at_the_cutoff_is_reported(tmp_path: Path) -> None:
-    """L1 alone: all scalar gates go down alike."""
+    """With L1 alone all scalar gates decrease equally."""
     equal = select(l1_gates, ConvexToy(torch.zeros(3, 4)), tmp_path / "equal", 0.5, steps=5)
     assert "seed 0" in equal.notes[-1]
     apart = select(l1_gates, ConvexToy.draw(3, 4, 1), tmp_path / "apart", 0.5, l1_weight=2.0)
@@ -197,7 +197,7 @@ def test_sequences_have_the_length_set_or_at_least_four_windows() -> None:
             assert length.sequence_tokens == tokens
     given = consa.Settings(sequence_tokens=512, batch_sequences=3)
     assert choose_length(given, 786_432, 1_024, 64, world=3) == Length(204, 3, 512)
-    with pytest.raises(UserError, match=r"300 .*1,024"):
+    with pytest.raises(UserError, match=r"300,.*1,024"):
         choose_length(consa.Settings(sequence_tokens=300), 786_432, 1_024, 64)
     much = consa.Settings(token_share=0.5, batch_sequences=501)
     with pytest.raises(UserError, match=r"0\.5 .*1,000.* 501"):
@@ -223,7 +223,7 @@ def test_settings_that_make_no_sense_are_refused(
         method.Settings(**changes)
 
 
-# --- the notes ---
+# --- the history ---
 
 
 def test_the_history_has_a_line_a_step_and_a_torn_line_is_dropped(tmp_path: Path) -> None:

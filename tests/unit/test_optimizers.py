@@ -31,7 +31,7 @@ Score = Callable[[Assignment], float]
 
 
 def entangled(num_variables: int, seed: int = 0) -> Score:
-    """In 64ths: groups count for themselves and in pairs that back each other up."""
+    """In 64ths: groups count individually and in pairs that back each other up."""
     draw = random.Random(seed)
     alone = [draw.random() for _ in range(num_variables)]
     pairs = [(*draw.sample(range(num_variables), 2), draw.random()) for _ in range(num_variables)]
@@ -46,7 +46,7 @@ def entangled(num_variables: int, seed: int = 0) -> Score:
 
 
 class Judge:
-    """An objective that ends evaluations early as often as it may, and counts them."""
+    """An objective that stops evaluations early as often as it can, and records the masks."""
 
     def __init__(self, score: Score, end_early: bool = True, ends_after: float = math.inf) -> None:
         self.score, self.end_early, self.ends_after = score, end_early, ends_after
@@ -76,12 +76,12 @@ def best_of(score: Score, num_variables: int, quota: int) -> float:
     return max(score(bits) for bits in masks if bits.count(0) == quota)
 
 
-# --- what all of them keep ---
+# --- all optimizers ---
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("quota", "budget"), [(0, 3), (1, 3), (5, 20), (8, 3)])
-def test_the_quota_is_met_and_the_budget_kept(name: str, quota: int, budget: int) -> None:
+def test_the_quota_and_the_budget_are_met(name: str, quota: int, budget: int) -> None:
     judge = Judge(entangled(8))
     solution = optimize(name, problem_of(judge, 8, quota, budget))
     assert solution.assignment.count(0) == quota
@@ -147,7 +147,7 @@ def test_a_search_ended_at_once_or_on_a_plateau_still_has_a_mask(name: str) -> N
     assert optimize(name, problem_of(plateau, 8, 4, 20)).assignment.count(0) == 4
 
 
-# --- each one's own ---
+# --- single optimizers ---
 
 
 def test_exhaustive_takes_the_first_of_equals() -> None:
@@ -162,12 +162,12 @@ def test_swap_stays_on_the_quota_and_begins_with_its_starts() -> None:
     judge = Judge(entangled(16))
     starts = ((0,) * 8 + (1,) * 8, (1,) * 8 + (0,) * 8, (1,) * 16)
     optimize("swap", problem_of(judge, 16, 8, 100, starts=starts, most_local=range(15, -1, -1)))
-    assert judge.tried[:2] == [*starts[:2]]  # the third one, mended, is the second
+    assert judge.tried[:2] == [*starts[:2]]  # the third one, repaired, is the second
     assert all(bits.count(0) == 8 for bits in judge.tried)
 
 
 def test_swap_leaves_a_local_optimum() -> None:
-    """Two swaps away from the start lies the only better mask; every neighbor is worse."""
+    """The only better mask is two swaps from the start; every neighbor is worse."""
     best = (1, 1, 1, 0, 0, 0)
     start = (0, 0, 1, 1, 1, 0)
     values = {best: 1.0, start: 0.5}
@@ -176,7 +176,7 @@ def test_swap_leaves_a_local_optimum() -> None:
     assert solution.assignment == best
 
 
-def test_one_plus_one_evaluates_nothing_that_its_penalty_rules_out() -> None:
+def test_one_plus_one_skips_masks_that_their_penalty_rules_out() -> None:
     judge = Judge(entangled(50))
     solution = optimize("nomad", problem_of(judge, 50, 25, 60, starts=((0, 1) * 25,)))
     assert all(abs(bits.count(0) - 25) <= 6 for bits in judge.tried)  # 100 (7/50)^2 > 1.2 / 1.2
@@ -190,7 +190,7 @@ def test_one_plus_one_evaluates_nothing_that_its_penalty_rules_out() -> None:
 
 
 def dying(judge: Judge, at: int, end: Callable[[int], None]) -> Judge:
-    """The same, but NOMAD's process is ended by `end` when it asks for mask number `at`."""
+    """The same, but `end` ends NOMAD's process when it requests mask number `at`."""
     score = judge.score
 
     def evaluate(bits: Assignment) -> float:
@@ -213,7 +213,7 @@ def nomad_process() -> int:
 
 @on_linux
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_dead_nomad_costs_the_rest_of_its_budget_only(sent: signal.Signals) -> None:
+def test_a_dead_nomad_only_costs_the_rest_of_its_budget(sent: signal.Signals) -> None:
     judge = dying(Judge(entangled(8)), 20, lambda pid: os.kill(pid, sent))
     solution = optimize("nomad", problem_of(judge, budget=60, starts=((0,) * 5 + (1,) * 3,)))
     (note,) = solution.trials.notes
@@ -226,7 +226,7 @@ def test_a_dead_nomad_costs_the_rest_of_its_budget_only(sent: signal.Signals) ->
 
 
 @on_linux
-def test_a_hung_nomad_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_nomad_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_nomad_process, "HUNG_SECONDS", 2.0)
     judge = dying(Judge(entangled(8)), 5, lambda pid: os.kill(pid, signal.SIGSTOP))
     solution = optimize("nomad", problem_of(judge, budget=60))
@@ -278,13 +278,13 @@ def test_nomad_does_not_outlive_a_killed_search() -> None:
     )
     killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    with contextlib.suppress(ProcessLookupError):  # it is gone already
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         child = os.pidfd_open(int(killed.stdout))
-        assert select.select([child], [], [], 60)[0]  # once its end of the pipe has told it
+        assert select.select([child], [], [], 60)[0]  # readable once the process has ended
         os.close(child)
 
 
-def test_without_nomad_swap_works_and_nomad_says_what_to_do(
+def test_without_nomad_swap_works_and_nomad_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda name: None)

@@ -27,7 +27,7 @@ FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 # --- stage 2: worked examples ---
 
 
-def test_the_layer_that_destroys_the_model_is_kept() -> None:
+def test_the_layer_that_destroys_the_model_stays_full() -> None:
     # By hand, L = 3, H = 4: the drops are .02, .35, .05. The paper's line 6 as printed: 0, 1, .5.
     scores = (0.58, 0.60, 0.95)
     assert allocate_ratios(scores, 1.0, 0.5, 4, (0, 0.5, 1)) == (1, 0, 0.5)
@@ -81,13 +81,13 @@ def test_numbers_may_come_from_any_library(kind: Callable[[Sequence[float]], Any
 # --- stage 2: order ---
 
 
-def test_equal_drops_go_by_the_second_score_and_then_by_depth() -> None:
+def test_equal_drops_are_ordered_by_the_second_score_and_then_by_depth() -> None:
     assert 0.9 - 0.8 != 0.8 - 0.7  # equal drops are equal although floats are not
     scores = (0.25, 0.5, 0.75)
     for equal in (scores, (0.7, 0.8, 0.9), (0 / 3, 1 / 3, 2 / 3)):
         assert hardest_first(equal, 1.0) == [0, 1, 2]
     assert hardest_first(scores, 1.0, (-5.0, -4.0, -2.0, -1.0)) == [1, 0, 2]  # drops 1, 2, 1
-    # Layer 1 drops most on the first score: the second has no say.
+    # Layer 1 drops most on the first score, so the second does not matter.
     assert hardest_first((0.25, 0.5, 1.0), 1.25, (-5.0, -4.0, -1.0, -1.0)) == [1, 0, 2]
 
 
@@ -100,7 +100,7 @@ RHO = st.one_of(st.sampled_from((0.0, 0.25, 0.3, 0.5, 0.75, 0.875, 1.0)), st.flo
 
 @st.composite
 def layer_scores(draw: st.DrawFn) -> list[float]:
-    """In 64ths, as accuracy comes, or any; for each layer and the dense model."""
+    """Any scores, or in 64ths like accuracies; for each layer and the dense model."""
     shares = st.integers(0, 64).map(lambda count: count / 64)
     score = draw(st.sampled_from((shares, st.floats(-2, 2))))
     return draw(st.lists(score, min_size=2, max_size=49))
@@ -130,7 +130,7 @@ def test_the_budget_is_exact_and_the_shares_fall_with_the_drop(
     st.lists(st.integers(0, 64), min_size=1, max_size=20),
     RHO,
 )
-def test_uneven_buckets_end_too(eighths: list[int], scores: list[int], rho: float) -> None:
+def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho: float) -> None:
     buckets = [eighth / 8 for eighth in eighths]
     budget = num_windowed(rho, len(scores), 8)
     if eighths[0] * len(scores) <= budget <= eighths[-1] * len(scores):
@@ -190,7 +190,7 @@ def test_subproblems_of_an_example() -> None:
     assert (part.method, part.evaluations) == ("optimizer", 69)
 
 
-def test_parts_are_few_and_alike_the_lower_ones_larger() -> None:
+def test_parts_are_few_and_of_similar_size_lower_ones_larger() -> None:
     plan = plan_subproblems((0.5,) * 9, 8)
     assert [p.layers for p in plan] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     plan = plan_subproblems((0.5,) * 10, 8)

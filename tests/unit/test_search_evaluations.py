@@ -1,7 +1,6 @@
 """The journal, the memo, the limits and the paper's loss."""
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from bosch.search.objective import (
     normalized_loss,
     normalized_score,
 )
+from bosch.search.scorer import Scorer
 from bosch.search.settings import Accelerations
 from tests.attention_matrices import inputs_of
 from tests.model_factory import MIXED
@@ -64,7 +64,7 @@ def lines_of(inputs: Inputs) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------- the journal
 
 
-def test_a_line_says_everything_of_an_evaluation(inputs: Inputs) -> None:
+def test_a_line_has_everything_about_an_evaluation(inputs: Inputs) -> None:
     with open_objective(inputs, "accuracy", {}) as objective:
         objective(FULL, stage="anchors")
         objective(LOCAL, 0.9, "swaps")
@@ -90,7 +90,7 @@ def test_a_finished_search_is_replayed_without_the_model(
 ) -> None:
     expected, first = search(inputs)
     before = (inputs.folder / FILE).read_bytes()
-    monkeypatch.setattr(MaskObjective, "_evaluate", None)
+    monkeypatch.setattr(Scorer, "score", None)
     found, again = search(inputs)
     assert found == expected
     assert again.evaluations() == first.evaluations()
@@ -112,7 +112,7 @@ def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(inputs: I
     with pytest.raises(UserError, match=r"scores\.calibration"):
         search(replace(inputs, load_calibration=lambda: other))
     search(inputs, accelerations=Accelerations.none())  # these change no answer
-    assert not (inputs.folder.parents[1] / "shared").exists()  # it is no stage's folder
+    assert not (inputs.folder.parents[1] / "shared").exists()  # the folder is not a stage's
     path = inputs.folder / FILE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[4:]]))
@@ -161,7 +161,7 @@ def test_a_mask_that_stopped_early_is_scored_when_the_threshold_rises() -> None:
 
 
 def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:
-    """Of another run beside it."""
+    """The same inputs for the stage of another run."""
     folder = inputs.folder.parents[1] / name / "mask"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STARTED).touch()
@@ -170,12 +170,14 @@ def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:
 
 def test_runs_share_their_scores(inputs: Inputs) -> None:
     inputs = another_stage(inputs, "one")
-    exact = Accelerations(early_end=False)  # scores of masks that ended early are not kept
+    exact = Accelerations(early_end=False)  # scores of masks that stopped early are not stored
     expected, first = search(inputs, accelerations=exact)
     second_inputs = another_stage(inputs, "two", seed=1)
     found, second = search(second_inputs, accelerations=exact)
     assert found == expected
-    assert second.evaluations() == first.evaluations()  # of this search, whoever paid
+    assert (
+        second.evaluations() == first.evaluations()
+    )  # counted for this search, wherever they were computed
     assert second.cost.computed == 0
     assert all(line["cached"] for line in lines_of(second_inputs)[1:])
     assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
@@ -184,7 +186,7 @@ def test_runs_share_their_scores(inputs: Inputs) -> None:
 
 
 def test_an_edited_configuration_shares_no_scores(inputs: Inputs) -> None:
-    """Other rotary frequencies make other scores of the same weights; where they lie does not."""
+    """The same weights score differently with other rotary frequencies, but not at another path."""
     inputs = another_stage(inputs, "one")
     exact = Accelerations(early_end=False)
     search(inputs, accelerations=exact)
@@ -199,16 +201,16 @@ def test_an_edited_configuration_shares_no_scores(inputs: Inputs) -> None:
 
 def test_searches_append_to_one_memo_at_once(tmp_path: Path) -> None:
     masks = random_masks(40)
-    with ThreadPoolExecutor(4) as searches:  # each with files of its own, as processes have them
-        list(searches.map(lambda start: _add_all(tmp_path, masks[start::4]), range(4)))
+    with ThreadPoolExecutor(4) as searches:  # each opens its own files, as processes do
+        list(searches.map(lambda start: add_all(tmp_path, masks[start::4]), range(4)))
     path = tmp_path / "scores.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"z": ["11')  # torn: it costs that line only
-    _add_all(tmp_path, [FULL])
+    path.write_bytes(path.read_bytes() + b'{"z": ["11')  # incomplete: only this line is lost
+    add_all(tmp_path, [FULL])
     memo = Memo(tmp_path, {})
     assert all(memo.get(z) == SCORES for z in (*masks, FULL))
 
 
-def _add_all(folder: Path, masks: list[Any]) -> None:
+def add_all(folder: Path, masks: list[Any]) -> None:
     memo = Memo(folder, {"of": "a test"})
     for z in masks:
         memo.add(z, SCORES)
@@ -225,31 +227,27 @@ def test_the_number_of_evaluations_is_limited(inputs: Inputs) -> None:
         with pytest.raises(SearchEnded, match="--max-evaluations 2"):
             objective(LOCAL)
         assert objective(MIXED).exact
-        assert objective.score_unaccelerated(LOCAL).exact  # the last check is no part of the search
+        assert objective.score_unaccelerated(LOCAL).exact  # the final check is not limited
 
 
 def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scoring takes 2,000 s."""
     now = [0.0]
+    score = Scorer.score
+
+    def score_slowly(scorer: Scorer, *arguments: Any) -> Any:
+        now[0] += 2000.0
+        return score(scorer, *arguments)
+
+    monkeypatch.setattr(Scorer, "score", score_slowly)
     monkeypatch.setattr(evaluations.time, "monotonic", lambda: now[0])
     with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
-        _take(objective, now, 2000.0)(FULL)
-    with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
         objective(FULL)
-        _take(objective, now, 2000.0)(LOCAL)
+    with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
+        objective(FULL)  # from the journal
+        objective(LOCAL)
         with pytest.raises(SearchEnded, match="--max-hours 1 "):
             objective(MIXED)
-
-
-def _take(objective: MaskObjective, now: list[float], seconds: float) -> Callable[..., Value]:
-    """The objective, on a clock that an evaluation moves on."""
-    value_of = objective._value
-
-    def slowly(answers: Any) -> Value:
-        now[0] += seconds
-        return value_of(answers)
-
-    objective._value = slowly  # type: ignore[method-assign]
-    return objective
 
 
 def test_progress_counts_evaluations_and_shows_the_best(
@@ -271,8 +269,8 @@ def test_progress_counts_evaluations_and_shows_the_best(
 
 
 def test_the_loss_is_that_of_the_paper() -> None:
-    """Worked by hand: a = .2, S(1) = .75, gamma = .2, so b = .9; S = .55 is half way. 3 of 8 groups
-    for a ratio of .5 are 1/8 off: 100 / 64.
+    """Worked by hand: a = .2, S(1) = .75, gamma = .2, so b = .9 and S = .55 is halfway. 3 of 8
+    groups at a ratio of .5 are 1/8 off: 100 / 64.
     """
 
     def given(z: Any, stage: str) -> Value:
@@ -287,12 +285,12 @@ def test_the_loss_is_that_of_the_paper() -> None:
     assert normalized_loss(0.55, 3, 8, 0.5, anchors, alpha=0) == pytest.approx(-0.5)
 
 
-def test_a_calibration_set_that_tells_nothing_is_refused() -> None:
+def test_a_calibration_set_that_cannot_rank_masks_is_refused() -> None:
     model = small_model()
     calibration = answered_calibration(model, (30,))
     ids_T = calibration.haystacks[0].ids_T
     for question in calibration.haystacks[0].questions:
-        ids_T[question.answer.start] = 0  # never what the model says
+        ids_T[question.answer.start] = 0  # never the model's answer
     with pytest.raises(UserError, match="niah_single"):
         find_anchors(objective_of(model, calibration, "accuracy"), 3, 4)
 

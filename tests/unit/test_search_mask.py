@@ -53,7 +53,7 @@ def calibration_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def command(model_folder: Path, calibration_folder: Path, tmp_path: Path) -> list[str]:
-    """All that a command needs but the method."""
+    """Everything that a command needs except the method."""
     return [
         *("--preset", "tiny", "--model", str(model_folder), "--window", "16", "--ratio", "0.75"),
         *("--calibration", str(calibration_folder), "--run-dir", str(tmp_path / "run")),
@@ -118,7 +118,7 @@ def test_help_says_what_each_option_of_a_search_is(capsys: pytest.CaptureFixture
         (("--method", "dcam", "--loss-tokens", "all"), "--loss-tokens"),
     ],
 )
-def test_options_that_are_none_end_the_command(
+def test_unknown_options_end_the_command(
     command: list[str], arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -146,7 +146,7 @@ def test_a_mistake_is_a_user_error_that_names_it(
         main([*command, *arguments])
 
 
-def test_a_method_that_reads_examples_says_that_there_are_none(
+def test_a_method_that_needs_examples_says_so(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--preset", "tiny", "--model", str(model_folder), "--run-dir", str(tmp_path)]
@@ -172,7 +172,7 @@ def test_models_that_cannot_be_searched_are_named(tmp_path: Path) -> None:
         load_for_search(empty)
 
 
-def test_killed_within_an_example_it_goes_on_to_the_same_files(
+def test_killed_within_an_example_it_resumes_to_the_same_files(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*command, "--method", "fisher"]
@@ -195,7 +195,7 @@ def outputs(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("mask.json", "scores.json", "mask.png")]
 
 
-# Kills itself when it asks for the text of the example whose number comes first in the arguments.
+# Kills itself when it reads the example whose number is the first argument.
 DYING = """
 import os, signal, sys
 from bosch import calibration
@@ -225,7 +225,7 @@ def test_the_stage_depends_on_what_decides_the_mask(
 ) -> None:
     config = Config(model=str(model_folder), method="razor", window=16)
     calibration = Artifact.load(calibration_folder)
-    hub = build(Config(model="Qwen/Qwen3-1.7B-Base", method="interleave"))  # nothing is fetched
+    hub = build(Config(model="Qwen/Qwen3-1.7B-Base", method="interleave"))  # without fetching it
     assert hub.facts["settings"]["model"] == "Qwen/Qwen3-1.7B-Base"
     stage = build(config, calibration)
     assert stage.name == "mask"
@@ -239,7 +239,7 @@ def test_the_stage_depends_on_what_decides_the_mask(
     ]
     others = {build(other, calibration).fingerprint for other in changed}
     assert len(others - {stage.fingerprint}) == len(changed)
-    same = replace(config, mask=MaskConfig(kappa=7))  # no setting of this method
+    same = replace(config, mask=MaskConfig(kappa=7))  # not a setting of this method
     assert build(same, calibration).fingerprint == stage.fingerprint
     with RunFolder(tmp_path / "run") as run:
         artifact = run.complete(stage)
@@ -258,7 +258,7 @@ def test_the_set_of_a_run_is_found_where_runs_share_it(tmp_path: Path) -> None:
     assert search_mask.find_calibration(None, tmp_path / "other") is None
 
 
-def test_a_file_counts_by_what_is_in_it(model_folder: Path, tmp_path: Path) -> None:
+def test_a_file_is_identified_by_its_content(model_folder: Path, tmp_path: Path) -> None:
     config = Config(model=str(model_folder), method="from_file")
     fingerprints = []
     for name, text in (("a.tsv", "1\t2\n"), ("b.tsv", "1\t2\n"), ("c.tsv", "2\t1\n")):
@@ -306,7 +306,7 @@ def test_ties_are_drawn_by_the_seed_and_recorded(tmp_path: Path) -> None:
     assert again == choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed=3))
 
 
-def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_score_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     for value in (math.nan, math.inf):
         table = ((0.9, 0.5, 0.5, 0.5), (0.5, value, 0.1, 0.1))
         with pytest.raises(UserError, match=f"layer 1, group 1 is {value}"):
@@ -343,7 +343,7 @@ def test_a_mask_comes_back_from_every_format(
     else:
         export_mask(record, format_name, path)
     assert take(inputs, path).mask == record.mask
-    if format_name == "duo":  # zeros and ones as reals: any ratio can be had of them
+    if format_name == "duo":  # zeros and ones as real numbers can be cut at any ratio
         assert take(inputs, path, ratio=0.25).mask.num_windowed == 2
     else:
         with pytest.raises(UserError, match=rf"{path}.* 4 of 8 .*--ratio 0\.5\."):
@@ -390,7 +390,7 @@ def test_a_calibration_set_comes_back_from_its_file(tmp_path: Path) -> None:
         read_calibration(tmp_path / "none")
 
 
-def test_no_tokens_are_set_aside_where_there_is_nothing_to_choose() -> None:
+def test_no_tokens_are_reserved_when_there_is_nothing_to_choose() -> None:
     config = replace(presets.tiny(), method="consa")
     assert learning_tokens(config) > 0
     assert learning_tokens(replace(config, ratio=0.99)) == 0  # all 64 groups

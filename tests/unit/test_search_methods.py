@@ -42,13 +42,13 @@ def calibration(model: PreTrainedModel) -> Calibration:
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a search's time here would go into drawing it; one test undoes this."""
+    """Drawing would take half of a search's time here; one test undoes this."""
     monkeypatch.setattr(finish, "draw_search", lambda search, path: None)
 
 
 @pytest.fixture
 def run(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> Any:
-    """run(name, folder, **context and settings) -> record: a method, with its files."""
+    """run(name, folder, **inputs and settings) -> record: a method, with its files."""
 
     def run_method(
         name: str, folder: str = "mask", ratio: float = 0.5, **settings: Any
@@ -99,9 +99,9 @@ def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run:
 
 
 def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> None:
-    """Read from the journal: above the layer at work stands the best mask found there."""
+    """Read from the journal: layers above the current one have the best mask found for them."""
     record = run("bosch_single", kappa=100)
-    assert record.seed is None  # all is enumerated: it had no part
+    assert record.seed is None  # everything is enumerated: the seed is not used
     lines = lines_of(tmp_path / "mask")
     for layer in (2, 1, 0):
         tried = [line for line in lines if line["stage"] == f"stage 1, layer {layer}"]
@@ -123,7 +123,7 @@ def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("objective", ["logprob", "accuracy+logprob"])
-def test_stage_2_goes_by_the_drops_of_a_negative_score_too(run: Any, objective: str) -> None:
+def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any, objective: str) -> None:
     trace = trace_of(run("bosch", kappa=100, objective=objective))
     dense, scores = trace["dense"], trace["stage1_scores"]
     top = rounded(weighted(objective, *dense.values()))
@@ -156,7 +156,9 @@ def test_bosch_plus_and_global_swap_may_spend_what_bosch_does(
         "global_swap": "28 evaluations (swaps 28)",  # and 4 rankings
     }
     assert planned[name] in plan
-    unspent = 2 + int(planned[name].split()[0]) - spent  # the two ends are beside the plan
+    unspent = (
+        2 + int(planned[name].split()[0]) - spent
+    )  # the dense and the fully windowed model are not in the plan
     assert 0 <= unspent <= 3  # masks that two stages share
 
 
@@ -171,8 +173,8 @@ def test_rankings_leave_global_swap_an_evaluation(
     assert record.mask.num_windowed == 12 * ratio
 
 
-def test_single_gives_back_what_is_beyond_the_budget(run: Any) -> None:
-    """At 5 of 12, stage 1 takes ceil(5/12 of 4) = 2 of each layer, and one comes back."""
+def test_single_makes_groups_beyond_the_budget_full_again(run: Any) -> None:
+    """At 5 of 12, stage 1 windows ceil(5/12 of 4) = 2 groups per layer, and one becomes full."""
     record = run("bosch_single", ratio=5 / 12, kappa=100)
     assert record.mask.num_windowed == 5
     assert sorted(row.count(0) for row in record.mask.z) == [1, 2, 2]
@@ -196,7 +198,7 @@ def test_bosch_takes_every_optimizer(run: Any, optimizer: str) -> None:
     assert {step["method"] for step in steps_of(record, "stage 1")} == {optimizer}
 
 
-# --- nothing else decides ---
+# --- what does not change the result ---
 
 
 @pytest.mark.parametrize("name", ["bosch", "bosch_plus", "global_swap", "bosch_multi"])
@@ -215,10 +217,10 @@ def test_accelerations_change_neither_the_mask_nor_its_record(
     "attempt",
     [*range(2), *(pytest.param(number, marks=pytest.mark.faults) for number in range(2, 20))],
 )
-def test_a_search_killed_at_any_evaluation_goes_on_as_if_it_had_not_been(
+def test_a_search_killed_at_any_evaluation_resumes_to_the_same_result(
     run: Any, tmp_path: Path, name: str, attempt: int
 ) -> None:
-    """Killed while a line is written: what is left of the journal is torn."""
+    """Killed while writing a line: the journal ends with an incomplete one."""
     run(name, "whole")
     lines = (tmp_path / "whole" / FILE).read_bytes().splitlines(keepends=True)
     place = random.Random(f"{name} {attempt}").randrange(1, len(lines))
@@ -252,7 +254,7 @@ def test_a_search_cut_short_has_an_exact_mask(run: Any, name: str, most: int) ->
     assert trace["hybrid"]["accuracy"] is not None
 
 
-def test_the_best_exact_mask_of_a_search_cut_short_is_kept(run: Any, tmp_path: Path) -> None:
+def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path) -> None:
     record = run("global_swap", max_evaluations=9)
     lines = lines_of(tmp_path / "mask")
     met = [line for line in lines if "".join(line["z"]).count("0") == 6 and line["exact"]]
@@ -263,7 +265,7 @@ def test_the_best_exact_mask_of_a_search_cut_short_is_kept(run: Any, tmp_path: P
 def test_a_better_mask_of_an_earlier_stage_wins_unless_switched_off(
     run: Any, tmp_path: Path
 ) -> None:
-    """Stage 1 alone meets a budget that its groups a layer add up to, and stage 3 begins anew."""
+    """Stage 1 alone meets a budget that is the sum of its groups, and stage 3 starts over."""
     changed = 0
     for kappa in range(2, 7):
         best = trace_of(run("bosch", f"best-{kappa}", kappa=kappa))
@@ -287,7 +289,7 @@ def test_settings_come_from_the_mask_section() -> None:
     assert default_settings("proxy", MaskConfig(gamma=0.7)).mass_share == 0.95  # another gamma
     deciding = _choose.deciding(settings)
     assert "kappa" in deciding
-    assert "accelerations" not in deciding  # speed decides nothing
+    assert "accelerations" not in deciding  # they only affect speed
 
 
 @pytest.mark.parametrize(
@@ -328,14 +330,12 @@ def test_no_time_and_no_nomad_are_refused_and_bosch_plus_needs_none(
     assert run("bosch_plus").mask.num_windowed == 6
 
 
-def test_a_search_starts_from_a_mask_which_counts_by_what_is_in_it(
-    run: Any, tmp_path: Path
-) -> None:
+def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_path: Path) -> None:
     first, other = run("bosch_single", "first"), run("bosch_layer", "other")
     assert first.mask.z != other.mask.z
     path, moved = tmp_path / "first" / "mask.json", tmp_path / "moved.json"
     found = run("global_swap", "second", rankings=(), start=path)
-    begun = lines_of(tmp_path / "second")[2]  # behind the two ends
+    begun = lines_of(tmp_path / "second")[2]  # after the two ends
     assert begun["z"] == first.mask.row_texts()
     assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
     path.rename(moved)

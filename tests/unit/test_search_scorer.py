@@ -27,7 +27,7 @@ from tests.search_cases import (
     swap_search,
 )
 
-KERNELS = 1e-6  # by which a score may differ before it is rounded
+KERNELS = 1e-6  # scores of different kernels may differ by this before rounding
 ALL = Accelerations()
 KEPT_ONLY = replace(ALL, answer_rows=False)
 ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
@@ -52,10 +52,10 @@ def test_scores_are_those_of_a_plain_loop_over_the_model(
         assert value.value == round(accuracy, 4)
         seen.add(accuracy)
     assert 1.0 in seen
-    assert len(seen) > 2  # masks differ, so that equality says something
+    assert len(seen) > 2  # masks differ, so equality means something
 
 
-def test_what_is_kept_changes_no_bit() -> None:
+def test_cached_states_change_no_bit() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     texts = range(len(LENGTHS))
@@ -116,14 +116,14 @@ def test_each_acceleration_saves_work(switch: str) -> None:
     calibration = answered_calibration(model, LENGTHS * 2)
     spent = []
     for accelerations in (ALL, replace(ALL, **{switch: False})):
-        # Masks of a random model answer little; by log-probability one text may rule one out.
+        # Masks of a random model answer little; by log-probability a single text can rule one out.
         objective = objective_of(model, calibration, "logprob", accelerations)
         swap_search(objective)
         spent.append(objective.cost.layer_forwards)
     assert spent[0] < 0.95 * spent[1]
 
 
-def test_a_mask_ends_early_with_a_bound_that_holds() -> None:
+def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     scorer = Scorer(model, calibration, WINDOW)
@@ -146,11 +146,11 @@ def test_texts_that_failed_before_come_first() -> None:
     objective = objective_of(model, calibration, "accuracy")
     objective(LOCAL)
     assert not objective(random_masks(1)[0], threshold=0.99).exact
-    # Every text fails on the window but those the score counts; the first that failed is enough.
+    # Every text fails on the window but those the score counts; the first failure is enough.
     assert objective.cost.texts <= len(LENGTHS) + 2
 
 
-def test_a_cache_keeps_to_its_capacity_and_forgets_the_oldest() -> None:
+def test_a_cache_stays_within_its_capacity_and_drops_the_oldest() -> None:
     cache = StateCache(capacity_bytes=3 * 400)
     states = [torch.full((1, 10, 10), float(number)) for number in range(5)]  # 400 bytes each
     for number, state in enumerate(states[:3]):
