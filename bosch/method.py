@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from bosch.calibration import Calibration
 
+ParameterGroup = dict[str, Any]  # of a torch optimizer
 Table = tuple[tuple[float, ...], ...]  # [layer][group] or [layer][query head]
 
 WEIGHTS = "weights"  # subfolder of the stage: the trained model that a learned mask belongs to
@@ -94,8 +95,8 @@ class Selection:
 
     mask: GroupMask
     scores: Scores | None = None
-    score_trace: Mapping[str, Any] | None = None  # summary of a search, for mask.json
-    details: Mapping[str, Any] = field(default_factory=dict)  # added to the settings in mask.json
+    score_trace: Mapping[str, object] | None = None  # summary of a search, for mask.json
+    details: Mapping[str, object] = field(default_factory=dict)  # added to `settings` of mask.json
     drawn: bool = False  # whether it depends on the seed
     notes: tuple[str, ...] = ()  # lines to print
     model: ModelInfo | None = None  # the model it belongs to, if the method trained the weights
@@ -117,11 +118,11 @@ class Learner(Protocol):
 
     module: "nn.Module"  # its parameters, complete on every rank; saved in checkpoints
 
-    def parameter_groups(self) -> list[dict[str, Any]]: ...  # each with its peak `lr` and decay
+    def parameter_groups(self) -> list[ParameterGroup]: ...  # each with its peak `lr` and decay
 
     def rate(self, done: int) -> float: ...  # factor on these learning rates
 
-    def model_arguments(self, done: int) -> dict[str, Any]: ...  # extra arguments of the model call
+    def model_arguments(self, done: int) -> dict[str, object]: ...  # added to the model call
 
     def extra_loss(self) -> "Tensor": ...  # added to the loss, once a step
 

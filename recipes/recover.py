@@ -18,7 +18,7 @@ from bosch.data import packed
 from bosch.eval.judging import check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare
 from bosch.eval.report.summary import summarize
-from bosch.methods._settings import describe_budget, learning_tokens, traits_of
+from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
 from bosch.recipes import (
     calibrate,
     compare_runs,
@@ -83,7 +83,7 @@ def build_chain(
     calibration = calibrate.build(config)
     tokens = packed.build(config)
     dense = evaluate_model.build(config)
-    learns = traits_of(config.method).learns_from_tokens
+    learns = learns_from_tokens(config.method)
     spent = learning_tokens(config)
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)

@@ -63,7 +63,7 @@ def build(
 
 def make_stage(
     config: Config,
-    settings: Any,
+    settings: object,
     calibration: Stage | Artifact | None,
     tokens: Stage | Artifact | None = None,
 ) -> Stage:
@@ -109,7 +109,7 @@ def make_stage(
 def run_method(
     folder: Path,
     config: Config,
-    settings: Any,
+    settings: object,
     calibration: Artifact | None = None,
     tokens: Artifact | None = None,
 ) -> None:
@@ -164,7 +164,7 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
     return Learning(train, config.data.tokens, opened.seq_len)
 
 
-def _by_content(value: Any) -> Any:
+def _by_content(value: object) -> object:
     """Of a file only the content decides, not its path."""
     return {"xxh3": hash_file(value)} if isinstance(value, Path) and value.is_file() else value
 

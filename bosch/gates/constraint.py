@@ -10,12 +10,13 @@ below 0 and pushes gates to close; the quadratic one can only grow.
 # L layers, G groups a layer, C constraints, U units, which have one gate each: (L, G) groups or
 # (L, 1) layers
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from bosch.gates import hard_concrete
+from bosch.method import ParameterGroup
 
 # What is chosen and where the ratio holds: groups over all layers, groups in each layer, or layers.
 Granularity = Literal["head-all-layers", "head-per-layer", "layer"]
@@ -65,7 +66,7 @@ class ConstrainedGates(nn.Module):
         gap_C = self.window_share() - self.ratio
         return (self.linear_C * gap_C + self.quadratic_C * gap_C**2).sum()
 
-    def parameter_groups(self, gate_rate: float, multiplier_rate: float) -> list[dict[str, Any]]:
+    def parameter_groups(self, gate_rate: float, multiplier_rate: float) -> list[ParameterGroup]:
         """For torch's optimizers. The multipliers are maximized."""
         multipliers = [self.linear_C, self.quadratic_C]
         return [

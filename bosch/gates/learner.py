@@ -4,13 +4,13 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from bosch.gates.constraint import ConstrainedGates
 from bosch.gates.history import GateHistory
 from bosch.gates.scalar import ScalarGates
+from bosch.method import ParameterGroup
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class GateLearner:
     def __init__(
         self,
         gates: ConstrainedGates | ScalarGates,
-        groups: list[dict[str, Any]],
+        groups: list[ParameterGroup],
         window_tokens: int,
         rate: RateCurve,
         history: Path | None = None,
@@ -48,12 +48,12 @@ class GateLearner:
         self._groups = groups
         self._history = GateHistory(history) if history is not None else None
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         return self._groups
 
-    def model_arguments(self, done: int) -> dict[str, Any]:
+    def model_arguments(self, done: int) -> dict[str, object]:
         z_LG = self._gates.sample(done)
-        arguments: dict[str, Any] = {"bosch_gates": z_LG, "bosch_window": self.window_tokens}
+        arguments: dict[str, object] = {"bosch_gates": z_LG, "bosch_window": self.window_tokens}
         if self._gates.is_settled_at_the_ends:
             arguments["bosch_mask"] = branches_of(z_LG)
         return arguments

@@ -3,10 +3,10 @@ to a ratio; they only rank the units.
 """
 # L layers, G groups a layer, U units, which have one gate each: (L, G) groups or (L, 1) layers
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+
+from bosch.method import ParameterGroup
 
 
 class ScalarGates(nn.Module):
@@ -27,7 +27,7 @@ class ScalarGates(nn.Module):
     def penalty(self) -> Tensor:
         return self.weight * self.gate_U.abs().mean()
 
-    def parameter_groups(self, gate_rate: float) -> list[dict[str, Any]]:
+    def parameter_groups(self, gate_rate: float) -> list[ParameterGroup]:
         return [{"params": [self.gate_U], "lr": gate_rate, "weight_decay": 0.0}]
 
     @torch.no_grad()

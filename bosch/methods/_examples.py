@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from bosch.calibration import Haystack
 
 NOTES = "examples.jsonl"
+Result = dict[str, Any]  # of one example: statistics by name, as JSON
 
 
 def measure_haystacks(
-    inputs: Inputs, title: str, measure: "Callable[[Haystack], dict[str, Any]]"
-) -> list[dict[str, Any]]:
+    inputs: Inputs, title: str, measure: "Callable[[Haystack], Result]"
+) -> list[Result]:
     """The results of `measure` on each calibration text."""
     haystacks = inputs.calibration.haystacks
     return measure_each(
@@ -32,8 +33,8 @@ def measure_haystacks(
 
 
 def measure_each(
-    folder: Path, title: str, count: int, unit: str, measure: Callable[[int], dict[str, Any]]
-) -> list[dict[str, Any]]:
+    folder: Path, title: str, count: int, unit: str, measure: Callable[[int], Result]
+) -> list[Result]:
     """`measure(0)` to `measure(count - 1)`. Results found in the folder are reused."""
     path = folder / NOTES
     results = [json.loads(line)["result"] for line in whole_lines(path)][:count]

@@ -9,7 +9,7 @@ and, with `weights=learned`, the trained weights.
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from bosch.config import at_least
 from bosch.gates.constraint import ConstrainedGates, Granularity
@@ -18,7 +18,7 @@ from bosch.gates.history import HISTORY, PICTURE, draw_history
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
 from bosch.masks.mask import Unit
-from bosch.method import WEIGHTS, Inputs, Scores, Selection
+from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
@@ -125,7 +125,7 @@ def choose_sequence(
 
 
 def learn(
-    inputs: Inputs, gates: ConstrainedGates | ScalarGates, groups: list[dict[str, Any]]
+    inputs: Inputs, gates: ConstrainedGates | ScalarGates, groups: list[ParameterGroup]
 ) -> Selection:
     """Train gates and weights together, and return the mask. Every rank calls this."""
     learning, folder, settings = inputs.learning, inputs.folder, inputs.settings
@@ -177,7 +177,7 @@ def select_lowest(
         mask = inputs.mask_of_layers({layer for layer, _ in units})
     else:
         mask = inputs.mask_of(units)
-    details: dict[str, Any] = {
+    details: dict[str, object] = {
         "num_steps": length.num_steps,
         "batch_sequences": length.batch_sequences,
         "sequence_tokens": length.sequence_tokens,

@@ -66,13 +66,18 @@ def traits_of(name: str) -> MethodTraits:
     return traits
 
 
-def unit_of(name: str, settings: Any = None) -> Unit:
+def learns_from_tokens(name: str) -> bool:
+    """Whether the tokens must be prepared before the mask."""
+    return traits_of(name).learns_from_tokens
+
+
+def unit_of(name: str, settings: object = None) -> Unit:
     """What a method chooses: groups or whole layers. For some it depends on their settings."""
     unit: Unit = getattr(settings, "unit", traits_of(name).unit)
     return unit
 
 
-def check_settings(name: str, settings: Any) -> None:
+def check_settings(name: str, settings: object) -> None:
     """Let the method refuse its settings before work begins."""
     getattr(load_method(name), "check", lambda settings: None)(settings)
 
@@ -116,7 +121,7 @@ def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
 
 def learning_tokens(config: Config) -> int:
     """Tokens of the budget reserved for learning the mask; training gets the rest."""
-    if not traits_of(config.method).learns_from_tokens:
+    if not learns_from_tokens(config.method):
         return 0
     shape = read_shape(config.model)
     layers, groups = shape.num_layers, shape.num_groups
@@ -126,7 +131,7 @@ def learning_tokens(config: Config) -> int:
     return int(getattr(settings, "token_share", 0.0) * config.data.tokens)
 
 
-def describe_budget(config: Config, settings: Any = None) -> str:
+def describe_budget(config: Config, settings: object = None) -> str:
     """What the ratio means in the method's unit: a number of groups or of layers."""
     shape = read_shape(config.model)
     unit = unit_of(config.method, settings or default_settings(config.method, config.mask))

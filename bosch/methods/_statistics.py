@@ -10,7 +10,6 @@ and summed in float64.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
 from bosch.method import Inputs
-from bosch.methods._examples import measure_haystacks
+from bosch.methods._examples import Result, measure_haystacks
 
 LEAST_ROWS = 16  # per chunk, however long the text is
 
@@ -43,7 +42,7 @@ def per_layer(inputs: Inputs, ids_T: Tensor, statistic: LayerStatistic) -> Tenso
 def mean_over_rows(inputs: Inputs, name: str, noted_as: str, sums: LayerStatistic) -> Tensor:
     """(L, H): a method's sums over the rows of each text, divided by the rows of all texts."""
 
-    def measure(haystack: Haystack) -> dict[str, Any]:
+    def measure(haystack: Haystack) -> Result:
         return {noted_as: per_layer(inputs, haystack.ids_T, sums).tolist()}
 
     num_rows = sum(len(haystack.ids_T) for haystack in inputs.calibration.haystacks)

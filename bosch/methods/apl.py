@@ -5,14 +5,12 @@ Equations 9 and 10 of the paper. The arg-max needs no softmax, so one row of sco
 enough. The median of an even number of questions is the mean of the middle two.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
 from bosch.method import Inputs, MethodTraits, NoSettings, Scores
-from bosch.methods._examples import measure_haystacks
+from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import per_layer, single_rows
 
 traits = MethodTraits()
@@ -20,7 +18,7 @@ Settings = NoSettings
 
 
 def score_groups(inputs: Inputs) -> Scores:
-    def measure(haystack: Haystack) -> dict[str, Any]:
+    def measure(haystack: Haystack) -> Result:
         last_tokens = [question.answer[-1] for question in haystack.questions]
 
         def peak_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:

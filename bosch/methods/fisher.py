@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
 from bosch.method import Inputs, MethodTraits, Scores
-from bosch.methods._examples import measure_haystacks
+from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
 
 traits = MethodTraits()
@@ -53,7 +53,7 @@ def score_groups(inputs: Inputs) -> Scores:
     return Scores.of_heads(score_LH, inputs.num_groups, "local")
 
 
-def measure_haystack(inputs: Inputs, haystack: Haystack) -> dict[str, Any]:
+def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
     """Sums of the saliency (eq. 23) over a text, inside the window and in total, [layer][head]."""
     sums: dict[int, tuple[list[float], list[float]]] = {}  # by layer: inside, total
 

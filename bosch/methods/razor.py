@@ -8,14 +8,14 @@ if the model has no tokenizer.
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bosch.config import MaskConfig, at_least
 from bosch.method import Inputs, MethodTraits, Scores
-from bosch.methods._examples import measure_each
+from bosch.methods._examples import Result, measure_each
 from bosch.methods._statistics import add_up, attention_rows, per_layer
 from bosch.run.errors import UserError
 
@@ -71,7 +71,7 @@ def score_groups(inputs: Inputs) -> Scores:
                 sums_H2[:, column] += weights_HN.sum(-1, dtype=torch.float64)
         return sums_H2
 
-    def measure(index: int) -> dict[str, Any]:
+    def measure(index: int) -> Result:
         ids_T = probe_tokens(inputs, block_tokens, index)
         sums_LH2 = per_layer(inputs, ids_T, mass_at_lags)
         return {"echo": sums_LH2[..., 0].tolist(), "induction": sums_LH2[..., 1].tolist()}

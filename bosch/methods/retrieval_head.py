@@ -8,14 +8,14 @@ is the same wherever the model answers right. A large share is global.
 # L layers, H query heads, G kv heads, T tokens, S keys, D head size, N answer tokens
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
 from bosch.method import Inputs, MethodTraits, Scores, as_table
-from bosch.methods._examples import measure_haystacks
+from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, per_layer, single_rows
 
 traits = MethodTraits()
@@ -30,7 +30,7 @@ class Settings:
 
 
 def score_groups(inputs: Inputs) -> Scores:
-    def measure(haystack: Haystack) -> dict[str, Any]:
+    def measure(haystack: Haystack) -> Result:
         rows, copies_NS = copy_targets(haystack)
 
         def copied(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:

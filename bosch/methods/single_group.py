@@ -6,13 +6,11 @@ window helps.
 """
 # L layers, G groups a layer
 
-from typing import Any
-
 import torch
 
 from bosch.calibration import Calibration, Haystack
 from bosch.method import Inputs, MethodTraits, NoSettings, Scores, as_table
-from bosch.methods._examples import measure_haystacks
+from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up
 from bosch.search.scorer import Scorer
 
@@ -23,7 +21,7 @@ Settings = NoSettings
 def score_groups(inputs: Inputs) -> Scores:
     shape = inputs.num_layers, inputs.num_groups
 
-    def measure(haystack: Haystack) -> dict[str, Any]:
+    def measure(haystack: Haystack) -> Result:
         z = [[1] * shape[1] for _ in range(shape[0])]
         scorer = Scorer(inputs.model, Calibration([haystack]), inputs.window_tokens)
 

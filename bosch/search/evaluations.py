@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from bosch.calibration import Calibration
 from bosch.method import Inputs
@@ -58,7 +57,7 @@ class Cost:
 def open_objective(
     inputs: Inputs,
     name: str,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     accelerations: Accelerations | None = None,
     max_evaluations: int | None = None,
     max_hours: float | None = None,

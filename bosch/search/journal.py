@@ -28,7 +28,7 @@ Line = dict[str, Any]
 class Journal:
     """The journal of a search. Without a folder nothing is written, and nothing can be resumed."""
 
-    def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | None, facts: Mapping[str, object]) -> None:
         """facts: everything that determines the course of the search, and nothing else."""
         self._file: BinaryIO | None = None
         lines: list[Line] = []
@@ -64,7 +64,7 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
-    def _open(self, path: Path, facts: Mapping[str, Any]) -> list[Line]:
+    def _open(self, path: Path, facts: Mapping[str, object]) -> list[Line]:
         """Read the lines, and open the file for appending after the last complete one."""
         header = {"version": VERSION, "settings": plain(facts), "inputs": {}}
         lines: list[Line] = []

@@ -100,7 +100,7 @@ class Layers:
             q_BHND, _ = rotate(q_BHND, q_BHND, rotary[0][:, rows_N], rotary[1][:, rows_N])
             k_BGTD, _ = rotate(k_BGTD, k_BGTD, *rotary)
         q_BGRND = q_BHND.unflatten(1, (self.num_groups, -1))
-        parts_BNRD: list[Any] = [None] * self.num_groups
+        parts_BNRD: dict[int, Tensor] = {}  # by group
         for bit in (1, 0):
             groups = [group for group, value in enumerate(row) if value == bit]
             if not groups:
@@ -116,7 +116,7 @@ class Layers:
             out_BNGRD = attend(call).transpose(1, 2).unflatten(2, (len(groups), -1))
             for group, out_BNRD in zip(groups, out_BNGRD.unbind(2), strict=True):
                 parts_BNRD[group] = out_BNRD
-        return torch.cat(parts_BNRD, dim=2).flatten(2)
+        return torch.cat([parts_BNRD[group] for group in range(self.num_groups)], dim=2).flatten(2)
 
     def _visible(self, bit: int, rows_N: Tensor, num_tokens: int) -> Tensor:
         """(1, 1, N, T): which keys each row sees."""

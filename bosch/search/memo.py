@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from transformers import PreTrainedModel
@@ -35,7 +35,7 @@ UNSCORED = ("_name_or_path", "architectures", "transformers_version", "dtype", "
 class Memo:
     """Exact scores by mask. Without a folder it is empty and stores nothing."""
 
-    def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | None, facts: Mapping[str, object]) -> None:
         self._path: Path | None = None
         known: dict[Z, Means] = {}
         if folder is not None and is_first():
@@ -83,7 +83,7 @@ def _parse(lines: BinaryIO) -> dict[Z, Means]:
     return known
 
 
-def locate_memo(stage_folder: Path, facts: Mapping[str, Any]) -> Path | None:
+def locate_memo(stage_folder: Path, facts: Mapping[str, object]) -> Path | None:
     """The folder of the memo for a run's stage. None if the folder is not a stage's."""
     if not (stage_folder / STARTED).is_file():
         return None
@@ -92,7 +92,7 @@ def locate_memo(stage_folder: Path, facts: Mapping[str, Any]) -> Path | None:
 
 def scoring_facts(
     model: PreTrainedModel, info: ModelInfo, calibration: Calibration, window_tokens: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Everything that the score of a mask depends on."""
     configuration = model.config.to_dict().items()
     texts = [

@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -32,7 +33,7 @@ def draw_search(search: Search, path: Path) -> None:
     figure.savefig(path, format="png", metadata={"Software": None})
 
 
-def draw_layers(axis: Any, search: Search) -> None:
+def draw_layers(axis: Axes, search: Search) -> None:
     """The score after each layer of stage 1, or for each whole-layer probe."""
     layers, details, dense = range(search.num_layers), search.details, search.anchors.dense
     if "stage1_scores" in details:
@@ -41,14 +42,16 @@ def draw_layers(axis: Any, search: Search) -> None:
         axis.set(ylabel=f"{search.settings.objective}, this layer and those above localized")
         axis.set(title="stage 1, from the top layer down")
     else:
+        assert dense.log_probability is not None
         axis.bar(layers, details["whole_layer_log_probabilities"], color=BAR)
         axis.axhline(dense.log_probability, label="dense model", **DASHED)
         axis.set(ylabel="mean log-probability of the answers")
         axis.set(title="stage 1, each layer on the window")
-    _finish_layers(axis)
+    axis.legend(frameon=False)
+    label_layers(axis)
 
 
-def draw_ratios(axis: Any, search: Search) -> None:
+def draw_ratios(axis: Axes, search: Search) -> None:
     """The ratio that stage 2 gave each layer, and its ratio in the final mask."""
     layers = range(search.num_layers)
     axis.bar(layers, search.details["ratios"], color=DOTS, label="stage 2")
@@ -56,16 +59,17 @@ def draw_ratios(axis: Any, search: Search) -> None:
     axis.plot(layers, final, color=LINE, marker="_", markersize=9, linestyle="", label="mask")
     axis.axhline(search.inputs.ratio, label="asked", **DASHED)
     axis.set(ylabel="share of groups on the window", ylim=(0, 1.02), title="ratios over depth")
-    _finish_layers(axis, loc="upper center", ncols=3, fontsize=8)
+    axis.legend(frameon=False, loc="upper center", ncols=3, fontsize=8)
+    label_layers(axis)
 
 
-def _finish_layers(axis: Any, **legend: Any) -> None:
+def label_layers(axis: Axes) -> None:
     axis.set(xlabel="layer")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(frameon=False, **legend)
+    locator: Any = axis.xaxis.get_major_locator()
+    locator.set_params(integer=True)
 
 
-def draw_evaluations(axis: Any, search: Search) -> None:
+def draw_evaluations(axis: Axes, search: Search) -> None:
     """Every evaluation, and the best of its subproblem so far. Those stopped early have no dot."""
     nothing, begin = float("nan"), 0
     for number, (_, rows) in enumerate(groupby(search.values, key=lambda row: row[0])):
