@@ -54,7 +54,7 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """options: `kill_at`, the evaluation at whose line the process kills itself, before it is
-    written, `torn` in the middle, or `written`, behind it; `limits` and `accelerations`.
+    written, `torn` in the middle, or `written`, after it; `limits` and `accelerations`.
     """
     os.environ.update(environment)
     log = (folder / f"log-{environment['RANK']}").open("w")
@@ -71,15 +71,15 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     model = cases.small_model()
     calibration = cases.answered_calibration(model)
     settings: Any = SimpleNamespace(Settings=dict)
-    context = inputs_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
+    inputs = inputs_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
     accelerations = scorer.Accelerations(**options.get("accelerations", {}))
     limits = options.get("limits", {})
     name, facts = "accuracy+probability", {"method": "toy"}
-    with evaluations.open_objective(context, name, facts, accelerations, **limits) as objective:
+    with evaluations.open_objective(inputs, name, facts, accelerations, **limits) as objective:
         _kill_at(objective.journal, options.get("kill_at"), options.get("moment", "before"))
-        found = [cases.stage_one(objective), cases.swap_search(objective)]
+        masks = [cases.stage_one(objective), cases.swap_search(objective)]
         if is_first():
-            content = {"found": found, "evaluations": objective.evaluations()}
+            content = {"found": masks, "evaluations": objective.evaluations()}
             (folder / RESULT).write_text(json.dumps(content))
     sys.stdout.flush()
 

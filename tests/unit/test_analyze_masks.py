@@ -69,8 +69,8 @@ def test_chains_join_rising_ratios_of_one_seed(tmp_path: Path) -> None:
     bosch = {"bosch s0": [0.5, 0.75], "bosch s1": [0.5, 0.75]}
     assert ratios == bosch | {"fisher": [0.25, 0.75], "apl s3": [0.25, 0.75]}
     # Where there is one of the seed itself, that one.
-    runs = [write(tmp_path / "own", "apl", ratio, seed=0) for ratio in (0.5, 0.75)]
-    masks = read_masks([write(tmp_path / "own", "apl", 0.5, seed=None, draw=1), *runs])
+    runs = [write(tmp_path / "apl", "apl", ratio, seed=0) for ratio in (0.5, 0.75)]
+    masks = read_masks([write(tmp_path / "apl", "apl", 0.5, seed=None, draw=1), *runs])
     assert find_chains(masks) == {"apl": masks[1:]}
 
 
@@ -98,8 +98,7 @@ def test_masks_that_no_chain_takes_are_named(
     printed = capsys.readouterr().out
     for left, used in ((0, 2), (1, 3)):
         files = [str(runs[number] / "mask" / "mask.json") for number in (left, used)]
-        assert f"{files[0]} has no part in turnover: {files[1]} is" in printed
-    assert printed.count("has no part") == 2
+        assert any(files[0] in line and files[1] in line for line in printed.splitlines())
 
 
 # --- the command ---
@@ -118,15 +117,15 @@ def test_every_analysis_leaves_numbers_and_a_table(
     main([*map(str, runs), "--out", str(out)])
     assert {path.name for path in out.iterdir()} == {"analysis.json", "depth.png", "distances.png"}
     assert (out / "depth.png").read_bytes()[:4] == b"\x89PNG"
-    found = read(out)
+    results = read(out)
     masks = [read_mask(run / "mask" / "mask.json").mask for run in runs]
-    assert len(found["pairs"]) == 28
-    assert found["pairs"][0]["distance"] == jaccard_distance(masks[0], masks[1])
-    assert found["pairs"][0]["expected_shared"] == pytest.approx(4 * 8 / 16)
-    assert [row["method"] for row in found["turnover"]] == list(methods)
+    assert len(results["pairs"]) == 28
+    assert results["pairs"][0]["distance"] == jaccard_distance(masks[0], masks[1])
+    assert results["pairs"][0]["expected_shared"] == pytest.approx(4 * 8 / 16)
+    assert [row["method"] for row in results["turnover"]] == list(methods)
     # One draw at both ratios: what is on the window stays there.
-    assert [row["raw"] > 0 for row in found["turnover"]] == [True, False, False, False]
-    assert found["masks"][1]["layer_ratios"] == list(masks[1].layer_ratios)
+    assert [row["raw"] > 0 for row in results["turnover"]] == [True, False, False, False]
+    assert results["masks"][1]["layer_ratios"] == list(masks[1].layer_ratios)
     main([*map(str, runs), "--out", str(tmp_path / "again")])
     for path in out.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()

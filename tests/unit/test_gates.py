@@ -179,7 +179,7 @@ def test_the_budget_is_met_exactly(granularity: Any, ratio: float) -> None:
     units, _ = lowest(table, granularity, ratio, seed=0)
     assert len(set(units)) == len(units) == num_windowed(ratio, num_layers, num_columns)
     if granularity == "head-per-layer":
-        counts = [sum(layer == own for layer, _ in units) for own in range(num_layers)]
+        counts = [sum(unit[0] == layer for unit in units) for layer in range(num_layers)]
         assert max(counts) - min(counts) <= 1
     else:
         closed = sorted(table[layer][column] for layer, column in units)

@@ -63,18 +63,20 @@ def test_normalized_turnover_agrees_with_table_3(
     places = [divmod(number, 8) for number in range(total)]
     smaller = GroupMask.from_windowed(places[:num_smaller], 28, 8, 16)
     larger = GroupMask.from_windowed(places[given_up : given_up + num_larger], 28, 8, 16)
-    found = turnover(smaller, larger)
-    assert 100 * found.raw == pytest.approx(raw, abs=0.5)
-    assert found.normalized is not None
-    assert 100 * found.normalized == pytest.approx(normalized, abs=2)  # T is rounded in the table
-    # What random masks show: 1 - the larger ratio (spec/search.md, 3.1, point 15).
-    assert found.chance == pytest.approx(1 - ratios[1])
-    assert found.normalized_chance == pytest.approx({0.875: 0.75}.get(ratios[1], 0.5))
+    measured = turnover(smaller, larger)
+    assert 100 * measured.raw == pytest.approx(raw, abs=0.5)
+    assert measured.normalized is not None
+    assert 100 * measured.normalized == pytest.approx(
+        normalized, abs=2
+    )  # T is rounded in the table
+    # Random masks: 1 - the larger ratio.
+    assert measured.chance == pytest.approx(1 - ratios[1])
+    assert measured.normalized_chance == pytest.approx({0.875: 0.75}.get(ratios[1], 0.5))
 
 
 def test_turnover_of_what_cannot_turn_over() -> None:
-    found = turnover(mask_of("0011"), mask_of("0000"))
-    assert (found.raw, found.normalized) == (0, None)
+    measured = turnover(mask_of("0011"), mask_of("0000"))
+    assert (measured.raw, measured.normalized) == (0, None)
     with pytest.raises(UserError, match=r"not from 0\.5 to 0\.25"):
         turnover(mask_of("0011"), mask_of("0111"))
     with pytest.raises(UserError, match=r"not from 0 to 0\.25"):
@@ -84,8 +86,8 @@ def test_turnover_of_what_cannot_turn_over() -> None:
 def test_the_chance_of_an_overlap_counts_all_draws() -> None:
     drawn = [len({0, 1, 2} & set(draw)) for draw in itertools.combinations(range(7), 4)]
     counts = np.bincount(drawn, minlength=4) / len(drawn)
-    found = overlap_chances(mask_of("0001111"), mask_of("0000111"))
-    np.testing.assert_allclose(list(found.values()), counts)
+    measured = overlap_chances(mask_of("0001111"), mask_of("0000111"))
+    np.testing.assert_allclose(list(measured.values()), counts)
     # Qwen3 14B and more: no overflow.
     large = (random_mask(48, 8, windowed, seed=0) for windowed in (192, 336))
     assert sum(overlap_chances(*large).values()) == pytest.approx(1)
@@ -96,11 +98,11 @@ def test_what_random_masks_share_agrees_with_simulation() -> None:
     zeros = 1 - np.array(second.z).ravel()
     draws = np.random.default_rng(0).permuted(np.repeat(zeros[None], 20_000, axis=0), axis=1)
     shared = (draws * (1 - np.array(first.z).ravel())).sum(1)
-    found = compare(first, second)
+    measured = compare(first, second)
     error = 5 * shared.std() / np.sqrt(len(draws))
-    assert shared.mean() == pytest.approx(found.expected_shared, abs=error)
+    assert shared.mean() == pytest.approx(measured.expected_shared, abs=error)
     distances = 1 - shared / (25 - shared)
-    assert found.expected_distance == pytest.approx(distances.mean(), abs=0.005)
+    assert measured.expected_distance == pytest.approx(distances.mean(), abs=0.005)
 
 
 @given(masks(), masks())
@@ -109,20 +111,20 @@ def test_comparison_is_symmetric_and_bounded(first: GroupMask, second: GroupMask
         with pytest.raises(UserError, match="one model"):
             compare(first, second)
         return
-    found, back = compare(first, second), compare(second, first)
-    assert found.distance == back.distance
-    assert found.expected_shared == pytest.approx(back.expected_shared)
-    assert 0 <= found.distance <= 1
+    measured, back = compare(first, second), compare(second, first)
+    assert measured.distance == back.distance
+    assert measured.expected_shared == pytest.approx(back.expected_shared)
+    assert 0 <= measured.distance <= 1
 
 
 # --- depth ---
 
 
 def test_longest_blocks_of_layers() -> None:
-    found = mask_of("1111", "0111", "1111", "1111", "0000", "0000", "0001", "1000")
+    measured = mask_of("1111", "0111", "1111", "1111", "0000", "0000", "0001", "1000")
     # The mask's ratio is 15 of 32: layers with one windowed group or none are fuller.
     blocks = {"full": (2, 3), "fuller than the mask": (0, 1, 2, 3), "windowed": (4, 5)}
-    assert longest_blocks(found) == blocks
+    assert longest_blocks(measured) == blocks
     assert longest_blocks(mask_of("01", "10"))["full"] == ()
 
 
@@ -155,7 +157,7 @@ def test_masks_over_layers_draw_and_exchange_whole_layers() -> None:
     assert overlap_chances(first, second) == {0: 0.5, 3: 0.5}
     smaller = mask_of("00", "11", "11", "11", unit="layer")
     larger = mask_of("11", "00", "00", "11", unit="layer")
-    found = {origin: replace_groups(smaller, larger, origin, seed=0) for origin in ORIGINS}
-    for mask, count in found.values():
+    measured = {origin: replace_groups(smaller, larger, origin, seed=0) for origin in ORIGINS}
+    for mask, count in measured.values():
         assert (count, mask.unit, mask.num_windowed) == (1, "layer", 4)
-    assert found["smaller"][0].z[0] == (0, 0)
+    assert measured["smaller"][0].z[0] == (0, 0)

@@ -54,8 +54,8 @@ def test_profiles_of_the_papers_models(
 ) -> None:
     scores = [layer / layers for layer in range(layers)]
     for rho, profile in zip((0.25, 0.5, 0.75, 0.875), profiles, strict=True):
-        found = Counter(allocate_ratios(scores, 1.0, rho, groups))
-        assert profile in (None, tuple(found[bucket] for bucket in FIVE))
+        counts = Counter(allocate_ratios(scores, 1.0, rho, groups))
+        assert profile in (None, tuple(counts[bucket] for bucket in FIVE))
 
 
 def test_an_odd_budget_leaves_one_layer_off_the_grid() -> None:

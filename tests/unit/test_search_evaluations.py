@@ -91,8 +91,8 @@ def test_a_finished_search_is_replayed_without_the_model(
     expected, first = search(inputs)
     before = (inputs.folder / FILE).read_bytes()
     monkeypatch.setattr(Scorer, "score", None)
-    found, again = search(inputs)
-    assert found == expected
+    repeated, again = search(inputs)
+    assert repeated == expected
     assert again.evaluations() == first.evaluations()
     assert again.cost == first.cost
     assert (inputs.folder / FILE).read_bytes() == before
@@ -173,8 +173,8 @@ def test_runs_share_their_scores(inputs: Inputs) -> None:
     exact = Accelerations(early_end=False)  # scores of masks that stopped early are not stored
     expected, first = search(inputs, accelerations=exact)
     second_inputs = another_stage(inputs, "two", seed=1)
-    found, second = search(second_inputs, accelerations=exact)
-    assert found == expected
+    repeated, second = search(second_inputs, accelerations=exact)
+    assert repeated == expected
     assert (
         second.evaluations() == first.evaluations()
     )  # counted for this search, wherever they were computed

@@ -55,8 +55,8 @@ def run(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> Any
     ) -> MaskFile:
         method, all_settings = load_plugin("bosch.methods", name), FEW | settings
         place = (model, calibration, tmp_path / folder)
-        context = inputs_of(method, *place, all_settings, window_tokens=WINDOW, ratio=ratio)
-        return _choose.write_selection(name, context, _choose.make_mask(name, context), 0.0)
+        inputs = inputs_of(method, *place, all_settings, window_tokens=WINDOW, ratio=ratio)
+        return _choose.write_selection(name, inputs, _choose.make_mask(name, inputs), 0.0)
 
     return run_method
 
@@ -92,8 +92,8 @@ def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run:
     for part in plan:
         windowed = sum(record.mask.z[layer].count(0) for layer in part.layers)
         assert windowed == part.num_windowed
-    found = [row.count(0) for row in record.mask.z]
-    assert sum(found) == 6
+    windowed = [row.count(0) for row in record.mask.z]
+    assert sum(windowed) == 6
     assert trace["hybrid"]["accuracy"] == third[-1]["value"]
     assert trace["dense"]["accuracy"] == 1
 
@@ -105,9 +105,9 @@ def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> 
     lines = lines_of(tmp_path / "mask")
     for layer in (2, 1, 0):
         tried = [line for line in lines if line["stage"] == f"stage 1, layer {layer}"]
-        kept = max((line for line in tried if line["exact"]), key=lambda line: line["value"])
-        assert record.mask.row_texts()[layer:] == kept["z"][layer:]
-        assert kept["z"][:layer] == ["1111"] * layer
+        best = max((line for line in tried if line["exact"]), key=lambda line: line["value"])
+        assert record.mask.row_texts()[layer:] == best["z"][layer:]
+        assert best["z"][:layer] == ["1111"] * layer
 
 
 def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) 
     lines = lines_of(tmp_path / "mask")
     probes = [line for line in lines if line["stage"] == "stage 1, whole layers"]
     assert [line["z"].index("0000") for line in probes] == [0, 1, 2]
-    found = trace_of(record)["whole_layer_log_probabilities"]
-    assert found == [round(line["log_probability"], 4) for line in probes]
-    by_harm = sorted(range(3), key=lambda layer: found[layer])
+    probed = trace_of(record)["whole_layer_log_probabilities"]
+    assert probed == [round(line["log_probability"], 4) for line in probes]
+    by_harm = sorted(range(3), key=lambda layer: probed[layer])
     ratios = trace_of(record)["ratios"]
     assert [ratios[layer] for layer in by_harm] == sorted(ratios)
 
@@ -334,13 +334,13 @@ def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_pat
     first, other = run("bosch_single", "first"), run("bosch_layer", "other")
     assert first.mask.z != other.mask.z
     path, moved = tmp_path / "first" / "mask.json", tmp_path / "moved.json"
-    found = run("global_swap", "second", rankings=(), start=path)
+    second = run("global_swap", "second", rankings=(), start=path)
     begun = lines_of(tmp_path / "second")[2]  # after the two ends
     assert begun["z"] == first.mask.row_texts()
     assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
     path.rename(moved)
     journal = (tmp_path / "second" / FILE).read_bytes()
-    assert run("global_swap", "second", rankings=(), start=moved).mask == found.mask
+    assert run("global_swap", "second", rankings=(), start=moved).mask == second.mask
     assert (tmp_path / "second" / FILE).read_bytes() == journal
     with pytest.raises(UserError, match="start"):
         run("global_swap", "second", rankings=(), start=tmp_path / "other" / "mask.json")

@@ -29,7 +29,7 @@ from tests.search_cases import (
 
 KERNELS = 1e-6  # scores of different kernels may differ by this before rounding
 ALL = Accelerations()
-KEPT_ONLY = replace(ALL, answer_rows=False)
+CACHE_ONLY = replace(ALL, answer_rows=False)
 ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
 FULL, LOCAL = ((1,) * 4,) * 3, ((0,) * 4,) * 3
 
@@ -61,9 +61,9 @@ def test_cached_states_change_no_bit() -> None:
     texts = range(len(LENGTHS))
     plain = Scorer(model, calibration, WINDOW, Accelerations.none())
     for memory_gb in (0.0, 5e-5, 2e-4, 1.0):  # none, a few states of each text, more, everything
-        kept = Scorer(model, calibration, WINDOW, replace(KEPT_ONLY, memory_gb=memory_gb))
+        cached = Scorer(model, calibration, WINDOW, replace(CACHE_ONLY, memory_gb=memory_gb))
         for z in random_masks(15):
-            assert kept.score(z, texts)[0] == plain.score(z, texts)[0]
+            assert cached.score(z, texts)[0] == plain.score(z, texts)[0]
 
 
 @pytest.mark.parametrize("search", [swap_search, stage_one])

@@ -2,7 +2,7 @@
 
 An optimizer is a file of this folder with `search(trials: Trials) -> None`. It tries masks with
 `trials.try_mask` until it has no more to try, or until an exception ends it because the evaluations
-are used up. Results are read from the table, so the best mask that meets the quota is kept however
+are used up. Results are read from the table, so the best mask that meets the quota survives however
 the optimizer ends, even if its child process dies.
 """
 
