@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bosch.run.errors import UserError
 from bosch.run.lines import whole_lines
 from bosch.run.manifest import write_atomically
 
@@ -45,7 +46,17 @@ class GateHistory:
 
 def read_history(path: Path) -> list[dict[str, Any]]:
     """The complete lines; a last one cut off by a kill is dropped."""
-    return [json.loads(line) for line in whole_lines(path)]
+    lines = []
+    for number, text in enumerate(whole_lines(path), start=1):
+        try:
+            line = json.loads(text)
+            line["step"], line["gates"]  # what readers need
+            lines.append(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged: line {number} is not a step; make the mask again with --fresh."
+            ) from error
+    return lines
 
 
 def draw_history(path: Path, out: Path, title: str, ratio: float) -> None:

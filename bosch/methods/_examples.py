@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bosch.method import Inputs
+from bosch.run.errors import UserError
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import track
 
@@ -37,7 +38,7 @@ def measure_each(
 ) -> list[Result]:
     """`measure(0)` to `measure(count - 1)`. Results found in the folder are reused."""
     path = folder / NOTES
-    results = [json.loads(line)["result"] for line in whole_lines(path)][:count]
+    results = [result for _, result in read_notes(path)][:count]
     with path.open("ab") as file, track(title, count, unit, done=len(results)) as bar:
         for index in range(len(results), count):
             began = time.monotonic()
@@ -50,5 +51,20 @@ def measure_each(
 
 def measured_seconds(folder: Path) -> float | None:
     """Seconds spent on all examples, over all attempts. None if there are no examples."""
-    lines = whole_lines(folder / NOTES)
-    return sum(json.loads(line)["seconds"] for line in lines) if lines else None
+    notes = read_notes(folder / NOTES)
+    return sum(seconds for seconds, _ in notes) if notes else None
+
+
+def read_notes(path: Path) -> list[tuple[float, Result]]:
+    """Seconds and result of each example so far."""
+    notes = []
+    for number, text in enumerate(whole_lines(path), start=1):
+        try:
+            line = json.loads(text)
+            notes.append((float(line["seconds"]), dict(line["result"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged: line {number} is not a result. Remove the file to measure all "
+                "examples again."
+            ) from error
+    return notes

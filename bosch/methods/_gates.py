@@ -9,7 +9,8 @@ and, with `weights=learned`, the trained weights.
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from bosch.config import at_least
 from bosch.gates.constraint import ConstrainedGates, Granularity
@@ -132,8 +133,7 @@ def learn(
     assert learning is not None  # make_mask has checked
     rank, world = rank_and_world()
     if (folder / LEARNED).is_file():
-        learned = json.loads((folder / LEARNED).read_text())
-        length = Length(**learned["length"])  # of the first attempt, whatever its number of ranks
+        learned, length = read_learned(folder / LEARNED)
     else:
         length = choose_length(
             settings, learning.num_tokens, learning.sequence_tokens, inputs.window_tokens, world
@@ -161,6 +161,15 @@ def learn(
         title = f"{inputs.model_info.id}: {settings.granularity}, ratio {inputs.ratio:g}"
         draw_history(folder / HISTORY, folder / PICTURE, title, inputs.ratio)
     return select_lowest(inputs, length, gates.threshold, learned["table"], learned["figures"])
+
+
+def read_learned(path: Path) -> tuple[dict[str, Any], Length]:
+    """The final gates, and how long they were learned in the first attempt."""
+    try:
+        learned = json.loads(path.read_text("utf-8"))
+        return learned, Length(**learned["length"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged; remove it to learn the gates again.") from error
 
 
 def select_lowest(

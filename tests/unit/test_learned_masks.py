@@ -235,3 +235,15 @@ def test_the_history_has_a_line_a_step_and_a_torn_line_is_dropped(tmp_path: Path
     assert lines[-1].keys() >= {"window_share", "penalty", "linear", "quadratic", "gates"}
     path.write_text(path.read_text()[:-10])
     assert read_history(path) == lines[:-1]
+    path.write_text("{}\n" + path.read_text())
+    with pytest.raises(UserError, match=rf"{HISTORY}.*line 1"):
+        read_history(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"length": {"steps": 1}}'])
+def test_a_damaged_file_of_final_gates_is_named(content: str, tmp_path: Path) -> None:
+    toy = ConvexToy.draw(3, 2, seed=1)
+    select(consa, toy, tmp_path, 0.5, steps=7)
+    (tmp_path / LEARNED).write_text(content)
+    with pytest.raises(UserError, match=LEARNED):
+        select(consa, toy, tmp_path, 0.5, steps=7)

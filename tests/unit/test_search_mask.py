@@ -22,6 +22,7 @@ from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
+from bosch.methods._examples import NOTES, measure_each
 from bosch.methods._settings import learning_tokens, list_methods
 from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
@@ -192,6 +193,13 @@ def test_killed_within_an_example_it_resumes_to_the_same_files(
     main(arguments)
     assert (tmp_path / "run" / "mask" / "examples.jsonl").read_text().startswith(notes)
     assert outputs(tmp_path / "run" / "mask") == expected
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", "no json", '{"seconds": 1, "result": 2}'])
+def test_a_damaged_result_of_an_example_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / NOTES).write_text('{"seconds": 1, "result": {}}\n' + line + "\n")
+    with pytest.raises(UserError, match=f"{NOTES}.*line 2"):
+        measure_each(tmp_path, "a test", 3, "examples", lambda index: {})
 
 
 def outputs(folder: Path) -> list[bytes]:
