@@ -23,7 +23,7 @@ from bosch.recipes import calibrate, presets, search_mask
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact
 from bosch.run.tables import show_rows
-from bosch.search.scorer import Accelerations
+from bosch.search.settings import Accelerations
 
 TARGET = 4.0  # how many times less work with all accelerations than with none
 WITH_TARGET = ("bosch_plus", "global_swap")  # NOMAD cannot end evaluations early

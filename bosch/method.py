@@ -1,65 +1,63 @@
-"""What a method is asked and what it answers.
+"""The interface of a method: what it declares, what it is given, and what it returns.
 
-To write one, put `bosch/methods/mine.py` beside the others; `--method mine` runs it everywhere, and
-tests/contracts/test_methods.py asks it what it asks every method. A whole one:
+A method is a file of bosch/methods with
 
-    "Upper layers stay full: an example of a method."  # what --list shows
+    traits = MethodTraits(...)     what it chooses and what it needs; see MethodTraits
+    Settings                       a frozen dataclass of its options, with defaults; may be empty
+    score_groups(inputs) -> Scores for a ranking: a score for each group, or
+    select(inputs) -> Selection    for any other way to a mask that meets the ratio
+    check(settings)                optional: refuse settings that would fail later
 
-    from dataclasses import dataclass
+docs/extending.md has a complete example. `--method mine` runs bosch/methods/mine.py everywhere, and
+tests/contracts/test_methods.py tests it like every other method. `make_mask`
+(bosch/methods/_choose.py) calls the function and turns scores into the exact mask. A method leaves
+the model as it was: weights, configuration, mode.
 
-    from bosch.method import Inputs, Scores
-
-    reads_calibration = False
-
-    @dataclass(frozen=True)
-    class Settings:
-        step: float = 1.0  # from a layer to the one above it
-
-    def score_groups(inputs: Inputs) -> Scores:
-        layers = [i * inputs.settings.step for i in range(inputs.num_layers)]
-        table = tuple((score,) * inputs.num_groups for score in layers)
-        return Scores(table, larger_is="global")
-
-A method is a file of that folder with
-
-    Settings                        a frozen dataclass of what it leaves to the user, with defaults;
-                                    it may be empty
-    score_groups(inputs) -> Scores         for a ranking: a score for each group, or
-    select(inputs) -> Selection    for any other producer of a mask: one that meets the ratio
-
-and, where it is true of it,
-
-    unit = "layer"                  it chooses whole layers (or `unit` of Settings says so)
-    reads_calibration = False       the calibration set has no part in its mask
-    searches = True                 every rank runs it, and evaluates its share of the examples
-    learns_from_tokens = True       it trains: `inputs.learning` holds tokens and a fit function
-    check(settings)                 refuses settings that would fail later, before work begins
-
-`make_mask` (bosch/methods/_choose.py) calls whichever of the two there is, and makes the exact mask
-from scores. A method keeps the model as it found it: weights, configuration, mode.
-
-A field of Settings that has the name of one of MaskConfig takes its value from there.
+A field of Settings with the name of a MaskConfig field takes its value from there. Importing this
+file does not import torch, which keeps `--help` fast.
 """
 # L layers, G groups a layer, H query heads a layer
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from torch import Tensor, nn
-from transformers import PreTrainedModel
-
-from bosch.calibration import Calibration
-from bosch.masks.mask import GroupMask, num_windowed, num_windowed_layers
+from bosch.masks.mask import GroupMask, Unit, num_windowed, num_windowed_layers
 from bosch.model import ModelInfo
+from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
-Table = tuple[tuple[float, ...], ...]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WEIGHTS = "weights"  # in the stage's folder: a model that was trained, for which the mask is
+    from bosch.calibration import Calibration
+
+ParameterGroup = dict[str, Any]  # of a torch optimizer
+Table = tuple[tuple[float, ...], ...]  # [layer][group] or [layer][query head]
+
+WEIGHTS = "weights"  # subfolder of the stage: the trained model that a learned mask belongs to
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodTraits:
+    """What a method chooses and what it needs: `traits = MethodTraits(...)` in its file."""
+
+    unit: Unit = "group"  # "layer": it chooses whole layers; a field `unit` of Settings overrides
+    reads_calibration: bool = True  # False: its mask does not depend on the calibration set
+    searches: bool = False  # it runs on every rank, each evaluating its share of the examples
+    learns_from_tokens: bool = False  # it trains; `inputs.learning` holds tokens and the training
+
+    def __new__(cls, *unnamed: object, **named: object) -> "MethodTraits":
+        """A misspelled trait is a mistake in the plug-in's file, not a bug: a UserError."""
+        known = tuple(trait.name for trait in fields(cls))
+        for name in map(str, (*unnamed, *named)):
+            if name not in known:
+                raise UserError(f"MethodTraits has no {name!r}; {suggest(name, known)}")
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True)
@@ -67,24 +65,24 @@ class Scores:
     """A number for each group, as the method's equations define it."""
 
     groups: Table  # [layer][group]
-    larger_is: Literal["local", "global"]  # local groups go on the window first
-    heads: Table | None = None  # [layer][query head], where the groups' scores are means of them
-    drawn: bool = False  # whether the seed had a part in them
+    larger_is: Literal["local", "global"]  # local groups get the window first
+    heads: Table | None = None  # [layer][query head], where group scores come from head scores
+    drawn: bool = False  # whether they depend on the seed
 
     def __post_init__(self) -> None:
         for layer, row in enumerate(self.groups):
             for group, value in enumerate(row):
                 if not math.isfinite(value):
                     raise UserError(
-                        f"The score of layer {layer}, group {group} is {value}; the model's "
-                        "attention overflows in its number format, so load it in another one."
+                        f"The score of layer {layer}, group {group} is {value}: the model's "
+                        "attention overflows in its number format. Load it in another one."
                     )
 
     @classmethod
     def of_heads(
-        cls, heads_LH: Tensor, num_groups: int, larger_is: Literal["local", "global"]
+        cls, heads_LH: "Tensor", num_groups: int, larger_is: Literal["local", "global"]
     ) -> "Scores":
-        """Each group's score is the mean over its query heads, which the paper found better than
+        """A group's score is the mean over its query heads. The paper found the mean better than
         the maximum for every method.
         """
         groups_LG = heads_LH.unflatten(1, (num_groups, -1)).mean(-1)
@@ -93,49 +91,49 @@ class Scores:
 
 @dataclass(frozen=True)
 class Selection:
-    """A mask, and what its method has to say of the way there."""
+    """A mask, and what its method reports about it."""
 
     mask: GroupMask
     scores: Scores | None = None
-    score_trace: Mapping[str, Any] | None = None  # summary of a search, for mask.json
-    details: Mapping[str, Any] = field(default_factory=dict)  # for mask.json, with the settings
-    drawn: bool = False  # whether the seed had a part in it
-    notes: tuple[str, ...] = ()  # a line each, for the user
-    model: ModelInfo | None = None  # what the mask is for, where the method trained the weights
-    cost: Mapping[str, float] | None = None  # of a search, `seconds` among it, for time.json
+    score_trace: Mapping[str, object] | None = None  # summary of a search, for mask.json
+    details: Mapping[str, object] = field(default_factory=dict)  # added to `settings` of mask.json
+    drawn: bool = False  # whether it depends on the seed
+    notes: tuple[str, ...] = ()  # lines to print
+    model: ModelInfo | None = None  # the model it belongs to, if the method trained the weights
+    cost: Mapping[str, float] | None = None  # of a search, including `seconds`, for time.json
 
 
 @dataclass(frozen=True)
 class NoSettings:
-    """Of methods that leave nothing to the user: `Settings = NoSettings`."""
+    """For methods without options: `Settings = NoSettings`."""
 
 
 class Learner(Protocol):
     """What a method trains together with the model's weights.
 
-    `done` counts the steps made before: everything is a function of it and of the parameters, so
-    that every rank and micro-batch of a step, and a step made again after a kill, see the same.
+    `done` is the number of steps completed. Everything must be a function of it and of the
+    parameters: every rank and micro-batch of a step sees the same, and so does a step that is
+    repeated after a kill.
     """
 
-    module: nn.Module  # its parameters, whole on every rank; checkpoints hold them
+    module: "nn.Module"  # its parameters, complete on every rank; saved in checkpoints
 
-    def parameter_groups(self) -> list[dict[str, Any]]: ...  # each with its peak `lr` and decay
+    def parameter_groups(self) -> list[ParameterGroup]: ...  # each with its peak `lr` and decay
 
-    def rate(self, done: int) -> float: ...  # by which the learning rates of these are multiplied
+    def rate(self, done: int) -> float: ...  # factor on these learning rates
 
-    def model_arguments(self, done: int) -> dict[str, Any]: ...  # further ones of the model's call
+    def model_arguments(self, done: int) -> dict[str, object]: ...  # added to the model call
 
-    def extra_loss(self) -> Tensor: ...  # added to the loss, once a step
+    def extra_loss(self) -> "Tensor": ...  # added to the loss, once a step
 
-    def after_step(self, step: int) -> None: ...  # on every rank; `step`: the number of steps made
+    def after_step(self, step: int) -> None: ...  # called on every rank; `step` counts from 1
 
-    def figures(self) -> dict[str, float]: ...  # for the metrics of a step
+    def figures(self) -> dict[str, float]: ...  # added to the metrics of a step
 
 
-class Fit(Protocol):
-    """Train a copy of the model on tokens, and a learner with it: what the recipe hands to a method
-    that learns. Every rank calls it. Killed, it goes on at the step where it was, with checkpoints
-    in `folder`.
+class TrainLearner(Protocol):
+    """Train a copy of the model and a learner on tokens: what the recipe gives to a method that
+    learns. Every rank calls it. After a kill it resumes from the checkpoints in `folder`.
     """
 
     def __call__(
@@ -143,46 +141,46 @@ class Fit(Protocol):
         learner: Learner,
         folder: Path,
         num_steps: int,
-        batch_sequences: int,  # a step, over all ranks
-        sequence_tokens: int,  # of a sequence: a whole part of what was packed
+        batch_sequences: int,  # per step, over all ranks
+        sequence_tokens: int,  # must divide the length of the packed sequences
         weights_rate: float | None = None,  # peak learning rate; None: that of the recovery
-        weights_out: Path | None = None,  # where the model goes that was trained; None: nowhere
+        weights_out: Path | None = None,  # where to write the trained model; None: nowhere
     ) -> None: ...
 
 
 @dataclass(frozen=True)
 class Learning:
-    """Tokens and a way to train on them, so that a method needs neither `data` nor `training`."""
+    """Tokens and a function that trains on them: `bosch` imports neither `data` nor `training`."""
 
-    fit: Fit
-    num_tokens: int  # of the budget: what a method spends here counts in every comparison
-    sequence_tokens: int  # of a packed sequence
+    train: TrainLearner
+    num_tokens: int  # the token budget; what a method uses here counts in every comparison
+    sequence_tokens: int  # length of a packed sequence
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything a method may use. Model and calibration set are loaded when they are first asked
-    for: rules over layers need neither.
+    """Everything a method may use. Model and calibration set are loaded on first use: rules over
+    layers need neither.
     """
 
     model_info: ModelInfo
-    load_model: Callable[[], PreTrainedModel]  # in evaluation mode, attn_implementation="bosch"
-    load_calibration: Callable[[], Calibration]
+    load_model: "Callable[[], PreTrainedModel]"  # in evaluation mode, attn_implementation="bosch"
+    load_calibration: "Callable[[], Calibration]"
     window_tokens: int
     ratio: float
     seed: int
     settings: Any  # the method's Settings
-    folder: Path  # the stage's: notes that a killed method goes on from may stand here
-    load_tokenizer: Callable[[], Any] = lambda: None  # the model's; None where it has none
-    learning: Learning | None = None  # for methods that learn from tokens; None: none were given
-    chunk_elements: int = 1 << 24  # scores q.k held at once: memory and speed, not results
+    folder: Path  # of the stage; a method may keep notes here to resume from
+    load_tokenizer: "Callable[[], PreTrainedTokenizerBase | None]" = lambda: None  # None: has none
+    learning: Learning | None = None  # for methods that learn from tokens
+    chunk_elements: int = 1 << 24  # q.k scores held at once; affects memory and speed only
 
     @cached_property
-    def model(self) -> PreTrainedModel:
+    def model(self) -> "PreTrainedModel":
         return self.load_model()
 
     @cached_property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> "Calibration":
         return self.load_calibration()
 
     @property
@@ -199,12 +197,12 @@ class Inputs:
 
     @property
     def budget(self) -> int:
-        """Groups that go on the window."""
+        """Number of groups that get the window."""
         return num_windowed(self.ratio, self.num_layers, self.num_groups)
 
     @property
     def layer_budget(self) -> int:
-        """Layers that do, for methods that choose whole layers."""
+        """Number of layers that do, for methods that choose whole layers."""
         return num_windowed_layers(self.ratio, self.num_layers)
 
     def mask_of(self, windowed: list[tuple[int, int]]) -> GroupMask:
@@ -217,5 +215,5 @@ class Inputs:
         return GroupMask.from_rows(rows, self.window_tokens, "layer")
 
 
-def as_table(values_LN: Tensor) -> Table:
+def as_table(values_LN: "Tensor") -> Table:
     return tuple(tuple(map(float, row)) for row in values_LN.tolist())

@@ -1,10 +1,10 @@
-"""Compares masks: how far apart they are, how they lie over depth, what ratios share.
+"""Compare masks: their distances, their distribution over depth, and what ratios share.
 
     python recipes/analyze_masks.py runs/*/mask/mask.json --out analysis
     python recipes/analyze_masks.py runs/r0.5 runs/r0.75 --replacement --calibration DIR
 
-Prints a table an analysis, overlap and turnover beside those of random masks; analysis.json has all
-numbers, distances.png and depth.png show them.
+Prints a table for each analysis, with overlap and turnover of random masks for comparison. All
+numbers are in analysis.json; distances.png and depth.png show them.
 """
 
 import itertools
@@ -25,6 +25,7 @@ from bosch.masks.mask import GroupMask, read_mask
 from bosch.masks.named_masks import NamedMask, comparable, find_chains, read_masks
 from bosch.masks.overlap import compare, longest_blocks, turnover
 from bosch.masks.replacement import write_masks
+from bosch.method import Inputs
 from bosch.model import fetch_model, load_for_search, read_model_info
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error
@@ -42,12 +43,12 @@ Chains = Mapping[str, Sequence[NamedMask]]
 class Options:
     """Compare masks of one or more models."""
 
-    masks: tyro.conf.Positional[tuple[Path, ...]]  # mask.json files, or folders of runs
+    masks: tyro.conf.Positional[tuple[Path, ...]]  # mask.json files or run folders
     out: Path = Path("analysis")  # folder for numbers and pictures
-    replacement: tyro.conf.FlagCreatePairsOff[bool] = False  # make the masks of the test in C.1
-    calibration: Path | None = None  # score those masks on this set; None: only make them
-    model: str | None = None  # to score them on; None: the one that the masks name
-    seeds: int = 3  # of the replacement test
+    replacement: tyro.conf.FlagCreatePairsOff[bool] = False  # make the masks of the paper's C.1
+    calibration: Path | None = None  # set to score those masks on; None: do not score them
+    model: str | None = None  # model to score them on; None: the one named in the masks
+    seeds: int = 3  # number of seeds of the replacement test
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
@@ -60,24 +61,22 @@ def main(arguments: Sequence[str]) -> None:
     masks = read_masks(options.masks)
     chains = find_chains(masks)
     if options.replacement and not chains:
-        raise UserError(
-            "--replacement exchanges groups between two ratios of one method; name such masks."
-        )
+        raise UserError("--replacement needs masks of one method at two ratios; name such masks.")
     options.out.mkdir(parents=True, exist_ok=True)
-    found = {
+    results = {
         "masks": describe_masks(masks, options.out),
         "pairs": compare_pairs(masks, options.out),
         "turnover": measure_turnover(chains),
     }
     if options.replacement:
-        found["replacement"] = run_replacement(chains, options)
-    text = json.dumps(found | {"provenance": provenance()}, indent=1, allow_nan=False)
+        results["replacement"] = run_replacement(chains, options)
+    text = json.dumps(results | {"provenance": provenance()}, indent=1, allow_nan=False)
     write_atomically(options.out / "analysis.json", text + "\n")
     say(f"numbers and pictures in {options.out}")
 
 
 def describe_masks(masks: Sequence[NamedMask], out: Path) -> Rows:
-    """Each layer's ratio, and the longest blocks of neighboring layers of a kind."""
+    """Each mask's layer ratios, and its longest blocks of neighboring layers of one kind."""
     several_models = len({mask.model for mask in masks}) > 1
     rows, drawn, lines = [], [], []
     for mask in masks:
@@ -118,14 +117,14 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
         if len(group) > 1
     }
     if not panels:
-        say("no two masks of one model and ratio: no table of distances")
+        say("no two masks share a model and ratio: no table of distances")
         return rows
     lines = []
     for title, group in panels.items():
         pairs = [compare(one.mask, other.mask) for one, other in itertools.combinations(group, 2)]
         distances, by_chance = [p.distance for p in pairs], [p.expected_distance for p in pairs]
-        told = (mean(distances), min(distances), max(distances), mean(by_chance))
-        lines.append((title, len(pairs), *(f"{value:.3f}" for value in told)))
+        values = (mean(distances), min(distances), max(distances), mean(by_chance))
+        lines.append((title, len(pairs), *(f"{value:.3f}" for value in values)))
     header = ("", "pairs", "mean", "least", "most", "random masks")
     show_table("Jaccard distance of windowed groups", header, lines)
     pictures.draw_distances(panels, out / "distances.png")
@@ -133,7 +132,7 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
 
 
 def measure_turnover(chains: Chains) -> Rows:
-    """T and T~ between neighboring ratios of a method (table 3)."""
+    """T and T~ between adjacent ratios of a method (table 3)."""
     rows: Rows = [
         {"method": name, "smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio}
         | asdict(turnover(smaller.mask, larger.mask))
@@ -142,7 +141,7 @@ def measure_turnover(chains: Chains) -> Rows:
         if smaller.mask.num_windowed  # else nothing can be given up
     ]
     if not rows:
-        say("no method has masks of two ratios: no turnover")
+        say("no method has masks at two ratios: no turnover")
         return rows
     show_rows(
         "Share of windowed groups that a larger ratio leaves full",
@@ -170,7 +169,7 @@ def run_replacement(chains: Chains, options: Options) -> Rows:
         for exchanged in write_masks(name, smaller, larger, options.seeds, folder)
     ]
     if not made:
-        say("replacement: larger ratios give nothing back here, so there is nothing to exchange")
+        say("replacement: larger ratios window all groups of smaller ones; nothing to exchange")
         return []
     scores: dict[GroupMask, dict[str, float]] = {}
     if options.calibration:
@@ -180,12 +179,12 @@ def run_replacement(chains: Chains, options: Options) -> Rows:
     rows: Rows = []
     lines = []
     for exchanged in made:
-        told = [scores[mask] for mask in exchanged.files.values() if mask in scores]
-        means = {name: mean(values[name] for values in told) for name in (told or [{}])[0]}
-        about = {name: getattr(exchanged, name) for name in ("step", "origin", "num_replaced")}
+        scored = [scores[mask] for mask in exchanged.files.values() if mask in scores]
+        means = {name: mean(values[name] for values in scored) for name in (scored or [{}])[0]}
+        facts = {name: getattr(exchanged, name) for name in ("step", "origin", "num_replaced")}
         files = [str(file) for file in exchanged.files]
-        rows.append(about | {"files": files, "scores": told, "means": means})
-        lines.append((*about.values(), *(f"{value:.3f}" for value in means.values())))
+        rows.append(facts | {"files": files, "scores": scored, "means": means})
+        lines.append((*facts.values(), *(f"{value:.3f}" for value in means.values())))
     header = ("", "by", "replaced", *rows[0]["means"])
     show_table(f"Groups exchanged; masks in {folder}", header, lines)
     return rows
@@ -194,17 +193,16 @@ def run_replacement(chains: Chains, options: Options) -> Rows:
 def score_masks(
     masks: Sequence[GroupMask], sources: Sequence[NamedMask], calibration: Path, options: Options
 ) -> dict[GroupMask, dict[str, float]]:
-    """Accuracy and probability of the answers under each mask. Each score is in a journal in the
-    folder at once, from which a killed test goes on.
+    """Accuracy and probability of the answers under each mask. Scores are written to a journal at
+    once, from which a killed test resumes.
     """
-    from bosch.calibration import read_calibration
-    from bosch.method import Inputs
-    from bosch.search.evaluations import open_objective  # loads torch
+    from bosch.calibration import read_calibration  # imports torch
+    from bosch.search.evaluations import open_objective
 
     folder = fetch_model(options.model or sources[0].record.model.id)
     info = read_model_info(folder)
     for source in sources:
-        read_mask(source.path, info)  # refuses the mask of another model
+        read_mask(source.path, info)  # refuses masks of another model
     examples = Artifact.load(follow_reference(calibration))
     scores = {}
     for window in sorted({mask.window_tokens for mask in masks}):
@@ -219,14 +217,14 @@ def score_masks(
             folder=options.out / "replacement" / f"window-{window}",
         )
         inputs.folder.mkdir(exist_ok=True)
-        mine = list(dict.fromkeys(mask for mask in masks if mask.window_tokens == window))
+        distinct = list(dict.fromkeys(mask for mask in masks if mask.window_tokens == window))
         with (
             open_objective(inputs, "accuracy", {"analysis": "replacement"}) as objective,
-            objective.tracking("replacement", len(mine)),
+            objective.tracking("replacement", len(distinct)),
         ):
-            for mask in mine:
+            for mask in distinct:
                 value = objective(mask.z, stage="replacement")
-                assert value.accuracy is not None  # no threshold, so it did not end early
+                assert value.accuracy is not None  # exact, since there is no threshold
                 assert value.probability is not None
                 scores[mask] = {"accuracy": value.accuracy, "probability": value.probability}
     return scores

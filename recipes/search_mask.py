@@ -1,11 +1,11 @@
-"""Choose the groups that go on the sliding window, by any method: the stage `mask`.
+"""Choose the groups that get the sliding window, by any method: the stage `mask`.
 
     python recipes/search_mask.py --list
     python recipes/search_mask.py --method interleave --ratio 0.5
     python recipes/search_mask.py --method fisher --ratio 0.75 --calibration DIR --loss-tokens all
 
 Writes mask.json, its picture and, for rankings, scores.json into the folder `mask` of a run. Run
-the same command again and it goes on where it stopped.
+the same command again and it resumes where it stopped.
 """
 
 import dataclasses
@@ -16,15 +16,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
-from bosch.calibration import Calibration, read_calibration
 from bosch.command_line import Command, Controls, parse, peek
 from bosch.config import Config, TokenCount
-from bosch.data import packed
-from bosch.methods._settings import default_settings, describe_budget, list_methods
+from bosch.method import Inputs, Learning
+from bosch.methods._choose import deciding, make_mask, write_selection
+from bosch.methods._settings import (
+    check_settings,
+    default_settings,
+    describe_budget,
+    list_methods,
+    traits_of,
+)
 from bosch.model import (
     describe_source,
     fetch_model,
@@ -43,10 +49,6 @@ from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
 
-if TYPE_CHECKING:
-    from bosch.method import Learning
-
-
 # --------------------------------------------------------------------------------------- the stage
 
 
@@ -55,34 +57,32 @@ def build(
     calibration: Stage | Artifact | None = None,
     tokens: Stage | Artifact | None = None,
 ) -> Stage:
-    """The stage `mask` of a config. Fields of MaskConfig reach the method's settings by name."""
+    """The stage `mask` of a config. MaskConfig's fields set the method's settings of that name."""
     return make_stage(config, default_settings(config.method, config.mask), calibration, tokens)
 
 
 def make_stage(
     config: Config,
-    settings: Any,
+    settings: object,
     calibration: Stage | Artifact | None,
     tokens: Stage | Artifact | None = None,
 ) -> Stage:
-    """The stage `mask` with the method's settings as they are given."""
-    from bosch.methods import _choose
-
-    _choose.check_settings(config.method, settings)
+    """The stage `mask` with these settings of the method."""
+    traits = traits_of(config.method)
+    check_settings(config.method, settings)
     inputs: dict[str, Stage | Artifact] = {}
-    if _choose.reads_calibration(config.method):
+    if traits.reads_calibration:
         if calibration is None:
             raise UserError(
-                f"--method {config.method} judges groups on calibration examples: pass "
-                "--calibration DIR, the folder that recipes/calibrate.py made."
+                f"--method {config.method} needs calibration examples: pass --calibration DIR, a "
+                "folder made by recipes/calibrate.py."
             )
         inputs["calibration"] = calibration
-    learns = _choose.learns_from_tokens(config.method)
-    if learns:
+    if traits.learns_from_tokens:
         if tokens is None:
             raise UserError(f"--method {config.method} learns from tokens: pass --tokens DIR.")
         inputs["tokens"] = tokens
-    # What decides a learned mask beside the settings of its method.
+    # What decides a learned mask besides the method's settings.
     learning = {
         "train": config.train,
         "tokens": config.data.tokens,
@@ -94,29 +94,28 @@ def make_stage(
         "ratio": config.ratio,
         "window": config.window,
         "seed": config.seed,
-        "settings": {n: _by_content(value) for n, value in _choose.deciding(settings).items()},
-        **({"learning": learning} if learns else {}),
+        "settings": {n: _by_content(value) for n, value in deciding(settings).items()},
+        **({"learning": learning} if traits.learns_from_tokens else {}),
     }
     return Stage(
         "mask",
         run=partial(run_method, config=config, settings=settings),
         settings=decides,
         inputs=inputs,
-        ranks="all" if learns or _choose.searches(config.method) else "first",
+        ranks="all" if traits.learns_from_tokens or traits.searches else "first",
     )
 
 
 def run_method(
     folder: Path,
     config: Config,
-    settings: Any,
+    settings: object,
     calibration: Artifact | None = None,
     tokens: Artifact | None = None,
 ) -> None:
-    """Choose the mask and write it into `folder`; what an earlier attempt noted there is used."""
+    """Choose the mask and write it into `folder`, resuming from what an earlier attempt left."""
+    from bosch.calibration import Calibration, read_calibration  # imports torch
     from bosch.masks.picture import draw_mask, mask_title
-    from bosch.method import Inputs
-    from bosch.methods import _choose
 
     def load_calibration() -> Calibration:
         assert calibration is not None  # make_stage has seen to it
@@ -136,38 +135,37 @@ def run_method(
         learning=make_learning(config, model_folder, tokens) if tokens else None,
     )
     began = time.monotonic()
-    selection = _choose.make_mask(config.method, inputs)
+    selection = make_mask(config.method, inputs)
     if rank_and_world()[0] != 0:
-        return  # it has done its share of a search, or of the training
-    record = _choose.write_selection(config.method, inputs, selection, began)
+        return  # this rank has done its share of a search or of the training
+    record = write_selection(config.method, inputs, selection, began)
     draw_mask(record, folder / "mask.png")
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # what was learned lies beside it
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the results are stored beside them
     for line in selection.notes:
         say(line)
     say(mask_title(record))
 
 
-def make_learning(config: Config, model: Path, tokens: Artifact) -> "Learning":
-    """What a method that learns its mask is handed: packed tokens, and the training loop to learn
-    on them. recover.py does not train on these tokens again: the budget is that of both."""
-    from bosch.data.loader import open_tokens
+def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
+    """Packed tokens and the training loop, for a method that learns its mask. recover.py does not
+    train on these tokens again: both share one budget."""
+    from bosch.data.loader import open_tokens  # imports torch
     from bosch.data.tokenizer_files import read_tokenizer
-    from bosch.method import Learning
     from bosch.training.learner import LearnerTraining
 
     opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
     loop = LearnerTraining(config.train, model, opened, config.data.document_mask)
 
-    def fit(*arguments: Any, **named: Any) -> None:
+    def train(*arguments: Any, **named: Any) -> None:
         if stopped_by := loop(*arguments, **named):
-            say(f"mask: stopped by {stopped_by}, and saved; the same command goes on from here")
+            say(f"mask: stopped by {stopped_by} and saved; run the same command again to resume")
             raise SystemExit(0)
 
-    return Learning(fit, config.data.tokens, opened.seq_len)
+    return Learning(train, config.data.tokens, opened.seq_len)
 
 
-def _by_content(value: Any) -> Any:
-    """A file counts by what is in it, not by where it lies."""
+def _by_content(value: object) -> object:
+    """Of a file only the content decides, not its path."""
     return {"xxh3": hash_file(value)} if isinstance(value, Path) and value.is_file() else value
 
 
@@ -176,19 +174,19 @@ def _by_content(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """Choose the groups that go on the sliding window."""
+    """Choose the groups that get the sliding window."""
 
-    method: str  # a file of bosch/methods; --list shows them
+    method: str  # a file of bosch/methods; --list prints them
     model: str  # a Hugging Face folder or hub id
     ratio: float  # share of KV groups that get the sliding window
     window: TokenCount  # window size in tokens, including the current token
-    seed: int  # of all random choices
-    preset: str | None = None  # tiny, smoke or paper: where defaults are from
-    calibration: Path | None = None  # the calibration set; None: the run's own, if it has one
-    tokens: Path | None = None  # packed tokens, for methods that learn; None: as the preset has it
+    seed: int  # for all random choices
+    preset: str | None = None  # source of the defaults: tiny, smoke or paper
+    calibration: Path | None = None  # folder of the calibration set; None: the run's, if any
+    tokens: Path | None = None  # packed tokens, for methods that learn; None: pack the preset's
     run_dir: Path | None = None  # None: runs/<model>-<method>-r<ratio>
-    list: tyro.conf.FlagCreatePairsOff[bool] = False  # print the methods, a line each
-    fresh: tyro.conf.FlagCreatePairsOff[bool] = False  # make the mask anew, set the old one aside
+    list: tyro.conf.FlagCreatePairsOff[bool] = False  # print all methods and exit
+    fresh: tyro.conf.FlagCreatePairsOff[bool] = False  # make a new mask, set the old one aside
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
@@ -196,7 +194,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--list" in arguments:
         print("\n".join(list_methods()))
         return
-    options, settings, config, told = read_options(arguments)
+    options, settings, config, origin = read_options(arguments)
     rank, world = rank_and_world()
     progress.set_up(rank)
     presets.check_model(config.model)
@@ -207,7 +205,7 @@ def main(arguments: Sequence[str]) -> None:
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
         progress.log_to(run_path / "recover.log")
-        for line in [f"run folder {run_path}", describe_budget(config, settings), *told]:
+        for line in [f"run folder {run_path}", describe_budget(config, settings), *origin]:
             say(line)
         if rank == 0:
             fresh = "mask" if options.fresh else None
@@ -216,16 +214,16 @@ def main(arguments: Sequence[str]) -> None:
         for each in stages:
             run.complete(each)
     if rank == 0:
-        say(f"mask in {run_path / 'mask' / 'mask.json'}")
+        say(f"mask: {run_path / 'mask' / 'mask.json'}")
 
 
 def read_options(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[str]]:
-    """Options, the method's settings, the config they come to, and lines on where it is from.
+    """The options, the method's settings, the config they make, and lines on its origin.
 
-    The method is looked for first: its settings are options of the command line too.
+    The method is read first, because its settings are options of the command line too.
     """
     preset, model, method = peek(arguments, "preset", "model", "method").values()
-    config, told = presets.choose(preset, model)
+    config, origin = presets.choose(preset, model)
     settings = default_settings(method or config.method, config.mask)
     defaults = {name: getattr(config, name) for name in ("model", "ratio", "window", "seed")}
     options = Options(method=method or config.method, preset=preset, **defaults)
@@ -241,17 +239,17 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[s
     command = parse(both, arguments)
     options, settings = command.options, command.settings
     changed = {name: getattr(options, name) for name in ("method", *defaults)}
-    return options, settings, replace(config, **changed), told
+    return options, settings, replace(config, **changed), origin
 
 
 def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Artifact | None]:
-    """The tokens a method learns from, None if it learns from none: those of the folder, all of
-    them, else the stage that packs the config's.
+    """The tokens that a method learns from: all in `folder`, else the stage that packs those of the
+    config. None if the method learns from none.
     """
-    from bosch.methods import _choose
-
-    if not _choose.learns_from_tokens(config.method):
+    if not traits_of(config.method).learns_from_tokens:
         return config, None
+    from bosch.data import packed  # imports torch
+
     if folder is not None:
         from bosch.data.token_files import SUMMARY
 
@@ -266,7 +264,7 @@ def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Ar
 
 
 def find_calibration(given: Path | None, run_path: Path) -> Artifact | None:
-    """The set that was named, else the one of the run, which its folder may only refer to."""
+    """The calibration set that was named, else the run's, which may be a reference to another."""
     folder = given or run_path / "calibration"
     if given is None and not folder.is_dir():
         return None

@@ -51,7 +51,7 @@ def info_of(model: PreTrainedModel) -> ModelInfo:
     )
 
 
-def context_of(
+def inputs_of(
     method: ModuleType,
     model: PreTrainedModel,
     calibration: Calibration,

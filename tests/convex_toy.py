@@ -1,5 +1,5 @@
-"""A problem on which the best mask is known: each group has a cost, and what it adds to the loss is
-its cost times (1 - z)^2. And a fit function that learns gates on it, without a model.
+"""A problem whose best mask is known: each group adds its cost times (1 - z)^2 to the loss. And a
+function that trains gates on it, without a model.
 """
 # L layers, G groups a layer
 
@@ -15,7 +15,7 @@ from bosch.method import Inputs, Learner, Learning
 from bosch.model import ModelInfo
 
 
-def context_without_model(
+def inputs_without_model(
     method: ModuleType,
     shape: tuple[int, int],
     ratio: float,
@@ -24,7 +24,7 @@ def context_without_model(
     learning: Learning | None = None,
     **settings: Any,
 ) -> Inputs:
-    """One in which asking for the model or for the calibration set is an error."""
+    """Inputs that fail when the model or the calibration set is loaded."""
 
     def refuse() -> Any:
         raise AssertionError("this method needs no model")
@@ -42,15 +42,15 @@ def context_without_model(
     )
 
 
-TOTAL_COST = 4.0  # added to the loss where every group is on the window: as in a language model
+TOTAL_COST = 4.0  # loss when every group is on the window, as in a language model
 
 
 @dataclass
 class ConvexToy:
-    """`fit` has the shape that the interface asks for."""
+    """`train` is a TrainLearner."""
 
     cost_LG: Tensor
-    stop_after: int | None = None  # a kill behind this step, by KeyboardInterrupt
+    stop_after: int | None = None  # interrupt after this step
     save_every: int = 50
 
     @classmethod
@@ -61,9 +61,9 @@ class ConvexToy:
 
     def learning(self, num_steps: int = 1_000) -> Learning:
         """Two tokens a step: the smallest batch is one for two processes."""
-        return Learning(self.fit, num_tokens=2 * num_steps, sequence_tokens=1)
+        return Learning(self.train, num_tokens=2 * num_steps, sequence_tokens=1)
 
-    def fit(
+    def train(
         self,
         learner: Learner,
         folder: Path,
@@ -97,5 +97,5 @@ class ConvexToy:
                 raise KeyboardInterrupt
 
     def cost_of(self, z_LG: Tensor) -> float:
-        """Of the groups that are on the window."""
+        """The cost of the windowed groups."""
         return float((self.cost_LG * (1 - z_LG)).sum())

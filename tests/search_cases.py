@@ -1,5 +1,5 @@
-"""Small searches to test their machinery with: calibration texts that a random model answers, the
-score of a mask by the model itself, and two simple searches.
+"""Small searches for tests: calibration texts that a random model answers, the score of a mask by
+the model itself, and two simple searches.
 """
 
 import itertools
@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration, Haystack, Question
 from bosch.search.evaluations import MaskObjective
-from bosch.search.objective import Rows, Value, rounded, weighted
-from bosch.search.scorer import Accelerations, Scorer
+from bosch.search.objective import Value, Z, rounded, weighted
+from bosch.search.scorer import Scorer
+from bosch.search.settings import Accelerations
 from tests.model_factory import TINY, tiny_model
 
 WINDOW = 8
@@ -21,11 +22,11 @@ LENGTHS = (40, 33, 47, 29)
 LAYERS, GROUPS = 3, 4  # of the tiny model
 
 
-@torch.no_grad()  # and not inference mode: methods take gradients on these texts
+@torch.no_grad()  # not inference mode: methods take gradients on these texts
 def answered_calibration(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> Calibration:
-    """Random texts with two questions each, whose answers are what the dense model says: it scores
-    1, and masks less. The first answer needs one token more than a window holds, so that masks
-    differ by it; the second needs most of the text.
+    """Random texts with two questions each, answered by the dense model: it scores 1, and masks
+    score less. The first answer needs one token more than a window holds, so masks differ in it;
+    the second needs most of the text.
     """
     haystacks = []
     for number, length in enumerate(lengths):
@@ -41,9 +42,9 @@ def answered_calibration(model: PreTrainedModel, lengths: tuple[int, ...] = LENG
 
 @torch.inference_mode()
 def score_by_the_model(
-    model: PreTrainedModel, calibration: Calibration, z: Rows, window_tokens: int = WINDOW
+    model: PreTrainedModel, calibration: Calibration, z: Z, window_tokens: int = WINDOW
 ) -> tuple[float, float, float]:
-    """Accuracy, mean probability and mean log-probability, as one reads their definition."""
+    """Accuracy, mean probability and mean log-probability, directly from their definitions."""
     correct, logs = [], []
     for haystack in calibration.haystacks:
         logits_TV = model(
@@ -58,14 +59,14 @@ def score_by_the_model(
 
 
 class ModelObjective:
-    """An objective without any machinery."""
+    """An objective that only runs the model."""
 
     def __init__(self, model: PreTrainedModel, calibration: Calibration, name: str) -> None:
         self.model, self.calibration, self.name = model, calibration, name
         self.num_examples = calibration.num_questions
-        self.scores: dict[Rows, tuple[float, float, float]] = {}
+        self.scores: dict[Z, tuple[float, float, float]] = {}
 
-    def __call__(self, z: Rows, threshold: float | None = None, stage: str = "") -> Value:
+    def __call__(self, z: Z, threshold: float | None = None, stage: str = "") -> Value:
         if z not in self.scores:
             self.scores[z] = score_by_the_model(self.model, self.calibration, z)
         return Value(rounded(weighted(self.name, *self.scores[z])), True, *self.scores[z])
@@ -89,7 +90,7 @@ def small_model(**changes: Any) -> PreTrainedModel:
     return tiny_model("qwen3", **changes)
 
 
-def swap_search(objective: Any) -> tuple[Rows, float]:
+def swap_search(objective: Any) -> tuple[Z, float]:
     """From a random mask with half of the groups on the window: swaps that improve it."""
     draw = random.Random(0)
     bits = [0, 1] * (LAYERS * GROUPS // 2)
@@ -105,8 +106,8 @@ def swap_search(objective: Any) -> tuple[Rows, float]:
     return mask_of(bits), best
 
 
-def stage_one(objective: Any) -> tuple[Rows, float]:
-    """Layer by layer from the top, all halves of a layer; the first of equals wins."""
+def stage_one(objective: Any) -> tuple[Z, float]:
+    """Layer by layer from the top, trying every half of a layer; the first of equals wins."""
     z = [(1,) * GROUPS] * LAYERS
     best = -math.inf
     for layer in reversed(range(LAYERS)):
@@ -122,11 +123,11 @@ def stage_one(objective: Any) -> tuple[Rows, float]:
     return tuple(z), best
 
 
-def mask_of(bits: list[int]) -> Rows:
+def mask_of(bits: list[int]) -> Z:
     return tuple(tuple(bits[start : start + GROUPS]) for start in range(0, len(bits), GROUPS))
 
 
-def random_masks(count: int) -> list[Rows]:
+def random_masks(count: int) -> list[Z]:
     """Masks of which many share their lower rows."""
     draw = random.Random(0)
     masks = [mask_of(draw.choices((0, 1), k=LAYERS * GROUPS))]

@@ -1,1 +1,1 @@
-"""Gates that learn which groups keep full attention: their mathematics, apart from any training."""
+"""The mathematics of gates that learn which groups keep full attention, without the training."""

@@ -1,34 +1,35 @@
-"""Hard-concrete gates under the constraint that a given share of them closes: ConSA's augmented
+"""Hard-concrete gates with the constraint that a given share of them closes: ConSA's augmented
 Lagrangian.
 
     loss + linear * gap + quadratic * gap^2,     gap = expected share on the window - ratio
 
 is minimized over weights and gates and maximized over the two multipliers, all in the same step
-(equation 10). The multipliers start at 0. While too few gates are closed the linear one falls below
-0 and pushes; the quadratic one can only grow.
+(equation 10). The multipliers start at 0. While too few gates are closed, the linear one falls
+below 0 and pushes gates to close; the quadratic one can only grow.
 """
-# L layers, G groups a layer, C constraints, U units: what has a gate of its own, (L, G) groups or
+# L layers, G groups a layer, C constraints, U units, which have one gate each: (L, G) groups or
 # (L, 1) layers
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from bosch.gates import hard_concrete
+from bosch.method import ParameterGroup
 
-# What is chosen, and where the ratio holds: groups, over all layers or in each one; whole layers.
+# What is chosen and where the ratio holds: groups over all layers, groups in each layer, or layers.
 Granularity = Literal["head-all-layers", "head-per-layer", "layer"]
 
 
 class ConstrainedGates(nn.Module):
-    """The gates of a model and their multipliers: all that is learned beside the weights.
+    """The gates of a model and their multipliers: everything that is learned besides the weights.
 
-    Kept in float32 and whole on every rank. Weight decay must not touch them, nor may they count in
-    the norm by which the weights' gradient is clipped.
+    They are in float32 and complete on every rank. They get no weight decay, and do not count in
+    the norm by which the weights' gradients are clipped.
     """
 
-    is_settled_at_the_ends = True  # a gate of 0 or 1 has no gradient from the model
+    is_settled_at_the_ends = True  # a gate at 0 or 1 gets no gradient from the model
     threshold = 0.0  # ConSA closes what is at or below it (equation 11)
 
     def __init__(
@@ -44,7 +45,7 @@ class ConstrainedGates(nn.Module):
         self.num_groups, self.ratio, self.seed = num_groups, ratio, seed
         self.quadratic_cap = quadratic_cap
         num_columns = 1 if granularity == "layer" else num_groups
-        # A constraint for each layer makes them problems of their own, whose penalties add up.
+        # With one constraint per layer, the penalties of the layers add up.
         num_constraints = num_layers if granularity == "head-per-layer" else 1
         self.alpha_U = nn.Parameter(torch.full((num_layers, num_columns), hard_concrete.START))
         self.linear_C = nn.Parameter(torch.zeros(num_constraints))
@@ -65,8 +66,8 @@ class ConstrainedGates(nn.Module):
         gap_C = self.window_share() - self.ratio
         return (self.linear_C * gap_C + self.quadratic_C * gap_C**2).sum()
 
-    def parameter_groups(self, gate_rate: float, multiplier_rate: float) -> list[dict[str, Any]]:
-        """For torch's optimizers. The multipliers climb."""
+    def parameter_groups(self, gate_rate: float, multiplier_rate: float) -> list[ParameterGroup]:
+        """For torch's optimizers. The multipliers are maximized."""
         multipliers = [self.linear_C, self.quadratic_C]
         return [
             {"params": [self.alpha_U], "lr": gate_rate, "weight_decay": 0.0},
@@ -79,19 +80,19 @@ class ConstrainedGates(nn.Module):
             self.quadratic_C.clamp_(max=self.quadratic_cap)
 
     def table(self) -> list[list[float]]:
-        """What units are ranked by: alpha. The lowest go on the window."""
+        """The values that rank the units: alpha. The lowest get the window."""
         table: list[list[float]] = self.alpha_U.tolist()
         return table
 
     @torch.no_grad()
     def shown(self) -> list[list[float]]:
-        """Each unit's gate as a picture shows it, from 0 to 1: P(z > 0)."""
+        """Each gate as the picture shows it, from 0 to 1: P(z > 0)."""
         shown: list[list[float]] = hard_concrete.share_open(self.alpha_U).tolist()
         return shown
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
-        """For curves. Of several constraints the mean, and the gap that is furthest from 0."""
+        """Figures for curves: means over the constraints, and the gap furthest from 0."""
         gap_C = self.window_share() - self.ratio
         return {
             "window_share": float(self.window_share().mean()),

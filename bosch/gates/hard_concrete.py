@@ -4,7 +4,7 @@ exactly 0 or 1 with some probability, and differentiable in their parameter alph
     s = sigmoid((log u - log(1 - u) + alpha) / BETA),   u uniform in (0, 1)
     z = clamp(s * (ZETA - GAMMA) + GAMMA, 0, 1)
 
-As everywhere, z = 1 is full attention and 0 the window.
+As everywhere, z = 1 means full attention and z = 0 the window.
 """
 # N gates, in any shape
 
@@ -19,8 +19,7 @@ ZETA = 1.1
 GAMMA = -0.1
 START = 5.0  # alpha of every gate at first: open, P(z > 0) = 0.9986
 
-# logit(1e-6) is 14 away from 0: a u nearer to its ends would change z only for gates whose alpha is
-# beyond that too.
+# logit(1e-6) is -14: noise closer to 0 or 1 would only matter for gates with alpha beyond 14.
 LEAST_NOISE = 1e-6
 
 # P(z > 0) = sigmoid(alpha - SHIFT) and P(z < 1) = sigmoid(-alpha - SHIFT): mirror images.
@@ -28,14 +27,14 @@ SHIFT = BETA * math.log(-GAMMA / ZETA)
 
 
 def sample(alpha_N: Tensor, noise_N: Tensor) -> Tensor:
-    """z of each gate, for noise that is uniform in (0, 1). Where z is 0 or 1, its gradient is 0."""
+    """z of each gate, for noise uniform in (0, 1). Where z is 0 or 1, its gradient is 0."""
     logits_N = torch.logit(noise_N, eps=LEAST_NOISE) + alpha_N
     stretched_N = torch.sigmoid(logits_N / BETA) * (ZETA - GAMMA) + GAMMA
     return stretched_N.clamp(0, 1)
 
 
 def share_open(alpha_N: Tensor) -> Tensor:
-    """P(z > 0), which ConSA takes for E[z] (its equation 9). The mean of z is lower."""
+    """P(z > 0), which ConSA uses as E[z] (its equation 9). The true mean of z is lower."""
     return torch.sigmoid(alpha_N - SHIFT)
 
 
@@ -47,6 +46,6 @@ def mean(alpha_N: Tensor, num_points: int = 512) -> Tensor:
 
 def draw_noise(seed: int, step: int, shape: tuple[int, ...]) -> Tensor:
     """Noise as a function of seed and step: the same on every rank, in every micro-batch of a step,
-    when activations are computed again, and after a kill."""
+    when activations are recomputed, and after a kill."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     return torch.rand(shape, generator=generator)

@@ -1,22 +1,23 @@
-"""What gates did while they were learned: a line a step in `gates.jsonl`, and the picture of it.
+"""The course of the gates during learning: one line per step in `gates.jsonl`, and a picture of it.
 
-The picture shows every gate over the steps, orange where it is open, and below it what the ratio's
-constraint did.
+The picture shows every gate over the steps, orange where it is open, and below it the curves of the
+constraint.
 """
-# U units: what has a gate of its own, [layer][group] or [layer][0]
+# U units, which have one gate each: [layer][group] or [layer][0]
 
 import json
 from pathlib import Path
 from typing import Any
 
+from bosch.run.errors import UserError
 from bosch.run.lines import whole_lines
 from bosch.run.manifest import write_atomically
 
 HISTORY = "gates.jsonl"
 PICTURE = "gates.png"
-MOST_COLUMNS = 1_000  # steps drawn; of more, every n-th
+MOST_COLUMNS = 1_000  # most steps to draw; of more, every n-th is drawn
 
-# Curves below the gates: (name, figures drawn). A panel without any of its figures is left out.
+# Curves below the gates: (name, figures). A panel without data is left out.
 PANELS = (
     ("share on the window", ("window_share",)),
     ("mean gate", ("mean_gate",)),
@@ -26,16 +27,16 @@ PANELS = (
 
 
 class GateHistory:
-    """Writes the lines, in one process."""
+    """Writes the lines; used by one process."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / HISTORY
         self._is_cut = False
 
     def write(self, step: int, figures: dict[str, float], gates_U: list[list[float]]) -> None:
-        if not self._is_cut:  # what a killed attempt did beyond its last checkpoint is done again
-            kept = [line for line in read_history(self.path) if line["step"] < step]
-            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        if not self._is_cut:  # drop steps after the last checkpoint of a killed attempt
+            lines = [line for line in read_history(self.path) if line["step"] < step]
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
             self._is_cut = True
         line = {"step": step} | {name: round(value, 6) for name, value in figures.items()}
         gates = [[round(value, 6) for value in row] for row in gates_U]
@@ -44,13 +45,23 @@ class GateHistory:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; a last one that a kill tore off does not count."""
-    return [json.loads(line) for line in whole_lines(path)]
+    """The complete lines; a last one cut off by a kill is dropped."""
+    lines = []
+    for number, text in enumerate(whole_lines(path), start=1):
+        try:
+            line = json.loads(text)
+            line["step"], line["gates"]  # what readers need
+            lines.append(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged: line {number} is not a step; make the mask again with --fresh."
+            ) from error
+    return lines
 
 
 def draw_history(path: Path, out: Path, title: str, ratio: float) -> None:
-    """Write the picture. Same lines, same bytes."""
-    # A Figure of its own: pyplot would keep state and pick a display.
+    """Write the picture. The same lines give the same bytes."""
+    # Not pyplot, which would keep state and choose a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure

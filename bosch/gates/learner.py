@@ -1,28 +1,28 @@
-"""Gates as a fit function trains them: the `Learner` of bosch/method.py."""
+"""Gates as a training loop trains them: the `Learner` of bosch/method.py."""
 # L layers, G groups a layer
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from bosch.gates.constraint import ConstrainedGates
 from bosch.gates.history import GateHistory
 from bosch.gates.scalar import ScalarGates
+from bosch.method import ParameterGroup
 
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Up in a line over the warm-up, then down a cosine to the floor."""
+    """Linear warm-up, then cosine decay to the floor."""
 
     num_steps: int
     warmup_share: float = 0.3  # ConSA's 300 of 1,000 steps
-    floor_share: float = 0.1  # its 3e-5 of 3e-4
+    floor_share: float = 0.1  # ConSA's 3e-5 of 3e-4
 
     def __call__(self, done: int) -> float:
-        """As a share of the peak, in the step that follows `done` ones."""
+        """The learning rate of the next step, as a share of the peak."""
         warmup = round(self.warmup_share * self.num_steps)
         if done < warmup:
             return (done + 1) / warmup
@@ -31,13 +31,13 @@ class RateCurve:
 
 
 class GateLearner:
-    """Gates on their way, and what is noted of it. `history`: folder of the notes, None on ranks
-    that write none."""
+    """Trains gates and records their history. `history`: the folder to write to, None on ranks that
+    do not write."""
 
     def __init__(
         self,
         gates: ConstrainedGates | ScalarGates,
-        groups: list[dict[str, Any]],
+        groups: list[ParameterGroup],
         window_tokens: int,
         rate: RateCurve,
         history: Path | None = None,
@@ -48,12 +48,12 @@ class GateLearner:
         self._groups = groups
         self._history = GateHistory(history) if history is not None else None
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         return self._groups
 
-    def model_arguments(self, done: int) -> dict[str, Any]:
+    def model_arguments(self, done: int) -> dict[str, object]:
         z_LG = self._gates.sample(done)
-        arguments: dict[str, Any] = {"bosch_gates": z_LG, "bosch_window": self.window_tokens}
+        arguments: dict[str, object] = {"bosch_gates": z_LG, "bosch_window": self.window_tokens}
         if self._gates.is_settled_at_the_ends:
             arguments["bosch_mask"] = branches_of(z_LG)
         return arguments
@@ -75,6 +75,6 @@ class GateLearner:
 
 
 def branches_of(z_LG: Tensor) -> list[list[int | None]]:
-    """What each group must compute: 1 the full branch, 0 the windowed one, None both."""
+    """The branch that each group must compute: 1 full, 0 windowed, None both."""
     known = {0.0: 0, 1.0: 1}
     return [[known.get(value) for value in row] for row in z_LG.tolist()]

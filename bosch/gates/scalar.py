@@ -1,19 +1,19 @@
-"""Gates that are plain numbers, pulled down by an L1 term: the control that ConSA's paper compares
-with. Nothing makes them agree with a ratio; they only rank the units.
+"""Gates that are plain numbers with an L1 penalty: the control in ConSA's paper. Nothing ties them
+to a ratio; they only rank the units.
 """
-# L layers, G groups a layer, U units: what has a gate of its own, (L, G) groups or (L, 1) layers
-
-from typing import Any
+# L layers, G groups a layer, U units, which have one gate each: (L, G) groups or (L, 1) layers
 
 import torch
 from torch import Tensor, nn
 
+from bosch.method import ParameterGroup
+
 
 class ScalarGates(nn.Module):
-    """One number in [0, 1] for each unit, 1 at first."""
+    """One number in [0, 1] for each unit, initially 1."""
 
-    is_settled_at_the_ends = False  # a gate of 1 must feel what less of it would do
-    threshold = None  # none is meant to tell open from closed
+    is_settled_at_the_ends = False  # a gate at 1 needs a gradient to come down
+    threshold = None  # there is no threshold between open and closed
 
     def __init__(self, num_layers: int, num_columns: int, num_groups: int, weight: float) -> None:
         super().__init__()
@@ -21,22 +21,22 @@ class ScalarGates(nn.Module):
         self.gate_U = nn.Parameter(torch.ones(num_layers, num_columns))
 
     def sample(self, step: int) -> Tensor:
-        """z of every group, (L, G): the same in every step."""
+        """z of every group, (L, G), the same in every step."""
         return self.gate_U.expand(-1, self.num_groups)
 
     def penalty(self) -> Tensor:
         return self.weight * self.gate_U.abs().mean()
 
-    def parameter_groups(self, gate_rate: float) -> list[dict[str, Any]]:
+    def parameter_groups(self, gate_rate: float) -> list[ParameterGroup]:
         return [{"params": [self.gate_U], "lr": gate_rate, "weight_decay": 0.0}]
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Back into the range. Clamped in the forward pass, a gate at 1 would never come down."""
+        """Clamp to the range. Clamping in the forward pass would keep a gate at 1 forever."""
         self.gate_U.clamp_(0, 1)
 
     def table(self) -> list[list[float]]:
-        """What units are ranked by. The lowest go on the window."""
+        """The values that rank the units. The lowest get the window."""
         table: list[list[float]] = self.gate_U.tolist()
         return table
 

@@ -1,5 +1,5 @@
-"""Every producer of a mask, one file each; the file's name is the method's. What such a file
-defines is said in _interface.py.
+"""Every way to choose a mask, one file each; the file's name is the method's name. bosch/method.py
+says what such a file defines.
 """
 
-NEEDS = ("Settings",)  # and score_groups or select
+NEEDS = ("traits", "Settings")  # and score_groups or select

@@ -1,5 +1,5 @@
-"""From a method's name to the files of the stage `mask`: runs the method, turns scores into the
-exact mask, writes mask.json, scores.json and time.json.
+"""Runs a method, turns scores into the exact mask, and writes the files of the stage `mask`:
+mask.json, scores.json and time.json.
 """
 
 import dataclasses
@@ -9,30 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from bosch.masks.formats import smallest
-from bosch.masks.mask import MaskFile, Unit, write_mask
+from bosch.masks.mask import MaskFile, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods._examples import measured_seconds
-from bosch.plugins import load_plugin
+from bosch.methods._settings import load_method
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
 from bosch.run.manifest import provenance, write_atomically
 
-PACKAGE = "bosch.methods"
-
 
 def make_mask(name: str, inputs: Inputs) -> Selection:
-    """The mask a method chooses, at exactly the ratio asked."""
-    method = load_plugin(PACKAGE, name)
-    if learns_from_tokens(name):
+    """The mask a method chooses, at exactly the requested ratio."""
+    method = load_method(name)
+    if method.traits.learns_from_tokens:
         if inputs.learning is None:
             raise UserError(
-                f"--method {name} learns from tokens, and none were handed to it; run it through "
-                "recipes/recover.py, which prepares them first."
+                f"--method {name} learns from tokens but got none; run recipes/recover.py, which "
+                "prepares them first."
             )
         everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
         if inputs.budget in (0, len(everything)):
             mask = inputs.mask_of(everything[: inputs.budget])
-            return Selection(mask, notes=("there is nothing to choose at this ratio",))
+            return Selection(mask, notes=("all groups are alike at this ratio; nothing to learn",))
     if hasattr(method, "score_groups"):
         return choose_most_local(method.score_groups(inputs), inputs)
     selection: Selection = method.select(inputs)
@@ -40,7 +38,7 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
 
 
 def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
-    """The most local groups, as many as the budget has. Among equal scores the seed draws."""
+    """Window the most local groups, up to the budget. The seed breaks ties between equal scores."""
     sign = -1 if scores.larger_is == "local" else 1
     table = [[sign * value for value in row] for row in scores.groups]
     windowed, tie = smallest(table, inputs.budget, inputs.seed)
@@ -48,8 +46,8 @@ def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
     if tie:
         tie["value"] *= sign
         notes = (
-            f"{tie['num_tied']} groups share the score {tie['value']:g} at the border; seed "
-            f"{inputs.seed} chose the {tie['num_windowed']} of them that go on the window",
+            f"{tie['num_tied']} groups are tied at the cutoff score {tie['value']:g}; seed "
+            f"{inputs.seed} chose the {tie['num_windowed']} of them that get the window",
         )
     mask = inputs.mask_of(windowed)
     drawn = scores.drawn or tie is not None
@@ -57,7 +55,7 @@ def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
 
 
 def write_selection(name: str, inputs: Inputs, selection: Selection, began: float) -> MaskFile:
-    """Write what a method chose into the context's folder. `began`: time.monotonic() then."""
+    """Write what a method chose into the stage's folder. `began`: time.monotonic() at the start."""
     settings, folder, scores = deciding(inputs.settings), inputs.folder, selection.scores
     record = MaskFile(
         mask=selection.mask,
@@ -89,37 +87,13 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
 
 
 def deciding(settings: Any) -> dict[str, Any]:
-    """The fields of a method's settings that decide its mask: those of speed alone are left out."""
+    """The settings that decide a method's mask, without those that only affect its speed."""
     names = plain(settings).keys()
     return {name: value for name, value in dataclasses.asdict(settings).items() if name in names}
 
 
-def learns_from_tokens(name: str) -> bool:
-    return bool(getattr(load_plugin(PACKAGE, name), "learns_from_tokens", False))
-
-
-def searches(name: str) -> bool:
-    return bool(getattr(load_plugin(PACKAGE, name), "searches", False))
-
-
-def reads_calibration(name: str) -> bool:
-    return bool(getattr(load_plugin(PACKAGE, name), "reads_calibration", True))
-
-
-def check_settings(name: str, settings: Any) -> None:
-    """What a method has to say against its settings, before work begins."""
-    getattr(load_plugin(PACKAGE, name), "check", lambda settings: None)(settings)
-
-
-def unit_of(name: str, settings: Any = None) -> Unit:
-    """What a method chooses: groups, or whole layers. Some leave it to their settings."""
-    own: Unit = getattr(load_plugin(PACKAGE, name), "unit", "group")
-    unit: Unit = getattr(settings, "unit", own)
-    return unit
-
-
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has it. Of a path the name: where a mask was made does not change its file."""
+    """Settings for JSON. Of a path only the name: the file must not depend on where it was made."""
     named = {name: v.name if isinstance(v, Path) else v for name, v in settings.items()}
     content: dict[str, Any] = plain(named)
     return content

@@ -1,28 +1,32 @@
-"""Work done example by example, each result noted on the disk as soon as it is there: a killed
-method goes on at the next example and ends in the same numbers.
+"""Work done example by example. Each result is written to disk at once, so that a killed method
+resumes at the next example and ends with the same numbers.
 
-The notes are `examples.jsonl` in the stage's folder, a line an example. Numbers in JSON are exact
-for float64. A line that a kill tore is dropped.
+The results are in `examples.jsonl` in the stage's folder, one line per example. JSON represents
+float64 exactly. A line cut off by a kill is dropped.
 """
 
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bosch.calibration import Haystack
 from bosch.method import Inputs
+from bosch.run.errors import UserError
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import track
 
+if TYPE_CHECKING:
+    from bosch.calibration import Haystack
+
 NOTES = "examples.jsonl"
+Result = dict[str, Any]  # of one example: statistics by name, as JSON
 
 
 def measure_haystacks(
-    inputs: Inputs, title: str, measure: Callable[[Haystack], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """What `measure` finds in each calibration text."""
+    inputs: Inputs, title: str, measure: "Callable[[Haystack], Result]"
+) -> list[Result]:
+    """The results of `measure` on each calibration text."""
     haystacks = inputs.calibration.haystacks
     return measure_each(
         inputs.folder, title, len(haystacks), "examples", lambda index: measure(haystacks[index])
@@ -30,11 +34,11 @@ def measure_haystacks(
 
 
 def measure_each(
-    folder: Path, title: str, count: int, unit: str, measure: Callable[[int], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """`measure(0)` to `measure(count - 1)`; what the folder's notes hold is not made again."""
+    folder: Path, title: str, count: int, unit: str, measure: Callable[[int], Result]
+) -> list[Result]:
+    """`measure(0)` to `measure(count - 1)`. Results found in the folder are reused."""
     path = folder / NOTES
-    results = [json.loads(line)["result"] for line in whole_lines(path)][:count]
+    results = [result for _, result in read_notes(path)][:count]
     with path.open("ab") as file, track(title, count, unit, done=len(results)) as bar:
         for index in range(len(results), count):
             began = time.monotonic()
@@ -46,6 +50,21 @@ def measure_each(
 
 
 def measured_seconds(folder: Path) -> float | None:
-    """Seconds spent on all examples, over all attempts; None where there are none."""
-    lines = whole_lines(folder / NOTES)
-    return sum(json.loads(line)["seconds"] for line in lines) if lines else None
+    """Seconds spent on all examples, over all attempts. None if there are no examples."""
+    notes = read_notes(folder / NOTES)
+    return sum(seconds for seconds, _ in notes) if notes else None
+
+
+def read_notes(path: Path) -> list[tuple[float, Result]]:
+    """Seconds and result of each example so far."""
+    notes = []
+    for number, text in enumerate(whole_lines(path), start=1):
+        try:
+            line = json.loads(text)
+            notes.append((float(line["seconds"]), dict(line["result"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged: line {number} is not a result. Remove the file to measure all "
+                "examples again."
+            ) from error
+    return notes

@@ -1,15 +1,15 @@
-"""What the methods that learn gates share: how long they learn, and the way from the learned gates
-to the mask.
+"""Shared by the methods that learn gates: how long they learn, and the way from gates to the mask.
 
-In the stage's folder lie, beside the files of training, `gates.jsonl` and `gates.png` (what the
-gates did), `learned.json` (where they ended: a stage that was killed later does not learn again)
-and, if they are kept, the trained weights.
+The stage's folder holds, besides the files of training, `gates.jsonl` and `gates.png` (the course
+of the gates), `learned.json` (their final values; a stage killed after that does not learn again)
+and, with `weights=learned`, the trained weights.
 """
-# U units: what has a gate of its own, [layer][group] or [layer][0]
+# U units, which have one gate each: [layer][group] or [layer][0]
 
 import json
 import math
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from bosch.config import at_least
@@ -19,7 +19,7 @@ from bosch.gates.history import HISTORY, PICTURE, draw_history
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
 from bosch.masks.mask import Unit
-from bosch.method import WEIGHTS, Inputs, Scores, Selection
+from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
@@ -33,22 +33,22 @@ LEAST_WINDOWS = 4
 
 @dataclass(frozen=True)
 class GateSettings:
-    """What is chosen, how long it is learned, and what the mask is for."""
+    """What is chosen, how long it is learned, and which weights the mask is for."""
 
-    # head-all-layers: groups, and the ratio holds over all layers. head-per-layer: groups, and it
-    # holds in each layer. layer: whole layers.
+    # head-all-layers: groups, with the ratio over all layers. head-per-layer: groups, with the
+    # ratio in each layer. layer: whole layers.
     granularity: Granularity = "head-all-layers"
-    steps: int = 1_000  # fewer where the tokens hold fewer
-    # Of the token budget, at most. ConSA's first stage takes 1B tokens, 40 % of BOSCH's budget.
+    steps: int = 1_000  # fewer if the tokens do not suffice
+    # Largest share of the token budget. ConSA's first stage takes 1B tokens, 40 % of BOSCH's
+    # budget.
     token_share: float = 0.4
-    # Of a sequence, at most those of a packed one. None: ConSA's 8,192; shorter where the tokens
-    # hold too few steps, for it is by their number that gates settle; never below four windows.
+    # Length of a sequence; must divide the packed length. None: ConSA's 8,192, or shorter if the
+    # tokens hold too few steps, since gates need many steps to settle; at least four windows.
     sequence_tokens: int | None = None
-    batch_sequences: int | None = None  # a step; None: as many as give the steps that many tokens
+    batch_sequences: int | None = None  # per step; None: so that `steps` steps use the tokens
     weights_learning_rate: float | None = None  # peak; None: that of the recovery training
-    # original: the mask is for the model as it came, to be compared with searched masks. learned:
-    # for the weights that were trained with the gates, as ConSA goes on; training then sees again
-    # what they have learned from.
+    # original: the mask is for the original model, as searched masks are. learned: for the weights
+    # trained with the gates, as in ConSA; the recovery then sees the same tokens again.
     weights: Literal["original", "learned"] = "original"
 
     def __post_init__(self) -> None:
@@ -81,25 +81,25 @@ class Length:
         return self.num_steps * self.batch_sequences * self.sequence_tokens
 
 
-def plan_length(
+def choose_length(
     settings: GateSettings, num_tokens: int, packed_tokens: int, window_tokens: int, world: int = 1
 ) -> Length:
-    """As many steps as asked, or as the tokens of the budget hold. `packed_tokens`: of a sequence
-    as it was packed."""
+    """The requested steps, or as many as the budget holds. `packed_tokens`: length of a packed
+    sequence."""
     budget = int(settings.token_share * num_tokens)
     length = choose_sequence(settings, budget, packed_tokens, window_tokens)
     sequences = budget // length
-    # As many sequences a step as the steps want, or somewhat fewer: one process and two learn the
-    # same gates, and up to eight where there are enough sequences.
+    # Rounded down to a multiple of 2, or of 8 if there are enough sequences, so that the
+    # gates are the same with that many processes as with one.
     wanted = sequences // settings.steps
     multiple = math.lcm(8 if wanted >= 8 else 2, world)
     batch = settings.batch_sequences or multiple * max(1, wanted // multiple)
     num_steps = min(settings.steps, sequences // batch)
     if num_steps < 1:
         raise UserError(
-            f"{settings.token_share:g} of {num_tokens:,} tokens do not hold one step of {batch} "
-            f"sequences of {length:,}. Set token_share higher or "
-            "batch_sequences lower, or prepare more tokens."
+            f"{settings.token_share:g} of {num_tokens:,} tokens is less than one step of {batch} "
+            f"sequences of {length:,} tokens. Raise token_share, lower batch_sequences, or prepare "
+            "more tokens."
         )
     return Length(num_steps, batch, length)
 
@@ -107,16 +107,16 @@ def plan_length(
 def choose_sequence(
     settings: GateSettings, budget: int, packed_tokens: int, window_tokens: int
 ) -> int:
-    """Tokens of a sequence, a whole part of a packed one."""
-    if (asked := settings.sequence_tokens) is not None:
-        if packed_tokens % asked:
+    """Length of a sequence, which divides the packed length."""
+    if (length := settings.sequence_tokens) is not None:
+        if packed_tokens % length:
             raise UserError(
-                f"sequences of {asked:,} tokens cannot be cut from packed ones of "
-                f"{packed_tokens:,}; set sequence_tokens to a whole part of those."
+                f"sequence_tokens is {length:,}, which does not divide the packed sequences of "
+                f"{packed_tokens:,} tokens."
             )
-        return asked
+        return length
     length = packed_tokens
-    # Of a text that is no longer than a few windows, full attention sees little more.
+    # On sequences no longer than a few windows, full attention sees little more than the window.
     shortest = LEAST_WINDOWS * window_tokens
     while length % 2 == 0 and length // 2 >= shortest:
         if length <= MOST_SEQUENCE_TOKENS and budget // length >= settings.steps:
@@ -126,26 +126,25 @@ def choose_sequence(
 
 
 def learn(
-    inputs: Inputs, gates: ConstrainedGates | ScalarGates, groups: list[dict[str, Any]]
+    inputs: Inputs, gates: ConstrainedGates | ScalarGates, groups: list[ParameterGroup]
 ) -> Selection:
-    """Train gates and weights together; the mask that comes of it. Every rank calls this."""
+    """Train gates and weights together, and return the mask. Every rank calls this."""
     learning, folder, settings = inputs.learning, inputs.folder, inputs.settings
-    assert learning is not None  # make_mask has seen to it
+    assert learning is not None  # make_mask has checked
     rank, world = rank_and_world()
     if (folder / LEARNED).is_file():
-        learned = json.loads((folder / LEARNED).read_text())
-        length = Length(**learned["length"])  # with as many ranks as there were
+        learned, length = read_learned(folder / LEARNED)
     else:
-        length = plan_length(
+        length = choose_length(
             settings, learning.num_tokens, learning.sequence_tokens, inputs.window_tokens, world
         )
         if length.sequence_tokens <= inputs.window_tokens:
             say(
-                f"warning: a window of {inputs.window_tokens:,} tokens hides nothing from "
-                f"sequences of {length.sequence_tokens:,}: the gates learn nothing from them"
+                f"warning: a window of {inputs.window_tokens:,} tokens covers whole sequences of "
+                f"{length.sequence_tokens:,} tokens: the gates learn nothing from them"
             )
         rate, history = RateCurve(length.num_steps), folder if rank == 0 else None
-        learning.fit(
+        learning.train(
             GateLearner(gates, groups, inputs.window_tokens, rate, history),
             folder,
             length.num_steps,
@@ -164,6 +163,15 @@ def learn(
     return select_lowest(inputs, length, gates.threshold, learned["table"], learned["figures"])
 
 
+def read_learned(path: Path) -> tuple[dict[str, Any], Length]:
+    """The final gates, and how long they were learned in the first attempt."""
+    try:
+        learned = json.loads(path.read_text("utf-8"))
+        return learned, Length(**learned["length"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged; remove it to learn the gates again.") from error
+
+
 def select_lowest(
     inputs: Inputs,
     length: Length,
@@ -171,14 +179,14 @@ def select_lowest(
     table_U: list[list[float]],
     figures: dict[str, float],
 ) -> Selection:
-    """The mask of the lowest gates, exactly at the budget."""
+    """The mask that windows the lowest gates, exactly at the budget."""
     settings, per_gate = inputs.settings, inputs.num_groups // len(table_U[0])
     units, drawn = lowest(table_U, settings.granularity, inputs.ratio, inputs.seed)
     if settings.unit == "layer":
         mask = inputs.mask_of_layers({layer for layer, _ in units})
     else:
         mask = inputs.mask_of(units)
-    details: dict[str, Any] = {
+    details: dict[str, object] = {
         "num_steps": length.num_steps,
         "batch_sequences": length.batch_sequences,
         "sequence_tokens": length.sequence_tokens,
@@ -186,32 +194,32 @@ def select_lowest(
         "closed_at_budget": len(units),
         **figures,
     }
-    notes = [f"{length.num_tokens:,} tokens went into the mask, and count in every comparison"]
+    notes = [f"{length.num_tokens:,} tokens were used for the mask; comparisons count them"]
     if inputs.learning is not None:
         aside = int(settings.token_share * inputs.learning.num_tokens)
         if aside - length.num_tokens > aside / 100:
             notes.append(
-                f"{aside:,} tokens were set aside for that; a lower token_share leaves more to "
-                "the training"
+                f"{aside:,} tokens were reserved for it; a lower token_share leaves more for "
+                "training"
             )
     if length.num_steps < settings.steps:
         notes.append(
-            f"the tokens hold {length.num_steps} of the {settings.steps} steps that were asked for"
+            f"the tokens suffice for {length.num_steps} of the {settings.steps} requested steps"
         )
     if threshold is not None:
         by_threshold = sum(value <= threshold for row in table_U for value in row)
         details["closed_by_threshold"] = by_threshold
         notes.append(
-            f"{len(units)} gates are closed, the lowest; at or below {threshold:g} lie "
-            f"{by_threshold}, and the expected share on the window is {figures['window_share']:.3f}"
+            f"the {len(units)} lowest gates are closed; {by_threshold} are at or below "
+            f"{threshold:g}, and the expected share on the window is {figures['window_share']:.3f}"
         )
     if drawn:
         notes.append(
-            f"gates at the border are equal; seed {inputs.seed} chose which of them are closed"
+            f"gates are tied at the cutoff; seed {inputs.seed} chose which of them are closed"
         )
     model = None
     if settings.weights == "learned":
         model = replace(read_model_info(inputs.folder / WEIGHTS), id=inputs.model_info.id)
-        notes.append(f"the mask is for the weights that were trained with it, in {WEIGHTS}/")
+        notes.append(f"the mask belongs to the weights trained with it, in {WEIGHTS}/")
     scores = Scores(tuple(tuple(row * per_gate) for row in table_U), "global")
     return Selection(mask, scores, details=details, drawn=True, notes=tuple(notes), model=model)

@@ -1,6 +1,4 @@
-"""Starts of a search: what other methods of bosch/methods say of each group, and a mask that is
-there already.
-"""
+"""Starting points of a search: static rankings by other methods, and an existing mask."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,43 +7,45 @@ from pathlib import Path
 
 from bosch.masks.mask import read_mask
 from bosch.method import Inputs, Scores, Table
-from bosch.plugins import list_plugins, load_plugin, suggest
+from bosch.methods._settings import METHODS, load_method
+from bosch.plugins import list_plugins, suggest
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.group import agree, is_first
 from bosch.run.progress import say
 from bosch.search.optimizers._interface import WITH_PENALTY
 from bosch.search.settings import SearchSettings, check_optimizer
 
-METHODS = "bosch.methods"
-STARTS = ("fisher", "qada", "apl", "retrieval_head")  # each takes a few evaluations' time
-FOLDER = "rankings"  # in the stage's: what a killed ranking goes on from
+STARTS = ("fisher", "qada", "apl", "retrieval_head")  # each as costly as a few evaluations
+FOLDER = "rankings"  # subfolder of the stage, from which a killed ranking resumes
 
 
 @dataclass(frozen=True)
 class GuidedSettings(SearchSettings):
-    """Of a search that starts from them."""
+    """Settings of a guided search: one that starts from rankings or a mask."""
 
-    objective: str = "accuracy+probability"  # what judges a mask; bosch's choices
+    objective: str = "accuracy+probability"  # how masks are scored; the same choices as for bosch
     optimizer: str = "swap"  # a file of bosch/search/optimizers
-    rankings: tuple[str, ...] = STARTS  # methods whose choice a search may start from
-    start: Path | None = None  # a mask.json to start from as well
+    rankings: tuple[str, ...] = STARTS  # ranking methods to start from
+    start: Path | None = None  # a mask.json to start from in addition
 
 
 def check_guides(settings: GuidedSettings) -> None:
-    """Refuse, before work begins, what a search cannot start from."""
+    """Refuse starting points that do not work, before work begins."""
     check_optimizer(settings)
     methods = list_plugins(METHODS)
     for name in settings.rankings:
         if name not in methods:
             raise UserError(f"--rankings {name}: no such method; {suggest(name, methods)}")
-        if not hasattr(load_plugin(METHODS, name), "score_groups"):
-            raise UserError(f"--rankings {name}: this method chooses a mask, it ranks no groups.")
+        if not hasattr(load_method(name), "score_groups"):
+            raise UserError(
+                f"--rankings {name}: this method does not rank groups; use one that does, such as "
+                f"{', '.join(STARTS)}."
+            )
     if settings.start is None:
         return
     if settings.optimizer in WITH_PENALTY:
         raise UserError(
             f"--start {settings.start}: {settings.optimizer} starts from the dense model, as in "
-            "the paper; take --optimizer swap to start from a mask."
+            "the paper; use --optimizer swap to start from a mask."
         )
     if not settings.start.is_file():
         raise MissingFileError(
@@ -54,36 +54,38 @@ def check_guides(settings: GuidedSettings) -> None:
 
 
 def guides_of(inputs: Inputs) -> Callable[[], list[Table]]:
-    """For the mask to start from, and each ranking, how global it finds each group. The mask is
-    read now, and refused if it was made for another model; its ratio and window may be others.
+    """How global each group is, by the mask to start from and by each ranking. The mask is read at
+    once and refused if it was made for another model; its ratio and window may differ.
     """
     settings: GuidedSettings = inputs.settings
     start = read_mask(settings.start, inputs.model_info).mask.z if settings.start else None
 
     def make() -> list[Table]:
-        found = rank_statically(inputs, settings.rankings)
-        return found if start is None else [start, *found]  # full groups are global
+        rankings = rank_statically(inputs, settings.rankings)
+        return rankings if start is None else [start, *rankings]  # full groups are global
 
     return make
 
 
 def rank_statically(inputs: Inputs, names: Sequence[str]) -> list[Table]:
-    """For each ranking how global it finds each group, [layer][group]."""
+    """How global each ranking finds each group: one [layer][group] table per ranking."""
+    from bosch.run.group import agree, is_first  # imports torch
+
     return [agree(_rank(inputs, name) if is_first() else None) for name in names]
 
 
 def _rank(inputs: Inputs, name: str) -> Table:
-    method = load_plugin(METHODS, name)
+    method = load_method(name)
     folder = inputs.folder / FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"ranking by {name}, to start from")
-    own = dataclasses.replace(
+    say(f"ranking groups by {name}, as a starting point")
+    ranking_inputs = dataclasses.replace(
         inputs,
         load_model=lambda: inputs.model,
         load_calibration=lambda: inputs.calibration,
         settings=method.Settings(),
         folder=folder,
     )
-    scores: Scores = method.score_groups(own)
+    scores: Scores = method.score_groups(ranking_inputs)
     sign = 1 if scores.larger_is == "global" else -1
     return tuple(tuple(sign * value for value in row) for row in scores.groups)

@@ -1,14 +1,16 @@
-"""From a method's name to its settings: its own defaults, what MaskConfig has under the same names,
-and the words of a command line on top. Importing this file loads no torch."""
+"""Finds a method by name, checks its file, and builds its settings: the method's defaults, then
+MaskConfig's fields of the same names, then the command line. Importing this file does not import
+torch; loading a method does if the method's file does."""
 
 import dataclasses
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from bosch import plugin_options
 from bosch.config import Config, MaskConfig, shared_fields
-from bosch.masks.mask import describe_ratio, num_windowed
+from bosch.masks.mask import Unit, describe_ratio, num_windowed
+from bosch.method import MethodTraits
 from bosch.model import read_shape
 from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
@@ -17,33 +19,68 @@ METHODS = "bosch.methods"
 
 
 def list_methods() -> list[str]:
-    """Name and first sentence of each method, read from the folder."""
+    """Name and first sentence of each method. No method is imported."""
     names = list_plugins(METHODS)
     width = max(map(len, names))
     return [f"{name:{width}}  {describe_plugin(METHODS, name)}" for name in names]
 
 
 def load_method(name: str) -> ModuleType:
-    """A file of bosch/methods that is a whole method."""
+    """A file of bosch/methods that is a complete method."""
     known = list_plugins(METHODS)
     if name not in known:
         raise UserError(f"--method {name}: no such method; {suggest(name, known)}")
     method = load_plugin(METHODS, name)
-    if not dataclasses.is_dataclass(getattr(method, "Settings", None)):
-        missing = "dataclass Settings (it may be empty)"
-    elif not hasattr(method, "score_groups") and not hasattr(method, "select"):
-        missing = "score_groups(inputs) and no select(inputs)"
-    else:
-        return method
-    raise UserError(
-        f"--method {name}: {method.__file__} has no {missing}. bosch/method.py shows "
-        "how a method is written."
-    )
+    if problem := _find_problem(method):
+        raise UserError(f"{method.__file__} {problem}; docs/extending.md shows a complete method.")
+    return method
+
+
+def _find_problem(method: ModuleType) -> str | None:
+    traits, settings = method.traits, method.Settings
+    if not isinstance(traits, MethodTraits):
+        return "must define `traits = MethodTraits(...)`"
+    for trait in dataclasses.fields(traits):
+        value = getattr(traits, trait.name)
+        allowed = get_args(Unit) if trait.name == "unit" else (False, True)
+        if value not in allowed:
+            return f"declares {trait.name}={value!r}, which is not one of {allowed}"
+    if not (dataclasses.is_dataclass(settings) and isinstance(settings, type)):
+        return "must define a dataclass `Settings`, which may be empty"
+    missing = dataclasses.MISSING
+    for option in dataclasses.fields(settings):
+        if option.default is missing and option.default_factory is missing:
+            return f"gives no default to {option.name} of its Settings"
+    functions = [name for name in ("score_groups", "select") if hasattr(method, name)]
+    if len(functions) != 1:
+        return "must define either score_groups(inputs) or select(inputs)"
+    return None
+
+
+def traits_of(name: str) -> MethodTraits:
+    traits: MethodTraits = load_method(name).traits
+    return traits
+
+
+def learns_from_tokens(name: str) -> bool:
+    """Whether the tokens must be prepared before the mask."""
+    return traits_of(name).learns_from_tokens
+
+
+def unit_of(name: str, settings: object = None) -> Unit:
+    """What a method chooses: groups or whole layers. For some it depends on their settings."""
+    unit: Unit = getattr(settings, "unit", traits_of(name).unit)
+    return unit
+
+
+def check_settings(name: str, settings: object) -> None:
+    """Let the method refuse its settings before work begins."""
+    getattr(load_method(name), "check", lambda settings: None)(settings)
 
 
 def default_settings(name: str, mask: MaskConfig) -> Any:
-    """A method's settings: MaskConfig's value where it has a field of that name, else the method's
-    own default, and on top of them what `mask.options` say.
+    """A method's settings: its defaults, overridden by MaskConfig's fields of the same names and
+    then by `mask.options`.
     """
     settings_class: Any = load_method(name).Settings
     return with_options(name, settings_class(**shared_fields(settings_class, mask)), mask.options)
@@ -56,16 +93,8 @@ def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
     return plugin_options.with_options(method, settings, options, "--mask.options", hint, dials)
 
 
-def learns_from_tokens(method: str) -> bool:
-    """Whether the tokens have to be there before the mask."""
-    from bosch.methods import _choose  # loads torch
-
-    load_method(method)
-    return _choose.learns_from_tokens(method)
-
-
 def learning_tokens(config: Config) -> int:
-    """Of the token budget, what is set aside for learning the mask: training gets the rest."""
+    """Tokens of the budget reserved for learning the mask; training gets the rest."""
     if not learns_from_tokens(config.method):
         return 0
     shape = read_shape(config.model)
@@ -76,10 +105,8 @@ def learning_tokens(config: Config) -> int:
     return int(getattr(settings, "token_share", 0.0) * config.data.tokens)
 
 
-def describe_budget(config: Config, settings: Any = None) -> str:
-    """What the ratio comes to in the method's own unit."""
-    from bosch.methods import _choose  # loads torch
-
+def describe_budget(config: Config, settings: object = None) -> str:
+    """What the ratio means in the method's unit: a number of groups or of layers."""
     shape = read_shape(config.model)
-    unit = _choose.unit_of(config.method, settings or default_settings(config.method, config.mask))
+    unit = unit_of(config.method, settings or default_settings(config.method, config.mask))
     return describe_ratio(config.ratio, shape.num_layers, shape.num_groups, unit)

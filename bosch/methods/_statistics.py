@@ -1,16 +1,15 @@
-"""What the static methods share: statistics of attention probabilities, layer by layer, without a
+"""Shared by the static methods: statistics of attention probabilities, layer by layer, without a
 T x T matrix.
 
-Rows of the attention matrix are made in chunks, used and dropped: memory grows with T, not with its
-square. Scores are computed in float32, or in the model's own format if that is finer, and summed in
-float64.
+Rows of the attention matrix are computed in chunks and then dropped, so memory grows with T, not
+with its square. Scores are computed in float32, or in the model's format if that is more precise,
+and summed in float64.
 """
 # L layers, H query heads, G kv heads, R query heads a group, T tokens, C rows of a chunk, S keys,
-# D head size, N rows asked for
+# D head size, N selected rows
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,32 +17,32 @@ from torch import Tensor
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
 from bosch.method import Inputs
-from bosch.methods._examples import measure_haystacks
+from bosch.methods._examples import Result, measure_haystacks
 
-LEAST_ROWS = 16  # of a chunk, however long the text is
+LEAST_ROWS = 16  # per chunk, however long the text is
 
-# A statistic of one layer, (H,) or (H, ...): of q_HTD, k_GTD and the scale of their products.
+# A statistic of one layer, (H,) or (H, ...), of q_HTD, k_GTD and the scale of their products.
 LayerStatistic = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def per_layer(inputs: Inputs, ids_T: Tensor, statistic: LayerStatistic) -> Tensor:
     """A statistic of every layer of the dense model on one text, (L, H, ...), on the CPU."""
-    found: dict[int, Tensor] = {}
+    statistics: dict[int, Tensor] = {}
 
     def collect(layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scaling: float) -> None:
-        found[layer] = statistic(q_HTD, k_GTD, scaling).cpu()
+        statistics[layer] = statistic(q_HTD, k_GTD, scaling).cpu()
 
     model = inputs.model
     with torch.no_grad(), capturing(model):
         ids_BT = ids_T[None].to(model.device)
         model.base_model(ids_BT, use_cache=False, bosch_collect=collect)
-    return torch.stack([found[layer] for layer in range(inputs.num_layers)])
+    return torch.stack([statistics[layer] for layer in range(inputs.num_layers)])
 
 
 def mean_over_rows(inputs: Inputs, name: str, noted_as: str, sums: LayerStatistic) -> Tensor:
-    """(L, H): a method's sums over the rows of each calibration text, by the rows of all texts."""
+    """(L, H): a method's sums over the rows of each text, divided by the rows of all texts."""
 
-    def measure(haystack: Haystack) -> dict[str, Any]:
+    def measure(haystack: Haystack) -> Result:
         return {noted_as: per_layer(inputs, haystack.ids_T, sums).tolist()}
 
     num_rows = sum(len(haystack.ids_T) for haystack in inputs.calibration.haystacks)
@@ -51,8 +50,8 @@ def mean_over_rows(inputs: Inputs, name: str, noted_as: str, sums: LayerStatisti
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Queries `start` to `stop` against keys 0 to `stop`."""
+class AttentionRows:
+    """Rows `start` to `stop` of an attention matrix, over keys 0 to `stop`."""
 
     start: int
     stop: int
@@ -62,8 +61,8 @@ class Rows:
         return torch.arange(self.start, self.stop, device=self.weights_HCS.device)[:, None]
 
     def inside(self, window_tokens: int) -> tuple[int, Tensor]:
-        """The first key that a window of these rows reaches, and from there on which keys lie in
-        each row's window (C, S - first). Keys after their query count as inside: they weigh 0."""
+        """The first key inside any window of these rows, and which keys from there on lie in each
+        row's window (C, S - first). Keys after their query count as inside: their weight is 0."""
         first = max(0, self.start - window_tokens + 1)
         keys_S = torch.arange(first, self.stop, device=self.weights_HCS.device)
         return first, keys_S > self.queries_C1() - window_tokens
@@ -71,22 +70,22 @@ class Rows:
 
 def attention_rows(
     q_HTD: Tensor, k_GTD: Tensor, scaling: float, chunk_elements: int
-) -> Iterator[Rows]:
+) -> Iterator[AttentionRows]:
     """All rows of a layer's causal attention, a chunk at a time."""
     for start, stop in chunks(q_HTD, chunk_elements):
         scores_HCS = row_scores(q_HTD[:, start:stop], k_GTD[:, :stop], scaling)
         queries_C = torch.arange(start, stop, device=q_HTD.device)
         future_CC = queries_C > queries_C[:, None]
         scores_HCS[..., start:].masked_fill_(future_CC, float("-inf"))
-        yield Rows(start, stop, scores_HCS.softmax(-1))
+        yield AttentionRows(start, stop, scores_HCS.softmax(-1))
 
 
 def chunks(q_HTD: Tensor, chunk_elements: int, band: int | None = None) -> list[tuple[int, int]]:
-    """Rows from and to, so that the scores of a chunk are no more than asked: against all keys, or,
-    where a row looks at a band of keys only, against those of its rows' bands."""
+    """Row ranges whose scores fit in `chunk_elements`: against all keys or, if `band` is given,
+    against a band of that many keys per row."""
     num_heads, num_rows, _ = q_HTD.shape
     size = chunk_elements // (num_heads * max(1, num_rows))
-    if band is not None:  # C rows reach C + band keys: no more rows than twice the band is worth
+    if band is not None:  # C rows need C + band keys, so at most `band` rows
         size = min(band, chunk_elements // (num_heads * 2 * band))
     size = max(LEAST_ROWS, size)
     return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
@@ -98,7 +97,7 @@ def row_scores(q_HCD: Tensor, k_GSD: Tensor, scaling: float) -> Tensor:
 
 
 def grouped_products(x_HCD: Tensor, y_GSD: Tensor) -> Tensor:
-    """(H, C, S): products of each query head's rows with the keys, or values, of its group."""
+    """(H, C, S): products of each query head's rows with the keys or values of its group."""
     exact = torch.promote_types(x_HCD.dtype, torch.float32)
     x_GRCD = x_HCD.to(exact).unflatten(0, (y_GSD.shape[0], -1))
     products_GRCS = x_GRCD.flatten(1, 2) @ y_GSD.to(exact).transpose(1, 2)
@@ -106,7 +105,7 @@ def grouped_products(x_HCD: Tensor, y_GSD: Tensor) -> Tensor:
 
 
 def single_rows(q_HTD: Tensor, k_GTD: Tensor, scaling: float, positions: list[int]) -> Tensor:
-    """(H, N, S): scores of some queries alone, -inf for keys that come after them."""
+    """(H, N, S): scores of selected queries, -inf for later keys."""
     last = max(positions) + 1
     positions_N = torch.tensor(positions, device=q_HTD.device)
     scores_HNS = row_scores(q_HTD[:, positions_N], k_GTD[:, :last], scaling)

@@ -1,25 +1,24 @@
-"""Answer-centric peak lag: how far back from the last answer token a head's strongest attention
-lies.
+"""Answer-centric peak lag (APL): how far a head's strongest attention is from the last answer
+token.
 
-Equations 9 and 10 of the paper. The arg-max needs no softmax: one row of scores a question. The
-median over an even number of questions is the mean of the middle two.
+Equations 9 and 10 of the paper. The arg-max needs no softmax, so one row of scores per question is
+enough. The median of an even number of questions is the mean of the middle two.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.method import Inputs, NoSettings, Scores
-from bosch.methods._examples import measure_haystacks
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores
+from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import per_layer, single_rows
 
+traits = MethodTraits()
 Settings = NoSettings
 
 
 def score_groups(inputs: Inputs) -> Scores:
-    def measure(haystack: Haystack) -> dict[str, Any]:
+    def measure(haystack: Haystack) -> Result:
         last_tokens = [question.answer[-1] for question in haystack.questions]
 
         def peak_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:

@@ -1,16 +1,13 @@
-"""Full attention in layers at the beginning, in the middle and at the end, the window elsewhere
-(BME).
+"""Full attention in layers at the beginning, in the middle and at the end (BME).
 
-The paper names the heuristic and gives no rule. Here the layers that stay full are shared out to
-three contiguous blocks as evenly as possible; of a remainder the first goes to the beginning, the
-second to the end. The middle block is centered in what lies between the other two.
+The paper names the heuristic without a rule. Here the full layers are split into three contiguous
+blocks as evenly as possible; the first left over goes to the beginning, the second to the end. The
+middle block is centered between the other two.
 """
 
-from bosch.masks.mask import Unit
-from bosch.method import Inputs, NoSettings, Selection
+from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 
-unit: Unit = "layer"
-reads_calibration = False
+traits = MethodTraits(unit="layer", reads_calibration=False)
 Settings = NoSettings
 
 

@@ -1,27 +1,23 @@
-"""BOSCH, the paper's three stages: black-box search by NOMAD on the share of calibration examples
-answered right; ends with the best mask it scored.
+"""BOSCH, the paper's three-stage search for the mask that answers most calibration examples right.
 
-What stands in the paper's text is computed, with the errors of its algorithms corrected: the sign
-of the drop in stage 2, and a budget that is met exactly. The paper ends with stage 3's mask
-(`keep_best` off).
+It follows the paper's text and corrects errors in its algorithms: the sign of the drop in stage 2,
+and a budget that is met exactly. It ends with the best mask it evaluated; the paper ends with the
+mask of stage 3 (`keep_best` off).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection, Table
-from bosch.search import stages
-from bosch.search.finish import finish
-from bosch.search.search import open_search
+from bosch.method import Inputs, MethodTraits, Selection, Table
 from bosch.search.settings import StageSettings, check_optimizer
 
-searches = True
+traits = MethodTraits(searches=True)
 check = check_optimizer
 
 
 @dataclass(frozen=True)
 class Settings(StageSettings):
-    """The paper's."""
+    """The paper's settings."""
 
 
 def select(inputs: Inputs) -> Selection:
@@ -31,14 +27,18 @@ def select(inputs: Inputs) -> Selection:
 def run_stages(
     inputs: Inputs, num_rankings: int = 0, make_guides: Callable[[], Sequence[Table]] = lambda: ()
 ) -> Selection:
-    """The stages; in stage 3 optimizers that keep the quota start from what guides choose."""
+    """Run the stages. In stage 3, optimizers that keep the quota start from the guides' masks."""
+    from bosch.search import stages  # imports torch
+    from bosch.search.finish import finish
+    from bosch.search.search import open_search
+
     settings: StageSettings = inputs.settings
     with open_search(inputs) as search:
-        search.announce(stages.plan_evaluations(search, settings, num_rankings))
+        search.announce(stages.count_evaluations(search, settings, num_rankings))
         with search.until_ended():
             guides = make_guides()
             importance = stages.measure_importance(search, settings)
             ratios = stages.assign_ratios(search, settings, importance)
             stages.select_groups(search, settings, ratios, [*guides, *importance.guides])
-            stages.polish(search, stages.plan_polish(search, settings, num_rankings))
+            stages.polish(search, stages.count_polish(search, settings, num_rankings))
         return finish(search)

@@ -1,22 +1,22 @@
-"""The paper's ablation B-multi: stage 1 of BOSCH over several layers at once, and no other stage.
+"""The paper's ablation B-multi: only stage 1 of BOSCH, over several layers at once.
 
-As many neighboring layers as a subproblem of stage 3 may have, kappa evaluations for each; what is
-beyond the budget is taken off again as in `bosch_single`.
+Each part has as many neighboring layers as a subproblem of stage 3 may have, and kappa evaluations
+per layer. Groups beyond the budget are made full again as in `bosch_single`.
 """
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods.bosch_single import localize
 from bosch.search.settings import PartSettings, check_optimizer
 
-searches = True
+traits = MethodTraits(searches=True)
 check = check_optimizer
 
 
 @dataclass(frozen=True)
 class Settings(PartSettings):
-    """The paper's."""
+    """The paper's settings."""
 
 
 def select(inputs: Inputs) -> Selection:

@@ -1,28 +1,30 @@
-"""BOSCH with what its review found better: layers judged by whole-layer probes, groups by swaps
-from a static ranking, a last search across layers, and a smoother objective.
+"""BOSCH with our changes: whole-layer probes, swaps from static rankings and a last search over all
+layers.
 
-It may spend as many evaluations as `bosch`: the probes and rankings are fewer than stage 1 takes
-there, and the last search gets the rest, or kappa if that is more.
+Layers are judged by probes of whole layers, groups by swaps that start from a static ranking, and
+the objective is smoother. It may use as many evaluations as `bosch`: probes and rankings take fewer
+than stage 1, and the last search gets the rest, or kappa per layer if that is more.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
 from bosch.methods.bosch import run_stages
 from bosch.search.settings import StageSettings
 
-searches = True
+traits = MethodTraits(searches=True)
 check = check_guides
 
 
 @dataclass(frozen=True)
 class Settings(GuidedSettings, StageSettings):
-    """Those of a search with a start, and what differs from the paper's stages."""
+    """Those of a guided search, and the changes to the paper's stages."""
 
-    importance: Literal["stage1", "whole_layer"] = "whole_layer"  # how layers are judged
-    # Evaluations a layer of the last search, across layers; None: what stage 1 of the paper leaves.
+    importance: Literal["stage1", "whole_layer"] = "whole_layer"  # how stage 1 judges layers
+    # Evaluations per layer of the last search, across layers. None: those left of the paper's stage
+    # 1.
     polish: int | None = None
 
 

@@ -1,24 +1,21 @@
-"""The paper's ablation B-single: the mask of stage 1 of BOSCH alone.
+"""The paper's ablation B-single: only stage 1 of BOSCH, one layer at a time.
 
-Stage 1 puts ceil(rho G) groups of each layer on the window; where that is more than the budget, the
-groups that did the most harm there are taken off again.
+Stage 1 windows ceil(rho G) groups of each layer. If that exceeds the budget, the groups whose
+windowing did the most harm are made full again.
 """
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection
-from bosch.search import stages
-from bosch.search.finish import finish
-from bosch.search.optimizers._interface import mend
-from bosch.search.search import open_search
+from bosch.method import Inputs, MethodTraits, Selection
+from bosch.search.optimizers._interface import repair
 from bosch.search.settings import SearchSettings
 
-searches = True
+traits = MethodTraits(searches=True)
 
 
 @dataclass(frozen=True)
 class Settings(SearchSettings):
-    """The paper's."""
+    """The paper's settings."""
 
 
 def select(inputs: Inputs) -> Selection:
@@ -26,18 +23,23 @@ def select(inputs: Inputs) -> Selection:
 
 
 def localize(inputs: Inputs, layers_at_once: int) -> Selection:
-    """Stage 1 over so many neighboring layers at once, and no other stage."""
+    """Only stage 1, over `layers_at_once` neighboring layers at a time."""
+    from bosch.search import stages  # imports torch
+    from bosch.search.finish import finish
+    from bosch.search.search import open_search
+
     kappa = inputs.settings.kappa
     with open_search(inputs) as search:
-        search.announce({"stage 1": stages.plan_localizing(search, kappa, layers_at_once)})
+        search.announce({"stage 1": stages.count_localizing(search, kappa, layers_at_once)})
         windowed = stages.groups_a_layer(search) * search.num_layers
-        beyond = windowed != search.budget
+        exceeds = windowed != search.budget
         with search.until_ended():
-            found = stages.localize_parts(search, kappa, layers_at_once, exact_values=beyond)
-            if beyond:
+            importance = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
+            if exceeds:
                 groups = search.all_groups()
-                order = stages.most_local_first(found.guides[0], groups)
-                bits = mend(search.bits(groups, search.z), search.budget, order)
-                search.z = search.mask(groups, bits)
+                order = stages.most_local_first(importance.guides[0], groups)
+                current = search.assignment_in(search.z, groups)
+                assignment = repair(current, search.budget, order)
+                search.z = search.mask(groups, assignment)
                 search.evaluate(search.z, None, "to the budget")
         return finish(search)

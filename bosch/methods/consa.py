@@ -1,34 +1,33 @@
-"""ConSA: gates that are learned with the weights, under the constraint that they meet the ratio.
+"""ConSA: gates learned together with the weights, under the constraint that they meet the ratio.
 
-Chen et al., arXiv 2606.18056. One hard-concrete gate a group, or a layer, mixes its full and its
-windowed attention (bosch/hybrid/search_mode.py); an augmented Lagrangian drives the expected
-share on the window to the ratio (bosch/gates/constraint.py); the lowest gates go on the window.
+Chen et al., arXiv 2606.18056. A hard-concrete gate per group or layer mixes full and windowed
+attention (bosch/hybrid/search_mode.py). An augmented Lagrangian drives the expected share on the
+window to the ratio (bosch/gates/constraint.py). The lowest gates get the window.
 
-The paper leaves open how fast gates and multipliers learn. At the weights' rate (3e-4) nothing
-moves within its 1,000 steps. On a convex toy of 28 x 8 gates, at ratios .25, .5 and .75 and four
-seeds, gates at .1 and multipliers at .2 end within .012 of the ratio (other rates: .039 to .090),
-and the chosen groups cost at most 1.06 times the best choice. With 300 steps no rates settle; so
-where tokens are few, steps are made of shorter sequences.
+The paper does not give the learning rates of gates and multipliers. At the weights' rate (3e-4)
+nothing moves within its 1,000 steps. On a convex toy of 28 x 8 gates, at ratios .25, .5 and .75 and
+four seeds, gates at .1 and multipliers at .2 end within .012 of the ratio (other rates: .039 to
+.090), and the chosen groups cost at most 1.06 times the best choice. With 300 steps no rates
+settle, so where tokens are few, steps use shorter sequences.
 """
 
 from dataclasses import dataclass
 
 from bosch.config import at_least
 from bosch.gates.constraint import ConstrainedGates
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._gates import GateSettings, learn
 
-learns_from_tokens = True
-reads_calibration = False
+traits = MethodTraits(reads_calibration=False, learns_from_tokens=True)
 
 
 @dataclass(frozen=True)
 class Settings(GateSettings):
-    """Of learned masks."""
+    """Settings of learned masks."""
 
     gate_learning_rate: float = 0.1  # peak
     multiplier_learning_rate: float = 0.2  # peak
-    quadratic_cap: float | None = None  # most of the quadratic multiplier, which only grows
+    quadratic_cap: float | None = None  # upper limit of the quadratic multiplier, which only grows
 
     def __post_init__(self) -> None:
         super().__post_init__()

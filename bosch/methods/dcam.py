@@ -1,16 +1,16 @@
-"""Distance-conditioned attention mass: the share of a head's attention that falls inside the
-window.
+"""Distance-conditioned attention mass (DCAM): the share of a head's attention inside the window.
 
-Equations 7 and 8 of the paper. Rows of attention sum to 1, so the histogram over lags, normalized
-and cumulated up to the window, is the mean over rows of their mass inside it.
+Equations 7 and 8 of the paper. Rows of attention sum to 1, so the normalized histogram over lags,
+accumulated up to the window, equals the mean over rows of their mass inside it.
 """
 
 import torch
 from torch import Tensor
 
-from bosch.method import Inputs, NoSettings, Scores
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores
 from bosch.methods._statistics import attention_rows, exact_sum, mean_over_rows
 
+traits = MethodTraits()
 Settings = NoSettings
 
 

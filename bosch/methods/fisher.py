@@ -1,12 +1,12 @@
-"""Fisher-weighted locality: the share inside the window of attention, weighed by what it does to
-the loss.
+"""Fisher-weighted locality: the share of attention inside the window, weighted by its effect on the
+loss.
 
-Equations 23 to 25 of the paper. For out = sum_j a_j v_j the loss's gradient with respect to the
-probability a(t, j) is do_t . v_j, so one backward pass to the attention outputs is all that
-autograd has to do; probabilities and gradients are then made again in chunks of rows.
+Equations 23 to 25 of the paper. For out = sum_j a_j v_j the gradient of the loss with respect to
+the probability a(t, j) is do_t . v_j, so autograd only runs one backward pass to the attention
+outputs; probabilities and gradients are then recomputed in chunks of rows.
 """
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size, N rows of a
-# loss, V vocabulary, P parts: inside the window, and all
+# loss, V vocabulary, P parts: inside the window, and total
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,38 +23,39 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
-from bosch.method import Inputs, Scores
-from bosch.methods._examples import measure_haystacks
+from bosch.method import Inputs, MethodTraits, Scores
+from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
+
+traits = MethodTraits()
 
 HEAD_ROWS = 512  # rows of logits held at once
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the paper leaves open: which tokens its "token-level cross-entropy" is of."""
+    """What the paper leaves open: the tokens of its "token-level cross-entropy"."""
 
-    # answer: those of the answers, the mean over each answer's tokens, summed over the questions of
-    # a text. The Fisher information of Kwon et al. is that of the task's loss, and the task is to
-    # give the answer; over all tokens the haystack, thousands of tokens to one answer, decides.
-    # all: every token but the first, their mean.
+    # answer: the mean over each answer's tokens, summed over the questions of a text. Kwon et al.
+    # use the loss of the task, and the task is to give the answer; over all tokens the haystack
+    # would dominate, with thousands of tokens per answer. all: the mean over all but the first
+    # token.
     loss_tokens: Literal["answer", "all"] = "answer"
-    # Each layer is computed again in the backward pass, so that one layer's activations are held at
-    # a time.
+    # Recompute each layer in the backward pass, to hold only one layer's activations at a time.
     recompute: bool = True
 
 
 def score_groups(inputs: Inputs) -> Scores:
     results = measure_haystacks(inputs, "fisher", partial(measure_haystack, inputs))
     local_LH, total_LH = add_up(results, "local"), add_up(results, "total")
-    # A head that no loss depends on can lose everything outside the window: it is local.
+    # A head that does not affect the loss loses nothing by a window: it is local.
     score_LH = torch.where(total_LH == 0, 1.0, local_LH / total_LH)
     return Scores.of_heads(score_LH, inputs.num_groups, "local")
 
 
-def measure_haystack(inputs: Inputs, haystack: Haystack) -> dict[str, Any]:
-    """Sums over one text of the saliency (eq. 23) inside the window and in all, [layer][head]."""
-    found: dict[int, tuple[list[float], list[float]]] = {}  # by layer: inside, in all
+def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
+    """Sums of the saliency (eq. 23) over a text, inside the window and in total, [layer][head]."""
+    sums: dict[int, tuple[list[float], list[float]]] = {}  # by layer: inside, total
 
     def collect(
         layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scaling: float, do_HTD: Tensor
@@ -66,7 +67,7 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> dict[str, Any]:
             first, inside_CS = rows.inside(inputs.window_tokens)
             sums_PH[0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
             sums_PH[1] += exact_sum(saliency_HCS)
-        found[layer] = tuple(sums_PH.tolist())
+        sums[layer] = tuple(sums_PH.tolist())
 
     model, settings = inputs.model, inputs.settings
     with frozen(model), recomputing(model, settings.recompute), capturing(model):
@@ -80,15 +81,15 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> dict[str, Any]:
         ).last_hidden_state
         gradient_TD = loss_gradient(model, hidden_BTD[0].detach(), haystack, settings.loss_tokens)
         hidden_BTD.backward(gradient_TD[None])
-    local, total = zip(*(found[layer] for layer in range(inputs.num_layers)), strict=True)
+    local, total = zip(*(sums[layer] for layer in range(inputs.num_layers)), strict=True)
     return {"local": local, "total": total}
 
 
 def loss_gradient(
     model: PreTrainedModel, hidden_TD: Tensor, haystack: Haystack, loss_tokens: str
 ) -> Tensor:
-    """The gradient of the cross-entropy with respect to the last hidden states, a few rows of
-    logits at a time."""
+    """The gradient of the cross-entropy with respect to the last hidden states, computed a few rows
+    of logits at a time."""
     if loss_tokens == "all":
         spans = [range(len(haystack.ids_T) - 1)]
     else:
@@ -108,7 +109,7 @@ def loss_gradient(
 
 @contextmanager
 def frozen(model: PreTrainedModel) -> Iterator[None]:
-    """No parameter gets a gradient inside the block."""
+    """Inside the block no parameter gets a gradient."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.requires_grad_(False)
     try:
@@ -121,8 +122,8 @@ def frozen(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def recomputing(model: PreTrainedModel, wanted: bool) -> Iterator[None]:
-    """Gradient checkpointing of each layer inside the block. transformers' own switch makes the
-    whole model train, and leaves a hook behind."""
+    """Checkpoint the gradients of each layer inside the block. The switch of transformers puts the
+    whole model in training mode and leaves a hook behind."""
     layers: list[Any] = [
         m for m in model.modules() if wanted and isinstance(m, GradientCheckpointingLayer)
     ]
@@ -132,4 +133,4 @@ def recomputing(model: PreTrainedModel, wanted: bool) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the class's is in its place again
+            del layer.forward  # restores the method of the class

@@ -1,9 +1,8 @@
-"""A mask that is there already: a mask.json, or a file of DuoAttention, PruLong, rtp-llm or Hugging
-Face.
+"""An existing mask: a mask.json, or a file of DuoAttention, PruLong, rtp-llm or Hugging Face.
 
-Reals (DuoAttention's and PruLong's TSV) are cut at the ratio's exact budget. A file of zeros and
-ones must have the ratio asked for. The window is the one asked for in either case: a mask may be
-tried at other windows than its own.
+Real numbers (the TSV files of DuoAttention and PruLong) are cut at the ratio's exact budget. A file
+of zeros and ones must have the requested ratio. The window is always the requested one, so a mask
+can be tried with windows other than its own.
 """
 
 import json
@@ -12,26 +11,26 @@ from pathlib import Path
 
 from bosch.masks.formats import Request, import_mask
 from bosch.masks.mask import describe_ratio, read_mask
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.model import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 
-reads_calibration = False
+traits = MethodTraits(reads_calibration=False)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Which file."""
+    """The file."""
 
     path: Path | None = None  # mask.json, full_attention_heads.tsv, headwise_config, config.json
 
 
 def check(settings: Settings) -> None:
     if settings.path is None:
-        raise UserError("--method from_file needs --path: the mask.json or foreign file to take.")
+        raise UserError("--method from_file needs --path: a mask.json or another mask file.")
     if not settings.path.is_file():
-        raise MissingFileError(f"--path {settings.path} does not exist.")
+        raise MissingFileError(f"--path {settings.path} does not exist; name a mask file.")
 
 
 def select(inputs: Inputs) -> Selection:
@@ -42,7 +41,7 @@ def select(inputs: Inputs) -> Selection:
     if kind == "mask":
         record = read_mask(path, inputs.model_info)
         if (made_for := record.mask.window_tokens) != window:
-            notes = (f"{path} was made for a window of {made_for} tokens; here it is {window}",)
+            notes = (f"{path} was made for a window of {made_for} tokens; using it with {window}",)
         details, drawn = {"made_by": record.method}, False
     else:
         ratio = inputs.ratio if kind == "duo" else None
@@ -50,12 +49,12 @@ def select(inputs: Inputs) -> Selection:
         record, notes = import_mask(path, kind, inputs.model_info, request)
         details, drawn = dict(record.settings), record.seed is not None
     mask = record.mask
-    # Zeros and ones leave nothing to choose. A ratio is always asked for, if only by default.
+    # Zeros and ones leave nothing to choose, and there is always a requested ratio.
     if not mask.meets(inputs.ratio):
-        asked = describe_ratio(inputs.ratio, mask.num_layers, mask.num_groups, mask.unit)
+        requested = describe_ratio(inputs.ratio, mask.num_layers, mask.num_groups, mask.unit)
         raise UserError(
-            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but {asked}"
-            f"; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
+            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but "
+            f"{requested}; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
         )
     mask = replace(mask, window_tokens=window)
     details["path_xxh3"] = hash_file(path)
@@ -63,17 +62,17 @@ def select(inputs: Inputs) -> Selection:
 
 
 def kind_of(path: Path) -> str:
-    """What a file is, from what stands in it."""
+    """The format of a file, recognized by its content."""
     if path.suffix == ".tsv":
         return "duo"
     try:
         content = read_json_object(path)
-    except ValueError as error:
+    except UserError as error:
         if path.suffix == ".json":
             raise
-        raise UserError(f"{path} is neither a .tsv of reals nor a JSON file.") from error
+        raise UserError(f"{path} is neither a .tsv file of numbers nor a JSON file.") from error
     if "z" in content:
         return "mask"
-    if "headwise_config" in content:  # the config.json around it may list layer_types as well
+    if "headwise_config" in content:  # its config.json may list layer_types as well
         return "headwise"
     return "layer_types" if "layer_types" in content else "headwise"

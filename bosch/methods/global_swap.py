@@ -1,31 +1,32 @@
-"""The control for BOSCH: no layers, no stages; swaps over all groups from the best static ranking.
+"""The control for BOSCH: swaps over all groups from the best static ranking, without stages.
 
 It gets as many evaluations as `bosch` plans with the same kappa.
 """
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
-from bosch.search import stages
-from bosch.search.finish import finish
-from bosch.search.search import open_search
 from bosch.search.settings import StageSettings
 
-searches = True
+traits = MethodTraits(searches=True)
 check = check_guides
 
 
 @dataclass(frozen=True)
 class Settings(GuidedSettings):
-    """Those of a search with a start."""
+    """Those of a guided search."""
 
 
 def select(inputs: Inputs) -> Selection:
+    from bosch.search import stages  # imports torch
+    from bosch.search.finish import finish
+    from bosch.search.search import open_search
+
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
-        plan = stages.plan_evaluations(search, StageSettings(kappa=settings.kappa))
-        evaluations = max(1, sum(plan.values()) - len(settings.rankings))
+        planned = stages.count_evaluations(search, StageSettings(kappa=settings.kappa))
+        evaluations = max(1, sum(planned.values()) - len(settings.rankings))
         search.announce({"swaps": evaluations})
         with search.until_ended():
             groups, guides = search.all_groups(), make_guides()

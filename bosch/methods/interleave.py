@@ -1,14 +1,12 @@
-"""Full attention in evenly spaced layers, the last of each period, the window elsewhere (INTR).
+"""Full attention in evenly spaced layers, the last of each period (INTR).
 
-At a ratio of 0.75 layers 3, 7, 11 ... stay full, as in models that are trained with such a pattern.
-Where the ratio does not divide the layers, periods differ by one layer at most.
+At a ratio of 0.75 layers 3, 7, 11 ... stay full, as in models trained with such a pattern. Where
+the ratio does not divide the layers, periods differ by at most one layer.
 """
 
-from bosch.masks.mask import Unit
-from bosch.method import Inputs, NoSettings, Selection
+from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 
-unit: Unit = "layer"
-reads_calibration = False
+traits = MethodTraits(unit="layer", reads_calibration=False)
 Settings = NoSettings
 
 
@@ -18,8 +16,8 @@ def select(inputs: Inputs) -> Selection:
 
 
 def full_layers(num_layers: int, num_full: int) -> set[int]:
-    """Layer i is full where the count of full layers due by then, i * num_full / num_layers, passes
-    a whole number.
+    """Layer i is full if i * num_full / num_layers, the full layers due so far, passes a whole
+    number at it.
     """
     return {
         layer

@@ -1,27 +1,26 @@
-"""Scalar gates with an L1 term, and the lowest go on the window: the control in ConSA's paper.
+"""Scalar gates learned with an L1 term, the lowest get the window: the control in ConSA's paper.
 
-As ConSA, but a gate is a plain number between 0 and 1, nothing ties the gates to the ratio, and
+Like ConSA, but a gate is a plain number between 0 and 1, nothing ties the gates to the ratio, and
 they are only ranked (its ablation "w/o L0-Lagrangian", after LoZA; the weight of the term is
-DuoAttention's). The paper found such gates almost alike in all layers.
+DuoAttention's). The paper found such gates almost equal in all layers.
 """
 
 from dataclasses import dataclass
 
 from bosch.config import at_least
 from bosch.gates.scalar import ScalarGates
-from bosch.method import Inputs, Selection
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._gates import GateSettings, learn
 
-learns_from_tokens = True
-reads_calibration = False
+traits = MethodTraits(reads_calibration=False, learns_from_tokens=True)
 
 
 @dataclass(frozen=True)
 class Settings(GateSettings):
-    """Of learned gates without a constraint."""
+    """Settings of gates learned without a constraint."""
 
-    gate_learning_rate: float = 0.02  # peak; DuoAttention's, the paper gives none
-    l1_weight: float = 0.05  # of the mean gate, beside the loss
+    gate_learning_rate: float = 0.02  # peak; DuoAttention's, since the paper gives none
+    l1_weight: float = 0.05  # weight of the mean gate, added to the loss
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,11 +1,10 @@
-"""Proxy attention: the share of key blocks a head needs, in the order of a proxy head, to hold most
-of its mass.
+"""Proxy attention: the share of key blocks, in the order of a proxy head, that hold most of a
+head's mass.
 
 Equations 11 to 14 of the paper; a small share is local. (Under equation 14 the paper calls a large
-share local, and then ranks in ascending order: the order is what fits "fewer blocks".) The share
-says how concentrated a head is, not how near it looks: one that copies from a single far block is
-local by it. A row's blocks are counted from the start of the text, the last one cut at the row's
-own token.
+share local, but then ranks in ascending order, which fits "fewer blocks".) The share says how
+concentrated a head is, not how near it looks: a head that copies from a single far block counts as
+local. Blocks are counted from the start of the text, and the last one ends at the row's own token.
 """
 # H query heads, G kv heads, P proxy heads, T tokens, C rows of a chunk, S keys, K blocks, D head
 # size
@@ -17,24 +16,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bosch.config import at_least
-from bosch.method import Inputs, Scores
-from bosch.methods._statistics import Rows, attention_rows, mean_over_rows
+from bosch.method import Inputs, MethodTraits, Scores
+from bosch.methods._statistics import AttentionRows, attention_rows, mean_over_rows
 from bosch.run.errors import UserError
+
+traits = MethodTraits()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the paper leaves open: it says one proxy head, not which; neither block size nor the
-    share of mass."""
+    """What the paper leaves open: which head is the proxy, the block size, the share of mass."""
 
-    # Query heads of each layer whose maximum ranks the blocks. The paper has one a layer; the first
-    # is as good as any without a criterion to choose by, and needs no look at the data.
+    # Query heads of each layer whose maximum ranks the blocks. The paper has one per layer; without
+    # a criterion, the first is as good as any.
     proxy_heads: tuple[int, ...] = (0,)
-    # Tokens of a block. None: an eighth of the window (128 at the paper's 1,024, the usual block of
+    # Tokens per block. None: an eighth of the window (128 at the paper's 1,024, the usual block of
     # sparse attention), so that the score keeps its resolution at small windows.
     block_tokens: int | None = None
-    # The paper's gamma. At 0.95 a head's tail of diffuse attention does not decide; at 1 every head
-    # would need every block.
+    # The paper's gamma. At 0.95 a head's diffuse tail does not matter; at 1 every head would need
+    # every block.
     mass_share: float = 0.95
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Settings:
         if not 0 < self.mass_share <= 1:
             raise UserError(f"proxy.mass_share is {self.mass_share}, it must be in (0, 1].")
         if not self.proxy_heads or min(self.proxy_heads) < 0:
-            raise UserError(f"proxy.proxy_heads are {self.proxy_heads}; name one or more, from 0.")
+            raise UserError(f"proxy.proxy_heads is {self.proxy_heads}; name one or more, from 0.")
 
 
 def score_groups(inputs: Inputs) -> Scores:
@@ -51,7 +51,7 @@ def score_groups(inputs: Inputs) -> Scores:
     if max(settings.proxy_heads) >= inputs.num_heads:
         raise UserError(
             f"proxy.proxy_heads names head {max(settings.proxy_heads)}, but {inputs.model_info} "
-            f"has {inputs.num_heads} query heads a layer."
+            f"has {inputs.num_heads} query heads per layer, counted from 0."
         )
 
     def needed_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
@@ -64,14 +64,16 @@ def score_groups(inputs: Inputs) -> Scores:
     return Scores.of_heads(share_LH, inputs.num_groups, "global")
 
 
-def needed_blocks(rows: Rows, settings: Settings, block_tokens: int) -> Tensor:
-    """(H, C): of a row's blocks, best first by the proxy, the share a head needs for its mass."""
+def needed_blocks(rows: AttentionRows, settings: Settings, block_tokens: int) -> Tensor:
+    """(H, C): the share of a row's blocks, in the proxy's order, that hold `mass_share` of the
+    mass.
+    """
     proxy_CS = rows.weights_HCS[list(settings.proxy_heads)].amax(0)
     mass_HCK = _block_sums(rows.weights_HCS, block_tokens)
     proxy_CK = _block_sums(proxy_CS, block_tokens)
     num_blocks_C1 = rows.queries_C1() // block_tokens + 1
     blocks_K = torch.arange(proxy_CK.shape[-1], device=proxy_CK.device)
-    proxy_CK = proxy_CK.masked_fill(blocks_K >= num_blocks_C1, -1)  # behind the row: last
+    proxy_CK = proxy_CK.masked_fill(blocks_K >= num_blocks_C1, -1)  # after the row: last
     order_CK = proxy_CK.argsort(dim=-1, descending=True, stable=True)
     reached_HCK = mass_HCK.gather(-1, order_CK.expand_as(mass_HCK)).cumsum(-1)
     wanted_HC1 = settings.mass_share * reached_HCK[..., -1:]

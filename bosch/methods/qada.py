@@ -1,10 +1,10 @@
-"""Query-adaptive attention criterion: local mass of attention against a Gaussian estimate of the
-rest.
+"""Query-adaptive attention criterion (QAdA): attention mass in the window against an estimate of
+the rest.
 
-Equations 15 to 19 of the paper. The estimate needs mean and covariance of the keys just before the
-window along the query only, and q'Sq is the variance of the scores q'k: no covariance matrix is
-made, and of each row only the band of window and buffer is computed. A row that sees no more than
-its window has all its mass inside.
+Equations 15 to 19 of the paper. The Gaussian estimate needs the mean and covariance of the keys
+just before the window only along the query, and q'Sq is the variance of the scores q'k: no
+covariance matrix is built, and only the band of window and buffer is computed for each row. A row
+that sees no more than its window has all its mass inside.
 """
 # H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 
 from bosch.config import at_least
-from bosch.method import Inputs, Scores
+from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import chunks, mean_over_rows, row_scores
+
+traits = MethodTraits()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the paper leaves open: it calls the buffer small, and says no number."""
+    """What the paper leaves open: it calls the buffer small, without a number."""
 
-    # Keys before the window from which mean and variance are estimated. None: a quarter of the
-    # window (256 at the paper's 1,024): small against it, and still enough for a variance.
+    # Keys before the window that give mean and variance. None: a quarter of the window (256 at the
+    # paper's 1,024), which is small and still enough for a variance.
     buffer_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -37,7 +39,7 @@ def score_groups(inputs: Inputs) -> Scores:
 
     def local_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         num_heads, num_tokens, _ = q_HTD.shape
-        sees_all = min(window, num_tokens)  # the first rows: a share of 1 each
+        sees_all = min(window, num_tokens)  # the first rows have a share of 1 each
         total_H = torch.full((num_heads,), sees_all, dtype=torch.float64, device=q_HTD.device)
         far_HTD = q_HTD[:, sees_all:]
         for start, stop in chunks(far_HTD, inputs.chunk_elements, window + buffer):
@@ -53,7 +55,7 @@ def score_groups(inputs: Inputs) -> Scores:
 def local_share(
     q_HTD: Tensor, k_GTD: Tensor, scaling: float, start: int, stop: int, window: int, buffer: int
 ) -> Tensor:
-    """(H, C): the estimated share of mass in the window, for rows that see more than it."""
+    """(H, C): the estimated share of mass in the window, for rows that see beyond it."""
     first = max(0, start - window - buffer + 1)
     scores_HCS = row_scores(q_HTD[:, start:stop], k_GTD[:, first:stop], scaling)
     queries_C1 = torch.arange(start, stop, device=q_HTD.device)[:, None]

@@ -1,13 +1,13 @@
-"""Random groups on the window, drawn by the seed: the control for every method over groups.
+"""Random groups on the window, drawn by the seed: the control for methods over groups.
 
-Masks of one seed are nested: what a small ratio windows, a larger one windows too.
+Masks of one seed are nested: a larger ratio windows all the groups of a smaller one.
 """
 
 import random
 
-from bosch.method import Inputs, NoSettings, Selection
+from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 
-reads_calibration = False
+traits = MethodTraits(reads_calibration=False)
 Settings = NoSettings
 
 

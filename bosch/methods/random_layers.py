@@ -1,12 +1,10 @@
-"""Random whole layers on the window (RAND), drawn by the seed; the paper averages three."""
+"""Random whole layers on the window (RAND), drawn by the seed; the paper averages three draws."""
 
 import random
 
-from bosch.masks.mask import Unit
-from bosch.method import Inputs, NoSettings, Selection
+from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 
-unit: Unit = "layer"
-reads_calibration = False
+traits = MethodTraits(unit="layer", reads_calibration=False)
 Settings = NoSettings
 
 

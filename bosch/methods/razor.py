@@ -1,41 +1,43 @@
-"""Razor attention: how much a head looks back at the earlier copies of a repeated random text.
+"""Razor attention: how much a head attends to earlier copies of a repeated random text.
 
 Equations 20 to 22 of the paper; a small score is local. The probe is a block of K random tokens,
-four times over. Echo: attention to the token's previous occurrence. Induction: to the token that
-followed it there. Of the calibration texts only the length is used, and the tokens they have where
-the model is without a tokenizer.
+repeated four times. Echo is attention to the token's previous occurrence; induction is attention to
+the token that followed it there. Of the calibration texts only the length is used, and their tokens
+if the model has no tokenizer.
 """
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bosch.config import MaskConfig, at_least
-from bosch.method import Inputs, Scores
-from bosch.methods._examples import measure_each
+from bosch.method import Inputs, MethodTraits, Scores
+from bosch.methods._examples import Result, measure_each
 from bosch.methods._statistics import add_up, attention_rows, per_layer
 from bosch.run.errors import UserError
+
+traits = MethodTraits()
 
 REPEATS = 4
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the paper leaves open, and where its text and its equation disagree."""
+    """What the paper leaves open, or where its text and its equation disagree."""
 
-    # K as a share of an example's length: a quarter, as the paper has it.
+    # K as a share of an example's length: a quarter, as in the paper.
     razor_recent_share: float = MaskConfig.razor_recent_share
-    # Which key induction looks at. text: the one behind the earlier occurrence, m + 1 - K, as the
-    # paper's text and RazorAttention define it, and as induction heads work. equation: m - 1 - K,
-    # as equation 20 prints it, the one before.
+    # The key that induction looks at. text: the one after the earlier occurrence, m + 1 - K, as the
+    # paper's text and RazorAttention define it, and as induction heads work. equation: the one
+    # before, m - 1 - K, as equation 20 prints it.
     induction: Literal["text", "equation"] = "text"
-    # Over which heads z-scores are taken. model: all, because groups of all layers are ranked
-    # against each other. layer: those of the same layer.
+    # The heads over which z-scores are computed. model: all, because groups of all layers are
+    # ranked against each other. layer: those of the same layer.
     population: Literal["model", "layer"] = "model"
-    # Random texts; the attention to echo and induction is averaged over them. The paper has one.
+    # Number of random texts to average echo and induction over. The paper uses one.
     probes: int = 1
 
     def __post_init__(self) -> None:
@@ -52,10 +54,10 @@ def score_groups(inputs: Inputs) -> Scores:
     block_tokens = int(settings.razor_recent_share * inputs.calibration.longest)
     if block_tokens < 2:
         raise UserError(
-            f"razor: a block of {block_tokens} tokens repeats nothing; the longest calibration "
-            f"text has {inputs.calibration.longest} tokens, so make them longer."
+            f"razor: a block of {block_tokens} tokens is too short; the longest calibration text "
+            f"has {inputs.calibration.longest} tokens. Build a set with longer texts."
         )
-    # From a key to the query, for the two patterns.
+    # Distance from key to query for the two patterns.
     echo_lag = block_tokens
     induction_lag = block_tokens - 1 if settings.induction == "text" else block_tokens + 1
 
@@ -65,11 +67,11 @@ def score_groups(inputs: Inputs) -> Scores:
             for column, lag in enumerate((echo_lag, induction_lag)):
                 queries_N = rows.queries_C1()[:, 0]
                 queries_N = queries_N[queries_N >= max(lag, block_tokens)]
-                found_HN = rows.weights_HCS[:, queries_N - rows.start, queries_N - lag]
-                sums_H2[:, column] += found_HN.sum(-1, dtype=torch.float64)
+                weights_HN = rows.weights_HCS[:, queries_N - rows.start, queries_N - lag]
+                sums_H2[:, column] += weights_HN.sum(-1, dtype=torch.float64)
         return sums_H2
 
-    def measure(index: int) -> dict[str, Any]:
+    def measure(index: int) -> Result:
         ids_T = probe_tokens(inputs, block_tokens, index)
         sums_LH2 = per_layer(inputs, ids_T, mass_at_lags)
         return {"echo": sums_LH2[..., 0].tolist(), "induction": sums_LH2[..., 1].tolist()}
@@ -86,7 +88,7 @@ def score_groups(inputs: Inputs) -> Scores:
 
 
 def probe_tokens(inputs: Inputs, block_tokens: int, index: int) -> Tensor:
-    """A block of random tokens, none of them special, four times over."""
+    """A block of random ordinary tokens, repeated four times."""
     ordinary = ordinary_tokens(inputs)
     generator = torch.Generator().manual_seed(inputs.seed * 1_000_003 + index)
     drawn = torch.randint(len(ordinary), (block_tokens,), generator=generator)
@@ -94,9 +96,9 @@ def probe_tokens(inputs: Inputs, block_tokens: int, index: int) -> Tensor:
 
 
 def ordinary_tokens(inputs: Inputs) -> Tensor:
-    """Ids that text has, rising: the tokenizer's without those that were added to it, else those of
-    the calibration texts. A vocabulary has more, of which a model has learned little or nothing:
-    control tokens, those kept in reserve, and rows that fill it up."""
+    """Sorted ids of tokens that occur in text: those of the tokenizer without the added ones, or of
+    the calibration texts if there is no tokenizer. A vocabulary has more, which a model has hardly
+    learned: control tokens, reserved tokens and padding rows."""
     config, tokenizer = inputs.model.config, inputs.load_tokenizer()
     if tokenizer is None:
         known = set(torch.cat([text.ids_T for text in inputs.calibration.haystacks]).tolist())
@@ -109,7 +111,7 @@ def ordinary_tokens(inputs: Inputs) -> Tensor:
 
 
 def z_scores(values_LH: Tensor, over: tuple[int, ...]) -> Tensor:
-    """Deviations from the mean in standard deviations of the population; 0 where all are alike."""
+    """Deviations from the mean in standard deviations of the population; 0 if all are equal."""
     deviation_LH = values_LH - values_LH.mean(over, keepdim=True)
     spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
     return torch.where(spread > 0, deviation_LH / spread, 0.0)

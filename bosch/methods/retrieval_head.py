@@ -1,34 +1,36 @@
 """Retrieval heads: the share of answer tokens that a head copies from the needle.
 
-A head copies an answer token when its strongest attention, in the row that predicts the token, is
-on that very token inside the needle (Wu et al. 2024, "Retrieval Head Mechanistically Explains
+A head copies an answer token if its strongest attention, in the row that predicts the token, is on
+that same token inside the needle (Wu et al. 2024, "Retrieval Head Mechanistically Explains
 Long-Context Factuality"). They count over greedy generation; here the right answer is given, which
 is the same wherever the model answers right. A large share is global.
 """
 # L layers, H query heads, G kv heads, T tokens, S keys, D head size, N answer tokens
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.method import Inputs, Scores, as_table
-from bosch.methods._examples import measure_haystacks
+from bosch.method import Inputs, MethodTraits, Scores, as_table
+from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, per_layer, single_rows
+
+traits = MethodTraits()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the heads of a group become one number."""
+    """How the scores of a group's heads are combined."""
 
-    # mean: as for the paper's static methods. max: one retrieval head makes the group global.
+    # mean: as in the paper's static methods. max: one retrieval head makes the group global.
     pool: Literal["mean", "max"] = "mean"
 
 
 def score_groups(inputs: Inputs) -> Scores:
-    def measure(haystack: Haystack) -> dict[str, Any]:
+    def measure(haystack: Haystack) -> Result:
         rows, copies_NS = copy_targets(haystack)
 
         def copied(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
@@ -49,7 +51,7 @@ def score_groups(inputs: Inputs) -> Scores:
 
 
 def copy_targets(haystack: Haystack) -> tuple[list[int], Tensor]:
-    """The rows that predict answer tokens, and for each at which keys the token stands in the
+    """The rows that predict answer tokens, and for each the keys at which that token occurs in the
     needle (N, T)."""
     rows: list[int] = []
     copies = []

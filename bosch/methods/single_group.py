@@ -1,40 +1,39 @@
-"""Each group windowed alone: the drop of the answers' mean log-probability, the plain black-box
-ranking.
+"""Each group windowed alone: how much the mean log-probability of the answers drops.
 
-No equation of attention is read: every calibration text once for each group, from its layer on, and
-once in the dense model. A large drop is global; a negative one says that the window helps.
+This black-box ranking uses no attention weights. Each calibration text runs once in the dense model
+and once for each group, from its layer on. A large drop is global; a negative one means that the
+window helps.
 """
 # L layers, G groups a layer
-
-from typing import Any
 
 import torch
 
 from bosch.calibration import Calibration, Haystack
-from bosch.method import Inputs, NoSettings, Scores, as_table
-from bosch.methods._examples import measure_haystacks
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores, as_table
+from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up
 from bosch.search.scorer import Scorer
 
+traits = MethodTraits()
 Settings = NoSettings
 
 
 def score_groups(inputs: Inputs) -> Scores:
     shape = inputs.num_layers, inputs.num_groups
 
-    def measure(haystack: Haystack) -> dict[str, Any]:
+    def measure(haystack: Haystack) -> Result:
         z = [[1] * shape[1] for _ in range(shape[0])]
         scorer = Scorer(inputs.model, Calibration([haystack]), inputs.window_tokens)
 
         def log_probability() -> float:
-            """The mean of each answer's tokens, summed over the questions."""
+            """The mean over each answer's tokens, summed over the questions."""
             answers, _ = scorer.score(tuple(map(tuple, z)), [0])
             pairs = zip(answers[0], haystack.questions, strict=True)
             return sum(one.log_probability / len(question.answer) for one, question in pairs)
 
         dense = log_probability()
         drops_LG = torch.zeros(shape, dtype=torch.float64)
-        for layer in reversed(range(shape[0])):  # what lies below is computed once
+        for layer in reversed(range(shape[0])):  # the layers below are computed once
             for group in range(shape[1]):
                 z[layer][group] = 0
                 drops_LG[layer, group] = dense - log_probability()

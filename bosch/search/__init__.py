@@ -1,4 +1,4 @@
-"""The machinery of BOSCH: what a mask is worth, and how the best one is looked for."""
+"""The search of BOSCH: scoring masks, and searching for the best one."""
 
 from bosch.search.ratios import allocate_ratios
 from bosch.search.subproblems import Subproblem, plan_subproblems

@@ -1,12 +1,12 @@
-"""The objective of a search: a mask in, its value out, each evaluation in the journal before the
-search goes on.
+"""The objective of a search: it takes a mask, returns its value, and writes each evaluation to the
+journal before the search continues.
 
-    with open_objective(context, "accuracy", {"kappa": 100}) as objective:
+    with open_objective(inputs, "accuracy", {"kappa": 100}) as objective:
         with objective.tracking("stage 1", planned=224):
             value = objective(z, threshold=best.value, stage="stage 1, layer 7")
 
-A search is deterministic given the values, so that one that was killed goes on from its journal as
-if it had never been. With several ranks each runs the whole search, and every call is collective.
+Given the values, a search is deterministic: after a kill it replays its journal and continues as if
+nothing had happened. With several ranks each runs the whole search, and every call is collective.
 """
 
 import math
@@ -14,37 +14,37 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from bosch.calibration import Calibration
 from bosch.method import Inputs
 from bosch.run.group import agree, gather, joined, rank_and_size
 from bosch.run.progress import Bar, track
-from bosch.search.journal import Journal, Line, texts_of
+from bosch.search.journal import Journal, Line, z_to_texts
 from bosch.search.memo import Memo, locate_memo, scoring_facts
 from bosch.search.objective import (
     Means,
-    Rows,
     SearchEnded,
     Value,
+    Z,
     check_objective,
     rounded,
     weighted,
 )
-from bosch.search.scorer import Accelerations, Answer, Scorer
+from bosch.search.scorer import Answer, Scorer
+from bosch.search.settings import Accelerations
 
-NEWEST_SHARE = 0.3  # of the newest loss in what is expected of a text
+NEWEST_SHARE = 0.3  # weight of the newest loss in the moving average of a text's losses
 PERFECT = Answer(True, 0.0)
 
 
 @dataclass
 class Cost:
-    """What a search has spent, over all attempts and ranks."""
+    """The cost of a search, over all attempts and ranks."""
 
     computed: int = 0  # evaluations that ran the model
     texts: int = 0  # texts they ran it on
-    layer_forwards: float = 0.0  # layers x texts, parts of a layer by their share (layers.py)
-    evaluation_seconds: float = 0.0  # on the clock
+    layer_forwards: float = 0.0  # layers x texts; a part of a layer counts its share (layers.py)
+    evaluation_seconds: float = 0.0  # wall time
 
     def add(self, line: Line) -> None:
         self.computed += not line["cached"]
@@ -57,15 +57,15 @@ class Cost:
 def open_objective(
     inputs: Inputs,
     name: str,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     accelerations: Accelerations | None = None,
     max_evaluations: int | None = None,
     max_hours: float | None = None,
 ) -> "Iterator[MaskObjective]":
-    """The objective of a method's context, with its journal in the stage's folder.
+    """The objective for a method's inputs, with its journal in the stage's folder.
 
-    facts: what decides the method's way beside model, calibration set, window, ratio and seed; a
-    journal of others is refused. The limits are none of them: they do not change its way.
+    facts: what determines the course of the search besides model, calibration set, window, ratio
+    and seed. A journal with other facts is refused. The limits are not facts: they only end it.
     """
     check_objective(name)
     accelerations = accelerations or Accelerations()
@@ -89,9 +89,7 @@ def open_objective(
 
 
 class MaskObjective:
-    """A mask's score. Collective: with several ranks each of them calls it with the same masks, in
-    the same order.
-    """
+    """Scores masks. Collective: every rank calls it with the same masks in the same order."""
 
     def __init__(
         self,
@@ -110,19 +108,20 @@ class MaskObjective:
         self._scorer, self._memo = scorer, memo or Memo(None, {})
         self._max_evaluations, self._max_hours = max_evaluations, max_hours
         self._began, self._earlier_seconds = time.monotonic(), 0.0
-        self._asked: set[Rows] = set()
-        self._known: dict[Rows, Value] = {}  # exact, or the lowest bound so far
+        self._scored: set[Z] = set()
+        self._known: dict[Z, Value] = {}  # exact, or the lowest bound so far
         self._expected_losses = [0.0] * scorer.num_texts
         self._number = 0
         self._bar: Bar | None = None
-        self._counts: Callable[[Rows], bool] = lambda z: True
+        self._counts: Callable[[Z], bool] = lambda z: True
         self._best = -math.inf  # since tracking began
 
-    def __call__(self, z: Rows, threshold: float | None = None, stage: str = "") -> Value:
-        """threshold None: exact. Else it may stop as soon as the value cannot exceed the threshold.
+    def __call__(self, z: Z, threshold: float | None = None, stage: str = "") -> Value:
+        """Without a threshold the value is exact. With one, the evaluation may stop as soon as the
+        value cannot exceed it.
 
-        Accept a mask where `value > threshold`, and use the value of one that ended early for
-        nothing else: how far below it stops depends on what makes the search fast.
+        Accept a mask if `value > threshold`. Do not use the value of one that stopped early for
+        anything else: where it stops depends on the accelerations.
         """
         known = self._known.get(z) if self._scorer.accelerations.memo else None
         if known and (known.exact or (threshold is not None and known.value <= threshold)):
@@ -138,26 +137,26 @@ class MaskObjective:
         return self._note(z, line, replayed)
 
     def evaluations(self) -> int:
-        """Distinct masks scored by this search, those ended early and probes included, repetitions
-        not. What other searches left in the memo on the disk does not change it.
+        """Number of distinct masks scored by this search, including probes and those stopped early.
+        Scores that other searches left in the memo on disk count too.
         """
-        return len(self._asked)
+        return len(self._scored)
 
     def seconds(self) -> float:
-        """Since the search began; of earlier attempts only their evaluations are known."""
+        """Time since the search began. Of earlier attempts only the evaluations count."""
         return round(self._earlier_seconds + time.monotonic() - self._began, 3)
 
-    def score_plainly(self, z: Rows) -> Value:
-        """Once more, with no acceleration; neither counted nor in the journal."""
-        return self._value(self._run(self._scorer.plainly(), z, None)[0])
+    def score_unaccelerated(self, z: Z) -> Value:
+        """Score once more without accelerations. Not counted, and not in the journal."""
+        return self._value(self._run(self._scorer.unaccelerated(), z, None)[0])
 
     @contextmanager
     def tracking(
-        self, title: str, planned: int, counts: Callable[[Rows], bool] = lambda z: True
+        self, title: str, planned: int, counts: Callable[[Z], bool] = lambda z: True
     ) -> Iterator[None]:
-        """Show the evaluations in this block: done, planned, the best so far, speed, time left.
+        """Show progress in this block: evaluations done and planned, best value, speed, time left.
 
-        counts: which masks may be the best, where not all meet their quota.
+        counts: which masks may count as the best, where some miss their quota.
         """
         with track(title, planned, "evaluations") as bar:
             self._bar, self._counts, self._best = bar, counts, -math.inf
@@ -168,10 +167,10 @@ class MaskObjective:
 
     # ------------------------------------------------------------------------------- one evaluation
 
-    def _evaluate(self, z: Rows, threshold: float | None, stage: str) -> Line:
+    def _evaluate(self, z: Z, threshold: float | None, stage: str) -> Line:
         began, use = time.monotonic(), self._scorer.accelerations
         known = None
-        if use.memo:  # from a way that this search has left, or from another search
+        if use.memo:  # from a part of the journal that no longer applies, or from another search
             strayed = self.journal.strayed.get(z)
             known = self._memo.get(z) if strayed is None else means_of(strayed)
         answers: dict[int, list[Answer]] = {}
@@ -182,7 +181,7 @@ class MaskObjective:
         return {
             "number": self._number + 1,
             "stage": stage,
-            "z": texts_of(z),
+            "z": z_to_texts(z),
             "threshold": threshold,
             **vars(value),
             "examples": sum(map(len, answers.values())),
@@ -193,15 +192,16 @@ class MaskObjective:
         }
 
     def _run(
-        self, scorer: Scorer, z: Rows, threshold: float | None
+        self, scorer: Scorer, z: Z, threshold: float | None
     ) -> tuple[dict[int, list[Answer]], float]:
-        """The answers in the texts of all ranks, and their work. With a threshold texts come one by
-        one, a round on every rank, until no answer to those left could lift the value above it;
-        first those that are expected to cost most.
+        """The answers in the texts of all ranks, and the layer-forwards they took.
+
+        With a threshold, each rank runs one text per round, the one with the highest expected loss
+        first, until no answers to the rest could lift the value above the threshold.
         """
-        rounds = [sorted(scorer.mine)]
+        rounds = [sorted(scorer.texts)]
         if threshold is not None:
-            order = sorted(scorer.mine, key=lambda text: (-self._expected_losses[text], text))
+            order = sorted(scorer.texts, key=lambda text: (-self._expected_losses[text], text))
             num_rounds = -(-scorer.num_texts // rank_and_size()[1])
             rounds = [order[number : number + 1] for number in range(num_rounds)]
         answers: dict[int, list[Answer]] = {}
@@ -215,7 +215,7 @@ class MaskObjective:
         return answers, work
 
     def _value(self, answers: Mapping[int, list[Answer]]) -> Value:
-        """Exact if all texts are there, else what it is if all others are answered perfectly."""
+        """Exact if all texts are there. Otherwise an upper bound: all others answered perfectly."""
         every = [answer for text in sorted(answers) for answer in answers[text]]
         left = self.num_examples - len(every)
         value = self._exact_value(_means(every + [PERFECT] * left))
@@ -225,14 +225,14 @@ class MaskObjective:
         return Value(rounded(weighted(self.name, *means)), True, *means)
 
     def _loss(self, answers: list[Answer]) -> float:
-        """What a text's questions fall short of."""
+        """How far a text's questions are from perfect answers."""
         best, got = weighted(self.name, *_means([PERFECT])), weighted(self.name, *_means(answers))
         return round(len(answers) * (best - got), 4)
 
     # ------------------------------------------------------------------------------------ the state
 
-    def _note(self, z: Rows, line: Line, replayed: bool) -> Value:
-        """Everything a call leaves behind; from a line of the journal the same as computed."""
+    def _note(self, z: Z, line: Line, replayed: bool) -> Value:
+        """Update the state after a call. A replayed line has the same effect as a computed one."""
         value = Value(**{name: line[name] for name in Value.__dataclass_fields__})
         self._number = line["number"]
         self.cost.add(line)
@@ -242,23 +242,23 @@ class MaskObjective:
         known = self._known.get(z)
         if known is None or not known.exact:
             self._known[z] = value
-        if self._bar is not None and z not in self._asked:
+        if self._bar is not None and z not in self._scored:
             if value.exact and value.value > self._best and self._counts(z):
                 self._best = self._bar.figures["best"] = value.value
             (self._bar.skip if replayed else self._bar.advance)()
-        self._asked.add(z)
+        self._scored.add(z)
         if replayed:
             self._earlier_seconds += line["seconds"]
         return value
 
-    def _end_if_spent(self, z: Rows) -> None:
-        used, most = len(self._asked), self._max_evaluations
-        if most is not None and used >= most and z not in self._asked:
-            raise SearchEnded(f"--max-evaluations {most} are used")
+    def _end_if_spent(self, z: Z) -> None:
+        used, most = len(self._scored), self._max_evaluations
+        if most is not None and used >= most and z not in self._scored:
+            raise SearchEnded(f"--max-evaluations {most} is reached")
         if (hours := self._max_hours) is not None:
-            self.out_of_time = agree(self.seconds() >= hours * 3600)  # one clock decides
+            self.out_of_time = agree(self.seconds() >= hours * 3600)  # rank 0's clock decides
             if self.out_of_time:
-                raise SearchEnded(f"--max-hours {hours:g} are over")
+                raise SearchEnded(f"--max-hours {hours:g} is reached")
 
 
 def means_of(line: Line) -> Means:

@@ -1,4 +1,4 @@
-"""The end of a search: its mask, scored once more with no acceleration, its record and picture."""
+"""The end of a search: its mask, scored once more without accelerations, its record and picture."""
 
 from dataclasses import asdict
 
@@ -7,27 +7,29 @@ from bosch.method import Selection
 from bosch.run.fingerprint import plain
 from bosch.run.group import is_first
 from bosch.run.progress import say
-from bosch.search.objective import Rows, Value, rounded
-from bosch.search.optimizers._interface import mend
+from bosch.search.objective import Value, Z, rounded
+from bosch.search.optimizers._interface import repair
 from bosch.search.pictures import draw_search
 from bosch.search.search import Search
 
 
 def finish(search: Search) -> Selection:
-    """The last stage's mask, or an earlier one that meets the budget and scores more. Of a search
-    that was cut short the best so far, else the present mask, mended.
+    """The last stage's mask, or an earlier one that meets the budget and scores higher. A search
+    that was cut short ends with the best mask so far, or else with the current mask, repaired.
     """
     objective, anchors, best = search.objective, search.anchors, search.best
     if search.cut_short:
-        search.z = best[1] if best else _mended(search)
+        search.z = best[1] if best else _repaired(search)
     assert sum(row.count(0) for row in search.z) == search.budget
-    final = objective.score_plainly(search.z)
+    final = objective.score_unaccelerated(search.z)
     if search.settings.keep_best and best and best[1] != search.z:
-        earlier = objective.score_plainly(best[1])  # alike: accelerations may round otherwise
+        earlier = objective.score_unaccelerated(
+            best[1]
+        )  # likewise: accelerations round differently
         if earlier.value > final.value:
             say(
-                f"the last stage ended at {final.value:.4g}; an earlier mask that meets the "
-                f"budget has {earlier.value:.4g} and is kept"
+                f"the last stage ended at {final.value:.4g}; using an earlier mask that meets the "
+                f"budget and scores {earlier.value:.4g}"
             )
             search.details["last_stage"] = _numbers(final)
             search.z, final = best[1], earlier
@@ -39,12 +41,12 @@ def finish(search: Search) -> Selection:
         "evaluations": objective.evaluations(),
         "cut_short": search.cut_short,
         "reproducible": search.reproducible,
-        "steps": [asdict(step) for step in search.steps],
+        "steps": [asdict(part) for part in search.solved_parts],
         **search.details,
     }
     if is_first():
         draw_search(search, search.inputs.folder / "search.png")
-    told = (
+    summary = (
         f"S {final.accuracy:.4g} (dense {anchors.dense.accuracy:.4g}), answer probability "
         f"{final.probability:.3g} (dense {anchors.dense.probability:.3g}), "
         f"{objective.evaluations():,} evaluations"
@@ -53,18 +55,19 @@ def finish(search: Search) -> Selection:
         GroupMask.from_rows(search.z, search.inputs.window_tokens, search.unit),
         score_trace=plain(trace),
         drawn=search.drawn,
-        notes=(f"{told}, cut short: {search.cut_short}" if search.cut_short else told,),
+        notes=(f"{summary}; cut short: {search.cut_short}" if search.cut_short else summary,),
         cost=asdict(objective.cost) | {"seconds": objective.seconds()},
     )
 
 
-def _mended(search: Search) -> Rows:
-    """The present mask with as many groups changed as the budget needs, from the bottom."""
+def _repaired(search: Search) -> Z:
+    """The current mask, changed from the bottom up until it meets the budget."""
     groups = search.all_groups()
-    return search.mask(groups, mend(search.bits(groups, search.z), search.budget))
+    return search.mask(groups, repair(search.assignment_in(search.z, groups), search.budget))
 
 
 def _numbers(value: Value) -> dict[str, float | None]:
-    """To the digits that values are compared by: the others are the kernels'."""
-    told = {name: getattr(value, name) for name in ("accuracy", "probability", "log_probability")}
-    return {name: None if part is None else rounded(part) for name, part in told.items()}
+    """The three scores, rounded like the values: further digits depend on the kernels."""
+    names = ("accuracy", "probability", "log_probability")
+    scores = {name: getattr(value, name) for name in names}
+    return {name: None if score is None else rounded(score) for name, score in scores.items()}

@@ -1,9 +1,9 @@
-"""`journal.jsonl`: every evaluation of a search, a line each, on the disk before the search goes
-on.
+"""`journal.jsonl`: every evaluation of a search, one line each, on disk before the search
+continues.
 
-The first line says of which search it is. A killed search makes the same calls again and gets the
-same answers from its journal, in order; then it computes and writes on. A line that a kill tore is
-dropped. With several ranks rank 0 reads and writes, and the others are told.
+The first line identifies the search. After a kill, the search makes the same calls again, gets the
+same answers from its journal in the same order, and then continues to compute and write. A line cut
+off by a kill is dropped. With several ranks, rank 0 reads and writes for all.
 """
 
 import json
@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
-from bosch.run.group import agree, is_first
+from bosch.run.group import Group
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.plan import describe_changes
 from bosch.run.progress import say
-from bosch.search.objective import Rows
+from bosch.search.objective import Z
 
 FILE = "journal.jsonl"
 VERSION = 1
@@ -26,39 +26,33 @@ Line = dict[str, Any]
 
 
 class Journal:
-    """A search's journal. Without a folder nothing is written, and nothing can be resumed."""
+    """The journal of a search. Without a folder nothing is written, and nothing can be resumed."""
 
-    def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
-        """facts: everything that decides the search's way, and nothing else."""
+    def __init__(self, folder: Path | None, facts: Mapping[str, object]) -> None:
+        """facts: everything that determines the course of the search, and nothing else."""
         self._file: BinaryIO | None = None
-        problem, lines = None, []
-        if folder is not None and is_first():
-            try:
-                lines = self._open(folder / FILE, facts)
-            except ValueError as error:  # every rank must end, not only this one
-                problem = str(error)
-        problem, lines = agree((problem, lines))
-        if problem:
-            raise UserError(problem)
-        self._waiting: list[Line] = lines[::-1]  # those not replayed yet, the next one last
-        self.strayed: dict[Rows, Line] = {}  # scores of a way that the search has left
+        lines: list[Line] = []
+        if folder is not None:  # an error of rank 0 must end every rank
+            lines = Group.current().from_rank_0(lambda: self._open(folder / FILE, facts))
+        self._waiting = lines[::-1]  # lines not replayed yet, the next one last
+        self.strayed: dict[Z, Line] = {}  # scores of lines that no longer match the search
         if lines:
-            say(f"{len(lines)} evaluations are in the journal already; the search goes on there")
+            say(f"the journal has {len(lines)} evaluations; the search resumes after them")
 
-    def replay(self, stage: str, z: Rows, threshold: float | None) -> Line | None:
-        """The line of this call, if an earlier attempt has made it."""
+    def replay(self, stage: str, z: Z, threshold: float | None) -> Line | None:
+        """The line of this call, if an earlier attempt wrote it."""
         if not self._waiting:
             return None
         line = self._waiting[-1]
-        if (line["stage"], rows_of(line["z"]), line["threshold"]) == (stage, z, threshold):
+        if (line["stage"], z_from_texts(line["z"]), line["threshold"]) == (stage, z, threshold):
             return self._waiting.pop()
-        # An optimizer that hung was given up by the clock, or the memo is on or off since then.
-        # What is known of masks still holds.
+        # A hung optimizer was stopped by the clock, or the memo has been switched on or off. The
+        # scores of masks are still valid.
         say(
-            f"evaluation {line['number']} is another one than in the journal; the search takes its "
-            "new way, with the scores that are known"
+            f"evaluation {line['number']} differs from the journal; the search continues on its "
+            "new course and reuses the known scores"
         )
-        self.strayed = {rows_of(line["z"]): line for line in self._waiting if line["exact"]}
+        self.strayed = {z_from_texts(line["z"]): line for line in self._waiting if line["exact"]}
         self._waiting = []
         return None
 
@@ -70,8 +64,8 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
-    def _open(self, path: Path, facts: Mapping[str, Any]) -> list[Line]:
-        """Its lines, with the file open behind the last whole one."""
+    def _open(self, path: Path, facts: Mapping[str, object]) -> list[Line]:
+        """Read the lines, and open the file for appending after the last complete one."""
         header = {"version": VERSION, "settings": plain(facts), "inputs": {}}
         lines: list[Line] = []
         for number, text in enumerate(whole_lines(path), start=1):
@@ -80,13 +74,13 @@ class Journal:
                 lines[-1]["settings" if number == 1 else "z"]
             except (ValueError, KeyError, TypeError):
                 raise UserError(
-                    f"{path} is damaged: its line {number} is no evaluation. Move it away to "
-                    "search anew."
+                    f"{path} is damaged: line {number} is not an evaluation. Move the file away to "
+                    "start the search again."
                 ) from None
         if lines and (changed := describe_changes(lines[0], header)):
             raise UserError(
-                f"{path} is of a search with other settings ({changed}); move it away "
-                "to search anew, or go back to the old setting."
+                f"{path} belongs to a search with other settings ({changed}); move it away to "
+                "start the search again, or restore the old setting."
             )
         self._file = path.open("ab")
         if not lines:
@@ -94,10 +88,10 @@ class Journal:
         return lines[1:]
 
 
-def texts_of(z: Rows) -> list[str]:
-    """A mask as a line has it: a string of 0 and 1 a layer."""
+def z_to_texts(z: Z) -> list[str]:
+    """A mask as it is written: one string of 0 and 1 per layer."""
     return ["".join(map(str, row)) for row in z]
 
 
-def rows_of(texts: list[str]) -> Rows:
+def z_from_texts(texts: list[str]) -> Z:
     return tuple(tuple(map(int, text)) for text in texts)

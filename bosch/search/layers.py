@@ -1,12 +1,12 @@
-"""A stock model as its layers one by one, so that a search can start in the middle and compute the
-rows of the answers alone in the top layer.
+"""Runs a stock model layer by layer, so that a search can start at any layer and compute only the
+rows of the answers in the top layer.
 
-The modules are the model's own and their numbers the same to the bit, as long as all rows are
-computed. `Layers.check` compares with the model itself before a search begins.
+It uses the model's own modules, and the results are bit-identical as long as all rows are computed.
+`Layers.check` compares with the model itself before a search begins.
 
-Work is counted in layer-forwards: 1 is one layer over one whole text under the mask at hand. A part
-of a layer counts by its share of that layer's multiplications (projections, attention over the keys
-that are visible, MLP with the experts that run).
+Work is counted in layer-forwards: 1 is one layer over one whole text under the current mask. Part
+of a layer counts by its share of that layer's multiplications (projections, attention over the
+visible keys, MLP with the active experts).
 """
 # B batch (1), T tokens, N rows computed, C hidden size, H query heads, G kv heads, R heads a group,
 # D head size, E heads side by side
@@ -28,20 +28,20 @@ from bosch.hybrid.models import family_of
 from bosch.run.errors import UserError
 
 OVERFLOW = (
-    "The model's probabilities are not numbers: its hidden states overflow in its number format, "
-    "so load it in another one."
+    "The model's probabilities are not numbers: its hidden states overflow in its number format. "
+    "Load it in another one."
 )
 Rotary = tuple[Tensor, Tensor]  # cosines and sines of a text's positions, (1, T, D) each
 
 
 class Layers:
-    """A dense model in search mode, in pieces."""
+    """A dense model in search mode, layer by layer."""
 
     def __init__(self, model: PreTrainedModel, window_tokens: int) -> None:
-        family_of(model.config)  # refuses what is no family of ours
+        family_of(model.config)  # refuses unsupported families
         if getattr(model.config, "bosch", None) is not None:
             raise UserError(
-                "This model is a hybrid already; search the mask of the dense model it came from."
+                "This model is already a hybrid; search a mask for the dense model it came from."
             )
         if model.config._attn_implementation != NAME:
             raise UserError(
@@ -56,7 +56,7 @@ class Layers:
         self.work = 0.0  # layer-forwards so far
 
     def embed(self, ids_T: Tensor) -> tuple[Tensor, Rotary]:
-        """The hidden states that enter layer 0, and the rotary positions of the text."""
+        """The hidden states that enter layer 0, and the rotary positions."""
         hidden_BTC = self.core.embed_tokens(ids_T[None])
         positions_BT = torch.arange(len(ids_T), device=ids_T.device)[None]
         return hidden_BTC, self.core.rotary_emb(hidden_BTC, positions_BT)
@@ -69,7 +69,7 @@ class Layers:
         row: Sequence[int],
         rows_N: Tensor | None = None,
     ) -> Tensor:
-        """(1, N, C): what leaves a layer under this row of a mask. rows_N: those wanted, or all."""
+        """(1, N, C): the output of a layer under this row of a mask, for `rows_N` or all rows."""
         module = self.layers[layer]
         mixed_BNE = self._attention(
             module.self_attn, module.input_layernorm(hidden_BTC), rotary, row, rows_N
@@ -77,7 +77,7 @@ class Layers:
         hidden_BNC = hidden_BTC if rows_N is None else hidden_BTC[:, rows_N]
         hidden_BNC = hidden_BNC + module.self_attn.o_proj(mixed_BNE)
         out_BNC = module.mlp(module.post_attention_layernorm(hidden_BNC))
-        if isinstance(out_BNC, tuple):  # experts that return their router's logits too
+        if isinstance(out_BNC, tuple):  # experts that also return router logits
             out_BNC = out_BNC[0]
         self.work += self._share(layer, hidden_BTC.shape[1], row, rows_N)
         return hidden_BNC + out_BNC
@@ -90,7 +90,7 @@ class Layers:
         row: Sequence[int],
         rows_N: Tensor | None,
     ) -> Tensor:
-        """(1, N, H * D): what enters the output projection."""
+        """(1, N, H * D): the input of the output projection."""
         rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
         k_BGTD, v_BGTD = _heads(attention, "k", x_BTC), _heads(attention, "v", x_BTC)
         if rows_N is None:
@@ -100,9 +100,9 @@ class Layers:
             q_BHND, _ = rotate(q_BHND, q_BHND, rotary[0][:, rows_N], rotary[1][:, rows_N])
             k_BGTD, _ = rotate(k_BGTD, k_BGTD, *rotary)
         q_BGRND = q_BHND.unflatten(1, (self.num_groups, -1))
-        parts_BNRD: list[Any] = [None] * self.num_groups
+        parts_BNRD: dict[int, Tensor] = {}  # by group
         for bit in (1, 0):
-            groups = [group for group, own in enumerate(row) if own == bit]
+            groups = [group for group, value in enumerate(row) if value == bit]
             if not groups:
                 continue
             call = AttentionCall(
@@ -116,10 +116,10 @@ class Layers:
             out_BNGRD = attend(call).transpose(1, 2).unflatten(2, (len(groups), -1))
             for group, out_BNRD in zip(groups, out_BNGRD.unbind(2), strict=True):
                 parts_BNRD[group] = out_BNRD
-        return torch.cat(parts_BNRD, dim=2).flatten(2)
+        return torch.cat([parts_BNRD[group] for group in range(self.num_groups)], dim=2).flatten(2)
 
     def _visible(self, bit: int, rows_N: Tensor, num_tokens: int) -> Tensor:
-        """(1, 1, N, T): which keys the rows see."""
+        """(1, 1, N, T): which keys each row sees."""
         distance_NT = rows_N[:, None] - torch.arange(num_tokens, device=rows_N.device)
         visible_NT = distance_NT >= 0
         if not bit:
@@ -127,8 +127,8 @@ class Layers:
         return visible_NT[None, None]
 
     def log_probabilities(self, hidden_BNC: Tensor) -> Tensor:
-        """(N, V) in float32: the last norm and the head, on these rows only. In bfloat16 the best
-        two tokens of a row often tie.
+        """(N, V) in float32, from the final norm and the head. In bfloat16 the two best tokens of a
+        row often tie.
         """
         weight, bias = self._head
         return F.linear(self.core.norm(hidden_BNC)[0].to(weight.dtype), weight, bias).log_softmax(
@@ -144,8 +144,8 @@ class Layers:
 
     @torch.inference_mode()
     def check(self, ids_T: Tensor) -> None:
-        """Refuse a model whose own forward pass is another than its layers one by one: one that a
-        later transformers builds otherwise, or that computes something around its layers.
+        """Refuse a model whose forward pass differs from its layers in sequence: because another
+        version of transformers builds it differently, or because it computes more around them.
         """
         window, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
         groups = range(self.num_groups)
@@ -153,19 +153,19 @@ class Layers:
         hidden_BTC, rotary = self.embed(ids_T)
         for layer, row in enumerate(z):
             hidden_BTC = self.run(layer, hidden_BTC, rotary, row)
-        own_BTC = self.core.norm(hidden_BTC)
-        told_BTC = self.core(
+        layered_BTC = self.core.norm(hidden_BTC)
+        expected_BTC = self.core(
             ids_T[None], use_cache=False, bosch_mask=z, bosch_window=self.window_tokens
         ).last_hidden_state
         self.window_tokens, self.work = window, 0.0
-        tolerance = 64 * torch.finfo(own_BTC.dtype).eps * float(told_BTC.abs().max())
-        if not told_BTC.isfinite().all():
+        tolerance = 64 * torch.finfo(layered_BTC.dtype).eps * float(expected_BTC.abs().max())
+        if not expected_BTC.isfinite().all():
             raise UserError(OVERFLOW)
-        difference = float((own_BTC - told_BTC).abs().max())
+        difference = float((layered_BTC - expected_BTC).abs().max())
         if not difference <= tolerance:
             raise UserError(
-                f"{type(self.model).__name__} is not its layers one after another: hidden states "
-                f"differ by {difference:.2g}. The search cannot run on it with this version of "
+                f"{type(self.model).__name__} computes more than its layers in sequence: hidden "
+                f"states differ by {difference:.2g}. It cannot be searched with this version of "
                 "transformers."
             )
 
@@ -174,7 +174,7 @@ class Layers:
     def _share(
         self, layer: int, num_tokens: int, row: Sequence[int], rows_N: Tensor | None
     ) -> float:
-        """Of the layer's multiplications, where only some rows are computed."""
+        """The share of the layer's multiplications that the computed rows take."""
         if rows_N is None:
             return 1.0
         rows, weights = rows_N.tolist(), self._weights[layer]
@@ -189,7 +189,7 @@ class Layers:
 
     @cached_property
     def _weights(self) -> list[dict[str, float]]:
-        """Of each layer the multiplications of one row in the parts that are matrices."""
+        """For each layer, the multiplications per row in its weight matrices."""
         config = self.model.config
         experts = getattr(config, "num_experts", None)
         used = config.num_experts_per_tok / experts if experts else 1.0
@@ -205,13 +205,13 @@ class Layers:
 
     @cached_property
     def _per_pair(self) -> int:
-        """Multiplications of a group's heads for one query and one key."""
+        """Multiplications of a group's heads per query and key."""
         heads: int = self.model.config.num_attention_heads // self.num_groups
         return 2 * heads * int(self.layers[0].self_attn.head_dim)
 
 
 def _heads(attention: Any, name: str, x_BTC: Tensor) -> Tensor:
-    """(1, heads, T, D): one projection, with the norm over each head where the family has one."""
+    """(1, heads, T, D): one projection, with the per-head norm if the family has one."""
     states: Tensor = getattr(attention, f"{name}_proj")(x_BTC)
     states = states.unflatten(-1, (-1, attention.head_dim))
     norm = getattr(attention, f"{name}_norm", None)
@@ -219,7 +219,7 @@ def _heads(attention: Any, name: str, x_BTC: Tensor) -> Tensor:
 
 
 def _pick(x_BG: Tensor, groups: list[int]) -> Tensor:
-    """These groups; neighbors as a view."""
+    """These groups; adjacent groups as a view."""
     if groups[-1] - groups[0] == len(groups) - 1:
         return x_BG[:, groups[0] : groups[-1] + 1]
     return torch.cat([x_BG[:, g : g + 1] for g in groups], dim=1)  # 4 times as fast as indexing

@@ -1,9 +1,9 @@
-"""The memo of evaluated masks: exact scores on the disk, shared by all runs that search on the same
+"""The memo of evaluated masks: exact scores on disk, shared by all runs that search on the same
 model, calibration set and window, whatever their method, ratio or objective.
 
-`runs/shared/masks-<fingerprint>/` holds `facts.json`, what the scores are of, and `scores.jsonl`, a
-line a mask. Several searches may append at once. A search reads the file when it begins; a line
-that is torn or damaged is as good as not there.
+`runs/shared/masks-<fingerprint>/` holds `facts.json`, what the scores depend on, and
+`scores.jsonl`, one line per mask. Several searches may append at once. A search reads the file when
+it begins, and ignores lines that are incomplete or damaged.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from transformers import PreTrainedModel
@@ -22,22 +22,22 @@ from bosch.model import ModelInfo
 from bosch.run.fingerprint import fingerprint, plain
 from bosch.run.group import agree, is_first
 from bosch.run.manifest import STARTED, write_atomically
-from bosch.search.journal import rows_of, texts_of
-from bosch.search.objective import Means, Rows
+from bosch.search.journal import z_from_texts, z_to_texts
+from bosch.search.objective import Means, Z
 
 SCORES, FACTS = "scores.jsonl", "facts.json"
-VERSION = 1  # raised when the same mask gets another score
-# Of a model's configuration what decides no score: who wrote it, and where it lies. Its numbers are
-# a fact of their own.
+VERSION = 1  # raised when the scores of masks change
+# Fields of a model's configuration that do not affect scores: its origin and path. The number
+# format is a separate fact.
 UNSCORED = ("_name_or_path", "architectures", "transformers_version", "dtype", "use_cache")
 
 
 class Memo:
-    """Exact scores by mask. Without a folder there are none, and none are kept."""
+    """Exact scores by mask. Without a folder it is empty and stores nothing."""
 
-    def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | None, facts: Mapping[str, object]) -> None:
         self._path: Path | None = None
-        known: dict[Rows, Means] = {}
+        known: dict[Z, Means] = {}
         if folder is not None and is_first():
             folder.mkdir(parents=True, exist_ok=True)
             self._path = folder / SCORES
@@ -46,46 +46,45 @@ class Memo:
                     write_atomically(folder / FACTS, json.dumps(facts, indent=1) + "\n")
                 file.seek(0)
                 known = _parse(file)
-        # One reading, and the same on every rank: which masks are known must not depend on when a
-        # rank looks.
-        self._known: dict[Rows, Means] = agree(known)
+        # Read once, on rank 0: which masks are known must not depend on when a rank looks.
+        self._known: dict[Z, Means] = agree(known)
 
-    def get(self, z: Rows) -> Means | None:
+    def get(self, z: Z) -> Means | None:
         return self._known.get(z)
 
-    def add(self, z: Rows, means: Means) -> None:
+    def add(self, z: Z, means: Means) -> None:
         if self._path is None:
             return
-        line = json.dumps({"z": texts_of(z), **means._asdict()}).encode() + b"\n"
+        line = json.dumps({"z": z_to_texts(z), **means._asdict()}).encode() + b"\n"
         with _locked(self._path) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
-                if file.read(1) != b"\n":  # of a search that was killed while it wrote
+                if file.read(1) != b"\n":  # a search was killed while writing
                     line = b"\n" + line
             file.write(line)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """The file to read and append to, by one process at a time."""
+    """The file, locked for reading and appending by one process."""
     with path.open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        fcntl.flock(file, fcntl.LOCK_EX)  # released on closing
         yield file
 
 
-def _parse(lines: BinaryIO) -> dict[Rows, Means]:
+def _parse(lines: BinaryIO) -> dict[Z, Means]:
     known = {}
     for text in lines:
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             line = json.loads(text)
-            z = rows_of(line.pop("z"))
+            z = z_from_texts(line.pop("z"))
             known[z] = Means(**{name: float(value) for name, value in line.items()})
     return known
 
 
-def locate_memo(stage_folder: Path, facts: Mapping[str, Any]) -> Path | None:
-    """Where the memo of a run's stage is; None for a folder that is no stage's."""
+def locate_memo(stage_folder: Path, facts: Mapping[str, object]) -> Path | None:
+    """The folder of the memo for a run's stage. None if the folder is not a stage's."""
     if not (stage_folder / STARTED).is_file():
         return None
     return stage_folder.parent.parent / "shared" / f"masks-{fingerprint(facts)[:16]}"
@@ -93,8 +92,8 @@ def locate_memo(stage_folder: Path, facts: Mapping[str, Any]) -> Path | None:
 
 def scoring_facts(
     model: PreTrainedModel, info: ModelInfo, calibration: Calibration, window_tokens: int
-) -> dict[str, Any]:
-    """Everything that decides the score of a mask."""
+) -> dict[str, object]:
+    """Everything that the score of a mask depends on."""
     configuration = model.config.to_dict().items()
     texts = [
         [text.ids_T.tolist(), [[q.answer.start, q.answer.stop] for q in text.questions]]
@@ -103,7 +102,7 @@ def scoring_facts(
     return {
         "version": VERSION,
         "model": info.weight_hash or f"{info.id}@{info.revision}",
-        # The same weights answer otherwise with other rotary frequencies, say.
+        # The same weights score differently with, say, other rotary frequencies.
         "configuration": plain({n: v for n, v in configuration if n not in UNSCORED}),
         "calibration": fingerprint(texts),
         "window_tokens": window_tokens,

@@ -1,8 +1,7 @@
-"""What a search maximizes: the objective of a mask, what one evaluation of it returns, and the loss
-that the paper makes of it.
+"""What a search maximizes: the objectives, the result of one evaluation, and the paper's loss.
 
-Every evaluation knows accuracy, mean answer probability and mean answer log-probability; the name
-of an objective says which of them is compared.
+Every evaluation returns accuracy, mean answer probability and mean answer log-probability; the
+objective says which of them are compared.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
-Rows = tuple[tuple[int, ...], ...]  # z[layer][group], 1 = full
+Z = tuple[tuple[int, ...], ...]  # a mask: z[layer][group], 1 = full
 
 # Weights of a question's accuracy (0 or 1), answer probability (the product over its tokens) and
 # answer log-probability in each objective.
@@ -28,7 +27,7 @@ DIGITS = 4  # values are rounded to 1e-4: kernels may differ below that
 
 
 class Means(NamedTuple):
-    """Of all questions."""
+    """Means over all questions."""
 
     accuracy: float
     probability: float
@@ -37,18 +36,18 @@ class Means(NamedTuple):
 
 @dataclass(frozen=True)
 class Value:
-    """One evaluation of a mask."""
+    """The result of evaluating a mask."""
 
-    value: float  # of the chosen objective, rounded to 1e-4; larger is better
-    exact: bool  # False: ended early; `value` is then an upper bound that is <= the threshold asked
-    # Means over all questions; None where it ended early.
+    value: float  # of the objective, rounded to 1e-4; larger is better
+    exact: bool  # False: stopped early; `value` is then an upper bound, at most the threshold
+    # Means over all questions; None if it stopped early.
     accuracy: float | None
     probability: float | None
     log_probability: float | None
 
 
-class SearchEnded(Exception):  # noqa: N818  # the end of a search is no error
-    """--max-evaluations or --max-hours is reached: keep the best exact mask so far."""
+class SearchEnded(Exception):  # noqa: N818  # not an error
+    """--max-evaluations or --max-hours is reached; the best exact mask so far is the result."""
 
 
 def check_objective(name: str) -> None:
@@ -57,7 +56,7 @@ def check_objective(name: str) -> None:
 
 
 def weighted(name: str, accuracy: float, probability: float, log_probability: float) -> float:
-    """An objective from its three parts: means over questions, or those of one question."""
+    """An objective from its three parts, as means over questions or for one question."""
     by_accuracy, by_probability, by_log = WEIGHTS[name]
     return by_accuracy * accuracy + by_probability * probability + by_log * log_probability
 
@@ -71,7 +70,7 @@ def rounded(value: float) -> float:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Between which two scores equation 2 normalizes."""
+    """The two scores between which equation 2 normalizes."""
 
     dense: Value  # the full-attention model
     low: float  # a, the score of the model with all groups on the window
@@ -81,22 +80,22 @@ class Anchors:
 def find_anchors(
     objective: Callable[..., Value], num_layers: int, num_groups: int, gamma: float = 0.2
 ) -> Anchors:
-    """Score the two ends; a calibration set between whose ends there is nothing is refused."""
+    """Score both ends, and refuse a calibration set on which there is nothing to choose."""
     dense = objective(((1,) * num_groups,) * num_layers, stage="anchors")
     local = objective(((0,) * num_groups,) * num_layers, stage="anchors")
     if not dense.accuracy:
         raise UserError(
-            "The dense model answers none of the calibration questions, so masks cannot be told "
-            "apart by them; build an easier set (shorter contexts, niah_single tasks), or check "
-            "that the set was made with this model's tokenizer."
+            "The dense model answers none of the calibration questions, so they cannot rank masks. "
+            "Build an easier set (shorter contexts, niah_single tasks), or check that the set was "
+            "made with this model's tokenizer."
         )
-    # Of a log-probability, which is negative, the headroom still lies above.
+    # Log-probabilities are negative; the headroom still lies above.
     high = rounded(dense.value + gamma * abs(dense.value))
     if local.value >= high:
         raise UserError(
             f"With all groups on the window the model scores {local.value:g}, no less than the "
-            f"dense model with its headroom ({high:g}): this calibration set needs no long "
-            "context. Build one with longer contexts, or take a smaller window."
+            f"dense model with its headroom ({high:g}): this calibration set does not need long "
+            "context. Build one with longer contexts, or use a smaller window."
         )
     return Anchors(dense, local.value, high)
 
@@ -114,8 +113,8 @@ def normalized_loss(
     anchors: Anchors,
     alpha: float = 100.0,
 ) -> float:
-    """Equation 5 for the groups of a subproblem, of which `num_windowed` are on the window; over
-    all groups of the model it is equation 3.
+    """Equation 5, for a subproblem with `num_windowed` of its groups on the window. Over all groups
+    of the model it is equation 3.
     """
     deviation = num_windowed / num_variables - ratio
     return -normalized_score(score, anchors) + alpha * deviation**2

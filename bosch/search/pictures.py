@@ -1,11 +1,12 @@
-"""`search.png`: what a search did. As many panels as it has something to show: the score as stage 1
-goes down the layers, the ratios of stage 2 over depth, and the best mask against evaluations.
+"""Draws `search.png`: the scores of stage 1 by layer, the ratios of stage 2 over depth, and the
+best mask against evaluations. Panels without data are left out.
 """
 
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -16,7 +17,7 @@ DASHED: dict[str, Any] = {"color": MARK, "linewidth": 1, "linestyle": "--"}
 
 
 def draw_search(search: Search, path: Path) -> None:
-    """Same search, same bytes."""
+    """The same search gives the same bytes."""
     panels = [draw_evaluations]
     if "ratios" in search.details:
         panels.insert(0, draw_ratios)
@@ -32,8 +33,8 @@ def draw_search(search: Search, path: Path) -> None:
     figure.savefig(path, format="png", metadata={"Software": None})
 
 
-def draw_layers(axis: Any, search: Search) -> None:
-    """The score after each layer of stage 1, or of each whole-layer probe."""
+def draw_layers(axis: Axes, search: Search) -> None:
+    """The score after each layer of stage 1, or for each whole-layer probe."""
     layers, details, dense = range(search.num_layers), search.details, search.anchors.dense
     if "stage1_scores" in details:
         axis.plot(layers, details["stage1_scores"], color=LINE, marker="o", markersize=4)
@@ -41,32 +42,35 @@ def draw_layers(axis: Any, search: Search) -> None:
         axis.set(ylabel=f"{search.settings.objective}, this layer and those above localized")
         axis.set(title="stage 1, from the top layer down")
     else:
+        assert dense.log_probability is not None
         axis.bar(layers, details["whole_layer_log_probabilities"], color=BAR)
         axis.axhline(dense.log_probability, label="dense model", **DASHED)
         axis.set(ylabel="mean log-probability of the answers")
         axis.set(title="stage 1, each layer on the window")
-    _finish_layers(axis)
+    axis.legend(frameon=False)
+    label_layers(axis)
 
 
-def draw_ratios(axis: Any, search: Search) -> None:
-    """What stage 2 gave each layer, and what the mask has in the end."""
+def draw_ratios(axis: Axes, search: Search) -> None:
+    """The ratio that stage 2 gave each layer, and its ratio in the final mask."""
     layers = range(search.num_layers)
     axis.bar(layers, search.details["ratios"], color=DOTS, label="stage 2")
-    found = [row.count(0) / search.num_groups for row in search.z]
-    axis.plot(layers, found, color=LINE, marker="_", markersize=9, linestyle="", label="mask")
+    final = [row.count(0) / search.num_groups for row in search.z]
+    axis.plot(layers, final, color=LINE, marker="_", markersize=9, linestyle="", label="mask")
     axis.axhline(search.inputs.ratio, label="asked", **DASHED)
     axis.set(ylabel="share of groups on the window", ylim=(0, 1.02), title="ratios over depth")
-    _finish_layers(axis, loc="upper center", ncols=3, fontsize=8)
+    axis.legend(frameon=False, loc="upper center", ncols=3, fontsize=8)
+    label_layers(axis)
 
 
-def _finish_layers(axis: Any, **legend: Any) -> None:
+def label_layers(axis: Axes) -> None:
     axis.set(xlabel="layer")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(frameon=False, **legend)
+    locator: Any = axis.xaxis.get_major_locator()
+    locator.set_params(integer=True)
 
 
-def draw_evaluations(axis: Any, search: Search) -> None:
-    """Every evaluation, and the best of its subproblem so far. Those ended early have no dot."""
+def draw_evaluations(axis: Axes, search: Search) -> None:
+    """Every evaluation, and the best of its subproblem so far. Those stopped early have no dot."""
     nothing, begin = float("nan"), 0
     for number, (_, rows) in enumerate(groupby(search.values, key=lambda row: row[0])):
         values: list[float] = []

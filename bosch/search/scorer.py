@@ -1,15 +1,14 @@
-"""Scores masks: what each calibration question's answer gets from a dense model under a mask.
+"""Scores masks: how a dense model under a mask answers each calibration question.
 
-One text is run at a time, layer by layer, and as little of it as the mask needs (`Accelerations`);
-a batch of texts is not faster even on a CPU with texts of 500 tokens (measured: 4 to 22 % slower).
-With several ranks each scores its share of the texts.
+Texts run one at a time, layer by layer, and only as far as the mask needs (`Accelerations`).
+Batches of texts are not faster, even on a CPU with texts of 500 tokens (measured: 4 to 22 %
+slower). With several ranks each scores its share of the texts.
 """
 # B batch (1), T tokens, N rows that predict answer tokens, C hidden size, V vocabulary
 
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,43 +18,24 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration, Haystack
 from bosch.run.errors import UserError
 from bosch.run.group import rank_and_size
-from bosch.search.kept import Prefixes, Shelf
 from bosch.search.layers import OVERFLOW, Layers
-from bosch.search.objective import Rows
+from bosch.search.objective import Z
+from bosch.search.settings import Accelerations
+from bosch.search.state_cache import PrefixNumbers, StateCache
 
 GIB = 1 << 30
-CPU_MEMORY_GB = 1.0  # unless said otherwise
-
-
-@dataclass(frozen=True)
-class Accelerations:
-    """Ways to the same mask with less work. Each can be switched off, to show that it is the same.
-
-    Hidden states that are kept and those computed anew are equal to the bit; rows computed alone
-    differ from whole layers by rounding, and values are rounded to 1e-4.
-    """
-
-    prefixes: bool = True  # start a mask at the lowest layer that tells it from earlier ones
-    answer_rows: bool = True  # in the top layer, compute the rows of the answers alone
-    memo: bool = True  # never score a mask twice, not even in another run
-    early_end: bool = True  # end a mask that cannot exceed its threshold
-    memory_gb: float | None = None  # for what is kept; None: half of a GPU's free memory, 1 GB else
-    host_memory_gb: float = 0.0  # more of it in pinned memory of the host, beside a GPU
-
-    @classmethod
-    def none(cls) -> "Accelerations":
-        return cls(False, False, False, False, 0.0)
+CPU_MEMORY_GB = 1.0  # default for cached states
 
 
 class Answer(NamedTuple):
-    """What a model makes of one question."""
+    """A model's answer to one question."""
 
     correct: bool  # every token of the answer is the arg-max
-    log_probability: float  # of the whole answer: the sum over its tokens
+    log_probability: float  # of the answer: the sum over its tokens
 
 
 class Scorer:
-    """A model and a calibration set, ready for many masks."""
+    """A model and a calibration set, prepared for scoring many masks."""
 
     def __init__(
         self,
@@ -67,83 +47,83 @@ class Scorer:
         self.accelerations = accelerations or Accelerations()
         self.layers = Layers(model, window_tokens)
         self.num_texts = len(calibration.haystacks)
-        self.prefixes = Prefixes()
+        self.prefixes = PrefixNumbers()
         rank, size = rank_and_size()
         budgets = [b // max(1, -(-self.num_texts // size)) for b in self._budgets(model.device)]
-        self.mine = {
-            number: Text(haystack, model.device, Shelf(*budgets))
+        self.texts = {
+            number: Text(haystack, model.device, StateCache(*budgets))
             for number, haystack in enumerate(calibration.haystacks)
             if number % size == rank
         }
         first = calibration.haystacks[0].ids_T[:64]
         self.layers.check(first.to(model.device))
 
-    def score(self, z: Rows, texts: Sequence[int]) -> tuple[dict[int, list[Answer]], float]:
-        """The answers in some texts, and the layer-forwards they took: this rank's part of both."""
+    def score(self, z: Z, texts: Sequence[int]) -> tuple[dict[int, list[Answer]], float]:
+        """The answers in some of this rank's texts, and the layer-forwards they took."""
         before = self.layers.work
         numbers, branch = self.prefixes.visit(z)
-        answers = {text: self._answers(self.mine[text], z, numbers, branch) for text in texts}
+        answers = {text: self._answers(self.texts[text], z, numbers, branch) for text in texts}
         return answers, self.layers.work - before
 
-    def plainly(self) -> "Scorer":
-        """The same, with every acceleration off."""
+    def unaccelerated(self) -> "Scorer":
+        """The same scorer without accelerations."""
         plain = copy(self)
         plain.accelerations = Accelerations.none()
         return plain
 
     @torch.inference_mode()
-    def _answers(self, text: "Text", z: Rows, numbers: list[int], branch: int) -> list[Answer]:
+    def _answers(self, text: "Text", z: Z, numbers: list[int], branch: int) -> list[Answer]:
         log_NV = self.layers.log_probabilities(self._run(text, z, numbers, branch))
         best_N = log_NV.argmax(-1)
-        own_N = log_NV.gather(1, text.targets_N[:, None])[:, 0].double()
-        right, own = (best_N == text.targets_N).tolist(), own_N.tolist()
+        target_N = log_NV.gather(1, text.targets_N[:, None])[:, 0].double()
+        right, log_probabilities = (best_N == text.targets_N).tolist(), target_N.tolist()
         answers = []
         for part in text.parts:
-            log_probability = math.fsum(own[part])
+            log_probability = math.fsum(log_probabilities[part])
             if math.isnan(log_probability):
                 raise UserError(OVERFLOW)
             answers.append(Answer(all(right[part]), log_probability))
         return answers
 
-    def _run(self, text: "Text", z: Rows, numbers: list[int], branch: int) -> Tensor:
-        """(1, N, C): the hidden states behind the top layer, in the rows that predict answers."""
-        use, shelf, top = self.accelerations, text.shelf, len(z) - 1
+    def _run(self, text: "Text", z: Z, numbers: list[int], branch: int) -> Tensor:
+        """(1, N, C): the top layer's hidden states, in the rows that predict answers."""
+        use, cache, top = self.accelerations, text.cache, len(z) - 1
         hidden_BTC, rotary = self.layers.embed(text.ids_T)
-        # With room for several masks every layer's states are kept, else those where masks part.
-        roomy = shelf.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
+        # With room for several masks cache all layers, otherwise only those where masks differ.
+        roomy = cache.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
         start = 0
         for layer in range(branch, 0, -1) if use.prefixes else ():
-            if (kept_BTC := shelf.get(numbers[layer])) is not None:
-                start, hidden_BTC = layer, kept_BTC
+            if (cached_BTC := cache.get(numbers[layer])) is not None:
+                start, hidden_BTC = layer, cached_BTC
                 break
         for layer in range(start, len(z)):
             if use.prefixes and layer > start and (roomy or layer == branch):
-                shelf.put(numbers[layer], hidden_BTC)
+                cache.put(numbers[layer], hidden_BTC)
             rows_N = text.rows_N if use.answer_rows and layer == top else None
             hidden_BTC = self.layers.run(layer, hidden_BTC, rotary, z[layer], rows_N)
         return hidden_BTC if use.answer_rows else hidden_BTC[:, text.rows_N]
 
     def _budgets(self, device: torch.device) -> tuple[int, int]:
-        """Bytes on the model's device, and of pinned memory beside it."""
+        """Cache size in bytes, on the model's device and in pinned host memory."""
         given, host = self.accelerations.memory_gb, int(self.accelerations.host_memory_gb * GIB)
         if device.type != "cuda":
             return int((CPU_MEMORY_GB if given is None else given) * GIB), 0
-        own = torch.cuda.mem_get_info(device)[0] // 2 if given is None else int(given * GIB)
-        return own, host
+        on_gpu = torch.cuda.mem_get_info(device)[0] // 2 if given is None else int(given * GIB)
+        return on_gpu, host
 
 
 class Text:
-    """A text of the calibration set on the model's device."""
+    """A calibration text on the model's device."""
 
-    def __init__(self, haystack: Haystack, device: torch.device, shelf: Shelf) -> None:
-        # The last token of the last answer predicts nothing that is asked.
+    def __init__(self, haystack: Haystack, device: torch.device, cache: StateCache) -> None:
+        # The last token of the last answer predicts nothing of interest.
         last = max(question.answer.stop for question in haystack.questions) - 1
         self.ids_T = haystack.ids_T[:last].to(device)
         rows = [row for question in haystack.questions for row in question.predicting]
         self.rows_N = torch.tensor(rows, device=device)
         self.targets_N = haystack.ids_T.to(device)[self.rows_N + 1]
-        self.shelf = shelf
-        self.parts: list[slice] = []  # each question's rows among all
+        self.cache = cache
+        self.parts: list[slice] = []  # the rows of each question
         for question in haystack.questions:
             begin = self.parts[-1].stop if self.parts else 0
             self.parts.append(slice(begin, begin + len(question.answer)))

@@ -1,11 +1,11 @@
-"""A search under way: the mask as it stands, what has been evaluated, and what its record says.
+"""A search in progress: the current mask, the evaluations so far, and the record for mask.json.
 
-    with open_search(context) as search:
+    with open_search(inputs) as search:
         with search.until_ended():
-            search.solve("global", search.all_groups(), context.budget, 100)
+            search.solve("global", search.all_groups(), inputs.budget, 100)
         return finish(search)
 
-What the methods do with it is in stages.py, the end of it in finish.py.
+stages.py holds the stages that methods combine, finish.py the end of a search.
 """
 
 import math
@@ -22,18 +22,18 @@ from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.progress import describe_seconds, say
 from bosch.search.evaluations import MaskObjective, open_objective
-from bosch.search.objective import Anchors, Rows, SearchEnded, Value, find_anchors, weighted
-from bosch.search.optimizers._interface import Bits, Found, Problem, optimize
+from bosch.search.objective import Anchors, SearchEnded, Value, Z, find_anchors, weighted
+from bosch.search.optimizers._interface import Assignment, Problem, Solution, optimize
 from bosch.search.settings import SearchSettings
 
-Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that it puts on the window
+Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share one decision
 ENUMERATED = "exhaustive"
-LIMITS = ("max_evaluations", "max_hours")  # these only decide how far a search goes
+LIMITS = ("max_evaluations", "max_hours")  # these only decide when a search stops
 
 
 @dataclass(frozen=True)
-class Step:
-    """One subproblem, for the record."""
+class SolvedPart:
+    """One solved subproblem, for the record."""
 
     name: str
     layers: tuple[int, ...]
@@ -41,29 +41,29 @@ class Step:
     num_windowed: int
     method: str
     evaluations: int
-    value: float | None  # of the objective, for the mask found; None: none was evaluated
+    value: float | None  # of the resulting mask; None: no mask was evaluated
 
 
 @dataclass
 class Search:
-    """See the top of the file."""
+    """The state of a search; see the top of the file."""
 
     inputs: Inputs
     settings: SearchSettings
     objective: MaskObjective
     anchors: Anchors
-    z: Rows
-    budget: int  # groups on the window in the end
+    z: Z  # the current mask
+    budget: int  # groups that end up on the window
     unit: Unit = "group"
-    steps: list[Step] = field(default_factory=list)
-    # Of each evaluation: its step, its value (None: ended early), and whether the mask meets the
-    # step's quota.
+    solved_parts: list[SolvedPart] = field(default_factory=list)
+    # For each evaluation: its subproblem, its value (None: stopped early), and whether the mask
+    # meets the subproblem's quota.
     values: list[tuple[str, float | None, bool]] = field(default_factory=list)
-    best: tuple[float, Rows] | None = None  # of the masks evaluated that meet the budget
+    best: tuple[float, Z] | None = None  # of the evaluated masks that meet the budget
     details: dict[str, Any] = field(default_factory=dict)  # of the method, for the record
-    cut_short: str | None = None  # by what
+    cut_short: str | None = None  # the limit that ended it
     reproducible: bool = True
-    drawn: bool = False  # whether the seed had a part
+    drawn: bool = False  # whether the mask depends on the seed
 
     # ------------------------------------------------------------------------------------- masks
 
@@ -76,50 +76,48 @@ class Search:
         return self.inputs.num_groups
 
     def groups_of(self, layers: Sequence[int]) -> list[Variable]:
-        """Each group of some layers a variable."""
+        """One variable for each group of some layers."""
         return [((layer, group),) for layer in layers for group in range(self.num_groups)]
 
     def all_groups(self) -> list[Variable]:
         return self.groups_of(range(self.num_layers))
 
     def whole_layers(self) -> list[Variable]:
-        """Each layer a variable."""
+        """One variable for each layer."""
         groups = range(self.num_groups)
         return [tuple((layer, group) for group in groups) for layer in range(self.num_layers)]
 
-    def dense(self) -> Rows:
+    def dense(self) -> Z:
         return ((1,) * self.num_groups,) * self.num_layers
 
-    def mask(self, variables: Sequence[Variable], bits: Bits) -> Rows:
-        """The present mask with these variables as the bits say."""
+    def mask(self, variables: Sequence[Variable], assignment: Assignment) -> Z:
+        """The current mask with these variables set to the assignment."""
         rows = [list(row) for row in self.z]
-        for places, bit in zip(variables, bits, strict=True):
+        for places, bit in zip(variables, assignment, strict=True):
             for layer, group in places:
                 rows[layer][group] = bit
         return tuple(map(tuple, rows))
 
-    def bits(self, variables: Sequence[Variable], z: Rows) -> Bits:
-        """How a mask has these variables."""
+    def assignment_in(self, z: Z, variables: Sequence[Variable]) -> Assignment:
+        """The values of these variables in a mask."""
         return tuple(z[places[0][0]][places[0][1]] for places in variables)
 
     # ------------------------------------------------------------------------------- evaluations
 
-    def evaluate(
-        self, z: Rows, threshold: float | None, step: str, meets_quota: bool = True
-    ) -> Value:
-        """A mask's value, noted for the record; threshold as in bosch/search/evaluations.py."""
+    def evaluate(self, z: Z, threshold: float | None, part: str, meets_quota: bool = True) -> Value:
+        """Evaluate a mask for a subproblem and record its value. threshold: see MaskObjective."""
         before = self.objective.evaluations()
-        value = self.objective(z, threshold, step)
-        kept = threshold is None or value.value > threshold
+        value = self.objective(z, threshold, part)
+        above = threshold is None or value.value > threshold
         if self.objective.evaluations() > before:
-            self.values.append((step, value.value if kept else None, meets_quota))
-        meets = sum(row.count(0) for row in z) == self.budget
-        if kept and meets and (self.best is None or value.value > self.best[0]):
+            self.values.append((part, value.value if above else None, meets_quota))
+        meets_budget = sum(row.count(0) for row in z) == self.budget
+        if above and meets_budget and (self.best is None or value.value > self.best[0]):
             self.best = value.value, z
         return value
 
     def score_of(self, value: Value) -> float:
-        """The objective's value; of accuracy the share of examples itself, so that equal drops are
+        """The objective's value. For accuracy the exact share of examples, so that equal drops are
         equal.
         """
         if self.settings.objective == "accuracy" and value.accuracy is not None:
@@ -132,28 +130,28 @@ class Search:
         variables: Sequence[Variable],
         quota: int,
         max_evaluations: int,
-        starts: Sequence[Bits] = (),
+        starts: Sequence[Assignment] = (),
         most_local: Sequence[int] = (),
         exact_values: bool = False,
         optimizer: str | None = None,
-    ) -> Found:
-        """Put the best `quota` of the variables on the window, as far as the evaluations go; the
-        present mask becomes that one. All others stay as they are.
+    ) -> Solution:
+        """Put the best `quota` of the variables on the window, as far as the evaluations allow, and
+        update the current mask. Other groups stay as they are.
         """
-        planned = plan_solving(len(variables), quota, max_evaluations)
+        planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
         method = ENUMERATED if enumerated else optimizer or self.settings.optimizer
 
-        def evaluate(bits: Bits, threshold: float | None) -> Value:
-            z = self.mask(variables, bits)
-            return self.evaluate(z, threshold, name, bits.count(0) == quota)
+        def evaluate(assignment: Assignment, threshold: float | None) -> Value:
+            z = self.mask(variables, assignment)
+            return self.evaluate(z, threshold, name, assignment.count(0) == quota)
 
         problem = Problem(
             num_variables=len(variables),
             quota=quota,
             evaluate=evaluate,
             max_evaluations=planned,
-            # Each subproblem has its own.
+            # Each subproblem has its own seed.
             seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
             starts=tuple(starts),
             most_local=tuple(most_local),
@@ -164,28 +162,30 @@ class Search:
             end_early_in_nomad=self.settings.nomad_early_end,
         )
 
-        def meets_quota(z: Rows) -> bool:
-            return problem.meets_quota(self.bits(variables, z))
+        def meets_quota(z: Z) -> bool:
+            return problem.meets_quota(self.assignment_in(z, variables))
 
         with self.objective.tracking(name, planned, meets_quota):
-            found = optimize(method, problem)
-        self.z = self.mask(variables, found.bits)
-        self.reproducible &= found.trials.reproducible
+            solution = optimize(method, problem)
+        self.z = self.mask(variables, solution.assignment)
+        self.reproducible &= solution.trials.reproducible
         self.drawn |= method != ENUMERATED
-        for note in found.trials.notes:
+        for note in solution.trials.notes:
             say(f"{name}: {note}")
         layers = tuple(sorted({layer for places in variables for layer, _ in places}))
-        value = found.value.value if found.value else None
-        evaluations = len(found.trials.table)
-        self.steps.append(Step(name, layers, len(variables), quota, method, evaluations, value))
-        if found.ended_by is not None:
-            raise SearchEnded(found.ended_by)
-        return found
+        value = solution.value.value if solution.value else None
+        evaluations = len(solution.trials.table)
+        self.solved_parts.append(
+            SolvedPart(name, layers, len(variables), quota, method, evaluations, value)
+        )
+        if solution.ended_by is not None:
+            raise SearchEnded(solution.ended_by)
+        return solution
 
     # ------------------------------------------------------------------------------- from and to
 
     def announce(self, planned: Mapping[str, int]) -> None:
-        """What the search will take, before it starts."""
+        """Print the planned cost before the search starts."""
         total = sum(planned.values())
         parts = ", ".join(f"{name} {count:,}" for name, count in planned.items())
         texts = len(self.inputs.calibration.haystacks)
@@ -197,17 +197,17 @@ class Search:
         if cost.computed:
             seconds = cost.evaluation_seconds / cost.computed
             line += (
-                f"; at most {describe_seconds(total * seconds)}, at the {seconds:.2g} s that the "
-                "first evaluations took: most need fewer layers and texts"
+                f"; at most {describe_seconds(total * seconds)} ({seconds:.2g} s per evaluation so "
+                "far; most need fewer layers and texts)"
             )
         say(line)
         for limit in LIMITS:
             if (value := getattr(self.settings, limit)) is not None:
-                say(f"it ends with the best mask so far at --{limit.replace('_', '-')} {value:g}")
+                say(f"it stops with the best mask so far at --{limit.replace('_', '-')} {value:g}")
 
     @contextmanager
     def until_ended(self) -> Iterator[None]:
-        """The block is left where --max-evaluations or --max-hours end the search."""
+        """Leave the block when --max-evaluations or --max-hours ends the search."""
         try:
             yield
         except SearchEnded as ended:
@@ -217,9 +217,9 @@ class Search:
 
 @contextmanager
 def open_search(inputs: Inputs, unit: Unit = "group") -> Iterator[Search]:
-    """A search at its start: every group full, and the two ends of the score evaluated."""
+    """A new search: every group full, and the dense and the fully windowed model scored."""
     settings: SearchSettings = inputs.settings
-    # What decides the way of the search: of a file its content, not where it lies.
+    # What determines the course of the search. Of a file this is the content, not the path.
     deciding: dict[str, Any] = plain(settings)
     deciding |= {name: hash_file(v) for name, v in vars(settings).items() if isinstance(v, Path)}
     with open_objective(
@@ -238,12 +238,12 @@ def open_search(inputs: Inputs, unit: Unit = "group") -> Iterator[Search]:
             anchors = find_anchors(objective, layers, groups, settings.gamma)
         except SearchEnded as ended:
             raise UserError(
-                f"{ended} before the dense model and the fully windowed one are scored; allow more."
+                f"{ended} before the dense and the fully windowed model are scored; raise it."
             ) from None
         budget = inputs.budget if unit == "group" else inputs.layer_budget * groups
         yield Search(inputs, settings, objective, anchors, ((1,) * groups,) * layers, budget, unit)
 
 
-def plan_solving(num_variables: int, quota: int, max_evaluations: int) -> int:
-    """Evaluations of a subproblem: where there are no more candidates than allowed, all of them."""
+def count_solving(num_variables: int, quota: int, max_evaluations: int) -> int:
+    """Evaluations of a subproblem: all candidates if there are no more of them than allowed."""
     return min(math.comb(num_variables, quota), max_evaluations)

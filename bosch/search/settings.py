@@ -1,8 +1,9 @@
-"""What the methods that search leave to the user. A method's own Settings add to these, or change a
-default. Fields with the names of MaskConfig's take its values.
+"""Settings of the methods that search. A method's own Settings add fields or change defaults. A
+field with the name of a MaskConfig field takes its value. This file does not import torch.
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 from bosch.config import MaskConfig, at_least
@@ -10,29 +11,47 @@ from bosch.plugins import list_plugins, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
 from bosch.search.objective import check_objective
-from bosch.search.optimizers._nomad_process import check_installed
-from bosch.search.scorer import Accelerations
 from bosch.search.subproblems import MAX_VARIABLES
 
 
 @dataclass(frozen=True)
-class SearchSettings:
-    """Of every search."""
+class Accelerations:
+    """Ways to the same mask with less work. Each can be switched off, to verify that.
 
-    # Evaluations a layer; a subproblem with no more candidates is enumerated.
+    Cached hidden states equal recomputed ones bit for bit. Answer rows computed alone differ from
+    whole layers by rounding, and values are rounded to 1e-4.
+    """
+
+    prefixes: bool = True  # start at the lowest layer in which a mask differs from earlier ones
+    answer_rows: bool = True  # in the top layer, compute only the rows of the answers
+    memo: bool = True  # never score a mask twice, not even in another run
+    early_end: bool = True  # stop evaluating a mask that cannot exceed its threshold
+    memory_gb: float | None = None  # for cached states; None: half of a GPU's free memory, else 1
+    host_memory_gb: float = 0.0  # with a GPU, more of them in pinned host memory
+
+    @classmethod
+    def none(cls) -> "Accelerations":
+        return cls(False, False, False, False, 0.0)
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of every search."""
+
+    # Evaluations per layer. A subproblem with no more candidates than that is enumerated.
     kappa: int = MaskConfig.kappa
-    # What a mask is judged by: accuracy, probability, logprob, accuracy+probability,
-    # accuracy+logprob (of the answers).
+    # How masks are scored, on the calibration answers: accuracy, probability, logprob,
+    # accuracy+probability or accuracy+logprob.
     objective: str = "accuracy"
     optimizer: str = "nomad"  # a file of bosch/search/optimizers
-    alpha: float = MaskConfig.alpha  # penalty for missing the quota, in the loss that NOMAD sees
-    gamma: float = MaskConfig.gamma  # headroom of the normalized score above the dense model's
-    # End with the best mask evaluated that meets the budget; False: with the last stage's mask, as
-    # the paper, though stage 1 may have passed through a better one.
+    alpha: float = MaskConfig.alpha  # penalty for missing the quota, in NOMAD's loss
+    gamma: float = MaskConfig.gamma  # headroom of the normalized score above the dense model
+    # End with the best evaluated mask that meets the budget. False: with the last stage's mask, as
+    # in the paper, even if stage 1 evaluated a better one.
     keep_best: bool = True
-    nomad_early_end: bool = False  # end evaluations for NOMAD early; its models then see bounds
-    max_evaluations: int | None = None  # end with the best mask after so many; None: as planned
-    max_hours: float | None = None  # the same after so much time
+    nomad_early_end: bool = False  # stop NOMAD's evaluations early; its models then see bounds
+    max_evaluations: int | None = None  # stop after so many, with the best mask; None: as planned
+    max_hours: float | None = None  # stop after so many hours, with the best mask
     accelerations: Accelerations = speed_only(Accelerations())
 
     def __post_init__(self) -> None:
@@ -49,19 +68,28 @@ class SearchSettings:
 
 
 def check_optimizer(settings: SearchSettings) -> None:
-    """Refuse, before work begins, an optimizer whose package is missing. Searches whose candidates
-    may all be few enough to try do not ask.
+    """Refuse, before work begins, an optimizer whose package is missing. Searches that may turn out
+    small enough to enumerate do not call this.
     """
     if settings.optimizer == "nomad":
-        check_installed()
+        check_nomad_installed()
+
+
+def check_nomad_installed() -> None:
+    if find_spec("PyNomad") is None:
+        raise UserError(
+            "NOMAD is not installed: pip install PyNomadBBO, or use --optimizer swap, which needs "
+            "no package."
+        )
 
 
 @dataclass(frozen=True)
 class PartSettings(SearchSettings):
-    """Of a search over several layers at once."""
+    """Settings of a search over several layers at once."""
 
-    max_layers: int | None = MaskConfig.max_layers  # of a subproblem; None: max(1, 32 // groups)
-    # Of a subproblem; NOMAD's quadratic model takes no more.
+    # Layers per subproblem; None: max(1, 32 // groups).
+    max_layers: int | None = MaskConfig.max_layers
+    # Groups per subproblem. The default is the most that NOMAD's quadratic model takes.
     max_variables: int = MaskConfig.max_variables
 
     def __post_init__(self) -> None:
@@ -75,16 +103,17 @@ class PartSettings(SearchSettings):
 
 @dataclass(frozen=True)
 class StageSettings(PartSettings):
-    """Of the paper's three stages."""
+    """Settings of the paper's three stages."""
 
-    # What stage 2 may give a layer.
+    # Ratios that stage 2 may give to a layer.
     ratio_buckets: tuple[float, ...] = MaskConfig.ratio_buckets
-    # How stage 1 finds what a layer costs. stage1: as in the paper, localized from the top down to
-    # the ratio, what is found kept. whole_layer: each layer wholly on the window, all others full,
-    # judged by the answers' log-probability; an evaluation a layer.
+    # How stage 1 measures the cost of windowing a layer. stage1: as in the paper, layer by layer
+    # from the top, at the ratio, keeping the layers above windowed. whole_layer: one whole layer
+    # windowed at a time, all others full, by the log-probability of the answers; one evaluation
+    # per layer.
     importance: Literal["stage1", "whole_layer"] = "stage1"
-    # A last search over all groups, which swaps across layers: evaluations a layer. 0: none. None:
-    # what is left of the evaluations that stage 1 of the paper takes.
+    # Evaluations per layer of a last search over all groups, which swaps across layers. 0: none.
+    # None: those of the paper's stage 1 that remain.
     polish: int | None = 0
 
     def __post_init__(self) -> None:

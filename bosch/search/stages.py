@@ -1,7 +1,7 @@
-"""The three stages of BOSCH, and what its variants put in their place or behind them.
+"""The three stages of BOSCH, and the stages that its variants replace or add.
 
-stage 1  localize_parts, probe_layers: what does each layer cost?
-stage 2  assign_ratios: how many groups of each layer go on the window?
+stage 1  localize_parts, probe_layers: what does windowing each layer cost?
+stage 2  assign_ratios: how many groups of each layer get the window?
 stage 3  select_groups: which ones?
 after    polish: does a swap across layers help?
 """
@@ -14,21 +14,21 @@ from bosch.masks.mask import num_windowed
 from bosch.method import Table
 from bosch.run.progress import say
 from bosch.search.objective import Value, rounded
-from bosch.search.optimizers._interface import WITH_PENALTY, Found, mend
+from bosch.search.optimizers._interface import WITH_PENALTY, Solution, repair
 from bosch.search.ratios import allocate_ratios
-from bosch.search.search import Search, Variable, plan_solving
+from bosch.search.search import Search, Variable, count_solving
 from bosch.search.settings import StageSettings
 from bosch.search.subproblems import cut, plan_subproblems
 
 
 @dataclass(frozen=True)
 class Importance:
-    """What stage 1 found."""
+    """The result of stage 1."""
 
-    scores: tuple[float, ...]  # once layers i and above are localized; in the objective
+    scores: tuple[float, ...]  # the objective with layers i and above localized
     dense: float
-    tie_scores: tuple[float, ...] | None = None  # the same in log-probability, the dense one last
-    # How global it found each group: the harm done by windowing it, or 1 for those left full.
+    tie_scores: tuple[float, ...] | None = None  # log-probabilities, and then the dense model's
+    # How global each group is: the harm of windowing it, or 1 for the groups left full.
     guide: Table | None = None
 
     @property
@@ -40,7 +40,7 @@ class Importance:
 
 
 def measure_importance(search: Search, settings: StageSettings) -> Importance:
-    """Stage 1, in the way that the settings ask for."""
+    """Stage 1, as chosen by `settings.importance`."""
     if settings.importance == "whole_layer":
         return probe_layers(search)
     wants_harm = settings.optimizer not in WITH_PENALTY
@@ -50,8 +50,9 @@ def measure_importance(search: Search, settings: StageSettings) -> Importance:
 def localize_parts(
     search: Search, kappa: int, layers_at_once: int, exact_values: bool = False
 ) -> Importance:
-    """Algorithm 1, from the top layer down, what was found above kept: ceil(rho G) groups of each
-    layer go on the window. The paper takes one layer at a time, its ablation -multi several.
+    """Algorithm 1, from the top layer down, keeping the masks of the layers above: ceil(rho G)
+    groups of each layer get the window. The paper takes one layer at a time, its ablation B-multi
+    several.
     """
     windowed = groups_a_layer(search)
     scores = [0.0] * search.num_layers
@@ -60,19 +61,19 @@ def localize_parts(
     above = dense = search.score_of(search.anchors.dense)
     for layers in reversed(cut(range(search.num_layers), layers_at_once)):
         variables = search.groups_of(layers)
-        found = search.solve(
+        solution = search.solve(
             f"stage 1, {describe_layers(layers)}",
             variables,
             windowed * len(layers),
             kappa * len(layers),
             exact_values=exact_values,
         )
-        assert found.value is not None
+        assert solution.value is not None
         for layer in layers:
-            scores[layer] = search.score_of(found.value)
-            ties[layer] = _log_probability(found.value)
+            scores[layer] = search.score_of(solution.value)
+            ties[layer] = _log_probability(solution.value)
         share = (above - scores[layers[0]]) / len(variables)
-        for ((layer, group),), harm_done in zip(variables, _harm(found, share), strict=True):
+        for ((layer, group),), harm_done in zip(variables, _harm(solution, share), strict=True):
             harm[layer][group] = harm_done
         above = scores[layers[0]]
     search.details["stage1_scores"] = scores
@@ -81,42 +82,43 @@ def localize_parts(
 
 
 def groups_a_layer(search: Search) -> int:
-    """Of each layer that stage 1 puts on the window."""
+    """Groups of each layer that stage 1 puts on the window."""
     return num_windowed(search.inputs.ratio, 1, search.num_groups)
 
 
 def probe_layers(search: Search) -> Importance:
-    """Each layer wholly on the window with all others full, by the answers' mean log-probability:
-    one evaluation a layer.
+    """Window one whole layer at a time, all others full, and measure the answers' mean
+    log-probability: one evaluation per layer.
 
-    A layer with a single group that counts costs nothing in stage 1 as published, whose best masks
-    avoid that group, and then everything at a ratio of 1.
+    In stage 1 as published, a layer with a single important group costs nothing, because its best
+    masks avoid that group; at a ratio of 1 it then costs everything.
     """
     layers, dense = search.whole_layers(), _log_probability(search.anchors.dense)
-    found = []
+    probes = []
     with search.objective.tracking("stage 1, whole layers", len(layers)):
         for layer in range(len(layers)):
-            bits = tuple(int(other != layer) for other in range(len(layers)))
-            value = search.evaluate(search.mask(layers, bits), None, "stage 1, whole layers")
-            found.append(_log_probability(value))
-    search.details["whole_layer_log_probabilities"] = found
-    # As if each layer's drop were added on top of those above it, from a dense score of 1.
+            assignment = tuple(int(other != layer) for other in range(len(layers)))
+            value = search.evaluate(search.mask(layers, assignment), None, "stage 1, whole layers")
+            probes.append(_log_probability(value))
+    search.details["whole_layer_log_probabilities"] = probes
+    # Scores as in stage 1: the drops accumulate from the top layer down, from a dense score of 1.
     scores = [1.0]
-    for left in reversed(found):
-        scores.append(round(scores[-1] - (dense - left), 4))
+    for probe in reversed(probes):
+        scores.append(round(scores[-1] - (dense - probe), 4))
     return Importance(tuple(scores[:0:-1]), 1.0)
 
 
-def _harm(found: Found, share: float) -> list[float]:
-    """For each variable the mean value of the masks that meet the quota and keep it full, less that
-    of those that put it on the window; its share of the whole drop where there are not both.
+def _harm(solution: Solution, share: float) -> list[float]:
+    """For each variable, the mean value of masks that keep it full minus the mean value of masks
+    that window it, over masks that meet the quota. Where one kind is missing, its share of the
+    whole drop.
     """
-    problem, table = found.trials.problem, found.trials.table.items()
-    rows = [(bits, v.value) for bits, v in table if v.exact and problem.meets_quota(bits)]
+    problem, table = solution.trials.problem, solution.trials.table.items()
+    tried = [(mask, v.value) for mask, v in table if v.exact and problem.meets_quota(mask)]
     harms = []
     for variable in range(problem.num_variables):
-        kept, lost = ([v for bits, v in rows if bits[variable] == bit] for bit in (1, 0))
-        harms.append(fmean(kept) - fmean(lost) if kept and lost else share)
+        full, windowed = ([v for mask, v in tried if mask[variable] == bit] for bit in (1, 0))
+        harms.append(fmean(full) - fmean(windowed) if full and windowed else share)
     return harms
 
 
@@ -128,13 +130,15 @@ def _log_probability(value: Value) -> float:
 # ---------------------------------------------------------------------------------------- stage 2
 
 
-def assign_ratios(search: Search, settings: StageSettings, found: Importance) -> tuple[float, ...]:
-    """Algorithm 2, without an evaluation."""
-    scores, dense = found.scores, found.dense
-    if dense <= 0:  # log-probabilities, where stage 2 takes shares; it goes by the drops alone
+def assign_ratios(
+    search: Search, settings: StageSettings, importance: Importance
+) -> tuple[float, ...]:
+    """Algorithm 2; it needs no evaluations."""
+    scores, dense = importance.scores, importance.dense
+    if dense <= 0:  # shift log-probabilities to positive scores: only the drops matter
         scores, dense = tuple(round(1 + score - dense, 4) for score in scores), 1.0
     ratio, groups, buckets = search.inputs.ratio, search.num_groups, settings.ratio_buckets
-    ratios = allocate_ratios(scores, dense, ratio, groups, buckets, found.tie_scores)
+    ratios = allocate_ratios(scores, dense, ratio, groups, buckets, importance.tie_scores)
     search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
     return ratios
@@ -146,16 +150,17 @@ def assign_ratios(search: Search, settings: StageSettings, found: Importance) ->
 def select_groups(
     search: Search, settings: StageSettings, ratios: Sequence[float], guides: Sequence[Table] = ()
 ) -> None:
-    """Algorithm 3, from the dense model on: layers of one ratio at a time, larger ratios first.
+    """Algorithm 3, starting from the dense model: layers of one ratio at a time, larger ratios
+    first.
 
-    Each guide says how global it finds each group. Optimizers that keep the quota start from what
-    the guides choose, the first of them also says which groups go where a mask must be mended.
+    A guide is a table of how global each group is. Optimizers that keep the quota start from the
+    masks that the guides choose; the first guide also decides how masks are repaired.
     """
     search.z = search.dense()
-    plan = plan_subproblems(
+    parts = plan_subproblems(
         ratios, search.num_groups, settings.kappa, settings.layers_at_once(search.num_groups)
     )
-    for part in plan:
+    for part in parts:
         variables = search.groups_of(part.layers)
         if part.method == "none":
             bit = int(part.num_windowed == 0)
@@ -175,14 +180,14 @@ def solve_guided(
     guides: Sequence[Table],
 ) -> None:
     orders = [most_local_first(guide, variables) for guide in guides]
-    starts = [mend((1,) * len(variables), quota, order) for order in orders]
+    starts = [repair((1,) * len(variables), quota, order) for order in orders]
     if search.settings.optimizer in WITH_PENALTY:
         starts = []
     search.solve(name, variables, quota, max_evaluations, starts, orders[0] if orders else ())
 
 
 def most_local_first(guide: Table, variables: Sequence[Variable]) -> list[int]:
-    """The variables by how global a guide finds their groups; among equals the first."""
+    """The variables, sorted by how global a guide finds their groups; ties keep their order."""
     score = [sum(guide[layer][group] for layer, group in places) for places in variables]
     return sorted(range(len(variables)), key=lambda variable: score[variable])
 
@@ -191,22 +196,22 @@ def most_local_first(guide: Table, variables: Sequence[Variable]) -> list[int]:
 
 
 def polish(search: Search, max_evaluations: int) -> None:
-    """Swaps over all groups, across layers, from the present mask on; the budget stays met."""
+    """Swaps over all groups, across layers, starting from the current mask."""
     if max_evaluations < 2:
         return
     variables = search.all_groups()
-    start = search.bits(variables, search.z)
+    start = search.assignment_in(search.z, variables)
     search.solve("polish", variables, search.budget, max_evaluations, [start], optimizer="swap")
 
 
-# ----------------------------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------------------- number of evaluations
 
 
-def plan_evaluations(
+def count_evaluations(
     search: Search, settings: StageSettings, num_rankings: int = 0
 ) -> dict[str, int]:
-    """Evaluations of each stage, at most. A static ranking counts as one."""
-    # How many layers get which ratio does not depend on what stage 1 finds.
+    """Most evaluations of each stage. A static ranking counts as one."""
+    # How many layers get each ratio does not depend on the result of stage 1.
     num_layers, num_groups, ratio = search.num_layers, search.num_groups, search.inputs.ratio
     ratios = allocate_ratios(
         range(num_layers), num_layers, ratio, num_groups, settings.ratio_buckets
@@ -214,34 +219,34 @@ def plan_evaluations(
     most = settings.layers_at_once(num_groups)
     parts = plan_subproblems(ratios, num_groups, settings.kappa, most)
     planned = {
-        "stage 1": plan_stage1(search, settings),
+        "stage 1": count_stage1(search, settings),
         "stage 3": sum(part.evaluations for part in parts),
-        "polish": plan_polish(search, settings, num_rankings),
+        "polish": count_polish(search, settings, num_rankings),
     }
     return {stage: count for stage, count in planned.items() if count}
 
 
-def plan_stage1(search: Search, settings: StageSettings) -> int:
+def count_stage1(search: Search, settings: StageSettings) -> int:
     if settings.importance == "whole_layer":
         return search.num_layers
-    return plan_localizing(search, settings.kappa, 1)
+    return count_localizing(search, settings.kappa, 1)
 
 
-def plan_localizing(search: Search, kappa: int, layers_at_once: int) -> int:
+def count_localizing(search: Search, kappa: int, layers_at_once: int) -> int:
     windowed, groups = groups_a_layer(search), search.num_groups
     sizes = [len(part) for part in cut(range(search.num_layers), layers_at_once)]
-    return sum(plan_solving(n * groups, n * windowed, n * kappa) for n in sizes)
+    return sum(count_solving(n * groups, n * windowed, n * kappa) for n in sizes)
 
 
-def plan_polish(search: Search, settings: StageSettings, num_rankings: int = 0) -> int:
+def count_polish(search: Search, settings: StageSettings, num_rankings: int = 0) -> int:
     if settings.polish is not None:
         return settings.polish * search.num_layers
-    spent = plan_stage1(search, settings) + num_rankings
-    return max(plan_localizing(search, settings.kappa, 1) - spent, settings.kappa)
+    spent = count_stage1(search, settings) + num_rankings
+    return max(count_localizing(search, settings.kappa, 1) - spent, settings.kappa)
 
 
 def describe_layers(layers: Sequence[int]) -> str:
-    """layer 3, layers 4-6, layers 1 5 7."""
+    """For example: layer 3, layers 4-6, layers 1 5 7."""
     first, last = layers[0], layers[-1]
     if len(layers) == 1:
         return f"layer {first}"

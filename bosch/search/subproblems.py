@@ -1,5 +1,5 @@
-"""The subproblems of stage 3 of BOSCH: layers of equal ratio, cut into parts that one optimizer can
-take on.
+"""The subproblems of BOSCH's stage 3: layers of equal ratio, split into parts small enough for an
+optimizer.
 """
 
 import math
@@ -11,17 +11,17 @@ from typing import Literal
 from bosch.masks.mask import check_ratio, num_windowed
 from bosch.run.errors import UserError
 
-MAX_VARIABLES = 32  # of a part by default: 4 layers of 8 groups in the paper
+MAX_VARIABLES = 32  # per part by default: 4 layers of 8 groups in the paper
 
 
 @dataclass(frozen=True)
 class Subproblem:
-    """Which of the groups of some layers go on the window, when exactly so many of them do."""
+    """Which `num_windowed` of the groups of some layers get the window."""
 
     layers: tuple[int, ...]  # ascending
     ratio: float
     num_variables: int  # groups of these layers
-    num_windowed: int  # in their union: single layers may deviate from the ratio
+    num_windowed: int  # in all these layers: single ones may deviate from the ratio
     method: Literal["none", "exhaustive", "optimizer"]
     evaluations: int  # 0, the number of candidates, or kappa x layers
 
@@ -29,13 +29,13 @@ class Subproblem:
 def plan_subproblems(
     ratios: Sequence[float], num_groups: int, kappa: int = 100, max_layers: int | None = None
 ) -> tuple[Subproblem, ...]:
-    """The subproblems in the order in which stage 3 takes them on: larger ratios first, and of one
+    """The subproblems in the order in which stage 3 solves them: larger ratios first, and within a
     ratio from the bottom up.
 
-    Layers of a ratio are cut by depth into the fewest parts of at most `max_layers` (None: 32
-    groups) whose sizes differ by at most one, the lower parts the larger: what lies below a part
-    need not be computed again for each of its candidates. `kappa` evaluations a layer; where there
-    are no more candidates than that, all of them are tried.
+    Layers of one ratio are split by depth into the fewest parts of at most `max_layers` (None: 32
+    groups), whose sizes differ by at most one, larger parts first. Splitting by depth avoids
+    recomputing the layers below a part for each candidate. Each part gets `kappa` evaluations per
+    layer; if it has no more candidates than that, all are tried.
     """
     for name, value in (("num_groups", num_groups), ("kappa", kappa), ("max_layers", max_layers)):
         if value is not None and value < 1:
@@ -52,7 +52,7 @@ def plan_subproblems(
 
 
 def cut(layers: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """The fewest parts of at most `most`, alike in size up to one, the first ones the larger."""
+    """Split into the fewest parts of at most `most`; sizes differ by at most one, larger first."""
     num_parts = -(-len(layers) // most)
     size, larger = divmod(len(layers), num_parts)
     bounds = [part * size + min(part, larger) for part in range(num_parts + 1)]

@@ -1,5 +1,5 @@
-"""The searches on the embedded model, through the recipe: their masks are exact, and the same
-whatever happened on the way. Minutes."""
+"""The searches on the embedded model, through the recipe: their masks meet the ratio exactly, and
+do not depend on kills, ranks or accelerations. Takes minutes."""
 
 import json
 import random
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 SEARCH = Path(__file__).parents[2] / "recipes" / "search_mask.py"
 NONE = [f"--accelerations.no-{name}" for name in ("prefixes", "answer-rows", "memo", "early-end")]
-# recipes/search_mask.py, killed by itself behind the line of the journal with that number.
+# recipes/search_mask.py, which kills itself after the journal line with that number.
 KILLED = """
 import os, signal, sys
 from bosch.search.journal import Journal
@@ -52,7 +52,7 @@ def words(request: pytest.FixtureRequest, calibration: Path) -> list[str]:
 
 
 def search(folder: Path, words: list[str], *launcher: str) -> dict[str, Any]:
-    """The mask and its record, of a run in a folder of its own, which no memo reaches."""
+    """The mask and its record, from a run in its own folder, out of reach of any memo."""
     command = [*(launcher or [sys.executable]), str(SEARCH), *words]
     command += ["--run-dir", str(folder / "run")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -63,8 +63,8 @@ def search(folder: Path, words: list[str], *launcher: str) -> dict[str, Any]:
 
 def test_every_budget_is_met_and_one_seed_gives_one_mask(words: list[str], tmp_path: Path) -> None:
     for ratio in (0.25, 0.5, 0.75, 0.875):
-        asked = [*words, "--ratio", str(ratio)]
-        first, second = (search(tmp_path / f"{ratio} {again}", asked) for again in range(2))
+        arguments = [*words, "--ratio", str(ratio)]
+        first, second = (search(tmp_path / f"{ratio} {again}", arguments) for again in range(2))
         assert first == second
         rows = first["z"]
         assert sum(row.count("0") for row in rows) == num_windowed(ratio, len(rows), len(rows[0]))

@@ -1,5 +1,5 @@
-"""Every file of bosch/methods is asked the same: the exact ratio, the same answer for the same
-seed, the model left as it was, and after a kill the same files.
+"""The same tests for every file of bosch/methods: it meets the ratio exactly, gives the same result
+for the same seed, leaves the model as it was, and writes the same files after a kill.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import shutil
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -18,21 +18,24 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bosch.assets import asset_folder
 from bosch.calibration import Calibration
-from bosch.masks.mask import MaskFile, Unit, num_windowed, num_windowed_layers, read_mask
+from bosch.masks.mask import MaskFile, num_windowed, num_windowed_layers, read_mask
 from bosch.method import Inputs
 from bosch.methods import _choose
 from bosch.methods._examples import NOTES
-from bosch.plugins import list_plugins, load_plugin
+from bosch.methods._settings import load_method, traits_of, unit_of
+from bosch.plugins import list_plugins
 from bosch.recipes.presets import smoke
-from tests.attention_matrices import context_of, toy_calibration
+from bosch.run.errors import UserError
+from tests.attention_matrices import inputs_of, toy_calibration
 
-PACKAGE = "bosch.methods"
-METHODS = list_plugins(PACKAGE)
-LEARNED = [name for name in METHODS if _choose.learns_from_tokens(name)]
+METHODS = list_plugins("bosch.methods")
+LEARNED = [name for name in METHODS if traits_of(name).learns_from_tokens]
 TRAINING_FREE = [name for name in METHODS if name not in LEARNED]
-# Those that note each example: a killed one goes on from its notes.
+# Those that write each example's result: a killed one resumes from them.
 NOTING = [
-    name for name in TRAINING_FREE if _choose.reads_calibration(name) and not _choose.searches(name)
+    name
+    for name in TRAINING_FREE
+    if traits_of(name).reads_calibration and not traits_of(name).searches
 ]
 SLOW_RATIOS = (0.25, 0.875, "one windowed", "one left")
 RATIOS = [0.5, 0.75, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in SLOW_RATIOS)]
@@ -50,8 +53,8 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def calibration(model: PreTrainedModel) -> Calibration:
-    """As many examples and tokens as that preset has, of random tokens; its answers are those the
-    model gives, since no search takes a set of which the model knows nothing.
+    """As many examples and tokens as in that preset. The tokens are random; the answers are the
+    model's, because a search refuses a set on which the model is never right.
     """
     settings = smoke().calibration
     count = settings.examples // settings.questions_per_context
@@ -78,16 +81,16 @@ def inputs(
     calibration: Calibration,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Inputs:
-    """Of one method. Its notes stay in the folder: only the first test computes statistics."""
+    """Inputs of one method. Its results stay in the folder: only the first test computes them."""
     folder = tmp_path_factory.mktemp(name)
-    settings = own_settings(name, model, folder)
-    parts = (load_plugin(PACKAGE, name), model, calibration, folder / "mask", settings)
-    return context_of(*parts, window_tokens=smoke().window)
+    settings = necessary_settings(name, model, folder)
+    parts = (load_method(name), model, calibration, folder / "mask", settings)
+    return inputs_of(*parts, window_tokens=smoke().window)
 
 
-def own_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, Any]:
-    """What a method cannot do without, and how long a search may take."""
-    if _choose.searches(name):
+def necessary_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, Any]:
+    """Settings without a usable default, and a limit for searches."""
+    if traits_of(name).searches:
         return {"kappa": smoke().mask.kappa}
     if name != "from_file":
         return {}
@@ -105,7 +108,7 @@ def write(name: str, inputs: Inputs) -> MaskFile:
 
 
 def in_folder(inputs: Inputs, name: str) -> Inputs:
-    """The same beside it, in a folder that is empty."""
+    """The same inputs with an empty folder beside the first."""
     folder = inputs.folder.with_name(name)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -123,31 +126,26 @@ def files_of(inputs: Inputs) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_either_ranks_or_selects(name: str) -> None:
-    method = load_plugin(PACKAGE, name)
-    ways = [way for way in ("score_groups", "select") if hasattr(method, way)]
-    assert len(ways) == 1
-    assert tuple(inspect.signature(getattr(method, ways[0])).parameters) == ("context",)
-    assert _choose.unit_of(name) in get_args(Unit)
-    for flag in ("learns_from_tokens", "reads_calibration", "searches"):
-        assert getattr(method, flag, False) in (False, True)
+    method = load_method(name)  # checks its traits, and that it has one of the two functions
+    function = getattr(method, "score_groups", None) or method.select
+    assert tuple(inspect.signature(function).parameters) == ("inputs",)
+    assert unit_of(name) == traits_of(name).unit
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_settings_are_frozen_and_have_defaults(name: str) -> None:
-    settings, again = (load_plugin(PACKAGE, name).Settings() for _ in range(2))
+    settings, again = (load_method(name).Settings() for _ in range(2))
     assert dataclasses.is_dataclass(settings)
     assert hash(settings) == hash(again)  # only a frozen one has a hash
 
 
-def test_a_method_that_reads_no_calibration_set_does_not_ask_for_it(
-    name: str, inputs: Inputs
-) -> None:
+def test_only_a_method_that_reads_the_calibration_set_loads_it(name: str, inputs: Inputs) -> None:
     def refuse() -> Calibration:
-        raise LookupError("the calibration set was asked for")
+        raise LookupError("the calibration set was loaded")
 
     without = dataclasses.replace(in_folder(inputs, "without"), load_calibration=refuse)
-    asks = pytest.raises(LookupError) if _choose.reads_calibration(name) else nullcontext()
-    with asks:
+    loads = pytest.raises(LookupError) if traits_of(name).reads_calibration else nullcontext()
+    with loads:
         _choose.make_mask(name, without)
 
 
@@ -155,8 +153,8 @@ def test_a_method_that_reads_no_calibration_set_does_not_ask_for_it(
 def test_a_method_that_learns_says_that_it_needs_tokens(
     name: str, model: PreTrainedModel, calibration: Calibration, tmp_path: Path
 ) -> None:
-    inputs = context_of(load_plugin(PACKAGE, name), model, calibration, tmp_path)
-    with pytest.raises(ValueError, match=f"--method {name} learns from tokens"):
+    inputs = inputs_of(load_method(name), model, calibration, tmp_path)
+    with pytest.raises(UserError, match=f"--method {name}.*recover.py"):
         _choose.make_mask(name, inputs)
 
 
@@ -168,12 +166,12 @@ def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
     name: str, inputs: Inputs, ratio: float | str
 ) -> None:
     layers, groups = inputs.num_layers, inputs.num_groups
-    unit = _choose.unit_of(name)
+    unit = unit_of(name)
     count = layers if unit == "layer" else layers * groups
     if isinstance(ratio, str):
         ratio = {"one windowed": 1, "one left": count - 1}[ratio] / count
     inputs = dataclasses.replace(inputs, ratio=ratio)
-    if _choose.searches(name):  # its journal is of one ratio
+    if traits_of(name).searches:  # its journal is of one ratio
         inputs = in_folder(inputs, f"{ratio:g}")
     record = write(name, inputs)
     assert record.mask.unit == unit
@@ -200,8 +198,8 @@ def test_the_model_is_left_as_it_was(name: str, inputs: Inputs) -> None:
 
 @pytest.mark.parametrize("name", NOTING, indirect=True)
 def test_after_a_kill_the_files_are_the_same(name: str, inputs: Inputs) -> None:
-    """Killed behind every example, and in the middle of noting the next one. (Searches have a
-    journal: test_search_methods.py; the others are done in a moment.)"""
+    """Killed after every example, in the middle of writing the next one. (Searches have a journal,
+    see test_search_methods.py; the other methods take no time.)"""
     write(name, inputs)
     lines = (inputs.folder / NOTES).read_bytes().splitlines(keepends=True)
     for done in range(len(lines) + 1):

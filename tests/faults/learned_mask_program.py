@@ -1,4 +1,4 @@
-"""Tokens and a learned mask as the recipe makes them, in processes that tests kill."""
+"""Tokens and a learned mask, made as by the recipe, in processes that tests kill."""
 
 from dataclasses import replace
 from pathlib import Path

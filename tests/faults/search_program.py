@@ -1,4 +1,4 @@
-"""A search as a process that tests kill: stage one and swaps on a tiny model, with a journal."""
+"""A search in processes that tests kill: stage 1 and swaps on a tiny model, with a journal."""
 
 import json
 import multiprocessing.connection
@@ -20,11 +20,11 @@ RESULT = "result.json"
 def launch(folder: Path, world: int = 1, **options: Any) -> list[BaseProcess]:
     """Start all ranks of a search. Options: see `main`."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [start(main, folder, told, options) for told in launch_environment(world)]
+    return [start(main, folder, variables, options) for variables in launch_environment(world)]
 
 
 def wait(ranks: list[BaseProcess]) -> list[int | None]:
-    """Their exit codes. When one has died the others are killed, as a launcher does."""
+    """Their exit codes. If one dies, the others are killed, as a launcher does."""
     multiprocessing.connection.wait([rank.sentinel for rank in ranks], PATIENCE)
     for rank in ranks:
         rank.join(0 if any(each.exitcode for each in ranks) else PATIENCE)
@@ -44,7 +44,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def journal(folder: Path) -> list[dict[str, Any]]:
-    """Its lines, without what they cost."""
+    """The lines of the journal, without their costs."""
     lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
     return [{name: line[name] for name in line if name not in COSTS} for line in lines]
 
@@ -54,7 +54,7 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """options: `kill_at`, the evaluation at whose line the process kills itself, before it is
-    written, `torn` in the middle, or `written`, behind it; `limits` and `accelerations`.
+    written, `torn` in the middle, or `written`, after it; `limits` and `accelerations`.
     """
     os.environ.update(environment)
     log = (folder / f"log-{environment['RANK']}").open("w")
@@ -65,21 +65,21 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     from bosch.run.group import is_first
     from bosch.search import evaluations, scorer
     from tests import search_cases as cases
-    from tests.attention_matrices import context_of
+    from tests.attention_matrices import inputs_of
 
     torch.set_num_threads(1)
     model = cases.small_model()
     calibration = cases.answered_calibration(model)
     settings: Any = SimpleNamespace(Settings=dict)
-    context = context_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
+    inputs = inputs_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
     accelerations = scorer.Accelerations(**options.get("accelerations", {}))
     limits = options.get("limits", {})
     name, facts = "accuracy+probability", {"method": "toy"}
-    with evaluations.open_objective(context, name, facts, accelerations, **limits) as objective:
+    with evaluations.open_objective(inputs, name, facts, accelerations, **limits) as objective:
         _kill_at(objective.journal, options.get("kill_at"), options.get("moment", "before"))
-        found = [cases.stage_one(objective), cases.swap_search(objective)]
+        masks = [cases.stage_one(objective), cases.swap_search(objective)]
         if is_first():
-            content = {"found": found, "evaluations": objective.evaluations()}
+            content = {"found": masks, "evaluations": objective.evaluations()}
             (folder / RESULT).write_text(json.dumps(content))
     sys.stdout.flush()
 

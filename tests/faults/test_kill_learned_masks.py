@@ -1,5 +1,5 @@
-"""A mask that is learned, killed at random moments and gone on with: the same mask. And learned by
-two processes: the same gates, within what sums in another order allow."""
+"""A learned mask is the same after kills at random moments, and two processes learn the same gates
+up to the order of sums."""
 
 import itertools
 import random
@@ -18,7 +18,7 @@ FILES = ("mask.json", "scores.json", LEARNED, HISTORY)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A run that nobody killed, and its operations on files."""
+    """A run that is not killed, and its number of file operations."""
     run = tmp_path_factory.mktemp("whole") / "run"
     attempt = launch(run)
     assert attempt.wait() == [0], attempt.output()
@@ -26,14 +26,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 
 def kill_and_compare(whole: tuple[Path, int], run: Path, moments: Iterator[int]) -> None:
-    """Each attempt is killed at one moment; the last one is left alone."""
+    """Each attempt but the last is killed at one moment."""
     expected, operations = whole
     codes = []
     for moment in moments:
         attempt = launch(run, at=moment % operations + 1)
         codes += attempt.wait()
         assert codes[-1] in (-9, 0), attempt.output()
-        if codes[-1] == 0:  # what was left to do took fewer operations
+        if codes[-1] == 0:  # the rest took fewer operations
             break
     assert codes[0] == -9
     attempt = launch(run)
@@ -60,7 +60,7 @@ def test_killed_at_any_moment_it_is_the_same_mask(
 
 @pytest.mark.faults
 def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
-    """The first 10 steps within 1e-5, as fp32 sums in another order leave them."""
+    """The first 10 steps agree within 1e-5: fp32 sums in another order."""
     histories, masks = [], []
     for world in (1, 2):
         run = tmp_path / f"ranks-{world}"
@@ -73,6 +73,6 @@ def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
     for line, other in zip(alone[:10], together[:10], strict=True):
         for row, other_row in zip(line["gates"], other["gates"], strict=True):
             assert row == pytest.approx(other_row, abs=1e-5)
-    bits = [itertools.chain(*mask.z) for mask in masks]
-    alike = sum(bit == other for bit, other in zip(*bits, strict=True))
+    assignment = [itertools.chain(*mask.z) for mask in masks]
+    alike = sum(bit == other for bit, other in zip(*assignment, strict=True))
     print(f"{alike} of {masks[0].num_total} groups are alike in the masks of 1 and 2 processes")

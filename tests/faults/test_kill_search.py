@@ -1,4 +1,4 @@
-"""A search killed at any evaluation goes on from its journal, and ends as if it had not been."""
+"""A search killed at any evaluation resumes from its journal and ends with the same result."""
 
 import random
 import signal
@@ -14,7 +14,7 @@ MOMENTS = ("before", "torn", "written")
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Any]]:
-    """The result and the journal of a search that nobody kills."""
+    """The result and the journal of a search that is not killed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run(folder)
     return result(folder), journal(folder)
@@ -37,7 +37,7 @@ def test_a_search_killed_at_an_evaluation_ends_in_the_same_journal_and_mask(
 
 
 @pytest.mark.faults
-def test_a_search_killed_again_and_again_ends_in_the_same(
+def test_a_search_killed_repeatedly_ends_in_the_same(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
 ) -> None:
     expected, lines = undisturbed
@@ -56,10 +56,10 @@ def test_two_ranks_find_what_one_does(
 
 
 @pytest.mark.faults
-def test_a_search_killed_on_two_ranks_goes_on_with_one(
+def test_a_search_killed_on_two_ranks_resumes_with_one(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
 ) -> None:
-    """The texts that end masks differ, nothing else."""
+    """Only the texts at which masks stop early differ."""
     killed = wait(launch(tmp_path, world=2, kill_at=20))
     assert killed[0] == -signal.SIGKILL
     run(tmp_path, world=1)
@@ -67,18 +67,18 @@ def test_a_search_killed_on_two_ranks_goes_on_with_one(
 
 
 @pytest.mark.faults
-def test_a_limit_ends_a_search_that_goes_on_with_a_higher_one(
+def test_a_search_ended_by_a_limit_resumes_with_a_higher_one(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
 ) -> None:
     limited = launch(tmp_path, limits={"max_evaluations": 12})
     assert wait(limited) != [0]
-    assert "SearchEnded: --max-evaluations 12 are used" in (tmp_path / "log-0").read_text()
+    assert "SearchEnded: --max-evaluations 12" in (tmp_path / "log-0").read_text()
     assert journal(tmp_path) == undisturbed[1][:13]
     run(tmp_path)
     assert journal(tmp_path) == undisturbed[1]
 
 
 def journal_texts(folder: Path) -> list[bytes]:
-    """The whole lines."""
+    """The complete lines."""
     content = (folder / "journal.jsonl").read_bytes()
     return content[: content.rfind(b"\n") + 1].splitlines()

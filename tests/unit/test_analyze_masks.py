@@ -137,7 +137,7 @@ def test_every_analysis_leaves_numbers_and_a_table(
 def test_one_mask_alone_has_its_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(write(tmp_path, "bosch", 0.5)), "--out", str(tmp_path / "out")])
     assert (tmp_path / "out" / "depth.png").is_file()
-    assert "no two masks of one model and ratio" in capsys.readouterr().out
+    assert "no table of distances" in capsys.readouterr().out
 
 
 def test_replacement_makes_the_masks_and_scores_them_once(

@@ -26,7 +26,7 @@ def evenly_spaced_noise(count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("alpha", [-6.0, -1.5986, 0.0, 1.0, 5.0])
-def test_the_share_of_open_gates_is_that_of_many_samples(alpha: float) -> None:
+def test_the_share_of_open_gates_agrees_with_many_samples(alpha: float) -> None:
     """P(z > 0) = sigmoid(alpha + 1.5986), and P(z < 1) is its mirror image."""
     z = hard_concrete.sample(torch.tensor(alpha).double(), evenly_spaced_noise(100_000))
     expected = 1 / (1 + math.exp(-alpha - 1.5986))
@@ -36,7 +36,7 @@ def test_the_share_of_open_gates_is_that_of_many_samples(alpha: float) -> None:
     assert float((z < 1).double().mean()) == pytest.approx(mirrored, abs=1e-4)
 
 
-def test_the_mean_is_that_of_the_density() -> None:
+def test_the_mean_agrees_with_the_density() -> None:
     """E[z] = integral of P(z > t) over t from 0 to 1, where P(z > t) = sigmoid(alpha - BETA *
     logit((t - GAMMA) / (ZETA - GAMMA)))."""
     t = evenly_spaced_noise(20_000)
@@ -54,7 +54,7 @@ def test_gates_far_from_0_are_open_or_closed_for_every_noise() -> None:
     assert float(hard_concrete.share_open(torch.tensor(-60.0))) == pytest.approx(0, abs=1e-9)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_agree_with_finite_differences() -> None:
     alpha = torch.linspace(-3, 3, 21, dtype=torch.float64).requires_grad_()
     noise = torch.linspace(0.2, 0.8, 21, dtype=torch.float64)
     for made in (lambda alpha: hard_concrete.sample(alpha, noise), hard_concrete.share_open):
@@ -69,7 +69,7 @@ def test_gradients_are_finite_whatever_the_noise() -> None:
         assert bool(((z >= 0) & (z <= 1)).all())
         assert bool(gradient.isfinite().all())
         settled = (z == 0) | (z == 1)
-        assert bool((gradient[settled] == 0).all())  # so that one branch is enough for such a gate
+        assert bool((gradient[settled] == 0).all())  # so one branch is enough for such a gate
 
 
 def test_noise_is_a_function_of_seed_and_step() -> None:
@@ -103,7 +103,7 @@ def test_the_penalty_is_the_lagrangian_written_out(granularity: str) -> None:
     assert gates.penalty().item() == pytest.approx(sum(terms), abs=1e-5)
 
 
-def test_at_the_start_everything_is_open() -> None:
+def test_initially_every_gate_is_open() -> None:
     gates = ConstrainedGates(28, 8, "head-all-layers", 0.5, seed=0)
     assert gates.window_share().item() == pytest.approx(0.00136, abs=1e-5)
     assert gates.penalty().item() == 0
@@ -124,7 +124,7 @@ def test_multipliers_climb_and_gates_descend() -> None:
     assert bool((gates.alpha_U < hard_concrete.START).all())
 
 
-def test_layers_are_problems_of_their_own() -> None:
+def test_layers_are_independent_problems() -> None:
     gates = ConstrainedGates(2, 4, "head-per-layer", 0.5, seed=0)
     gates.alpha_U.data[0] = -10.0
     gates.quadratic_C.data[:] = 1.0
@@ -179,23 +179,23 @@ def test_the_budget_is_met_exactly(granularity: Any, ratio: float) -> None:
     units, _ = lowest(table, granularity, ratio, seed=0)
     assert len(set(units)) == len(units) == num_windowed(ratio, num_layers, num_columns)
     if granularity == "head-per-layer":
-        counts = [sum(layer == own for layer, _ in units) for own in range(num_layers)]
+        counts = [sum(unit[0] == layer for unit in units) for layer in range(num_layers)]
         assert max(counts) - min(counts) <= 1
     else:
         closed = sorted(table[layer][column] for layer, column in units)
         assert closed == sorted(value for row in table for value in row)[: len(units)]
 
 
-def test_what_does_not_divide_comes_from_the_layers_with_the_lowest_next_gate() -> None:
-    """Worked by hand: 4 of 6 groups in 3 layers are one each, and one more. The second values are
-    5, 3 and 4, so layer 1 gives it."""
+def test_the_remainder_comes_from_the_layers_with_the_lowest_next_gate() -> None:
+    """Worked by hand: 4 of 6 groups in 3 layers are one each and one more. The second values are 5,
+    3 and 4, so layer 1 gives it."""
     table = [[0.0, 5.0], [3.0, 1.0], [4.0, 2.0]]
     units, _ = lowest(table, "head-per-layer", 4 / 6, seed=0)
     assert sorted(units) == [(0, 0), (1, 0), (1, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_ties_go_by_seed(granularity: Any) -> None:
+def test_the_seed_breaks_ties(granularity: Any) -> None:
     table = [[1.0] * (1 if granularity == "layer" else 4)] * 6
     choices = [lowest(table, granularity, 0.6, seed) for seed in (0, 0, 1, 2, 3)]
     assert choices[0] == choices[1]

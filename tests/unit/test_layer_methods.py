@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from bosch.masks.mask import num_windowed_layers
 from bosch.method import Selection
 from bosch.methods import begin_middle_end, interleave, random_groups, random_layers
-from tests.convex_toy import context_without_model
+from tests.convex_toy import inputs_without_model
 
 
 def select(method: ModuleType, ratio: float, num_layers: int = 8, seed: int = 0) -> Selection:
-    inputs = context_without_model(method, (num_layers, 4), ratio, seed=seed)
+    inputs = inputs_without_model(method, (num_layers, 4), ratio, seed=seed)
     selection: Selection = method.select(inputs)
     return selection
 
@@ -49,12 +49,12 @@ def pattern(method: ModuleType, ratio: float, num_layers: int) -> str:
         (begin_middle_end, 1, "www"),
     ],
 )
-def test_layers_go_by_the_rule(method: ModuleType, ratio: float, expected: str) -> None:
+def test_layers_follow_the_rule(method: ModuleType, ratio: float, expected: str) -> None:
     assert pattern(method, ratio, len(expected)) == expected
 
 
 @given(st.integers(1, 60), st.floats(0, 1))
-def test_layer_rules_take_exactly_the_layers_of_the_ratio(num_layers: int, ratio: float) -> None:
+def test_layer_rules_meet_the_ratio_exactly(num_layers: int, ratio: float) -> None:
     for method in (interleave, begin_middle_end, random_layers):
         windowed = pattern(method, ratio, num_layers).count("w")
         assert windowed == num_windowed_layers(ratio, num_layers)

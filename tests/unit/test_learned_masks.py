@@ -12,8 +12,9 @@ from bosch.gates.history import HISTORY, PICTURE, read_history
 from bosch.masks.mask import num_windowed, read_mask
 from bosch.method import Selection
 from bosch.methods import _choose, _gates, consa, l1_gates
-from bosch.methods._gates import LEARNED, Length, plan_length
-from tests.convex_toy import ConvexToy, context_without_model
+from bosch.methods._gates import LEARNED, Length, choose_length
+from bosch.run.errors import UserError
+from tests.convex_toy import ConvexToy, inputs_without_model
 
 GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
 
@@ -24,12 +25,10 @@ def select(
     folder.mkdir(parents=True, exist_ok=True)
     shape: Any = tuple(toy.cost_LG.shape)
     settings = {"token_share": 1.0} | settings
-    context = context_without_model(
-        method, shape, ratio, folder, learning=toy.learning(), **settings
-    )
+    inputs = inputs_without_model(method, shape, ratio, folder, learning=toy.learning(), **settings)
     name = method.__name__.rsplit(".", 1)[-1]
-    selection = _choose.make_mask(name, context)
-    _choose.write_selection(name, context, selection, 0.0)
+    selection = _choose.make_mask(name, inputs)
+    _choose.write_selection(name, inputs, selection, 0.0)
     return selection
 
 
@@ -42,8 +41,8 @@ def best_cost(toy: ConvexToy, ratio: float, granularity: str) -> float:
 
 
 def check_convex_toy(folder: Path, ratio: float, granularity: str, seed: int) -> None:
-    """The expected share is within .02 of the ratio before the mask is made exact, and what goes on
-    the window costs at most 1.15 times the best choice."""
+    """Before the mask is made exact, the expected share is within .02 of the ratio. The windowed
+    groups cost at most 1.15 times the best choice."""
     toy = ConvexToy.draw(28, 8, seed)
     selection = select(consa, toy, folder, ratio, granularity=granularity)
     num_units = 28 if granularity == "layer" else 224
@@ -62,7 +61,7 @@ def test_on_a_convex_toy_the_ratio_is_met_by_the_cheapest_groups(
     check_convex_toy(tmp_path, ratio, "head-all-layers", seed=0)
 
 
-# Seven of 28 layers, of which a wrong one weighs more than a group of 56.
+# Seven of 28 layers: one wrong layer costs more than one wrong group of 56.
 TOO_DEAR = {
     (0.25, "layer", 2): "costs 1.198 times the best",
     (0.25, "layer", 3): "costs 1.151 times",
@@ -79,7 +78,7 @@ TOO_DEAR = {
         for case in itertools.product((0.25, 0.5, 0.75), GRANULARITIES, range(1, 4))
     ],
 )
-def test_so_it_is_for_other_costs_and_granularities(
+def test_the_same_holds_for_other_costs_and_granularities(
     ratio: float, granularity: str, seed: int, tmp_path: Path
 ) -> None:
     check_convex_toy(tmp_path, ratio, granularity, seed)
@@ -110,7 +109,7 @@ def test_the_budget_is_met_however_little_was_learned(
 
 
 def test_scalar_gates_rank_by_cost(tmp_path: Path) -> None:
-    """(1 - z)^2 pulls a gate back up, more so where it costs more: lowest is cheapest."""
+    """(1 - z)^2 pulls a gate up, more so where the cost is higher: the lowest are the cheapest."""
     toy = ConvexToy.draw(6, 4, seed=1)
     selection = select(l1_gates, toy, tmp_path, 0.5, l1_weight=2.0)
     assert toy.cost_of(torch.tensor(selection.mask.z)) <= 1.05 * best_cost(toy, 0.5, "all")
@@ -137,7 +136,7 @@ def test_a_killed_mask_is_the_same_mask(method: ModuleType, tmp_path: Path) -> N
 def test_what_was_learned_is_not_learned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before the mask was written, and gone on with by another number of processes."""
+    """Killed before the mask was written, and resumed with another number of processes."""
     toy = ConvexToy.draw(6, 4, seed=1)
     first = select(consa, toy, tmp_path, 0.5)
     toy.stop_after = 1
@@ -146,25 +145,26 @@ def test_what_was_learned_is_not_learned_again(
     assert (again.mask, again.details) == (first.mask, first.details)
 
 
-# --- what the user is told ---
+# --- notes and warnings ---
 
 
-def test_equal_gates_at_the_border_are_told(tmp_path: Path) -> None:
-    """L1 alone: all scalar gates go down alike."""
+def test_a_tie_at_the_cutoff_is_reported(tmp_path: Path) -> None:
+    """With L1 alone all scalar gates decrease equally."""
     equal = select(l1_gates, ConvexToy(torch.zeros(3, 4)), tmp_path / "equal", 0.5, steps=5)
-    assert "are equal; seed 0 chose" in equal.notes[-1]
+    assert "seed 0" in equal.notes[-1]
     apart = select(l1_gates, ConvexToy.draw(3, 4, 1), tmp_path / "apart", 0.5, l1_weight=2.0)
-    assert "equal" not in " ".join(apart.notes)
+    assert "seed" not in " ".join(apart.notes)
 
 
-def test_a_window_that_hides_nothing_is_told(
+def test_a_window_as_long_as_the_sequences_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(_gates, "say", lines.append)
     select(consa, ConvexToy.draw(3, 4, seed=1), tmp_path, 0.5, steps=5)  # sequences of 1 token
     [line] = lines
-    assert "a window of 64 tokens hides nothing from sequences of 1:" in line
+    assert "window of 64 tokens" in line
+    assert "sequences of 1 token" in line
 
 
 # --- how long ---
@@ -186,44 +186,44 @@ def test_length_comes_from_the_tokens(
     budget: int, packed: int, window: int, worlds: tuple[int, ...], length: Length
 ) -> None:
     for world in worlds:
-        assert plan_length(consa.Settings(), budget, packed, window, world) == length
+        assert choose_length(consa.Settings(), budget, packed, window, world) == length
 
 
-def test_sequences_are_as_long_as_asked_for_and_else_not_cut_below_four_windows() -> None:
+def test_sequences_have_the_length_set_or_at_least_four_windows() -> None:
     assert Length(10, 2, 256).num_tokens == 5_120
     for window, tokens in ((2_048, 8_192), (4_096, 16_384), (32_768, 32_768)):
         for budget in (2_500_000_000, 2_500_000):  # too few tokens for 1,000 steps, too
-            found = plan_length(consa.Settings(), budget, 32_768, window)
-            assert found.sequence_tokens == tokens
-    asked = consa.Settings(sequence_tokens=512, batch_sequences=3)
-    assert plan_length(asked, 786_432, 1_024, 64, world=3) == Length(204, 3, 512)
-    with pytest.raises(ValueError, match=r"sequences of 300 tokens cannot be cut from packed ones"):
-        plan_length(consa.Settings(sequence_tokens=300), 786_432, 1_024, 64)
+            length = choose_length(consa.Settings(), budget, 32_768, window)
+            assert length.sequence_tokens == tokens
+    given = consa.Settings(sequence_tokens=512, batch_sequences=3)
+    assert choose_length(given, 786_432, 1_024, 64, world=3) == Length(204, 3, 512)
+    with pytest.raises(UserError, match=r"300,.*1,024"):
+        choose_length(consa.Settings(sequence_tokens=300), 786_432, 1_024, 64)
     much = consa.Settings(token_share=0.5, batch_sequences=501)
-    with pytest.raises(ValueError, match=r"0\.5 of 1,000 tokens do not hold one step of 501"):
-        plan_length(much, 1_000, 1, 64)
+    with pytest.raises(UserError, match=r"0\.5 .*1,000.* 501"):
+        choose_length(much, 1_000, 1, 64)
 
 
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        (l1_gates, {"steps": 0}, "steps is 0, it must be at least 1"),
-        (l1_gates, {"token_share": 0.0}, "token_share is 0.0, it must be above 0"),
-        (l1_gates, {"token_share": 1.5}, "it must be at most 1"),
+        (l1_gates, {"steps": 0}, "steps is 0"),
+        (l1_gates, {"token_share": 0.0}, "token_share is 0.0"),
+        (l1_gates, {"token_share": 1.5}, "token_share is 1.5"),
         (consa, {"gate_learning_rate": -0.1}, "gate_learning_rate is -0.1"),
         (consa, {"multiplier_learning_rate": 0.0}, "multiplier_learning_rate is 0.0"),
-        (consa, {"quadratic_cap": -1.0}, "quadratic_cap is -1.0, it must be at least 0"),
-        (l1_gates, {"l1_weight": -0.05}, "l1_weight is -0.05, it must be at least 0"),
+        (consa, {"quadratic_cap": -1.0}, "quadratic_cap is -1.0"),
+        (l1_gates, {"l1_weight": -0.05}, "l1_weight is -0.05"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(
     method: ModuleType, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         method.Settings(**changes)
 
 
-# --- the notes ---
+# --- the history ---
 
 
 def test_the_history_has_a_line_a_step_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
@@ -235,3 +235,15 @@ def test_the_history_has_a_line_a_step_and_a_torn_line_is_dropped(tmp_path: Path
     assert lines[-1].keys() >= {"window_share", "penalty", "linear", "quadratic", "gates"}
     path.write_text(path.read_text()[:-10])
     assert read_history(path) == lines[:-1]
+    path.write_text("{}\n" + path.read_text())
+    with pytest.raises(UserError, match=rf"{HISTORY}.*line 1"):
+        read_history(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"length": {"steps": 1}}'])
+def test_a_damaged_file_of_final_gates_is_named(content: str, tmp_path: Path) -> None:
+    toy = ConvexToy.draw(3, 2, seed=1)
+    select(consa, toy, tmp_path, 0.5, steps=7)
+    (tmp_path / LEARNED).write_text(content)
+    with pytest.raises(UserError, match=LEARNED):
+        select(consa, toy, tmp_path, 0.5, steps=7)

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from bosch.plugins import list_plugins
+from bosch.run.errors import UserError
+from bosch.search import settings
 from bosch.search.objective import Anchors, SearchEnded, Value
 from bosch.search.optimizers import _nomad_process
-from bosch.search.optimizers._interface import PACKAGE, Bits, Problem, optimize
+from bosch.search.optimizers._interface import PACKAGE, Assignment, Problem, optimize
 
 OPTIMIZERS = list_plugins(PACKAGE)
 DENSE = Value(1.0, True, 1.0, 1.0, 0.0)
@@ -25,17 +27,17 @@ ROOT = Path(__file__).parents[2]
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
-Score = Callable[[Bits], float]
+Score = Callable[[Assignment], float]
 
 
 def entangled(num_variables: int, seed: int = 0) -> Score:
-    """In 64ths: groups count for themselves and in pairs that back each other up."""
+    """In 64ths: groups count individually and in pairs that back each other up."""
     draw = random.Random(seed)
     alone = [draw.random() for _ in range(num_variables)]
     pairs = [(*draw.sample(range(num_variables), 2), draw.random()) for _ in range(num_variables)]
     most = sum(alone) + sum(weight for _, _, weight in pairs)
 
-    def score(bits: Bits) -> float:
+    def score(bits: Assignment) -> float:
         total = sum(weight * bit for weight, bit in zip(alone, bits, strict=True))
         total += sum(weight * (bits[i] | bits[j]) for i, j, weight in pairs)
         return round(round(64 * total / most) / 64, 4)
@@ -44,16 +46,16 @@ def entangled(num_variables: int, seed: int = 0) -> Score:
 
 
 class Judge:
-    """An objective that ends evaluations early as often as it may, and counts them."""
+    """An objective that stops evaluations early as often as it can, and records the masks."""
 
     def __init__(self, score: Score, end_early: bool = True, ends_after: float = math.inf) -> None:
         self.score, self.end_early, self.ends_after = score, end_early, ends_after
-        self.asked: list[Bits] = []
+        self.tried: list[Assignment] = []
 
-    def __call__(self, bits: Bits, threshold: float | None) -> Value:
-        if len(self.asked) >= self.ends_after:
+    def __call__(self, bits: Assignment, threshold: float | None) -> Value:
+        if len(self.tried) >= self.ends_after:
             raise SearchEnded("enough")
-        self.asked.append(bits)
+        self.tried.append(bits)
         value = self.score(bits)
         if self.end_early and threshold is not None and value <= threshold:
             return Value(threshold, False, None, None, None)
@@ -74,20 +76,20 @@ def best_of(score: Score, num_variables: int, quota: int) -> float:
     return max(score(bits) for bits in masks if bits.count(0) == quota)
 
 
-# --- what all of them keep ---
+# --- all optimizers ---
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("quota", "budget"), [(0, 3), (1, 3), (5, 20), (8, 3)])
-def test_the_quota_is_met_and_the_budget_kept(name: str, quota: int, budget: int) -> None:
+def test_the_quota_and_the_budget_are_met(name: str, quota: int, budget: int) -> None:
     judge = Judge(entangled(8))
-    found = optimize(name, problem_of(judge, 8, quota, budget))
-    assert found.bits.count(0) == quota
-    assert found.value is not None
-    assert found.value.value == judge.score(found.bits)
-    assert len(judge.asked) == len(set(judge.asked)) <= budget + 1  # one more where none met it
-    assert found.trials.reproducible
-    assert found.ended_by is None
+    solution = optimize(name, problem_of(judge, 8, quota, budget))
+    assert solution.assignment.count(0) == quota
+    assert solution.value is not None
+    assert solution.value.value == judge.score(solution.assignment)
+    assert len(judge.tried) == len(set(judge.tried)) <= budget + 1  # one more where none met it
+    assert solution.trials.reproducible
+    assert solution.ended_by is None
 
 
 @pytest.mark.parametrize(
@@ -97,14 +99,14 @@ def test_the_quota_is_met_and_the_budget_kept(name: str, quota: int, budget: int
 def test_the_same_seed_tries_the_same_masks_whatever_ends_early(
     name: str, options: dict[str, bool]
 ) -> None:
-    asked = []
+    tried = []
     for end_early in (True, False, True):
         judge = Judge(entangled(8), end_early)
         optimize(name, problem_of(judge, seed=3, **options))
-        asked.append(judge.asked)
-    assert asked[0] == asked[1] == asked[2]
+        tried.append(judge.tried)
+    assert tried[0] == tried[1] == tried[2]
     if name == "nomad":
-        assert asked[0][0] == (1,) * 8  # the first start, as it is
+        assert tried[0][0] == (1,) * 8  # the first start, as it is
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "exhaustive"])
@@ -112,46 +114,46 @@ def test_another_seed_tries_other_masks(name: str) -> None:
     judges = [Judge(entangled(10)) for _ in range(2)]
     for seed, judge in enumerate(judges):
         optimize(name, problem_of(judge, 10, 5, 25, seed=seed))
-    assert judges[0].asked != judges[1].asked
+    assert judges[0].tried != judges[1].tried
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_small_space_is_searched_to_its_optimum(name: str, seed: int) -> None:
     judge = Judge(entangled(6, seed))
-    found = optimize(name, problem_of(judge, 6, 3, 60, seed=seed))  # 20 masks meet it, of 64
-    assert found.value is not None
-    assert found.value.value == best_of(judge.score, 6, 3)
+    solution = optimize(name, problem_of(judge, 6, 3, 60, seed=seed))  # 20 masks meet it, of 64
+    assert solution.value is not None
+    assert solution.value.value == best_of(judge.score, 6, 3)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_search_that_is_ended_keeps_its_best_mask(name: str) -> None:
     whole, cut = Judge(entangled(8)), Judge(entangled(8), ends_after=12)
     optimize(name, problem_of(whole))
-    found = optimize(name, problem_of(cut))
-    assert found.ended_by == "enough"
-    assert cut.asked == whole.asked[:12]
-    tried = [cut.score(bits) for bits in cut.asked if bits.count(0) == 5]
-    assert found.bits.count(0) == 5
-    assert (found.value.value if found.value else None) == max(tried, default=None)
+    solution = optimize(name, problem_of(cut))
+    assert solution.ended_by == "enough"
+    assert cut.tried == whole.tried[:12]
+    tried = [cut.score(bits) for bits in cut.tried if bits.count(0) == 5]
+    assert solution.assignment.count(0) == 5
+    assert (solution.value.value if solution.value else None) == max(tried, default=None)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_search_ended_at_once_or_on_a_plateau_still_has_a_mask(name: str) -> None:
-    found = optimize(name, problem_of(Judge(entangled(8), ends_after=0), most_local=range(8)))
-    assert found.bits == (0, 0, 0, 0, 0, 1, 1, 1)
-    assert found.value is None
+    solution = optimize(name, problem_of(Judge(entangled(8), ends_after=0), most_local=range(8)))
+    assert solution.assignment == (0, 0, 0, 0, 0, 1, 1, 1)
+    assert solution.value is None
     plateau = Judge(lambda bits: 0.5 if any(bits) else 0.0)
-    assert optimize(name, problem_of(plateau, 8, 4, 20)).bits.count(0) == 4
+    assert optimize(name, problem_of(plateau, 8, 4, 20)).assignment.count(0) == 4
 
 
-# --- each one's own ---
+# --- single optimizers ---
 
 
 def test_exhaustive_takes_the_first_of_equals() -> None:
-    found = optimize("exhaustive", problem_of(Judge(lambda bits: float(any(bits))), 4, 2, 6))
-    assert found.bits == (0, 0, 1, 1)
-    assert len(found.trials.table) == 6
+    solution = optimize("exhaustive", problem_of(Judge(lambda bits: float(any(bits))), 4, 2, 6))
+    assert solution.assignment == (0, 0, 1, 1)
+    assert len(solution.trials.table) == 6
     exact = optimize("exhaustive", problem_of(Judge(entangled(8)), 8, 5, 56, exact_values=True))
     assert all(value.exact for value in exact.trials.table.values())
 
@@ -160,38 +162,39 @@ def test_swap_stays_on_the_quota_and_begins_with_its_starts() -> None:
     judge = Judge(entangled(16))
     starts = ((0,) * 8 + (1,) * 8, (1,) * 8 + (0,) * 8, (1,) * 16)
     optimize("swap", problem_of(judge, 16, 8, 100, starts=starts, most_local=range(15, -1, -1)))
-    assert judge.asked[:2] == [*starts[:2]]  # the third one, mended, is the second
-    assert all(bits.count(0) == 8 for bits in judge.asked)
+    assert judge.tried[:2] == [*starts[:2]]  # the third one, repaired, is the second
+    assert all(bits.count(0) == 8 for bits in judge.tried)
 
 
 def test_swap_leaves_a_local_optimum() -> None:
-    """Two swaps away from the start lies the only better mask; every neighbor is worse."""
+    """The only better mask is two swaps from the start; every neighbor is worse."""
     best = (1, 1, 1, 0, 0, 0)
     start = (0, 0, 1, 1, 1, 0)
     values = {best: 1.0, start: 0.5}
     judge = Judge(lambda bits: values.get(bits, 0.1 if any(bits) else 0.0))
-    found = optimize("swap", problem_of(judge, 6, 3, 20, starts=(start,)))
-    assert found.bits == best
+    solution = optimize("swap", problem_of(judge, 6, 3, 20, starts=(start,)))
+    assert solution.assignment == best
 
 
-def test_one_plus_one_evaluates_nothing_that_its_penalty_rules_out() -> None:
+def test_one_plus_one_skips_masks_that_their_penalty_rules_out() -> None:
     judge = Judge(entangled(50))
-    found = optimize("nomad", problem_of(judge, 50, 25, 60, starts=((0, 1) * 25,)))
-    assert all(abs(bits.count(0) - 25) <= 6 for bits in judge.asked)  # 100 (7/50)^2 > 1.2 / 1.2
-    assert "50 variables are more than the 49" in found.trials.notes[0]
-    assert found.value is not None
-    assert found.value.value > judge.score((0, 1) * 25)
+    solution = optimize("nomad", problem_of(judge, 50, 25, 60, starts=((0, 1) * 25,)))
+    assert all(abs(bits.count(0) - 25) <= 6 for bits in judge.tried)  # 100 (7/50)^2 > 1.2 / 1.2
+    assert "50 variables" in solution.trials.notes[0]
+    assert "one_plus_one" in solution.trials.notes[0]
+    assert solution.value is not None
+    assert solution.value.value > judge.score((0, 1) * 25)
 
 
 # --- NOMAD's process ---
 
 
 def dying(judge: Judge, at: int, end: Callable[[int], None]) -> Judge:
-    """The same, but NOMAD's process is ended by `end` when it asks for mask number `at`."""
+    """The same, but `end` ends NOMAD's process when it requests mask number `at`."""
     score = judge.score
 
-    def evaluate(bits: Bits) -> float:
-        if len(judge.asked) == at:
+    def evaluate(bits: Assignment) -> float:
+        if len(judge.tried) == at:
             end(nomad_process())
         return score(bits)
 
@@ -202,33 +205,34 @@ def dying(judge: Judge, at: int, end: Callable[[int], None]) -> Judge:
 def nomad_process() -> int:
     """The one child of this process that runs NOMAD."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    (found,) = [
+    (solution,) = [
         int(pid) for pid in children if "_nomad_child" in Path(f"/proc/{pid}/cmdline").read_text()
     ]
-    return found
+    return solution
 
 
 @on_linux
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_dead_nomad_costs_the_rest_of_its_budget_only(sent: signal.Signals) -> None:
+def test_a_dead_nomad_only_costs_the_rest_of_its_budget(sent: signal.Signals) -> None:
     judge = dying(Judge(entangled(8)), 20, lambda pid: os.kill(pid, sent))
-    found = optimize("nomad", problem_of(judge, budget=60, starts=((0,) * 5 + (1,) * 3,)))
-    (note,) = found.trials.notes
-    assert f"NOMAD was ended by {sent.name}: the last 40 of 60 evaluations" in note
-    assert not found.trials.reproducible
-    tried = [bits for bits in judge.asked if bits.count(0) == 5]
-    assert found.value is not None
-    assert found.value.value == max(map(entangled(8), tried))
+    solution = optimize("nomad", problem_of(judge, budget=60, starts=((0,) * 5 + (1,) * 3,)))
+    (note,) = solution.trials.notes
+    assert sent.name in note
+    assert "40 of 60" in note
+    assert not solution.trials.reproducible
+    tried = [bits for bits in judge.tried if bits.count(0) == 5]
+    assert solution.value is not None
+    assert solution.value.value == max(map(entangled(8), tried))
 
 
 @on_linux
-def test_a_hung_nomad_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_nomad_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_nomad_process, "HUNG_SECONDS", 2.0)
     judge = dying(Judge(entangled(8)), 5, lambda pid: os.kill(pid, signal.SIGSTOP))
-    found = optimize("nomad", problem_of(judge, budget=60))
-    assert "NOMAD asked nothing for 2 s" in found.trials.notes[0]
-    assert not found.trials.reproducible
-    assert found.bits.count(0) == 5
+    solution = optimize("nomad", problem_of(judge, budget=60))
+    assert "2 s" in solution.trials.notes[0]
+    assert not solution.trials.reproducible
+    assert solution.assignment.count(0) == 5
 
 
 def test_nomad_in_a_used_process_is_as_in_a_fresh_one() -> None:
@@ -239,12 +243,12 @@ def test_nomad_in_a_used_process_is_as_in_a_fresh_one() -> None:
         "from tests.unit.test_optimizers import *\n"
         "judge = Judge(entangled(8))\n"
         "optimize('nomad', problem_of(judge, seed=5))\n"
-        "print(judge.asked)\n"
+        "print(judge.tried)\n"
     )
     fresh = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert str(used[0].asked) == str(used[1].asked) == fresh.stdout.strip()
+    assert str(used[0].tried) == str(used[1].tried) == fresh.stdout.strip()
 
 
 @on_linux
@@ -274,16 +278,16 @@ def test_nomad_does_not_outlive_a_killed_search() -> None:
     )
     killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    with contextlib.suppress(ProcessLookupError):  # it is gone already
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         child = os.pidfd_open(int(killed.stdout))
-        assert select.select([child], [], [], 60)[0]  # once its end of the pipe has told it
+        assert select.select([child], [], [], 60)[0]  # readable once the process has ended
         os.close(child)
 
 
-def test_without_nomad_swap_works_and_nomad_says_what_to_do(
+def test_without_nomad_swap_works_and_nomad_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_nomad_process, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install PyNomadBBO, or search with --optimizer"):
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install PyNomadBBO.*--optimizer swap"):
         optimize("nomad", problem_of(Judge(entangled(8))))
     assert optimize("swap", problem_of(Judge(entangled(8)))).value is not None

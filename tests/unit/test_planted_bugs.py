@@ -15,9 +15,9 @@ METHOD = f'''"""A ranking with a bug: for a test."""
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, Scores
+from bosch.method import Inputs, MethodTraits, Scores
 
-reads_calibration = False
+traits = MethodTraits(reads_calibration=False)
 
 
 @dataclass(frozen=True)

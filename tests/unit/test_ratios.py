@@ -17,6 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bosch.masks.mask import num_windowed
+from bosch.run.errors import UserError
 from bosch.search import allocate_ratios, plan_subproblems
 from bosch.search.ratios import hardest_first
 
@@ -26,7 +27,7 @@ FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 # --- stage 2: worked examples ---
 
 
-def test_the_layer_that_destroys_the_model_is_kept() -> None:
+def test_the_layer_that_destroys_the_model_stays_full() -> None:
     # By hand, L = 3, H = 4: the drops are .02, .35, .05. The paper's line 6 as printed: 0, 1, .5.
     scores = (0.58, 0.60, 0.95)
     assert allocate_ratios(scores, 1.0, 0.5, 4, (0, 0.5, 1)) == (1, 0, 0.5)
@@ -53,8 +54,8 @@ def test_profiles_of_the_papers_models(
 ) -> None:
     scores = [layer / layers for layer in range(layers)]
     for rho, profile in zip((0.25, 0.5, 0.75, 0.875), profiles, strict=True):
-        found = Counter(allocate_ratios(scores, 1.0, rho, groups))
-        assert profile in (None, tuple(found[bucket] for bucket in FIVE))
+        counts = Counter(allocate_ratios(scores, 1.0, rho, groups))
+        assert profile in (None, tuple(counts[bucket] for bucket in FIVE))
 
 
 def test_an_odd_budget_leaves_one_layer_off_the_grid() -> None:
@@ -80,13 +81,13 @@ def test_numbers_may_come_from_any_library(kind: Callable[[Sequence[float]], Any
 # --- stage 2: order ---
 
 
-def test_equal_drops_go_by_the_second_score_and_then_by_depth() -> None:
+def test_equal_drops_are_ordered_by_the_second_score_and_then_by_depth() -> None:
     assert 0.9 - 0.8 != 0.8 - 0.7  # equal drops are equal although floats are not
     scores = (0.25, 0.5, 0.75)
     for equal in (scores, (0.7, 0.8, 0.9), (0 / 3, 1 / 3, 2 / 3)):
         assert hardest_first(equal, 1.0) == [0, 1, 2]
     assert hardest_first(scores, 1.0, (-5.0, -4.0, -2.0, -1.0)) == [1, 0, 2]  # drops 1, 2, 1
-    # Layer 1 drops most on the first score: the second has no say.
+    # Layer 1 drops most on the first score, so the second does not matter.
     assert hardest_first((0.25, 0.5, 1.0), 1.25, (-5.0, -4.0, -1.0, -1.0)) == [1, 0, 2]
 
 
@@ -99,7 +100,7 @@ RHO = st.one_of(st.sampled_from((0.0, 0.25, 0.3, 0.5, 0.75, 0.875, 1.0)), st.flo
 
 @st.composite
 def layer_scores(draw: st.DrawFn) -> list[float]:
-    """In 64ths, as accuracy comes, or any; for each layer and the dense model."""
+    """Any scores, or in 64ths like accuracies; for each layer and the dense model."""
     shares = st.integers(0, 64).map(lambda count: count / 64)
     score = draw(st.sampled_from((shares, st.floats(-2, 2))))
     return draw(st.lists(score, min_size=2, max_size=49))
@@ -129,7 +130,7 @@ def test_the_budget_is_exact_and_the_shares_fall_with_the_drop(
     st.lists(st.integers(0, 64), min_size=1, max_size=20),
     RHO,
 )
-def test_uneven_buckets_end_too(eighths: list[int], scores: list[int], rho: float) -> None:
+def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho: float) -> None:
     buckets = [eighth / 8 for eighth in eighths]
     budget = num_windowed(rho, len(scores), 8)
     if eighths[0] * len(scores) <= budget <= eighths[-1] * len(scores):
@@ -138,34 +139,34 @@ def test_uneven_buckets_end_too(eighths: list[int], scores: list[int], rho: floa
         by_hardness = [ratios[layer] for layer in hardest_first(scores, 65)]
         assert by_hardness == sorted(by_hardness)
     else:
-        with pytest.raises(ValueError, match="choose other buckets"):
+        with pytest.raises(UserError, match="buckets"):
             allocate_ratios(scores, 65, rho, 8, buckets)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((0.5, 0.6), 0.0, 0.5, 8), "dense model's score is 0"),
-        (((0.5, 0.6), -1.0, 0.5, 8), "dense model's score is -1"),
-        (((0.5, math.nan), 1.0, 0.5, 8), "A score is nan"),
-        (((0.5, 0.6), math.nan, 0.5, 8), "A score is nan"),
-        (((0.5, 0.6), math.inf, 0.5, 8), "A score is inf"),
+        (((0.5, 0.6), 0.0, 0.5, 8), "is 0,"),
+        (((0.5, 0.6), -1.0, 0.5, 8), "is -1,"),
+        (((0.5, math.nan), 1.0, 0.5, 8), "is nan"),
+        (((0.5, 0.6), math.nan, 0.5, 8), "is nan"),
+        (((0.5, 0.6), math.inf, 0.5, 8), "is inf"),
         (((0.5, 0.6), 1.0, 1.5, 8), "ratio is 1.5"),
         (((0.5, 0.6), 1.0, -0.5, 8), "ratio is -0.5"),
         (((0.5, 0.6), 1.0, math.nan, 8), "ratio is nan"),
-        (((0.5, 0.6), 1.0, 0.9, 8, (0.0, 0.5)), "choose other buckets"),
-        (((0.5, 0.6), 1.0, 0.1, 8, (0.5, 1.0)), "choose other buckets"),
-        (((0.5, 0.6), 1.0, 0.5, 3, (0.5,)), "a whole number of 3 groups"),
-        (((0.5, 0.6), 1.0, 0.5, 8, (1.0, 0.0)), "buckets must rise"),
+        (((0.5, 0.6), 1.0, 0.9, 8, (0.0, 0.5)), "ratio of 0.9"),
+        (((0.5, 0.6), 1.0, 0.1, 8, (0.5, 1.0)), "ratio of 0.1"),
+        (((0.5, 0.6), 1.0, 0.5, 3, (0.5,)), "3 groups"),
+        (((0.5, 0.6), 1.0, 0.5, 8, (1.0, 0.0)), r"\(1\.0, 0\.0\)"),
         (((0.5, 0.6), 1.0, 0.5, 8, (0.0, 2.0)), "ratio is 2.0"),
         (((0.5, 0.6), 1.0, 0.5, 0), "num_groups is 0"),
-        (((), 1.0, 0.5, 8), "stage1_scores is empty"),
-        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0)), "tie_scores has 2 values for 2 layers"),
-        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0, math.nan)), "A score is nan"),
+        (((), 1.0, 0.5, 8), "stage1_scores"),
+        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0)), "tie_scores has 2 values"),
+        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0, math.nan)), "is nan"),
     ],
 )
 def test_wrong_input_is_refused(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         allocate_ratios(*arguments)  # type: ignore[arg-type]
 
 
@@ -189,7 +190,7 @@ def test_subproblems_of_an_example() -> None:
     assert (part.method, part.evaluations) == ("optimizer", 69)
 
 
-def test_parts_are_few_and_alike_the_lower_ones_larger() -> None:
+def test_parts_are_few_and_of_similar_size_lower_ones_larger() -> None:
     plan = plan_subproblems((0.5,) * 9, 8)
     assert [p.layers for p in plan] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     plan = plan_subproblems((0.5,) * 10, 8)
@@ -225,5 +226,5 @@ def test_every_layer_is_in_one_part_and_the_budget_is_met(
     ],
 )
 def test_a_wrong_plan_is_refused(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         plan_subproblems(*arguments)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """The journal, the memo, the limits and the paper's loss."""
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from bosch.method import Inputs
+from bosch.run.errors import UserError
 from bosch.run.manifest import STARTED
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
@@ -24,8 +24,9 @@ from bosch.search.objective import (
     normalized_loss,
     normalized_score,
 )
-from bosch.search.scorer import Accelerations
-from tests.attention_matrices import context_of
+from bosch.search.scorer import Scorer
+from bosch.search.settings import Accelerations
+from tests.attention_matrices import inputs_of
 from tests.model_factory import MIXED
 from tests.search_cases import (
     WINDOW,
@@ -46,7 +47,7 @@ def inputs(tmp_path: Path) -> Inputs:
     method: Any = SimpleNamespace(Settings=dict)
     calibration = answered_calibration(model)
     folder = tmp_path / "runs" / "one" / "mask"
-    return context_of(method, model, calibration, folder, window_tokens=WINDOW)
+    return inputs_of(method, model, calibration, folder, window_tokens=WINDOW)
 
 
 def search(
@@ -63,7 +64,7 @@ def lines_of(inputs: Inputs) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------- the journal
 
 
-def test_a_line_says_everything_of_an_evaluation(inputs: Inputs) -> None:
+def test_a_line_has_everything_about_an_evaluation(inputs: Inputs) -> None:
     with open_objective(inputs, "accuracy", {}) as objective:
         objective(FULL, stage="anchors")
         objective(LOCAL, 0.9, "swaps")
@@ -89,37 +90,37 @@ def test_a_finished_search_is_replayed_without_the_model(
 ) -> None:
     expected, first = search(inputs)
     before = (inputs.folder / FILE).read_bytes()
-    monkeypatch.setattr(MaskObjective, "_evaluate", None)
-    found, again = search(inputs)
-    assert found == expected
+    monkeypatch.setattr(Scorer, "score", None)
+    repeated, again = search(inputs)
+    assert repeated == expected
     assert again.evaluations() == first.evaluations()
     assert again.cost == first.cost
     assert (inputs.folder / FILE).read_bytes() == before
 
 
 def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(inputs: Inputs) -> None:
-    with pytest.raises(ValueError, match="--objective acuracy"):
+    with pytest.raises(UserError, match="--objective acuracy"):
         search(inputs, "acuracy")
     search(inputs)
-    with pytest.raises(ValueError, match=r"search\.objective: accuracy -> probability"):
+    with pytest.raises(UserError, match=r"search\.objective: accuracy -> probability"):
         search(inputs, "probability")
-    with pytest.raises(ValueError, match=r"search\.kappa: \(not there\) -> 30"):
+    with pytest.raises(UserError, match=r"search\.kappa: \(not there\) -> 30"):
         search(inputs, facts={"method": "toy", "kappa": 30})
-    with pytest.raises(ValueError, match=r"scores\.window_tokens: 8 -> 9"):
+    with pytest.raises(UserError, match=r"scores\.window_tokens: 8 -> 9"):
         search(replace(inputs, window_tokens=9))
     other = answered_calibration(small_model(), (40, 33))
-    with pytest.raises(ValueError, match=r"scores\.calibration"):
+    with pytest.raises(UserError, match=r"scores\.calibration"):
         search(replace(inputs, load_calibration=lambda: other))
     search(inputs, accelerations=Accelerations.none())  # these change no answer
-    assert not (inputs.folder.parents[1] / "shared").exists()  # it is no stage's folder
+    assert not (inputs.folder.parents[1] / "shared").exists()  # the folder is not a stage's
     path = inputs.folder / FILE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[4:]]))
-    with pytest.raises(ValueError, match="its line 4 is no evaluation"):
+    with pytest.raises(UserError, match=rf"{FILE}.*line 4"):
         search(inputs)
 
 
-def test_a_search_that_leaves_its_way_keeps_the_scores_it_knows(inputs: Inputs) -> None:
+def test_a_search_that_differs_from_its_journal_reuses_its_scores(inputs: Inputs) -> None:
     with open_objective(inputs, "accuracy", {}) as objective:
         for z in (FULL, MIXED, LOCAL):
             objective(z)
@@ -127,7 +128,7 @@ def test_a_search_that_leaves_its_way_keeps_the_scores_it_knows(inputs: Inputs) 
         for z in (FULL, LOCAL, MIXED):
             objective(z)
         assert objective.evaluations() == 3
-        assert objective.cost.computed == 1  # the one it has replayed
+        assert objective.cost.computed == 1  # the replayed one
     assert [line["cached"] for line in lines_of(inputs)[4:]] == [True, True]
     with open_objective(inputs, "accuracy", {}) as objective:
         assert objective(FULL).value == 1.0
@@ -136,7 +137,7 @@ def test_a_search_that_leaves_its_way_keeps_the_scores_it_knows(inputs: Inputs) 
 # ---------------------------------------------------------------------------------------- the memo
 
 
-def test_a_mask_that_is_asked_again_costs_nothing() -> None:
+def test_scoring_a_mask_again_costs_nothing() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     objective = objective_of(model, calibration)
@@ -148,7 +149,7 @@ def test_a_mask_that_is_asked_again_costs_nothing() -> None:
     assert (without.evaluations(), without.cost.computed) == (2, 4)
 
 
-def test_a_mask_that_ended_early_is_scored_when_more_is_asked() -> None:
+def test_a_mask_that_stopped_early_is_scored_when_the_threshold_rises() -> None:
     model = small_model()
     objective = objective_of(model, answered_calibration(model))
     bound = objective(LOCAL, 0.9)
@@ -160,7 +161,7 @@ def test_a_mask_that_ended_early_is_scored_when_more_is_asked() -> None:
 
 
 def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:
-    """Of another run beside it."""
+    """The same inputs for the stage of another run."""
     folder = inputs.folder.parents[1] / name / "mask"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STARTED).touch()
@@ -169,21 +170,23 @@ def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:
 
 def test_runs_share_their_scores(inputs: Inputs) -> None:
     inputs = another_stage(inputs, "one")
-    exact = Accelerations(early_end=False)  # scores of masks that ended early are not kept
+    exact = Accelerations(early_end=False)  # scores of masks that stopped early are not stored
     expected, first = search(inputs, accelerations=exact)
-    second_context = another_stage(inputs, "two", seed=1)
-    found, second = search(second_context, accelerations=exact)
-    assert found == expected
-    assert second.evaluations() == first.evaluations()  # of this search, whoever paid
+    second_inputs = another_stage(inputs, "two", seed=1)
+    repeated, second = search(second_inputs, accelerations=exact)
+    assert repeated == expected
+    assert (
+        second.evaluations() == first.evaluations()
+    )  # counted for this search, wherever they were computed
     assert second.cost.computed == 0
-    assert all(line["cached"] for line in lines_of(second_context)[1:])
+    assert all(line["cached"] for line in lines_of(second_inputs)[1:])
     assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
     third = another_stage(inputs, "three", window_tokens=9)
     assert search(third, accelerations=exact)[1].cost.computed > 0  # another window
 
 
 def test_an_edited_configuration_shares_no_scores(inputs: Inputs) -> None:
-    """Other rotary frequencies make other scores of the same weights; where they lie does not."""
+    """The same weights score differently with other rotary frequencies, but not at another path."""
     inputs = another_stage(inputs, "one")
     exact = Accelerations(early_end=False)
     search(inputs, accelerations=exact)
@@ -192,22 +195,22 @@ def test_an_edited_configuration_shares_no_scores(inputs: Inputs) -> None:
     configuration.rope_parameters["rope_theta"] *= 2
     _, second = search(another_stage(inputs, "two"), accelerations=exact)
     assert second.cost.computed == second.evaluations()
-    with pytest.raises(ValueError, match=r"other settings \(scores\.configuration\.rope_[^;]*\)"):
+    with pytest.raises(UserError, match=r"scores\.configuration\.rope_"):
         search(inputs, accelerations=exact)
 
 
 def test_searches_append_to_one_memo_at_once(tmp_path: Path) -> None:
     masks = random_masks(40)
-    with ThreadPoolExecutor(4) as searches:  # each with files of its own, as processes have them
-        list(searches.map(lambda start: _add_all(tmp_path, masks[start::4]), range(4)))
+    with ThreadPoolExecutor(4) as searches:  # each opens its own files, as processes do
+        list(searches.map(lambda start: add_all(tmp_path, masks[start::4]), range(4)))
     path = tmp_path / "scores.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"z": ["11')  # torn: it costs that line only
-    _add_all(tmp_path, [FULL])
+    path.write_bytes(path.read_bytes() + b'{"z": ["11')  # incomplete: only this line is lost
+    add_all(tmp_path, [FULL])
     memo = Memo(tmp_path, {})
     assert all(memo.get(z) == SCORES for z in (*masks, FULL))
 
 
-def _add_all(folder: Path, masks: list[Any]) -> None:
+def add_all(folder: Path, masks: list[Any]) -> None:
     memo = Memo(folder, {"of": "a test"})
     for z in masks:
         memo.add(z, SCORES)
@@ -224,31 +227,27 @@ def test_the_number_of_evaluations_is_limited(inputs: Inputs) -> None:
         with pytest.raises(SearchEnded, match="--max-evaluations 2"):
             objective(LOCAL)
         assert objective(MIXED).exact
-        assert objective.score_plainly(LOCAL).exact  # the last check is no part of the search
+        assert objective.score_unaccelerated(LOCAL).exact  # the final check is not limited
 
 
 def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scoring takes 2,000 s."""
     now = [0.0]
+    score = Scorer.score
+
+    def score_slowly(scorer: Scorer, *arguments: Any) -> Any:
+        now[0] += 2000.0
+        return score(scorer, *arguments)
+
+    monkeypatch.setattr(Scorer, "score", score_slowly)
     monkeypatch.setattr(evaluations.time, "monotonic", lambda: now[0])
     with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
-        _take(objective, now, 2000.0)(FULL)
-    with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
         objective(FULL)
-        _take(objective, now, 2000.0)(LOCAL)
+    with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
+        objective(FULL)  # from the journal
+        objective(LOCAL)
         with pytest.raises(SearchEnded, match="--max-hours 1 "):
             objective(MIXED)
-
-
-def _take(objective: MaskObjective, now: list[float], seconds: float) -> Callable[..., Value]:
-    """The objective, on a clock that an evaluation moves on."""
-    value_of = objective._value
-
-    def slowly(answers: Any) -> Value:
-        now[0] += seconds
-        return value_of(answers)
-
-    objective._value = slowly  # type: ignore[method-assign]
-    return objective
 
 
 def test_progress_counts_evaluations_and_shows_the_best(
@@ -270,8 +269,8 @@ def test_progress_counts_evaluations_and_shows_the_best(
 
 
 def test_the_loss_is_that_of_the_paper() -> None:
-    """Worked by hand: a = .2, S(1) = .75, gamma = .2, so b = .9; S = .55 is half way. 3 of 8 groups
-    for a ratio of .5 are 1/8 off: 100 / 64.
+    """Worked by hand: a = .2, S(1) = .75, gamma = .2, so b = .9 and S = .55 is halfway. 3 of 8
+    groups at a ratio of .5 are 1/8 off: 100 / 64.
     """
 
     def given(z: Any, stage: str) -> Value:
@@ -286,17 +285,17 @@ def test_the_loss_is_that_of_the_paper() -> None:
     assert normalized_loss(0.55, 3, 8, 0.5, anchors, alpha=0) == pytest.approx(-0.5)
 
 
-def test_a_calibration_set_that_tells_nothing_is_refused() -> None:
+def test_a_calibration_set_that_cannot_rank_masks_is_refused() -> None:
     model = small_model()
     calibration = answered_calibration(model, (30,))
     ids_T = calibration.haystacks[0].ids_T
     for question in calibration.haystacks[0].questions:
-        ids_T[question.answer.start] = 0  # never what the model says
-    with pytest.raises(ValueError, match="answers none of the calibration questions"):
+        ids_T[question.answer.start] = 0  # never the model's answer
+    with pytest.raises(UserError, match="niah_single"):
         find_anchors(objective_of(model, calibration, "accuracy"), 3, 4)
 
     def better(z: Any, stage: str) -> Value:
         return Value(-2.0 if z[0][0] else -1.0, True, 0.5, 0.5, -2.0)
 
-    with pytest.raises(ValueError, match="needs no long context"):
+    with pytest.raises(UserError, match=r"-1, .*-1\.6"):
         find_anchors(better, 2, 4)

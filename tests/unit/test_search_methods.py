@@ -15,17 +15,18 @@ from bosch.calibration import Calibration
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
 from bosch.methods import _choose, bosch, bosch_plus, global_swap
-from bosch.methods._settings import default_settings
+from bosch.methods._settings import check_settings, default_settings, traits_of
 from bosch.plugins import list_plugins, load_plugin
+from bosch.run.errors import MissingFileError, UserError
 from bosch.search import finish, plan_subproblems
+from bosch.search import settings as search_settings
 from bosch.search.journal import FILE
 from bosch.search.objective import rounded, weighted
-from bosch.search.optimizers import _nomad_process
-from bosch.search.scorer import Accelerations
-from tests.attention_matrices import context_of
+from bosch.search.settings import Accelerations
+from tests.attention_matrices import inputs_of
 from tests.search_cases import WINDOW, answered_calibration, small_model
 
-SEARCHES = [name for name in list_plugins("bosch.methods") if _choose.searches(name)]
+SEARCHES = [name for name in list_plugins("bosch.methods") if traits_of(name).searches]
 FEW = {"kappa": 4}
 
 
@@ -41,21 +42,21 @@ def calibration(model: PreTrainedModel) -> Calibration:
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a search's time here would go into drawing it; one test undoes this."""
+    """Drawing would take half of a search's time here; one test undoes this."""
     monkeypatch.setattr(finish, "draw_search", lambda search, path: None)
 
 
 @pytest.fixture
 def run(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> Any:
-    """run(name, folder, **context and settings) -> record: a method, with its files."""
+    """run(name, folder, **inputs and settings) -> record: a method, with its files."""
 
     def run_method(
         name: str, folder: str = "mask", ratio: float = 0.5, **settings: Any
     ) -> MaskFile:
         method, all_settings = load_plugin("bosch.methods", name), FEW | settings
         place = (model, calibration, tmp_path / folder)
-        context = context_of(method, *place, all_settings, window_tokens=WINDOW, ratio=ratio)
-        return _choose.write_selection(name, context, _choose.make_mask(name, context), 0.0)
+        inputs = inputs_of(method, *place, all_settings, window_tokens=WINDOW, ratio=ratio)
+        return _choose.write_selection(name, inputs, _choose.make_mask(name, inputs), 0.0)
 
     return run_method
 
@@ -91,22 +92,22 @@ def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run:
     for part in plan:
         windowed = sum(record.mask.z[layer].count(0) for layer in part.layers)
         assert windowed == part.num_windowed
-    found = [row.count(0) for row in record.mask.z]
-    assert sum(found) == 6
+    windowed = [row.count(0) for row in record.mask.z]
+    assert sum(windowed) == 6
     assert trace["hybrid"]["accuracy"] == third[-1]["value"]
     assert trace["dense"]["accuracy"] == 1
 
 
 def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> None:
-    """Read from the journal: above the layer at work stands the best mask found there."""
+    """Read from the journal: layers above the current one have the best mask found for them."""
     record = run("bosch_single", kappa=100)
-    assert record.seed is None  # all is enumerated: it had no part
+    assert record.seed is None  # everything is enumerated: the seed is not used
     lines = lines_of(tmp_path / "mask")
     for layer in (2, 1, 0):
         tried = [line for line in lines if line["stage"] == f"stage 1, layer {layer}"]
-        kept = max((line for line in tried if line["exact"]), key=lambda line: line["value"])
-        assert record.mask.row_texts()[layer:] == kept["z"][layer:]
-        assert kept["z"][:layer] == ["1111"] * layer
+        best = max((line for line in tried if line["exact"]), key=lambda line: line["value"])
+        assert record.mask.row_texts()[layer:] == best["z"][layer:]
+        assert best["z"][:layer] == ["1111"] * layer
 
 
 def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) -> None:
@@ -114,15 +115,15 @@ def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) 
     lines = lines_of(tmp_path / "mask")
     probes = [line for line in lines if line["stage"] == "stage 1, whole layers"]
     assert [line["z"].index("0000") for line in probes] == [0, 1, 2]
-    found = trace_of(record)["whole_layer_log_probabilities"]
-    assert found == [round(line["log_probability"], 4) for line in probes]
-    by_harm = sorted(range(3), key=lambda layer: found[layer])
+    probed = trace_of(record)["whole_layer_log_probabilities"]
+    assert probed == [round(line["log_probability"], 4) for line in probes]
+    by_harm = sorted(range(3), key=lambda layer: probed[layer])
     ratios = trace_of(record)["ratios"]
     assert [ratios[layer] for layer in by_harm] == sorted(ratios)
 
 
 @pytest.mark.parametrize("objective", ["logprob", "accuracy+logprob"])
-def test_stage_2_goes_by_the_drops_of_a_negative_score_too(run: Any, objective: str) -> None:
+def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any, objective: str) -> None:
     trace = trace_of(run("bosch", kappa=100, objective=objective))
     dense, scores = trace["dense"], trace["stage1_scores"]
     top = rounded(weighted(objective, *dense.values()))
@@ -155,7 +156,9 @@ def test_bosch_plus_and_global_swap_may_spend_what_bosch_does(
         "global_swap": "28 evaluations (swaps 28)",  # and 4 rankings
     }
     assert planned[name] in plan
-    unspent = 2 + int(planned[name].split()[0]) - spent  # the two ends are beside the plan
+    unspent = (
+        2 + int(planned[name].split()[0]) - spent
+    )  # the dense and the fully windowed model are not in the plan
     assert 0 <= unspent <= 3  # masks that two stages share
 
 
@@ -170,8 +173,8 @@ def test_rankings_leave_global_swap_an_evaluation(
     assert record.mask.num_windowed == 12 * ratio
 
 
-def test_single_gives_back_what_is_beyond_the_budget(run: Any) -> None:
-    """At 5 of 12, stage 1 takes ceil(5/12 of 4) = 2 of each layer, and one comes back."""
+def test_single_makes_groups_beyond_the_budget_full_again(run: Any) -> None:
+    """At 5 of 12, stage 1 windows ceil(5/12 of 4) = 2 groups per layer, and one becomes full."""
     record = run("bosch_single", ratio=5 / 12, kappa=100)
     assert record.mask.num_windowed == 5
     assert sorted(row.count(0) for row in record.mask.z) == [1, 2, 2]
@@ -195,7 +198,7 @@ def test_bosch_takes_every_optimizer(run: Any, optimizer: str) -> None:
     assert {step["method"] for step in steps_of(record, "stage 1")} == {optimizer}
 
 
-# --- nothing else decides ---
+# --- what does not change the result ---
 
 
 @pytest.mark.parametrize("name", ["bosch", "bosch_plus", "global_swap", "bosch_multi"])
@@ -214,10 +217,10 @@ def test_accelerations_change_neither_the_mask_nor_its_record(
     "attempt",
     [*range(2), *(pytest.param(number, marks=pytest.mark.faults) for number in range(2, 20))],
 )
-def test_a_search_killed_at_any_evaluation_goes_on_as_if_it_had_not_been(
+def test_a_search_killed_at_any_evaluation_resumes_to_the_same_result(
     run: Any, tmp_path: Path, name: str, attempt: int
 ) -> None:
-    """Killed while a line is written: what is left of the journal is torn."""
+    """Killed while writing a line: the journal ends with an incomplete one."""
     run(name, "whole")
     lines = (tmp_path / "whole" / FILE).read_bytes().splitlines(keepends=True)
     place = random.Random(f"{name} {attempt}").randrange(1, len(lines))
@@ -228,10 +231,10 @@ def test_a_search_killed_at_any_evaluation_goes_on_as_if_it_had_not_been(
     assert (killed / "mask.json").read_bytes() == (tmp_path / "whole" / "mask.json").read_bytes()
     again = (killed / FILE).read_bytes().splitlines(keepends=True)
     assert again[:place] == lines[:place]
-    assert [asked(line) for line in again] == [asked(line) for line in lines]
+    assert [call_of(line) for line in again] == [call_of(line) for line in lines]
 
 
-def asked(line: bytes) -> Any:
+def call_of(line: bytes) -> Any:
     content = json.loads(line)
     return [content.get(key) for key in ("number", "stage", "z", "threshold", "value", "exact")]
 
@@ -246,12 +249,12 @@ def test_a_search_cut_short_has_an_exact_mask(run: Any, name: str, most: int) ->
     trace = trace_of(record)
     assert record.mask.num_windowed == 8
     assert trace["evaluations"] <= most
-    assert trace["cut_short"] in (None, f"--max-evaluations {most} are used")
+    assert trace["cut_short"] in (None, f"--max-evaluations {most} is reached")
     assert (trace["cut_short"] is None) == (trace["evaluations"] < most) or name == "bosch_layer"
     assert trace["hybrid"]["accuracy"] is not None
 
 
-def test_the_best_exact_mask_of_a_search_cut_short_is_kept(run: Any, tmp_path: Path) -> None:
+def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path) -> None:
     record = run("global_swap", max_evaluations=9)
     lines = lines_of(tmp_path / "mask")
     met = [line for line in lines if "".join(line["z"]).count("0") == 6 and line["exact"]]
@@ -259,19 +262,19 @@ def test_the_best_exact_mask_of_a_search_cut_short_is_kept(run: Any, tmp_path: P
     assert record.mask.row_texts() == best["z"]
 
 
-def test_a_better_mask_of_an_earlier_stage_is_kept_unless_told_otherwise(
+def test_a_better_mask_of_an_earlier_stage_wins_unless_switched_off(
     run: Any, tmp_path: Path
 ) -> None:
-    """Stage 1 alone meets a budget that its groups a layer add up to, and stage 3 begins anew."""
+    """Stage 1 alone meets a budget that is the sum of its groups, and stage 3 starts over."""
     changed = 0
     for kappa in range(2, 7):
-        kept = trace_of(run("bosch", f"kept-{kappa}", kappa=kappa))
+        best = trace_of(run("bosch", f"best-{kappa}", kappa=kappa))
         as_paper = trace_of(run("bosch", f"paper-{kappa}", kappa=kappa, keep_best=False))
-        lines = lines_of(tmp_path / f"kept-{kappa}")
+        lines = lines_of(tmp_path / f"best-{kappa}")
         met = [line["value"] for line in lines if "".join(line["z"]).count("0") == 6]
-        assert kept["hybrid"]["accuracy"] == pytest.approx(max(met), abs=1e-4)
-        assert as_paper["hybrid"] == kept.get("last_stage", kept["hybrid"])
-        changed += "last_stage" in kept
+        assert best["hybrid"]["accuracy"] == pytest.approx(max(met), abs=1e-4)
+        assert as_paper["hybrid"] == best.get("last_stage", best["hybrid"])
+        changed += "last_stage" in best
     assert changed
 
 
@@ -286,67 +289,71 @@ def test_settings_come_from_the_mask_section() -> None:
     assert default_settings("proxy", MaskConfig(gamma=0.7)).mass_share == 0.95  # another gamma
     deciding = _choose.deciding(settings)
     assert "kappa" in deciding
-    assert "accelerations" not in deciding  # speed decides nothing
+    assert "accelerations" not in deciding  # they only affect speed
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: bosch.Settings(optimizer="swop"), "--optimizer swop: .* did you mean 'swap'"),
+        (lambda: bosch.Settings(optimizer="swop"), "--optimizer swop: .*'swap'"),
         (lambda: bosch.Settings(objective="acuracy"), "--objective acuracy"),
         (lambda: bosch.Settings(kappa=0), "kappa is 0"),
         (lambda: bosch.Settings(polish=-1), "polish is -1"),
         (lambda: bosch.Settings(max_evaluations=0), "max_evaluations is 0"),
-        (lambda: bosch_plus.check(bosch_plus.Settings(rankings=("fischer",))), "mean 'fisher'"),
+        (
+            lambda: bosch_plus.check(bosch_plus.Settings(rankings=("fischer",))),
+            "'fisher'",
+        ),
         (
             lambda: bosch_plus.check(bosch_plus.Settings(optimizer="nomad", start=Path("a.json"))),
             "--start a.json: nomad",
         ),
-        (lambda: global_swap.check(global_swap.Settings(rankings=("interleave",))), "interleave: "),
+        (
+            lambda: global_swap.check(global_swap.Settings(rankings=("interleave",))),
+            "interleave",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         make()
 
 
 def test_no_time_and_no_nomad_are_refused_and_bosch_plus_needs_none(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="--max-hours 0 are over before the dense model"):
+    with pytest.raises(UserError, match="--max-hours 0 "):
         run("bosch", "hours", max_hours=0)
-    monkeypatch.setattr(_nomad_process, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install PyNomadBBO"):
-        _choose.check_settings("bosch", bosch.Settings())
+    monkeypatch.setattr(search_settings, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install PyNomadBBO"):
+        check_settings("bosch", bosch.Settings())
     assert run("bosch_plus").mask.num_windowed == 6
 
 
-def test_a_search_starts_from_a_mask_which_counts_by_what_is_in_it(
-    run: Any, tmp_path: Path
-) -> None:
+def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_path: Path) -> None:
     first, other = run("bosch_single", "first"), run("bosch_layer", "other")
     assert first.mask.z != other.mask.z
     path, moved = tmp_path / "first" / "mask.json", tmp_path / "moved.json"
-    found = run("global_swap", "second", rankings=(), start=path)
-    begun = lines_of(tmp_path / "second")[2]  # behind the two ends
+    second = run("global_swap", "second", rankings=(), start=path)
+    begun = lines_of(tmp_path / "second")[2]  # after the two ends
     assert begun["z"] == first.mask.row_texts()
     assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
     path.rename(moved)
     journal = (tmp_path / "second" / FILE).read_bytes()
-    assert run("global_swap", "second", rankings=(), start=moved).mask == found.mask
+    assert run("global_swap", "second", rankings=(), start=moved).mask == second.mask
     assert (tmp_path / "second" / FILE).read_bytes() == journal
-    with pytest.raises(ValueError, match=r"other settings .*start"):
+    with pytest.raises(UserError, match="start"):
         run("global_swap", "second", rankings=(), start=tmp_path / "other" / "mask.json")
 
 
 @pytest.mark.parametrize("method", [bosch_plus, global_swap])
 def test_a_start_that_does_not_fit_is_refused(method: Any, run: Any, tmp_path: Path) -> None:
     path = tmp_path / "first" / "mask.json"
-    with pytest.raises(FileNotFoundError, match=r"--start .*mask\.json does not exist"):
+    with pytest.raises(MissingFileError, match=r"--start .*mask\.json"):
         method.check(method.Settings(start=path))
     run("bosch_single", "first")
     path.write_text(path.read_text().replace('"head_dim": 16', '"head_dim": 32'))
-    with pytest.raises(ValueError, match="the mask was made for"):
+    with pytest.raises(UserError, match="random/model"):
         run(method.__name__.split(".")[-1], "second", start=path)
 
 

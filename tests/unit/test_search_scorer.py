@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from bosch.hybrid.models import deploy
+from bosch.run.errors import UserError
 from bosch.search.evaluations import MaskObjective
-from bosch.search.kept import Shelf
 from bosch.search.objective import OBJECTIVES, rounded, weighted
-from bosch.search.scorer import Accelerations, Scorer
+from bosch.search.scorer import Scorer
+from bosch.search.settings import Accelerations
+from bosch.search.state_cache import StateCache
 from tests.model_factory import FAMILIES, MIXED, tiny_model
 from tests.search_cases import (
     LENGTHS,
@@ -25,9 +27,9 @@ from tests.search_cases import (
     swap_search,
 )
 
-KERNELS = 1e-6  # by which a score may differ before it is rounded
+KERNELS = 1e-6  # scores of different kernels may differ by this before rounding
 ALL = Accelerations()
-KEPT_ONLY = replace(ALL, answer_rows=False)
+CACHE_ONLY = replace(ALL, answer_rows=False)
 ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
 FULL, LOCAL = ((1,) * 4,) * 3, ((0,) * 4,) * 3
 
@@ -50,18 +52,18 @@ def test_scores_are_those_of_a_plain_loop_over_the_model(
         assert value.value == round(accuracy, 4)
         seen.add(accuracy)
     assert 1.0 in seen
-    assert len(seen) > 2  # masks differ, so that equality says something
+    assert len(seen) > 2  # masks differ, so equality means something
 
 
-def test_what_is_kept_changes_no_bit() -> None:
+def test_cached_states_change_no_bit() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     texts = range(len(LENGTHS))
     plain = Scorer(model, calibration, WINDOW, Accelerations.none())
     for memory_gb in (0.0, 5e-5, 2e-4, 1.0):  # none, a few states of each text, more, everything
-        kept = Scorer(model, calibration, WINDOW, replace(KEPT_ONLY, memory_gb=memory_gb))
+        cached = Scorer(model, calibration, WINDOW, replace(CACHE_ONLY, memory_gb=memory_gb))
         for z in random_masks(15):
-            assert kept.score(z, texts)[0] == plain.score(z, texts)[0]
+            assert cached.score(z, texts)[0] == plain.score(z, texts)[0]
 
 
 @pytest.mark.parametrize("search", [swap_search, stage_one])
@@ -75,7 +77,7 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
     for accelerations in (ALL, *ONE_OFF, Accelerations.none(), *little):
         objective = objective_of(model, calibration, name, accelerations)
         assert search(objective) == expected, accelerations
-        assert objective.score_plainly(expected[0]).value == expected[1]
+        assert objective.score_unaccelerated(expected[0]).value == expected[1]
 
 
 def test_without_accelerations_an_evaluation_is_every_layer_of_every_text() -> None:
@@ -114,14 +116,14 @@ def test_each_acceleration_saves_work(switch: str) -> None:
     calibration = answered_calibration(model, LENGTHS * 2)
     spent = []
     for accelerations in (ALL, replace(ALL, **{switch: False})):
-        # Masks of a random model answer little; by log-probability one text may rule one out.
+        # Masks of a random model answer little; by log-probability a single text can rule one out.
         objective = objective_of(model, calibration, "logprob", accelerations)
         swap_search(objective)
         spent.append(objective.cost.layer_forwards)
     assert spent[0] < 0.95 * spent[1]
 
 
-def test_a_mask_ends_early_with_a_bound_that_holds() -> None:
+def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     scorer = Scorer(model, calibration, WINDOW)
@@ -144,36 +146,36 @@ def test_texts_that_failed_before_come_first() -> None:
     objective = objective_of(model, calibration, "accuracy")
     objective(LOCAL)
     assert not objective(random_masks(1)[0], threshold=0.99).exact
-    # Every text fails on the window but those the score counts; the first that failed is enough.
+    # Every text fails on the window but those the score counts; the first failure is enough.
     assert objective.cost.texts <= len(LENGTHS) + 2
 
 
-def test_a_shelf_keeps_to_its_capacity_and_forgets_the_oldest() -> None:
-    shelf = Shelf(capacity_bytes=3 * 400)
+def test_a_cache_stays_within_its_capacity_and_drops_the_oldest() -> None:
+    cache = StateCache(capacity_bytes=3 * 400)
     states = [torch.full((1, 10, 10), float(number)) for number in range(5)]  # 400 bytes each
     for number, state in enumerate(states[:3]):
-        shelf.put(number, state)
-    assert shelf.get(0) is not None  # used, so that 1 is the oldest now
-    shelf.put(3, states[3])
-    assert [number for number in range(5) if shelf.get(number) is not None] == [0, 2, 3]
-    shelf.put(4, torch.zeros(1, 100, 10))  # larger than the shelf
-    assert shelf.get(4) is None
-    assert shelf.get(3) is not None
+        cache.put(number, state)
+    assert cache.get(0) is not None  # used, so that 1 is the oldest now
+    cache.put(3, states[3])
+    assert [number for number in range(5) if cache.get(number) is not None] == [0, 2, 3]
+    cache.put(4, torch.zeros(1, 100, 10))  # larger than the cache
+    assert cache.get(4) is None
+    assert cache.get(3) is not None
 
 
 def test_a_model_that_cannot_be_scored_is_refused() -> None:
     model = small_model()
     calibration = answered_calibration(model)
-    with pytest.raises(ValueError, match="load it with 'bosch'"):
+    with pytest.raises(UserError, match="attn_implementation='sdpa'"):
         Scorer(small_model(attention="sdpa"), calibration, WINDOW)
-    with pytest.raises(ValueError, match="a hybrid already"):
+    with pytest.raises(UserError, match="hybrid"):
         Scorer(deploy(small_model(), MIXED, WINDOW), calibration, WINDOW)
     objective = objective_of(model, calibration)
     with torch.no_grad():
         model.base_model.layers[2].mlp.down_proj.weight.fill_(float("inf"))
-    with pytest.raises(ValueError, match="not numbers"):
+    with pytest.raises(UserError, match="overflow"):
         objective(MIXED)
     hooked = small_model()
     hooked.base_model.layers[1].register_forward_hook(lambda *call: call[2] * 1.01)
-    with pytest.raises(ValueError, match="not its layers one after another"):
+    with pytest.raises(UserError, match="Qwen3ForCausalLM"):
         Scorer(hooked, calibration, WINDOW)

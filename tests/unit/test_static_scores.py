@@ -22,7 +22,7 @@ from bosch.method import Scores
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
 from bosch.model import find_tokenizer
 from tests.attention_matrices import (
-    context_of,
+    inputs_of,
     lag_histogram,
     lags,
     matrices,
@@ -73,8 +73,8 @@ def check(scores: Scores, expected_LH: Tensor, larger_is: str, relative: float =
 def run(
     method: Any, model: PreTrainedModel, calibration: Calibration, folder: Path, **settings: Any
 ) -> Scores:
-    context = context_of(method, model, calibration, folder, settings, chunk_elements=CHUNK)
-    scores: Scores = method.score_groups(context)
+    inputs = inputs_of(method, model, calibration, folder, settings, chunk_elements=CHUNK)
+    scores: Scores = method.score_groups(inputs)
     return scores
 
 
@@ -138,14 +138,14 @@ def qada_by_hand(model: PreTrainedModel, calibration: Calibration, buffer: int) 
     """With the covariance of the keys written out, as in the paper."""
     total, num_rows = torch.zeros(()), 0
     for haystack in calibration.haystacks:
-        found = matrices(model, haystack)
-        length, scaling = found.q_LHTD.shape[2], found.scaling
-        shares = [torch.ones(found.q_LHTD.shape[:2], dtype=torch.float64)] * min(WINDOW, length)
+        full = matrices(model, haystack)
+        length, scaling = full.q_LHTD.shape[2], full.scaling
+        shares = [torch.ones(full.q_LHTD.shape[:2], dtype=torch.float64)] * min(WINDOW, length)
         for t in range(WINDOW, length):
-            query = found.q_LHTD[:, :, t, :, None]
-            local_keys = found.k_LHTD[:, :, t - WINDOW + 1 : t + 1]
+            query = full.q_LHTD[:, :, t, :, None]
+            local_keys = full.k_LHTD[:, :, t - WINDOW + 1 : t + 1]
             local = (scaling * local_keys @ query).exp().sum((-1, -2))
-            keys = found.k_LHTD[:, :, max(0, t - WINDOW - buffer + 1) : t - WINDOW + 1]
+            keys = full.k_LHTD[:, :, max(0, t - WINDOW - buffer + 1) : t - WINDOW + 1]
             mean = keys.mean(2, keepdim=True)
             covariance = (keys - mean).transpose(2, 3) @ (keys - mean) / keys.shape[2]
             exponent = scaling * mean @ query + scaling**2 / 2 * query.mT @ covariance @ query
@@ -177,9 +177,9 @@ def fisher_by_hand(model: PreTrainedModel, calibration: Calibration, loss_tokens
         length = len(haystack.ids_T)
         answers = [range(q.answer.start - 1, q.answer.stop - 1) for q in haystack.questions]
         spans = answers if loss_tokens == "answer" else [range(length - 1)]
-        found = matrices(model, haystack, spans)
-        assert found.gradient_LHTT is not None
-        saliency = (found.gradient_LHTT * found.weights_LHTT) ** 2
+        full = matrices(model, haystack, spans)
+        assert full.gradient_LHTT is not None
+        saliency = (full.gradient_LHTT * full.weights_LHTT) ** 2
         inside = inside + (saliency * (lags(length) < WINDOW)).sum((-1, -2))
         total = total + saliency.sum((-1, -2))
     return inside / total
@@ -242,15 +242,15 @@ def test_razor(
     source: Any,
 ) -> None:
     scores = run(razor, model, calibration, tmp_path, **settings)
-    context = context_of(razor, model, calibration, tmp_path, settings)
-    ids_T = razor.probe_tokens(context, 512 // 4, 0)
+    inputs = inputs_of(razor, model, calibration, tmp_path, settings)
+    ids_T = razor.probe_tokens(inputs, 512 // 4, 0)
     assert len(ids_T) == 512
     assert torch.equal(ids_T[:128], ids_T[384:])
     over_model = settings.get("population") != "layer"
     # z-scores are differences of near values: relative to their spread, which is 1.
     expected = razor_by_hand(model, ids_T, source, over_model)
-    found = torch.tensor(scores.heads, dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    heads = torch.tensor(scores.heads, dtype=torch.float64)
+    torch.testing.assert_close(heads, expected, rtol=1e-6, atol=1e-9)
     assert scores.larger_is == "global"
     assert scores.drawn  # the probe is random
 
@@ -263,16 +263,16 @@ def test_the_probe_of_razor_holds_only_tokens_that_text_has(tmp_path: Path) -> N
     model = tiny_model("qwen3", num_hidden_layers=1, bos_token_id=3, eos_token_id=9)
     assert model.config.vocab_size > len(tokenizer) == 41
     calibration = toy_calibration(64, count=1, vocab=20)
-    context = context_of(razor, model, calibration, tmp_path)
-    known = set(razor.probe_tokens(context, 2_000, 0).tolist())
+    inputs = inputs_of(razor, model, calibration, tmp_path)
+    known = set(razor.probe_tokens(inputs, 2_000, 0).tolist())
     assert known == set(calibration.haystacks[0].ids_T.tolist()) - {3, 9}
-    context = replace(context, load_tokenizer=lambda: tokenizer)
-    known = set(razor.probe_tokens(context, 2_000, 0).tolist())
+    inputs = replace(inputs, load_tokenizer=lambda: tokenizer)
+    known = set(razor.probe_tokens(inputs, 2_000, 0).tolist())
     assert known == set(range(40)) - {0, 3, 7, 9}
-    context = context_of(razor, make_model("tiny"), calibration, tmp_path / "embedded")
+    inputs = inputs_of(razor, make_model("tiny"), calibration, tmp_path / "embedded")
     tokenizer = find_tokenizer(asset_folder("tiny-qwen3"))
-    found = razor.ordinary_tokens(replace(context, load_tokenizer=lambda: tokenizer))
-    assert found.tolist() == list(range(2, 2_048))  # all but its two special ones
+    tokens = razor.ordinary_tokens(replace(inputs, load_tokenizer=lambda: tokenizer))
+    assert tokens.tolist() == list(range(2, 2_048))  # all but its two special ones
 
 
 def test_float32_models_give_the_same_scores(calibration: Calibration, tmp_path: Path) -> None:
@@ -389,6 +389,6 @@ def test_a_window_of_one_token(tmp_path: Path) -> None:
 def under_window(window_tokens: int, method: Any, folder: Path) -> Scores:
     """The scores of one short text."""
     model, calibration = make_model("gqa"), toy_calibration(64, count=1)
-    context = context_of(method, model, calibration, folder, window_tokens=window_tokens)
-    scores: Scores = method.score_groups(context)
+    inputs = inputs_of(method, model, calibration, folder, window_tokens=window_tokens)
+    scores: Scores = method.score_groups(inputs)
     return scores

@@ -18,7 +18,7 @@ CHILD = """
 import json, re, sys, tempfile
 from pathlib import Path
 from bosch.plugins import load_plugin
-from tests.attention_matrices import context_of, toy_calibration
+from tests.attention_matrices import inputs_of, toy_calibration
 from tests.model_factory import tiny_model
 
 method = load_plugin("bosch.methods", sys.argv[1])
@@ -28,7 +28,7 @@ for length in (512, 2048, 8192):
     with tempfile.TemporaryDirectory() as folder:
         calibration = toy_calibration(length, count=1)
         method.score_groups(
-            context_of(method, model, calibration, Path(folder), chunk_elements=1 << 20)
+            inputs_of(method, model, calibration, Path(folder), chunk_elements=1 << 20)
         )
     # Not getrusage, which starts at the peak of the parent process.
     status = Path("/proc/self/status").read_text()

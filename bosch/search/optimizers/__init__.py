@@ -1,1 +1,1 @@
-"""One file a way of finding the best mask of a subproblem; see `_interface.py`."""
+"""Optimizers that find the best mask of a subproblem, one file each; see `_interface.py`."""

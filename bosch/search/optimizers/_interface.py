@@ -1,9 +1,9 @@
-"""What an optimizer is asked, and the table of masks it has tried.
+"""The interface of an optimizer: the problem it solves, and the table of masks it has tried.
 
-An optimizer is a file of this folder with `search(trials: Trials) -> None`: it tries masks of the
-problem by `trials.try_mask` until it knows no more or the evaluations are spent, which ends it by
-an exception. What it found is in the table, so that whatever ends it, a child process that dies
-included, the best mask that meets the quota is kept.
+An optimizer is a file of this folder with `search(trials: Trials) -> None`. It tries masks with
+`trials.try_mask` until it has no more to try, or until an exception ends it because the evaluations
+are used up. Results are read from the table, so the best mask that meets the quota survives however
+the optimizer ends, even if its child process dies.
 """
 
 import math
@@ -15,93 +15,91 @@ from bosch.plugins import load_plugin
 from bosch.search.objective import Anchors, SearchEnded, Value, normalized_loss
 
 PACKAGE = "bosch.search.optimizers"
-SMALLEST_STEP = 1e-4  # between two values: they are rounded to it
-# These take a start of any quota, and the paper starts them from the dense model.
+SMALLEST_STEP = 1e-4  # between two values, which are rounded to it
+# These may leave the quota, and the paper starts them from the dense model.
 WITH_PENALTY = ("nomad", "one_plus_one")
 
-Bits = tuple[int, ...]  # one a variable, 1 = full
+Assignment = tuple[int, ...]  # a value for each variable: 1 = full, 0 = window
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Which `quota` of `num_variables` go on the window."""
+    """Which `quota` of `num_variables` get the window?"""
 
     num_variables: int
     quota: int
-    evaluate: Callable[[Bits, float | None], Value]  # threshold as in bosch/search/evaluations.py
-    max_evaluations: int  # different masks
+    evaluate: Callable[[Assignment, float | None], Value]  # second argument: threshold
+    max_evaluations: int  # distinct masks
     seed: int = 0
-    # Masks to begin with. Those of another quota are mended where the loss has no penalty for it.
-    starts: tuple[Bits, ...] = ()
-    most_local: Sequence[int] = ()  # variables in the order in which they go on the window
-    anchors: Anchors | None = None  # of the loss, for optimizers that leave the quota
+    # Masks to start from. Optimizers that keep the quota repair those that miss it.
+    starts: tuple[Assignment, ...] = ()
+    most_local: Sequence[int] = ()  # variables in the order in which they get the window
+    anchors: Anchors | None = None  # of the loss, for optimizers that may leave the quota
     alpha: float = 100.0
     best_possible: float = 1.0  # no value is above it
-    exact_values: bool = False  # of every mask, for statistics: no evaluation is ended early
+    exact_values: bool = False  # for statistics: no evaluation is stopped early
     end_early_in_nomad: bool = False  # its models then see bounds instead of some values
 
     def __post_init__(self) -> None:
         assert 0 <= self.quota <= self.num_variables
-        assert all(len(bits) == self.num_variables for bits in self.starts)
+        assert all(len(assignment) == self.num_variables for assignment in self.starts)
 
     @property
     def num_candidates(self) -> int:
         return math.comb(self.num_variables, self.quota)
 
-    def loss(self, bits: Bits, value: float) -> float:
-        """What the paper minimizes: the normalized value, negated, and a penalty for missing the
-        quota.
-        """
+    def loss(self, assignment: Assignment, value: float) -> float:
+        """The paper's loss: the negated normalized value, plus a penalty for missing the quota."""
         assert self.anchors is not None
         num, ratio = self.num_variables, self.quota / self.num_variables
-        return normalized_loss(value, bits.count(0), num, ratio, self.anchors, self.alpha)
+        return normalized_loss(value, assignment.count(0), num, ratio, self.anchors, self.alpha)
 
-    def value_for(self, bits: Bits, loss: float) -> float:
-        """The value with which a mask has that loss."""
+    def value_for(self, assignment: Assignment, loss: float) -> float:
+        """The value at which a mask has this loss."""
         assert self.anchors is not None
         span = self.anchors.high - self.anchors.low
-        return (self.loss(bits, 0.0) - loss) * span
+        return (self.loss(assignment, 0.0) - loss) * span
 
-    def meets_quota(self, bits: Bits) -> bool:
-        return bits.count(0) == self.quota
+    def meets_quota(self, assignment: Assignment) -> bool:
+        return assignment.count(0) == self.quota
 
-    def mend(self, bits: Bits) -> Bits:
-        """The mask, changed to meet the quota."""
-        return mend(bits, self.quota, self.most_local)
+    def repair(self, assignment: Assignment) -> Assignment:
+        """The assignment, changed to meet the quota."""
+        return repair(assignment, self.quota, self.most_local)
 
-    def first_mask(self) -> Bits:
-        """The first start, mended, or the most local variables on the window."""
-        return self.mend(self.starts[0] if self.starts else (1,) * self.num_variables)
+    def first_mask(self) -> Assignment:
+        """The first start, repaired, or else the most local variables on the window."""
+        return self.repair(self.starts[0] if self.starts else (1,) * self.num_variables)
 
 
-def mend(bits: Bits, quota: int, most_local: Sequence[int] = ()) -> Bits:
-    """The mask with as many variables changed as its quota needs: the most local ones are put on
-    the window, or the most global ones taken off it. Without an order the first ones are local.
+def repair(assignment: Assignment, quota: int, most_local: Sequence[int] = ()) -> Assignment:
+    """Change as many variables as the quota needs: window the most local full ones, or make the
+    most global windowed ones full. Without an order, the first variables are the most local.
     """
-    order = list(most_local or range(len(bits)))
-    missing = quota - bits.count(0)
+    order = list(most_local or range(len(assignment)))
+    missing = quota - assignment.count(0)
     if missing < 0:
         order.reverse()
-    mended, wanted = list(bits), int(missing > 0)
-    for variable in [v for v in order if bits[v] == wanted][: abs(missing)]:
-        mended[variable] = 1 - wanted
-    return tuple(mended)
+    repaired, wanted = list(assignment), int(missing > 0)
+    for variable in [v for v in order if assignment[v] == wanted][: abs(missing)]:
+        repaired[variable] = 1 - wanted
+    return tuple(repaired)
 
 
 class EvaluationsSpentError(Exception):
-    """The problem allows no further mask."""
+    """All evaluations of the problem are used."""
 
 
 @dataclass
 class Trials:
-    """The masks of a problem tried so far."""
+    """The masks tried so far."""
 
     problem: Problem
-    table: dict[Bits, Value] = field(default_factory=dict)  # in the order of the trials
-    best: Bits | None = None  # of those that meet the quota; the first of equals
-    nearest: tuple[float, Bits] | None = None  # the least loss, and the mask that has it
-    notes: list[str] = field(default_factory=list)  # a line each, for the user
-    reproducible: bool = True  # False: a clock or another process had a part in it
+    table: dict[Assignment, Value] = field(default_factory=dict)  # in the order of the trials
+    best: Assignment | None = None  # of those that meet the quota; the first of equals
+    nearest: tuple[float, Assignment] | None = None  # the lowest loss, and its mask
+    notes: list[str] = field(default_factory=list)  # lines to print
+    reproducible: bool = True  # False: a clock or a failed process affected the result
 
     @property
     def left(self) -> int:
@@ -111,54 +109,54 @@ class Trials:
     def best_value(self) -> float:
         return -math.inf if self.best is None else self.table[self.best].value
 
-    def try_mask(self, bits: Bits, threshold: float | None = None) -> Value:
-        """The value of a mask; one tried before costs nothing. With a threshold, `exact` may be
-        False: the value then is a bound that does not exceed it.
+    def try_mask(self, assignment: Assignment, threshold: float | None = None) -> Value:
+        """The value of a mask; repeating one is free. With a threshold the value may be a bound
+        that does not exceed it (`exact` is False).
         """
-        if bits not in self.table:
+        if assignment not in self.table:
             if self.left <= 0:
                 raise EvaluationsSpentError
             if self.problem.exact_values or threshold == -math.inf:
                 threshold = None
-            self.evaluate(bits, threshold)
-        return self.table[bits]
+            self.evaluate(assignment, threshold)
+        return self.table[assignment]
 
-    def evaluate(self, bits: Bits, threshold: float | None) -> None:
-        value = self.table[bits] = self.problem.evaluate(bits, threshold)
+    def evaluate(self, assignment: Assignment, threshold: float | None) -> None:
+        value = self.table[assignment] = self.problem.evaluate(assignment, threshold)
         if threshold is not None and value.value <= threshold:
-            return  # whether it is a value or a bound is a matter of speed
-        if self.problem.meets_quota(bits) and value.value > self.best_value:
-            self.best = bits
+            return  # value or bound: that depends on the accelerations
+        if self.problem.meets_quota(assignment) and value.value > self.best_value:
+            self.best = assignment
         if self.problem.anchors is not None:
-            found = self.problem.loss(bits, value.value), bits
-            self.nearest = min(self.nearest or found, found)
+            candidate = self.problem.loss(assignment, value.value), assignment
+            self.nearest = min(self.nearest or candidate, candidate)
 
-    def best_or_mended(self) -> Bits:
-        """The best mask; where none tried meets the quota the one with the least loss, mended."""
+    def best_or_repaired(self) -> Assignment:
+        """The best mask, or if none meets the quota, the one with the lowest loss, repaired."""
         problem = self.problem
-        mended = problem.mend(self.nearest[1]) if self.nearest else problem.first_mask()
-        return self.best or mended
+        repaired = problem.repair(self.nearest[1]) if self.nearest else problem.first_mask()
+        return self.best or repaired
 
 
 @dataclass(frozen=True)
-class Found:
-    """What an optimizer made of a problem."""
+class Solution:
+    """The result of an optimizer."""
 
-    bits: Bits  # meets the quota
-    value: Value | None  # None: the search was ended before a mask of the quota was evaluated
+    assignment: Assignment  # meets the quota
+    value: Value | None  # None: the search ended before any mask of the quota was evaluated
     trials: Trials
-    ended_by: str | None  # what ended it before its time: --max-evaluations or --max-hours
+    ended_by: str | None  # the limit that cut it short: --max-evaluations or --max-hours
 
 
-def optimize(name: str, problem: Problem) -> Found:
-    """The best mask that the optimizer of this name finds; ended early, the best so far."""
+def optimize(name: str, problem: Problem) -> Solution:
+    """The best mask that this optimizer finds; if a limit ends it, the best so far."""
     trials, ended_by = Trials(problem), None
     try:
         with suppress(EvaluationsSpentError):
             load_plugin(PACKAGE, name).search(trials)
-        if trials.best is None:  # beyond the budget if need be
-            trials.evaluate(trials.best_or_mended(), None)
+        if trials.best is None:  # one evaluation more than planned, if necessary
+            trials.evaluate(trials.best_or_repaired(), None)
     except SearchEnded as ended:
         ended_by = str(ended)
-    bits = trials.best_or_mended()
-    return Found(bits, trials.table.get(bits), trials, ended_by)
+    assignment = trials.best_or_repaired()
+    return Solution(assignment, trials.table.get(assignment), trials, ended_by)

@@ -1,8 +1,8 @@
-"""One run of NOMAD in a process of its own, which asks for values over a pipe.
+"""One run of NOMAD in its own process, which requests values over a pipe.
 
-PyNomad takes the interpreter down on a bad parameter or a plateau, keeps its seed and its SIGINT
-handler from run to run, and prints to file descriptor 1; in here none of it matters. Run as a
-script by bosch/search/optimizers/_nomad_process.py, which says what passes through the pipe.
+PyNomad crashes the interpreter on a bad parameter or a plateau, keeps its seed and its SIGINT
+handler between runs, and prints to file descriptor 1. In a separate process none of this matters.
+bosch/search/optimizers/_nomad_process.py runs this script and documents the messages.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # NOMAD may compute for minutes without a question, and must not outlive the search.
+    # NOMAD may compute for minutes without a request, and must not outlive the search.
     threading.Thread(target=leave_with_the_search, daemon=True).start()
     pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
     start, parameters = pipe.recv()

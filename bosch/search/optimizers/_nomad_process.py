@@ -1,7 +1,7 @@
-"""Asks a NOMAD process for masks and tells it their losses; what goes wrong in there ends here.
+"""Gets masks from a NOMAD process and sends back their losses. Failures of the process end here.
 
-Through the pipe go first the start and NOMAD's parameters, then for each `("ask", bits)` its loss;
-the last thing it says is `("end", what ended it)`, None if it came to its own end.
+We send the start and NOMAD's parameters, then the loss for each `("ask", assignment)`. The last
+message of the process is `("end", reason)`; the reason is None if it ended normally.
 """
 
 import signal
@@ -9,36 +9,26 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from bosch.run.errors import UserError
 from bosch.run.group import agree, is_first
-from bosch.search.optimizers._interface import Bits
+from bosch.search.optimizers._interface import Assignment
 
 CHILD = Path(__file__).with_name("_nomad_child.py")
-# Points NOMAD may look up for each it may evaluate: near the end of a search it proposes little but
-# masks it knows. Counted, so that the same run ends at the same point on any machine.
+# Points that NOMAD may look up per evaluation: near the end of a search it mostly proposes known
+# masks. A count rather than a time limit, so that a run ends at the same point on any machine.
 LOOKUPS_PER_EVALUATION = 10
-HUNG_SECONDS = 1_800.0  # without a question; NOMAD's own models take seconds
-SEEDS = 1_000_000  # NOMAD rolls its generator as often as the seed says
-
-
-def check_installed() -> None:
-    if find_spec("PyNomad") is None:
-        raise UserError(
-            "NOMAD is not installed: pip install PyNomadBBO, or search with --optimizer swap, "
-            "which needs nothing."
-        )
+HUNG_SECONDS = 1_800.0  # without a request; NOMAD's own models take seconds
+SEEDS = 1_000_000  # NOMAD advances its generator `seed` times, so large seeds are slow
 
 
 def minimize(
-    loss_of: Callable[[Bits], float], start: Bits, max_evaluations: int, seed: int
+    loss_of: Callable[[Assignment], float], start: Assignment, max_evaluations: int, seed: int
 ) -> str | None:
-    """Run NOMAD once, with its default options as in the paper. What ended it before its time, or
-    None. With several ranks it runs on the first, and all evaluate what it asks for.
+    """Run NOMAD once with its default options, as in the paper. Returns what ended it early, or
+    None. With several ranks it runs on rank 0, and all ranks evaluate its masks.
     """
     parameters = {
         "DIMENSION": len(start),
@@ -52,15 +42,15 @@ def minimize(
     child = _Child() if is_first() else None
     try:
         if child:
-            child.tell((start, [f"{name} {value}" for name, value in parameters.items()]))
+            child.send((start, [f"{name} {value}" for name, value in parameters.items()]))
         while True:
-            word, said = agree(child.listen() if child else None)
-            if word == "end":
-                ended_by: str | None = said
+            kind, content = agree(child.receive() if child else None)
+            if kind == "end":
+                ended_by: str | None = content
                 return ended_by
-            loss = loss_of(said)
+            loss = loss_of(content)
             if child:
-                child.tell(loss)
+                child.send(loss)
     finally:
         if child:
             child.end()
@@ -74,28 +64,28 @@ class _Child:
         self.process = subprocess.Popen(
             [sys.executable, str(CHILD), str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            stdin=subprocess.PIPE,  # closed when this process ends, whatever ends it
+            stdin=subprocess.PIPE,  # closed when this process ends for any reason
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the search, which ends the child
+            start_new_session=True,  # Ctrl-C goes to the search, which ends the child
         )
         theirs.close()
 
-    def tell(self, what: Any) -> None:
-        with suppress(OSError):  # it has ended, which `listen` will notice
-            self.pipe.send(what)
+    def send(self, message: tuple[Assignment, list[str]] | float) -> None:
+        with suppress(OSError):  # the process has ended, which `receive` will report
+            self.pipe.send(message)
 
-    def listen(self) -> tuple[str, Any]:
+    def receive(self) -> tuple[str, Any]:
         try:
             if not self.pipe.poll(HUNG_SECONDS):
-                return "end", f"asked nothing for {HUNG_SECONDS:g} s"
-            said: tuple[str, Any] = self.pipe.recv()
-            return said
+                return "end", f"sent no request for {HUNG_SECONDS:g} s"
+            message: tuple[str, Any] = self.pipe.recv()
+            return message
         except (EOFError, OSError):
             code = self.process.wait()
         if code >= 0:
             return "end", f"ended with code {code}"
-        return "end", f"was ended by {signal.Signals(-code).name}"
+        return "end", f"was killed by {signal.Signals(-code).name}"
 
     def end(self) -> None:
         self.process.kill()

@@ -1,4 +1,4 @@
-"""Every mask of the quota, in the order of its bits; the first of equals wins."""
+"""Tries every mask of the quota in a fixed order; the first of equals wins."""
 
 from itertools import combinations
 
@@ -9,6 +9,6 @@ def search(trials: Trials) -> None:
     problem = trials.problem
     for windowed in combinations(range(problem.num_variables), problem.quota):
         chosen = set(windowed)
-        bits = tuple(int(variable not in chosen) for variable in range(problem.num_variables))
+        assignment = tuple(int(variable not in chosen) for variable in range(problem.num_variables))
         threshold = None if trials.best is None else trials.best_value
-        trials.try_mask(bits, threshold)
+        trials.try_mask(assignment, threshold)

@@ -1,41 +1,42 @@
-"""The paper's optimizer: NOMAD on the loss with a penalty for missing the quota, from the first
-start as it is.
+"""The paper's optimizer: NOMAD on the loss with a penalty for missing the quota, started from the
+first start without repair.
 
-NOMAD may leave the quota; of the masks it asked for, the best that meets it counts. It builds no
-models above 49 variables: there the (1+1) evolutionary algorithm takes its place, as in the paper.
+NOMAD may leave the quota; the result is the best of its masks that meets it. NOMAD builds no models
+above 49 variables, so the (1+1) evolutionary algorithm is used there, as in the paper.
 """
 
 import math
 
 from bosch.search.optimizers import one_plus_one
-from bosch.search.optimizers._interface import Bits, Trials
-from bosch.search.optimizers._nomad_process import check_installed, minimize
+from bosch.search.optimizers._interface import Assignment, Trials
+from bosch.search.optimizers._nomad_process import minimize
+from bosch.search.settings import check_nomad_installed
 
-MOST_VARIABLES = 49  # with a quadratic model in NOMAD
+MOST_VARIABLES = 49  # for which NOMAD builds a quadratic model
 
 
 def search(trials: Trials) -> None:
     problem = trials.problem
     if problem.num_variables > MOST_VARIABLES:
         trials.notes.append(
-            f"{problem.num_variables} variables are more than the {MOST_VARIABLES} for which NOMAD "
-            "builds models: searched by one_plus_one, the paper's fallback"
+            f"{problem.num_variables} variables exceed the {MOST_VARIABLES} for which NOMAD builds "
+            "models; using one_plus_one, the paper's fallback"
         )
         return one_plus_one.search(trials)
-    check_installed()
+    check_nomad_installed()
     least = math.inf
 
-    def loss_of(bits: Bits) -> float:
+    def loss_of(assignment: Assignment) -> float:
         nonlocal least
         threshold = None
         if problem.end_early_in_nomad and least < math.inf:
-            threshold = problem.value_for(bits, least)
-            if problem.meets_quota(bits):
+            threshold = problem.value_for(assignment, least)
+            if problem.meets_quota(assignment):
                 threshold = min(threshold, trials.best_value)
-        value = trials.try_mask(bits, threshold).value
-        if threshold is not None:  # a bound depends on how far the evaluation went, this does not
+        value = trials.try_mask(assignment, threshold).value
+        if threshold is not None:  # unlike a bound, this does not depend on accelerations
             value = max(value, threshold)
-        least = min(least, loss := problem.loss(bits, value))
+        least = min(least, loss := problem.loss(assignment, value))
         return loss
 
     start = problem.starts[0] if problem.starts else (1,) * problem.num_variables
@@ -44,6 +45,6 @@ def search(trials: Trials) -> None:
         trials.reproducible = False
         trials.notes.append(
             f"NOMAD {ended_by}: the last {trials.left} of {problem.max_evaluations} evaluations of "
-            "this subproblem are not made, its best mask so far is kept; another run may find "
-            "another one"
+            "this subproblem are skipped and its best mask so far is used; another run may find a "
+            "different one"
         )

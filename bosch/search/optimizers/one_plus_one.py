@@ -1,16 +1,16 @@
-"""The (1+1) evolutionary algorithm of Droste et al. (2002): every bit of the present mask flips
-with probability 1/n, and what is no worse takes its place.
+"""The (1+1) evolutionary algorithm of Droste et al. (2002): flip every variable of the current mask
+with probability 1/n, and accept the result if it is no worse.
 
-The paper's fallback where NOMAD builds no models, above 49 variables. Its loss has the penalty for
-missing the quota, so a flip that cannot pay for its penalty even with the best possible value needs
-no evaluation: it would be refused. Those that are evaluated may end early for the same reason.
+The paper's fallback above 49 variables, where NOMAD builds no models. The loss penalizes missing
+the quota, so a mask whose penalty exceeds even the best possible value is skipped without
+evaluation. Other evaluations may stop early for the same reason.
 """
 
 import random
 
 from bosch.search.optimizers._interface import SMALLEST_STEP, Trials
 
-FLIPS_PER_EVALUATION = 1_000  # so that a search that finds no new mask ends
+FLIPS_PER_EVALUATION = 1_000  # ends a search that finds no new mask
 
 
 def search(trials: Trials) -> None:
@@ -20,14 +20,14 @@ def search(trials: Trials) -> None:
     present = problem.loss(current, trials.try_mask(current).value)
     for _ in range(FLIPS_PER_EVALUATION * problem.max_evaluations):
         flips = (draw.random() < 1 / problem.num_variables for _ in current)
-        bits = tuple(bit ^ flip for bit, flip in zip(current, flips, strict=True))
-        needed = problem.value_for(bits, present)
-        if bits in trials.table or needed > problem.best_possible:
+        assignment = tuple(bit ^ flip for bit, flip in zip(current, flips, strict=True))
+        needed = problem.value_for(assignment, present)
+        if assignment in trials.table or needed > problem.best_possible:
             continue
-        # One step lower, since values are rounded: a mask as good as the present one is taken.
+        # One step lower, since values are rounded: a mask as good as the current one is accepted.
         threshold = needed - SMALLEST_STEP
-        if problem.meets_quota(bits):
+        if problem.meets_quota(assignment):
             threshold = min(threshold, trials.best_value)
-        new = problem.loss(bits, trials.try_mask(bits, threshold).value)
+        new = problem.loss(assignment, trials.try_mask(assignment, threshold).value)
         if new <= present + 1e-12:
-            current, present = bits, new
+            current, present = assignment, new

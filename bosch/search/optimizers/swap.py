@@ -1,45 +1,45 @@
-"""Local search over masks that meet the quota: a windowed variable changes places with a full one.
+"""Local search over masks that meet the quota: it swaps a windowed variable with a full one.
 
-First improvement in random order; a mask as good as the present one is a step too, so that the
-search crosses the plateaus of a score that counts examples. Where every neighbor has been tried,
-two to four random swaps kick the best mask, and the search goes on from there. A neighbor need only
-be known exactly if it is no worse than the present mask, so its evaluation may end early.
+It takes the first neighbor in random order that is no worse; equal masks are accepted so that the
+search crosses the plateaus of a score that counts examples. When every neighbor has been tried, it
+continues from the best mask after two to four random swaps (a kick). Only neighbors that are no
+worse must be scored exactly, so other evaluations may stop early.
 """
 
 import itertools
 import random
 
-from bosch.search.optimizers._interface import SMALLEST_STEP, Bits, Trials
+from bosch.search.optimizers._interface import SMALLEST_STEP, Assignment, Trials
 
 KICKS = (2, 3, 4)  # swaps of a kick
-KICKS_IN_VAIN = 1_000  # random kicks that lead to no new mask: the space is as good as exhausted
+KICKS_IN_VAIN = 1_000  # kicks without a new mask, after which the space counts as exhausted
 
 
 def search(trials: Trials) -> None:
     problem = trials.problem
     draw = random.Random(problem.seed)
-    starts = [problem.mend(bits) for bits in problem.starts] or [problem.first_mask()]
-    for bits in starts:
-        trials.try_mask(bits, trials.best_value if trials.best else None)
-    current: Bits | None = trials.best
-    while current is not None:  # upwards or along, until no neighbor is untried
+    starts = [problem.repair(assignment) for assignment in problem.starts] or [problem.first_mask()]
+    for assignment in starts:
+        trials.try_mask(assignment, trials.best_value if trials.best else None)
+    current: Assignment | None = trials.best
+    while current is not None:  # until no neighbor or kick is left
         current = first_step(trials, current, draw) or kick(trials, draw)
 
 
-def first_step(trials: Trials, current: Bits, draw: random.Random) -> Bits | None:
+def first_step(trials: Trials, current: Assignment, draw: random.Random) -> Assignment | None:
     """The first untried neighbor, in random order, that is no worse."""
     present = trials.table[current].value
     for neighbor in shuffled_neighbors(current, draw):
         if neighbor not in trials.table:
-            # Any threshold in the upper half of the last step asks the same: is it `present`?
+            # Any threshold in the upper half of the last step tests the same: is it >= present?
             value = trials.try_mask(neighbor, present - 0.75 * SMALLEST_STEP)
             if value.exact and value.value >= present:
                 return neighbor
     return None
 
 
-def kick(trials: Trials, draw: random.Random) -> Bits | None:
-    """An untried mask some swaps away from the best one, evaluated; None if there is none left."""
+def kick(trials: Trials, draw: random.Random) -> Assignment | None:
+    """Evaluate an untried mask a few swaps away from the best one. None if there is none left."""
     problem, best = trials.problem, trials.best
     assert best is not None
     for _ in range(KICKS_IN_VAIN if len(trials.table) < problem.num_candidates else 0):
@@ -50,29 +50,29 @@ def kick(trials: Trials, draw: random.Random) -> Bits | None:
     return None
 
 
-def shuffled_neighbors(bits: Bits, draw: random.Random) -> list[Bits]:
-    """All masks one swap away, in an order without a pattern. Those that share their lower layers
-    one behind another would be cheaper, but at equal evaluations found worse masks (0.60 against
-    0.64 on entangled synthetic problems of 64 variables, mean of 30).
+def shuffled_neighbors(assignment: Assignment, draw: random.Random) -> list[Assignment]:
+    """All masks one swap away, in random order. Grouping those that share their lower layers would
+    be cheaper, but with equal evaluations found worse masks (0.60 against 0.64 on entangled
+    synthetic problems of 64 variables, mean of 30).
     """
-    pairs = list(itertools.product(*windowed_and_full(bits)))
+    pairs = list(itertools.product(*windowed_and_full(assignment)))
     draw.shuffle(pairs)
-    return [swapped(bits, [i], [j]) for i, j in pairs]
+    return [swapped(assignment, [i], [j]) for i, j in pairs]
 
 
-def swap_some(bits: Bits, count: int, draw: random.Random) -> Bits:
-    windowed, full = windowed_and_full(bits)
+def swap_some(assignment: Assignment, count: int, draw: random.Random) -> Assignment:
+    windowed, full = windowed_and_full(assignment)
     count = min(count, len(windowed), len(full))
-    return swapped(bits, draw.sample(windowed, count), draw.sample(full, count))
+    return swapped(assignment, draw.sample(windowed, count), draw.sample(full, count))
 
 
-def windowed_and_full(bits: Bits) -> tuple[list[int], list[int]]:
-    windowed = [variable for variable, bit in enumerate(bits) if not bit]
-    return windowed, [variable for variable, bit in enumerate(bits) if bit]
+def windowed_and_full(assignment: Assignment) -> tuple[list[int], list[int]]:
+    windowed = [variable for variable, bit in enumerate(assignment) if not bit]
+    return windowed, [variable for variable, bit in enumerate(assignment) if bit]
 
 
-def swapped(bits: Bits, windowed: list[int], full: list[int]) -> Bits:
-    new = list(bits)
+def swapped(assignment: Assignment, windowed: list[int], full: list[int]) -> Assignment:
+    new = list(assignment)
     for i, j in zip(windowed, full, strict=True):
         new[i], new[j] = 1, 0
     return tuple(new)

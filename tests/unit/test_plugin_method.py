@@ -1,0 +1,123 @@
+"""A method is one new file: the example of docs/extending.md and broken versions of it, through the
+command line.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bosch.masks.mask import read_mask
+from tests.package_copy import PackageCopy
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+SEARCH = ("bosch.recipes.search_mask", "--model", "tiny-qwen3-2layer", "--ratio", "0.5")
+
+
+def read_example() -> str:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    [example] = [block for block in blocks if block.startswith("# bosch/methods/mine.py\n")]
+    return str(example)
+
+
+EXAMPLE = read_example()
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> PackageCopy:
+    return PackageCopy(tmp_path_factory.mktemp("package") / "copy")
+
+
+def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path) -> None:
+    copy.write("bosch/methods/mine.py", EXAMPLE)
+    code, out, errors = copy.run("bosch.recipes.search_mask", "--list")
+    assert code == 0, errors
+    assert re.search(r"^mine +Upper layers stay full: an example of a method\.$", out, re.M)
+
+    run = tmp_path / "run"
+    code, _, errors = copy.run(*SEARCH, "--method", "mine", "--step", "2", "--run-dir", str(run))
+    assert code == 0, errors
+    record = read_mask(run / "mask" / "mask.json")
+    assert (record.method, record.settings["step"]) == ("mine", 2.0)
+    lower, upper = record.mask.z
+    assert (set(lower), set(upper)) == ({0}, {1})
+    scores = json.loads((run / "mask" / "scores.json").read_text())
+    assert [set(layer) for layer in scores["groups"]] == [{0.0}, {2.0}]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "named"),
+    [
+        ("reads_calibration=False", "read_calibration=False", "'reads_calibration'"),
+        ("reads_calibration=False", 'unit="layers"', "'layers'"),
+        ("reads_calibration=False", '"layer"', "'layer'"),
+        ("traits =", "trait =", "traits"),
+        ("MethodTraits(reads_calibration=False)", "None", "MethodTraits"),
+        ("def score_groups", "def score_group", "score_groups(inputs)"),
+        ("class Settings", "class Setting", "Settings"),
+        ("@dataclass(frozen=True)\n", "", "dataclass"),
+        ("step: float = 1.0", "step: float", "step"),
+        ("def score_groups(", "def score_groups((", "line 1"),
+        ("from bosch.method import Inputs", "from bosch.method import Input", "'Input'"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_sentence_that_names_it(
+    copy: PackageCopy, tmp_path: Path, right: str, wrong: str, named: str
+) -> None:
+    assert right in EXAMPLE
+    file = copy.write("bosch/methods/broken.py", EXAMPLE.replace(right, wrong))
+    code, _, errors = copy.run(*SEARCH, "--method", "broken", "--run-dir", str(tmp_path / "run"))
+    assert code == 2, errors
+    [line] = errors.splitlines()
+    assert line.startswith(f"error: {file}")
+    assert named in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_option_that_does_not_fit_ends_the_command(copy: PackageCopy, tmp_path: Path) -> None:
+    copy.write("bosch/methods/mine.py", EXAMPLE)
+    arguments = ("--method", "mine", "--step", "x", "--run-dir", str(tmp_path / "run"))
+    code, _, errors = copy.run(*SEARCH, *arguments)
+    assert code == 2, errors
+    assert "--step" in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_bug_in_the_method_keeps_its_traceback(copy: PackageCopy, tmp_path: Path) -> None:
+    bug = EXAMPLE.replace("inputs.settings.step", "inputs.settings.stop")
+    file = copy.write("bosch/methods/buggy.py", bug)
+    code, _, errors = copy.run(*SEARCH, "--method", "buggy", "--run-dir", str(tmp_path / "run"))
+    assert code == 1
+    assert "Traceback (most recent call last)" in errors
+    assert str(file) in errors
+    assert "AttributeError: 'Settings' object has no attribute 'stop'" in errors
+
+
+WITHOUT_TORCH = """
+import sys
+from bosch.recipes import analyze_masks, search_mask
+
+for main, arguments in [
+    (search_mask.main, ["--list"]),
+    (search_mask.main, ["--help"]),
+    (search_mask.main, ["--method", "global_swap", "--help"]),
+    (search_mask.main, ["--method", "mine", "--help"]),
+    (analyze_masks.main, ["--help"]),
+]:
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        assert stop.code == 0, arguments
+    loaded = {"torch", "transformers", "matplotlib"} & set(sys.modules)
+    assert not loaded, (arguments, loaded)
+"""
+
+
+def test_help_and_list_do_not_import_torch(copy: PackageCopy) -> None:
+    copy.write("bosch/methods/mine.py", EXAMPLE)
+    copy.write("without_torch.py", WITHOUT_TORCH)
+    code, out, errors = copy.run("without_torch")
+    assert code == 0, errors
+    assert "score difference between neighboring layers" in " ".join(out.split())
