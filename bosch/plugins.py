@@ -2,12 +2,17 @@
 is no list to edit.
 
 The folders are bosch/methods, bosch/backends, bosch/families and eval/suites. A file whose name
-begins with `_` is a part of the folder, not a plug-in.
+begins with `_` is a part of the folder, not a plug-in. What every plug-in of a folder must define
+is named in `NEEDS` in the folder's `__init__.py`.
+
+A broken file (a syntax error, a failed import, a missing name) is one UserError that names it. It
+is raised when that plug-in is loaded; listing the folder and loading others goes on.
 """
 
 import ast
 import difflib
 import importlib
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +20,14 @@ from types import ModuleType
 from bosch.run.errors import UserError
 
 
+class BrokenPluginError(UserError):
+    """A plug-in's file cannot be imported or lacks a name; the message names the file."""
+
+
 def list_plugins(package: str) -> tuple[str, ...]:
     """Names of the plug-ins in a package (`bosch.methods`), sorted. None of them is imported."""
     paths = sorted(_folder(package).glob("*.py"))
-    return tuple(path.stem for path in paths if not path.name.startswith("_"))
+    return tuple(path.stem for path in paths if path.name[0] not in "._")
 
 
 def load_plugin(package: str, name: str) -> ModuleType:
@@ -27,15 +36,36 @@ def load_plugin(package: str, name: str) -> ModuleType:
     if name not in names:
         kind = package.rsplit(".", 1)[-1]
         raise UserError(f"{name!r} is not one of the {kind}: {suggest(name, names)}")
-    return importlib.import_module(f"{package}.{name}")
+    path = _folder(package) / f"{name}.py"
+    try:
+        module = importlib.import_module(f"{package}.{name}")
+    except Exception as error:  # whatever the file does when it is imported
+        raise BrokenPluginError(_describe_failed_import(path, error)) from error
+    check_names(module, getattr(importlib.import_module(package), "NEEDS", ()))
+    return module
+
+
+def check_names(module: ModuleType, needs: Sequence[str]) -> None:
+    """Refuse a plug-in that lacks one of these names."""
+    for name in needs:
+        if not hasattr(module, name):
+            raise BrokenPluginError(
+                f"{module.__file__} does not define {name}; a plug-in of this folder defines "
+                f"{', '.join(needs)}."
+            )
 
 
 def describe_plugin(package: str, name: str) -> str:
-    """First sentence of a plug-in's docstring, for --help, read without importing the plug-in."""
+    """First sentence of a plug-in's docstring, for --help, read without importing the plug-in. Of a
+    file that cannot be read, what is wrong with it."""
     if name not in list_plugins(package):
-        load_plugin(package, name)  # says what there is
-    text = (_folder(package) / f"{name}.py").read_text("utf-8")
-    return first_sentence(ast.get_docstring(ast.parse(text)) or "")
+        load_plugin(package, name)  # raises the error that names the others
+    try:
+        tree = ast.parse((_folder(package) / f"{name}.py").read_bytes())
+    except (SyntaxError, ValueError, OSError) as error:  # ValueError: a null byte
+        line = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+        return f"(broken: {line}{_reason(error)})"
+    return first_sentence(ast.get_docstring(tree) or "")
 
 
 def first_sentence(docstring: str) -> str:
@@ -52,6 +82,25 @@ def suggest(name: str, names: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     there_are = f"did you mean {nearest[0]!r}? There are" if nearest else "there are"
     return f"{there_are} {', '.join(names)}."
+
+
+def _describe_failed_import(path: Path, error: Exception) -> str:
+    """One sentence with the file, the line and the cause."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or path}, line {error.lineno}: {_reason(error)}."
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    place = f"{path}, line {lines[-1]}" if lines else str(path)
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and missing.partition(".")[0] != __name__.partition(".")[0]:
+        return f"{place}: the package {missing!r} is not installed; install it or remove the file."
+    if isinstance(error, UserError):
+        return f"{place}: {error}"
+    return f"{place}: {type(error).__name__}: {_reason(error)} (--debug shows the traceback)."
+
+
+def _reason(error: Exception) -> str:
+    text = str(getattr(error, "msg", "") or error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
 def _folder(package: str) -> Path:

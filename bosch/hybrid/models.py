@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -36,6 +37,8 @@ from bosch.hybrid.cache import hybridize_cache
 from bosch.hybrid.permute import Permutation, groups_in_order, inverse, permute_groups
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
+
+logger = logging.getLogger("bosch")
 
 PREFIX = "bosch_"  # of the model_type
 # What stands for the layer types in a saved config. A plain family refuses it by name, so that
@@ -160,11 +163,16 @@ def family_of(config: PretrainedConfig) -> ModuleType:
 
 
 def register_families() -> None:
-    """Make the auto classes of transformers know every family's hybrid."""
+    """Make the auto classes of transformers know every family's hybrid. A broken file is named, and
+    the other families are registered."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     for name in list_plugins("bosch.families"):
-        family = load_plugin("bosch.families", name)
+        try:
+            family = load_plugin("bosch.families", name)
+        except UserError as error:
+            logger.warning("The family %s is left out. %s", name, error)
+            continue
         AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
         AutoModelForCausalLM.register(family.config_class, family.model_class, exist_ok=True)
         share_conversions(family.plain_config_class, family.config_class)
