@@ -75,8 +75,7 @@ def measure_length(
     full = make_call(tokens, needs_grad, device, options)
     windowed = replace(full, window_tokens=options.window)
     sides = {FULL: timed(partial(dispatch.attend, full), full)}
-    order = dispatch.ORDER_CUDA if device.type == "cuda" else dispatch.ORDER_ELSEWHERE
-    for backend in options.backends or order:
+    for backend in options.backends or dispatch.by_priority(windowed):
         side = timed(partial(dispatch.attend, windowed, backend), windowed)
         try:
             side()

@@ -12,7 +12,7 @@ from torch import Tensor
 from bosch.backends._interface import (
     AttentionCall,
     cumulative_lengths,
-    flash_refuses,
+    flash_refusal,
     flat_tokens,
     no_flash_device,
     window_size,
@@ -34,7 +34,11 @@ def unavailable() -> str | None:
 def supports(call: AttentionCall) -> str | None:
     if call.dropout and "dropout_p" not in inspect.signature(_kernel()).parameters:
         return "flash-attn 3 has no dropout"
-    return flash_refuses(call)
+    return flash_refusal(call)
+
+
+def priority(call: AttentionCall) -> int | None:
+    return 3 if call.q_BHTD.device.type == "cuda" and not call.is_plain_full else None
 
 
 def attend(call: AttentionCall) -> Tensor:

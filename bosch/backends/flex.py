@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from bosch.backends._graphs import allow_graphs
-from bosch.backends._interface import AttentionCall, Documents
+from bosch.backends._interface import NO_MASK, AttentionCall, Documents
 
 
 def unavailable() -> str | None:
@@ -24,7 +24,7 @@ def supports(call: AttentionCall) -> str | None:
     if call.dropout:
         return "it has no dropout"
     if call.mask_BNTS is not None:
-        return "it takes no mask, and this batch is padded (or its mask is a custom one)"
+        return NO_MASK
     if call.q_BHTD.device.type not in ("cuda", "cpu"):
         return "it compiles for CUDA and for the CPU only"
     if call.needs_grad and call.q_BHTD.device.type != "cuda":
@@ -34,6 +34,10 @@ def supports(call: AttentionCall) -> str | None:
     if torch.compiler.is_compiling():
         return "inside a compiled model it would be compiled twice"
     return None
+
+
+def priority(call: AttentionCall) -> int | None:
+    return 1 if call.q_BHTD.device.type == "cuda" and not call.is_plain_full else None
 
 
 def attend(call: AttentionCall) -> Tensor:

@@ -19,6 +19,10 @@ def supports(call: AttentionCall) -> str | None:
     return "it has no dropout" if call.dropout else None
 
 
+def priority(call: AttentionCall) -> None:
+    return None
+
+
 def attend(call: AttentionCall) -> Tensor:
     return attend_groups(call, [call.window_tokens] * call.k_BGSD.shape[1])
 

@@ -33,6 +33,10 @@ def supports(call: AttentionCall) -> str | None:
     return None
 
 
+def priority(call: AttentionCall) -> int:
+    return 0  # the last one asked: it computes every call
+
+
 def attend(call: AttentionCall) -> Tensor:
     if call.documents is not None:
         return _each_document(call)

@@ -10,7 +10,7 @@ from torch import Tensor
 from bosch.backends._interface import (
     AttentionCall,
     cumulative_lengths,
-    flash_refuses,
+    flash_refusal,
     flat_tokens,
     no_flash_device,
     window_size,
@@ -30,7 +30,11 @@ def unavailable() -> str | None:
 
 
 def supports(call: AttentionCall) -> str | None:
-    return "it has no dropout" if call.dropout else flash_refuses(call)
+    return "it has no dropout" if call.dropout else flash_refusal(call)
+
+
+def priority(call: AttentionCall) -> int | None:
+    return 2 if call.q_BHTD.device.type == "cuda" and not call.is_plain_full else None
 
 
 def attend(call: AttentionCall) -> Tensor:
