@@ -1,13 +1,13 @@
 """Which kernels compute norms, MLPs and the loss: Liger's on GPUs, torch's elsewhere."""
 
 import os
-from importlib import import_module
+import sys
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from bosch.hybrid.models import PREFIX
+from bosch.hybrid.models import family_of
 from bosch.run.errors import UserError
 
 
@@ -38,10 +38,13 @@ def install_kernels(model: Any, kernels: str) -> None:
         return
     from liger_kernel import transformers as liger
 
-    family = model.config.model_type.removeprefix(PREFIX)
-    module = import_module(f"transformers.models.{family}.modeling_{family}")
+    family = family_of(model.config)
+    model_type = family.plain_config_class.model_type
+    module = sys.modules[family.plain_model_class.__module__]
     own = dict(vars(module))
-    apply = getattr(liger, f"apply_liger_kernel_to_{family}")
+    apply = getattr(liger, f"apply_liger_kernel_to_{model_type}", None)
+    if apply is None:
+        raise UserError(f"Liger has no kernels for {model_type}; set train.kernels to torch.")
     apply(
         rope=False,
         rms_norm=True,

@@ -92,6 +92,7 @@ def bosch_attention(
     )
     common: dict[str, Any] = {"scaling": scaling, "dropout": dropout}
     common |= {"mask_BNTS": mask, "documents": documents}
+    backend = bosch_backend or getattr(module.config, "bosch_backend", None)
     is_hybrid = isinstance(key, Split) or getattr(module.config, "bosch", None) is not None
     if is_hybrid or bosch_window is not None:
         _refuse_looking_ahead(attention_mask, num_past)
@@ -99,9 +100,7 @@ def bosch_attention(
         assert isinstance(key, Tensor)
         assert isinstance(value, Tensor)
         call = AttentionCall(query_BHTD, key, value, **common)
-        out_BTHD = search_attention(
-            module, call, bosch_mask, bosch_window, bosch_gates, bosch_backend
-        )
+        out_BTHD = search_attention(module, call, bosch_mask, bosch_window, bosch_gates, backend)
         return out_BTHD.contiguous(), None
     if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
         raise UserError(
@@ -109,7 +108,7 @@ def bosch_attention(
             "one are fixed already."
         )
     calls = _deploy_calls(module, query_BHTD, key, value, common)
-    outputs = [attend(call, bosch_backend).transpose(1, 2) for call in calls]
+    outputs = [attend(call, backend).transpose(1, 2) for call in calls]
     out_BTHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return out_BTHD.contiguous(), None
 

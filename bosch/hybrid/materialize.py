@@ -30,6 +30,7 @@ from bosch.hybrid.models import (
     PREFIX,
     check_native_window,
     family_of,
+    head_dimensions,
     head_size,
     hybrid_config,
     plain_config,
@@ -135,7 +136,7 @@ def _write(
         raise UserError(f"{out} is the model's own folder; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").unlink(missing_ok=True)
-    rewrite_weights(source, out, permutation, head_size(config))
+    rewrite_weights(source, out, permutation, head_size(config), head_dimensions(config))
     copy_companions(source, out)
 
 

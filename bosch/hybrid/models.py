@@ -22,9 +22,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
@@ -34,7 +35,13 @@ from transformers.conversion_mapping import (
 from bosch.backends._interface import check_window
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import hybridize_cache
-from bosch.hybrid.permute import Permutation, groups_in_order, inverse, permute_groups
+from bosch.hybrid.permute import (
+    HeadDimensions,
+    Permutation,
+    groups_in_order,
+    inverse,
+    permute_groups,
+)
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 
@@ -148,6 +155,36 @@ def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -
 
 
 # ----------------------------------------------------------------------------------------- families
+
+
+class BlockNorms(NamedTuple):
+    """The names of a block's norms, None where there is none. A block adds its attention and then
+    its MLP to the hidden states: h + after(part(before(h)))."""
+
+    before_attention: str | None = None
+    after_attention: str | None = None
+    before_mlp: str | None = None
+    after_mlp: str | None = None
+
+
+PRE_NORM = BlockNorms(  # of most families, Llama's among them
+    before_attention="input_layernorm", before_mlp="post_attention_layernorm"
+)
+
+
+def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:
+    """Hidden states after the norm of this name; None: unchanged."""
+    return hidden_BTC if name is None else getattr(block, name)(hidden_BTC)
+
+
+def block_norms(config: PretrainedConfig) -> BlockNorms | None:
+    """As the family's file has them; None if it does not name them."""
+    return getattr(family_of(config), "block_norms", None)
+
+
+def head_dimensions(config: PretrainedConfig) -> HeadDimensions:
+    """Those of the family's own attention parameters, beside the usual ones."""
+    return getattr(family_of(config), "head_dimensions", {})
 
 
 def family_of(config: PretrainedConfig) -> ModuleType:
@@ -302,8 +339,9 @@ def _made_from(
     config._experts_implementation = source.config._experts_implementation
     with torch.device("meta"):
         made = model_class(config)
+    size, further = head_size(config), head_dimensions(config)
     state = {
-        name: permute_groups(name, tensor, permutation, head_size(config)).detach().clone()
+        name: permute_groups(name, tensor, permutation, size, further).detach().clone()
         for name, tensor in source.state_dict().items()
     }
     made.load_state_dict(state, assign=True)
