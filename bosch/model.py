@@ -298,19 +298,21 @@ def find_tokenizer(folder: Path) -> Any:
         return None
 
 
-def load_for_search(folder: Path) -> Any:
+def load_for_search(folder: Path, attention_backend: str = "auto") -> Any:
     """The dense model, ready for search mode: on a GPU in its own number format, on the CPU in
     float32."""
     import torch
 
     on_gpu = torch.cuda.is_available()
     dtype, device = ("auto", "cuda") if on_gpu else (torch.float32, "cpu")
-    return load_model(folder, dtype, device, attn_implementation="bosch")
+    return load_model(folder, dtype, device, attention_backend, attn_implementation="bosch")
 
 
-def load_model(folder: Path, dtype: Any, device: str, **arguments: Any) -> Any:
-    """The model of a folder, dense or hybrid, ready to be asked. `arguments`: of transformers'
-    from_pretrained."""
+def load_model(
+    folder: Path, dtype: Any, device: str, attention_backend: str = "auto", **arguments: Any
+) -> Any:
+    """The model of a folder, dense or hybrid, ready to be asked. `attention_backend`: a file of
+    bosch/backends; `arguments`: of transformers' from_pretrained."""
     from transformers import AutoModelForCausalLM
 
     if not any(folder.glob("*.safetensors")):
@@ -318,4 +320,6 @@ def load_model(folder: Path, dtype: Any, device: str, **arguments: Any) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, **arguments
     )
+    if attention_backend != "auto":
+        model.config.bosch_backend = attention_backend
     return model.to(device).eval()

@@ -24,6 +24,7 @@ from bosch.config import Config, JudgingConfig, TokenCount, at_least, shared_fie
 from bosch.eval.judging import (
     LM_EVAL,
     Judging,
+    check_attention,
     check_data,
     check_lengths,
     essays_of,
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str]) -> None:
     rank, world = rank_and_world()
     progress.set_up(rank)
     judging = choose_judging(options)
+    check_attention(judging)
     check_data(judging)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, judging, Label(out.name), out.parent / "shared")
@@ -122,6 +124,7 @@ def choose_judging(options: Options) -> Judging:
         precision=asked.precision,
         generation=generation,
         yarn_from=options.yarn_from,
+        attention=asked.attention,
     )
     positions = judging.positions(read_shape(options.model).positions)
     if "niah" in options.suite:

@@ -88,6 +88,7 @@ def check_backend(
     trains: bool = False,
     packed: bool = False,
     padded: bool = False,
+    remedy: str = "Use auto, or name another.",
 ) -> None:
     """Before work begins, refuse a backend named in a setting that does not exist, or that cannot
     compute calls like these on this machine: with gradients, packed documents or a padding mask.
@@ -96,7 +97,7 @@ def check_backend(
         return
     if name not in BACKENDS and name not in BROKEN:
         known = (AUTO, *BACKENDS)
-        raise UserError(f"{option} {name}: no such attention backend; {suggest(name, known)}")
+        raise UserError(f"{option} {name}: no such backend; {suggest(name, known)}")
     reason = _unavailable(name)
     if reason is None:
         q, k, v = (torch.zeros(1, 1, 2, 64, device=device, dtype=dtype) for _ in range(3))
@@ -105,7 +106,7 @@ def check_backend(
         call = AttentionCall(q.requires_grad_(trains), k, v, 1.0, 1, mask, documents)
         reason = refusal(name, call)
     if reason is not None:
-        raise UserError(f"{option} {name} cannot run here: {reason}. Use auto, or name another.")
+        raise UserError(f"{option} {name} cannot run here: {reason}. {remedy}")
 
 
 _availability: dict[str, str | None] = {}

@@ -115,17 +115,17 @@ def test_a_named_backend_that_cannot_is_an_error_with_its_reason() -> None:
 
 def test_a_backend_named_in_a_setting_is_checked_before_work_begins() -> None:
     cpu = torch.device("cpu")
-    check = partial(dispatch.check_backend, "--train.attention", device=cpu, dtype=torch.float32)
+    check = partial(dispatch.check_backend, "train.attention", device=cpu, dtype=torch.float32)
     for name in ("auto", "sdpa", "flex"):
         check(name)
     check("sdpa", trains=True, packed=True, padded=True)
-    with pytest.raises(UserError, match=r"--train.attention spda.*'sdpa'"):
+    with pytest.raises(UserError, match=r"train.attention spda.*'sdpa'"):
         check("spda")
-    with pytest.raises(UserError, match=r"--train.attention varlen.*CUDA"):
+    with pytest.raises(UserError, match=r"train.attention varlen.*CUDA"):
         check("varlen")
-    with pytest.raises(UserError, match=r"--train.attention flex.*gradients"):
+    with pytest.raises(UserError, match=r"train.attention flex.*gradients"):
         check("flex", trains=True)
-    with pytest.raises(UserError, match=r"--train.attention flex.*mask"):
+    with pytest.raises(UserError, match=r"train.attention flex.*mask"):
         check("flex", padded=True)
 
 
@@ -174,8 +174,8 @@ def test_a_file_that_does_not_load_breaks_no_other(
     assert "a_missing_package" in broken["needy"]
     assert len(caplog.records) == 2
     monkeypatch.setattr(dispatch, "BROKEN", broken)
-    with pytest.raises(UserError, match=r"--eval.attention needy.*a_missing_package"):
-        dispatch.check_backend("--eval.attention", "needy", torch.device("cpu"), torch.float32)
+    with pytest.raises(UserError, match=r"eval.attention needy.*a_missing_package"):
+        dispatch.check_backend("eval.attention", "needy", torch.device("cpu"), torch.float32)
 
 
 def test_an_idle_window_is_dropped_with_the_keys_no_query_reaches() -> None:
