@@ -1,5 +1,4 @@
-"""A backend is one new file: the example of docs/extending.md through the command line. The page's
-example of a family is a file of the package."""
+"""A backend is one new file: the example of docs/extending.md through the command line."""
 
 import json
 import re
@@ -9,7 +8,7 @@ import pytest
 
 from tests.package_copy import PackageCopy
 
-ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 MODEL = "tiny-qwen3-2layer"
 # Behind the example: counts its calls in the file that ATTENTION_CALLS names.
 COUNTING = """
@@ -26,18 +25,13 @@ def attend(call: AttentionCall) -> Tensor:
 """
 
 
-def read_example(path: str) -> str:
-    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    [example] = [block for block in blocks if block.startswith(f"# {path}\n")]
-    return str(example)
-
-
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> PackageCopy:
     """The package with the example in its place."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    [example] = [block for block in blocks if block.startswith("# bosch/backends/mine.py\n")]
     copy = PackageCopy(tmp_path_factory.mktemp("copy"))
-    copy.write("bosch/backends/mine.py", read_example("bosch/backends/mine.py") + COUNTING)
+    copy.write("bosch/backends/mine.py", example + COUNTING)
     return copy
 
 
@@ -45,11 +39,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> PackageCopy:
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ATTENTION_CALLS", str(tmp_path / "calls"))
     return tmp_path / "calls"
-
-
-def test_the_family_of_the_page_is_the_packages_own() -> None:
-    example = read_example("bosch/families/olmo2.py").partition("\n")[2]
-    assert example == (ROOT / "bosch" / "families" / "olmo2.py").read_text("utf-8")
 
 
 def test_training_search_and_evaluation_run_on_the_example(
