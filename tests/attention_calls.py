@@ -136,7 +136,7 @@ def check_documents_apart(backend: ModuleType, call: AttentionCall) -> None:
     """What the first document says changes nothing behind it."""
     assert call.documents is not None
     before: Tensor = backend.attend(call)
-    end = call.documents.rows[0][1]
+    end = call.documents.ends[0][1]
     with torch.no_grad():
         for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
             x[:, :, :end] += 1.0

@@ -28,27 +28,27 @@ NO_MASK = "it takes no mask, and this batch is padded or has a custom mask"
 
 @dataclass(frozen=True)
 class Documents:
-    """Where the packed documents of a batch end: `rows[b] = (0, end of document 1, ..., T)`."""
+    """Where packed documents end in each row: `ends[b] = (0, end of document 1, ..., T)`."""
 
-    rows: tuple[tuple[int, ...], ...]
+    ends: tuple[tuple[int, ...], ...]
     device: torch.device
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
         """The ends with all rows joined into one, starting with 0, int32, as the flash kernels take
         them."""
-        num_tokens = self.rows[0][-1]
-        ends = [row * num_tokens + end for row, ends in enumerate(self.rows) for end in ends[1:]]
+        num_tokens = self.ends[0][-1]
+        ends = [row * num_tokens + end for row, ends in enumerate(self.ends) for end in ends[1:]]
         return torch.tensor([0, *ends], dtype=torch.int32, device=self.device)
 
     @cached_property
     def max_tokens(self) -> int:
         """Length of the longest document."""
-        return max(b - a for ends in self.rows for a, b in pairwise(ends))
+        return max(b - a for ends in self.ends for a, b in pairwise(ends))
 
     def index_BT(self) -> Tensor:
         """The number of the document each token belongs to."""
-        lengths = [[b - a for a, b in pairwise(ends)] for ends in self.rows]
+        lengths = [[b - a for a, b in pairwise(ends)] for ends in self.ends]
         rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
         return torch.stack(rows).to(self.device)
 

@@ -1,4 +1,4 @@
-"""The flash-attn packages: version 3 (`flash_attn_interface`) on Hopper if installed, or 2."""
+"""The flash-attn packages: version 3 (`flash_attn_interface`) on Hopper if installed, else 2."""
 # B batch, H query heads, T queries, D head size
 
 import inspect
@@ -51,7 +51,7 @@ def attend(call: AttentionCall) -> Tensor:
         window_size=window_size(call.window_tokens),
         **optional,
     )
-    if isinstance(out, tuple):  # some releases of version 3 return the log-sum-exp too
+    if isinstance(out, tuple):  # some releases of version 3 also return the log-sum-exp
         out = out[0]
     return out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
 

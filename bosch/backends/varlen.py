@@ -42,7 +42,7 @@ def attend(call: AttentionCall) -> Tensor:
 
     varlen_attn: Callable[..., Any] = varlen.varlen_attn
     optional: dict[str, Any] = {}
-    # torch 2.11 shares KV heads without being told; later versions want it said.
+    # torch 2.11 shares KV heads by itself; later versions need the argument.
     if call.is_grouped and "enable_gqa" in inspect.signature(varlen_attn).parameters:
         optional["enable_gqa"] = True
     out = varlen_attn(

@@ -93,7 +93,7 @@ def _read_progress(out: Path, job: str) -> dict[str, str]:
     if not (out / PROGRESS).is_file():
         return {}
     progress = read_json_object(out / PROGRESS)
-    if progress["job"] != job:
+    if progress.get("job") != job:
         return {}
     return {
         name: checksum

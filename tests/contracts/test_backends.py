@@ -192,10 +192,11 @@ def test_an_idle_window_is_dropped_with_the_keys_no_query_reaches() -> None:
     assert chunk.k_BGSD.shape[2] == 10 + 15
 
 
-def test_the_cpu_s_own_kernel_is_asked_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a past, in float32, on a device that is neither the CPU nor CUDA."""
+def test_the_kernel_for_cpus_runs_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After cached keys, in float32, on a device that is neither the CPU nor CUDA."""
     sdpa = dispatch.BACKENDS["sdpa"]
-    monkeypatch.setattr(sdpa, "_behind_past", lambda *arguments: pytest.fail("asked"))
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    monkeypatch.setattr(torch.ops.aten, name, lambda *arguments, **named: pytest.fail("called"))
     call = replace(make_call(Case(40, None, num_past=100), "meta"), mask_BNTS=None)
     with torch.inference_mode():
         assert sdpa.attend(call).shape == call.q_BHTD.shape

@@ -122,9 +122,9 @@ def test_masks_of_whole_layers_are_transformers_own_layer_types(family: str) -> 
 def test_a_window_of_its_own_is_refused_everywhere(family: str) -> None:
     model = tiny_model(family, **native_window(family, 24))
     for mask in ({}, SEARCH):
-        with pytest.raises(ValueError, match=r"sliding window of its own \(24 tokens\)"):
+        with pytest.raises(UserError, match=r"24 tokens.*sliding_window=None"):
             logits(model, random_tokens(1, 50), **mask)
-    with pytest.raises(ValueError, match="sliding window of its own"):
+    with pytest.raises(UserError, match="sliding_window=24"):
         deploy(model, MIXED, WINDOW)
 
 
@@ -270,24 +270,24 @@ def test_generating_gives_the_tokens_of_recomputation(family: str, kwargs: dict[
 def test_a_hybrid_config_that_does_not_fit_is_refused() -> None:
     config = deploy(tiny_model("qwen3"), MIXED, WINDOW).config
     values = {k: v for k, v in config.to_dict().items() if k != "bosch"}
-    for bosch, told in [
-        (config.bosch | {"window": 0}, "1 or more"),
-        (config.bosch | {"num_full": [1, 2]}, "3 numbers from 0 to 4"),
-        (config.bosch | {"num_full": [1, 2, 5]}, "3 numbers from 0 to 4"),
-        (config.bosch | {"permutation": [[0, 1, 2, 2]] * 3}, "must reorder the 4 groups"),
-        ({"window": 3}, "has no 'num_full'"),
+    for bosch, expected in [
+        (config.bosch | {"window": 0}, "window is 0"),
+        (config.bosch | {"num_full": [1, 2]}, r"num_full.*\[1, 2\].*3 numbers from 0 to 4"),
+        (config.bosch | {"num_full": [1, 2, 5]}, r"num_full.*\[1, 2, 5\]"),
+        (config.bosch | {"permutation": [[0, 1, 2, 2]] * 3}, "permutation.*4 groups"),
+        ({"window": 3}, "'num_full'"),
     ]:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(UserError, match=expected):
             type(config)(**values, bosch=bosch)
-    with pytest.raises(ValueError, match=r"needs config\.bosch"):
+    with pytest.raises(UserError, match=r"config\.bosch"):
         family_of(config).model_class(type(config)())
 
 
 def test_a_mask_of_another_shape_and_an_unknown_family_are_refused() -> None:
     config = tiny_model("qwen3").config
-    with pytest.raises(ValueError, match=r"2 layers of \[4\] groups; the model has 3 of 4"):
+    with pytest.raises(UserError, match=r"2 layers of \[4\] groups.* 3 of 4"):
         hybrid_config(config, MIXED[:2], WINDOW)
-    with pytest.raises(ValueError, match="'gpt2' is no family"):
+    with pytest.raises(UserError, match=r"'gpt2'.*qwen3"):
         family_of(AutoConfig.for_model("gpt2"))
 
 

@@ -9,6 +9,7 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from bosch.hybrid.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache, kv_bytes
 from bosch.hybrid.models import deploy
+from bosch.run.errors import UserError
 from tests.model_factory import (
     MIXED,
     assert_close,
@@ -133,7 +134,7 @@ def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
         assert_close(rest, model(ids).logits[:, 25:], 1e-10)
         static = StaticCache(plain.config, max_cache_len=50)
         plain(ids, past_key_values=static)
-    with pytest.raises(ValueError, match="was filled before"):
+    with pytest.raises(UserError, match=r"has 40 tokens.*DynamicCache"):
         read(model, ids[:, :1], static)
 
 
@@ -143,7 +144,7 @@ def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) ->
     model, ids = hybrid(8), random_tokens(1, 30)
     cache = StaticCache(model.config, max_cache_len=40)
     for piece in (ids[:, :first], ids[:, :1]):  # as long as a slot is empty: it may count as text
-        with pytest.raises(ValueError, match="base model of a hybrid alone"):
+        with pytest.raises(UserError, match="static cache"):
             model.model(piece, past_key_values=cache)
     exact = StaticCache(model.config, max_cache_len=30)  # no slot stays empty
     both = (model.model(ids, past_key_values=x).last_hidden_state for x in (exact, None))
@@ -189,11 +190,11 @@ def test_recorded_tokens_can_be_taken_back() -> None:
 def test_tokens_that_were_not_recorded_cannot_be_taken_back() -> None:
     layer, short = filled_layer(5, 20), filled_layer(5, 4)
     layer.crop(0)
-    with pytest.raises(RuntimeError, match="activate_past_recording"):
+    with pytest.raises(UserError, match="activate_past_recording"):
         layer.crop(-1)
     short.crop(-2)
     assert short.keys[0, 0, :, 0].tolist() == [0, 1]
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(UserError, match=r"crop\(1\)"):
         short.crop(1)
 
 
@@ -245,7 +246,7 @@ def test_a_cache_of_another_window_is_refused() -> None:
     model = hybrid(16)
     cache = read(model, random_tokens(1, 20)).past_key_values
     model.config.bosch["window"] = 8
-    with pytest.raises(ValueError, match="made for a window of 16 tokens"):
+    with pytest.raises(UserError, match=r"16 tokens.* 8 now"):
         read(model, random_tokens(1, 1), cache)
     cache = read(model, random_tokens(1, 20)).past_key_values
     assert kv_entries(cache) == [n * 20 + (4 - n) * 7 for n in NUM_FULL]

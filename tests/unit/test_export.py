@@ -16,7 +16,7 @@ from transformers.dynamic_module_utils import (
     get_relative_import_files,
 )
 
-from bosch.hybrid.export import kv_rows, mask_record, mask_rows
+from bosch.hybrid.export import full_groups, kv_table, mask_record
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
 from bosch.hybrid.models import deploy, undeploy
 from bosch.hybrid.remote_code import ENTRY, remote_code
@@ -164,7 +164,7 @@ def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Pat
     name = "model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "step" / name).read_bytes()
     config = read_config(tmp_path / "out")
-    assert mask_rows(config) == rows_of(MIXED)
+    assert full_groups(config) == rows_of(MIXED)
     assert config.auto_map["AutoConfig"] == "modeling_bosch.BoschQwen3Config"
     assert "| chosen by | unknown |" in (tmp_path / "out" / "README.md").read_text()
 
@@ -175,4 +175,4 @@ def test_bytes_are_told_in_three_digits_and_counted_in_the_model_s_type() -> Non
     for dtype, size in ((torch.float32, "2.63 MB"), (torch.bfloat16, "1.32 MB")):
         model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
         model.config.dtype = dtype
-        assert kv_rows(model.config, mask_record(model.config).mask)[0][1] == size
+        assert kv_table(model.config, mask_record(model.config).mask)[0][1] == size
