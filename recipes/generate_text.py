@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from torch import Tensor
-from transformers import Cache, PreTrainedTokenizerBase, TextStreamer
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
@@ -93,10 +93,15 @@ def pick_device(option: str) -> str:
 def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, options: Options) -> None:
     """Print the text while it is generated, then speed and cache size."""
     torch.manual_seed(options.seed)
-    sampling: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    sampling: dict[str, bool | float | int] = {
+        "do_sample": False,
+        "temperature": 1.0,
+        "top_k": 50,
+        "top_p": 1.0,
+    }
     if options.temperature > 0:
-        dials = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-        sampling = {"do_sample": True, **dials}
+        sampling = {"do_sample": True, "temperature": options.temperature}
+        sampling |= {"top_k": options.top_k, "top_p": options.top_p}
     chunks = {"prefill_chunk_size": options.prefill_chunk} if options.prefill_chunk else {}
     streamer = TimedStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     ids = ids.to(model.device)
@@ -124,8 +129,8 @@ class TimedStreamer(TextStreamer):
     The first token comes when the prompt has been read.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, **kwargs: bool) -> None:
+        super().__init__(tokenizer, **kwargs)
         self.times: list[float] = []
 
     def put(self, value: Tensor) -> None:
@@ -133,7 +138,7 @@ class TimedStreamer(TextStreamer):
         super().put(value)
 
 
-def describe_cache(cache: Cache, model: Any) -> str:
+def describe_cache(cache: Cache, model: PreTrainedModel) -> str:
     config, held, used = model.config, int(cache.get_seq_length()), kv_bytes(cache)
     entries = config.num_hidden_layers * config.num_key_value_heads * held
     dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values

@@ -4,7 +4,6 @@
 import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ def priority(call: AttentionCall) -> int | None:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    optional: dict[str, Any] = {"dropout_p": call.dropout} if call.dropout else {}
+    optional: dict[str, float] = {"dropout_p": call.dropout} if call.dropout else {}
     out = _kernel()(
         *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
         **cumulative_lengths(call),
@@ -56,7 +55,7 @@ def attend(call: AttentionCall) -> Tensor:
     return out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
 
 
-def _kernel() -> Callable[..., Any]:
+def _kernel() -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """The variable-length function; both versions align queries to the last keys."""
     is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
     if is_hopper and find_spec("flash_attn_interface") is not None:

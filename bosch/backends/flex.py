@@ -6,7 +6,6 @@ The first call takes 7 to 40 seconds to compile. It has gradients on CUDA only.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ def attend(call: AttentionCall) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> Callable[..., Any]:
+def _compiled() -> Callable[..., object]:
     allow_graphs(1024)  # one for each number of heads, length and mask; uncompiled it makes T x S
     return torch.compile(flex_attention, dynamic=False)
 

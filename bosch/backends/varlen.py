@@ -3,7 +3,6 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -40,8 +39,8 @@ def priority(call: AttentionCall) -> int | None:
 def attend(call: AttentionCall) -> Tensor:
     from torch.nn.attention import varlen
 
-    varlen_attn: Callable[..., Any] = varlen.varlen_attn
-    optional: dict[str, Any] = {}
+    varlen_attn: Callable[..., Tensor | tuple[Tensor, Tensor]] = varlen.varlen_attn
+    optional: dict[str, bool] = {}
     # torch 2.11 shares KV heads by itself; later versions need the argument.
     if call.is_grouped and "enable_gqa" in inspect.signature(varlen_attn).parameters:
         optional["enable_gqa"] = True
@@ -52,5 +51,5 @@ def attend(call: AttentionCall) -> Tensor:
         window_size=window_size(call.window_tokens),
         **optional,
     )
-    out_BHTD: Tensor = out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
-    return out_BHTD
+    assert isinstance(out, Tensor)
+    return out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)

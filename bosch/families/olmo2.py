@@ -1,4 +1,4 @@
-"""OLMo-2 as a hybrid: norms behind attention and MLP, and norms of q and k over all heads."""
+"""OLMo-2 as a hybrid: norms after attention and MLP, and norms of q and k over all heads."""
 
 from transformers import Olmo2Config, Olmo2ForCausalLM
 

@@ -12,6 +12,7 @@ their position_ids do not, and `bosch_no_output` returns zeros: the call only fi
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ FAMILIES = list_plugins("bosch.families")
 HARMLESS = frozenset(
     "use_cache cache_position position_embeddings num_items_in_batch ignore_index shift_labels "
     "return_dict output_hidden_states output_router_logits max_length_q max_length_k "
-    "cu_seq_lens_q cu_seq_lens_k".split()  # the queries' are read, those of the keys are the same
+    "cu_seq_lens_k".split()  # the same as cu_seq_lens_q
 )
 NOT_CAUSAL = (
     "attn_implementation='bosch' computes causal attention only, but this call or its config has "
@@ -69,7 +70,8 @@ def bosch_attention(
     bosch_backend: str | None = None,
     bosch_no_output: bool = False,
     position_ids: Tensor | None = None,
-    **others: Any,
+    cu_seq_lens_q: Tensor | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """The attention of one layer: (B, T, H, D), and no weights."""
     _refuse_unknown_family(module.config)
@@ -86,7 +88,7 @@ def bosch_attention(
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
     mask, documents = _keep_documents_apart(
-        module, query_BHTD, num_past, attention_mask, position_ids, others.get("cu_seq_lens_q")
+        module, query_BHTD, num_past, attention_mask, position_ids, cu_seq_lens_q
     )
     common: dict[str, Any] = {"scaling": scaling, "dropout": dropout}
     common |= {"mask_BNTS": mask, "documents": documents}
@@ -129,9 +131,9 @@ def bosch_mask_function(
         others.get("config"), "is_causal", True
     ):
         raise UserError(NOT_CAUSAL)
-    # A static cache has empty slots after the keys. Our own models know how many. Others learn it
-    # from the mask, and so does the base model of a hybrid by itself, except at the start of a
-    # cache, where the position ids of several tokens tell.
+    # A static cache has empty slots after the keys. Our own models know how many. For others
+    # the mask shows them, and so it does for the base model of a hybrid by itself, except at the
+    # start of a cache, where the position ids of several tokens are enough.
     is_hybrid = getattr(others.get("config"), "bosch", None) is not None
     is_exact = isinstance(q_offset, int) and (
         (is_hybrid and q_length > 1) or kv_offset + kv_length == q_offset + q_length
@@ -272,7 +274,9 @@ def _refuse_looking_ahead(mask_BNTS: Tensor | None, num_past: int | Tensor) -> N
         )
 
 
-def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:
+def _looks_only_back(
+    mask_function: Callable[..., Tensor] | None, num_tokens: int, device: torch.device | str | None
+) -> bool:
     """Whether no query sees the next token, as in causal and packed masks."""
     if mask_function is None or num_tokens < 2:
         return True
@@ -291,7 +295,7 @@ def _refuse_unknown_family(config: PretrainedConfig) -> None:
         )
 
 
-def _refuse_unknown(others: dict[str, Any]) -> None:
+def _refuse_unknown(others: Mapping[str, object]) -> None:
     for name, value in others.items():
         if name == "is_causal":
             if value is False:

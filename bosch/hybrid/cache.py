@@ -61,7 +61,7 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -156,7 +156,7 @@ class RollingLayer(GrowingLayer):
         self.record_past = True
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -262,10 +262,9 @@ class RingLayer(StaticLayer):
 
 
 def _of_each_part(name: str) -> Callable[..., None]:
-    """A method that calls the same method of each part. The window goes first, because only it may
-    refuse."""
+    """A method that calls the same method of each part, the window's first, which may refuse."""
 
-    def method(self: HybridLayer, *args: Any) -> None:
+    def method(self: HybridLayer, *args: object) -> None:
         for part in reversed(self.parts):
             getattr(part, name)(*args)
 
@@ -330,7 +329,7 @@ class HybridLayer(CacheLayerMixin):
             part.lazy_initialization(k_BGTD, v_BGTD)
 
     def update(  # type: ignore[override]
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Split, Split]:
         first_query = self.get_seq_length()
         if isinstance(first_query, Tensor):

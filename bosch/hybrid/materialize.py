@@ -16,7 +16,7 @@ names, so that LoRA and quantizers work.
 
 import copy
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -248,12 +248,12 @@ def _computing_in_float64(model: nn.Module) -> Iterator[None]:
     """Convert each module's weights while it runs, which takes the memory of one more module."""
     narrow: dict[nn.Parameter, Tensor] = {}
 
-    def widen(module: nn.Module, args: Sequence[Any]) -> None:
+    def widen(module: nn.Module, args: object) -> None:
         for weight in module.parameters(recurse=False):
             narrow[weight] = weight.data
             weight.data = weight.data.double()
 
-    def restore(module: nn.Module, args: Sequence[Any], output: Any) -> None:
+    def restore(module: nn.Module, args: object, output: object) -> None:
         for weight in module.parameters(recurse=False):
             weight.data = narrow.pop(weight)
 

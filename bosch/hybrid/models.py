@@ -82,13 +82,13 @@ class HybridCausalLM:
     config: Any
     training: bool
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if HybridCausalLM in cls.__bases__:  # not for subclasses of a family's class, as FSDP's
             family: Any = super()
             cls.forward = _signed_as(family.forward, cls.forward)  # type: ignore[method-assign]
 
-    def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
             raise UserError(
                 f"a {config.model_type} model needs config.bosch (window, num_full, permutation); "
@@ -101,7 +101,7 @@ class HybridCausalLM:
         *,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         family: Any = super()
         if use_cache is None:
@@ -143,7 +143,7 @@ def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # without self
 
     @functools.wraps(plain_forward)
-    def signed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def signed(self: object, *args: object, **kwargs: object) -> object:
         named = dict(zip(names, args, strict=False))
         return forward(self, *args[len(names) :], **named, **kwargs)
 
@@ -211,7 +211,9 @@ def register_families() -> None:
         share_conversions(family.plain_config_class, family.config_class)
 
 
-def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
+def share_conversions(
+    plain_class: type[PretrainedConfig], hybrid_class: type[PretrainedConfig]
+) -> None:
     """Load and save a hybrid's files in the way of the plain family.
 
     transformers has a table by model_type of how tensors in files become those of a model: files
@@ -265,7 +267,7 @@ def check_hybrid(config: PretrainedConfig) -> None:
 
 
 def hybrid_config(
-    config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
+    config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
 ) -> PretrainedConfig:
     """The config of the hybrid of a plain model and a mask (1: full attention)."""
     rows = [[int(bit) for bit in row] for row in z]
@@ -310,7 +312,7 @@ def head_size(config: PretrainedConfig) -> int:
 
 
 def deploy(
-    model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
+    model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
 ) -> PreTrainedModel:
     """A new hybrid from a plain model in memory, with weights of its own."""
     config = hybrid_config(model.config, z, window_tokens, **provenance)

@@ -159,12 +159,15 @@ def _mask_row(
     return [bit if bit is None else int(bit) for bit in row]
 
 
-def _check_gates(bosch_gates: Any, num_layers: int, num_groups: int) -> None:
-    is_tensor, shape = isinstance(bosch_gates, Tensor), tuple(getattr(bosch_gates, "shape", ()))
-    if not is_tensor or shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
-        given = f"{shape} of {bosch_gates.dtype}" if is_tensor else type(bosch_gates).__name__
-        raise UserError(
-            f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x {num_groups} KV "
-            "heads with floating-point numbers from 0 (window) to 1 (full attention). For masks of "
-            "0 and 1 use bosch_mask."
-        )
+def _check_gates(bosch_gates: object, num_layers: int, num_groups: int) -> None:
+    given = type(bosch_gates).__name__
+    if isinstance(bosch_gates, Tensor):
+        shape = tuple(bosch_gates.shape)
+        if shape == (num_layers, num_groups) and bosch_gates.is_floating_point():
+            return
+        given = f"{shape} of {bosch_gates.dtype}"
+    raise UserError(
+        f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x {num_groups} KV "
+        "heads with floating-point numbers from 0 (window) to 1 (full attention). For masks of 0 "
+        "and 1 use bosch_mask."
+    )

@@ -7,9 +7,8 @@ compared with the original, and its class is written down if they differ.
 
 import json
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from bosch.model import read_json_object
 from bosch.run.errors import UserError
@@ -38,15 +37,17 @@ def keep_tokenizer(
         )
 
 
-def load(folder: Path, config: PretrainedConfig) -> Any:
+def load(folder: Path, config: PretrainedConfig) -> PreTrainedTokenizerBase | None:
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, config=config, local_files_only=True
+        )
     except (OSError, ValueError):
         return None
     return tokenizer if len(tokenizer) > 1 else None  # some classes need no files
 
 
-def describe(tokenizer: Any) -> Any:
+def describe(tokenizer: PreTrainedTokenizerBase | None) -> tuple[object, ...] | None:
     """What decides the token ids, and the ids that begin and end a text."""
     if tokenizer is None:
         return None

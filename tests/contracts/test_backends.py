@@ -1,4 +1,4 @@
-"""Every backend, asked the same questions: outputs and gradients of the reference, odd shapes."""
+"""What every backend must do: give the reference's outputs and gradients, for odd shapes too."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,7 +34,7 @@ def runnable(name: str) -> ModuleType:
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
     if backend is reference:
-        pytest.skip("the reference is what the others are compared with")
+        pytest.skip("the others are compared with the reference")
     if name == "flex":
         pytest.skip("flex compiles for seconds on a CPU: see the slow test and tests/gpu")
     return backend

@@ -1,6 +1,4 @@
-"""Every family, asked the same questions: it is the stock model where it must be, and a hybrid
-where it may.
-"""
+"""What every family must do: equal the stock model with a full mask, and make a right hybrid."""
 
 import json
 import subprocess

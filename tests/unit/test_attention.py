@@ -97,7 +97,7 @@ def test_a_padded_row_is_the_row_alone(model: PreTrainedModel, side: str, backen
 
 
 def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None:
-    """Also for a chunk behind a cache, where transformers builds one."""
+    """Not even for a chunk after cached tokens, where transformers builds one."""
     ids = random_tokens(2, 60)
     seen: list[Tensor | None] = []
     layer = model.model.layers[0].self_attn

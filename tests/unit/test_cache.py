@@ -184,7 +184,7 @@ def test_recorded_tokens_can_be_taken_back() -> None:
         assert layer.num_held == window_tokens - 1
         layer.reset()
         assert layer.get_seq_length() == 0
-        assert layer.record_past  # emptied, it goes on recording, as transformers' layers do
+        assert layer.record_past  # it still records, as transformers' layers do
 
 
 def test_tokens_that_were_not_recorded_cannot_be_taken_back() -> None:
@@ -227,7 +227,7 @@ def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> 
     """All windowed: with a window of one token such a cache holds nothing, but has its rows."""
     model = hybrid(window_tokens, same_mask(0, tiny_model("qwen3"))).double()
     ids, following = random_tokens(3, 20), random_tokens(1, 2, seed=1)
-    for kept, change in (
+    for chosen, change in (
         ([2], lambda cache: cache.batch_select_indices(torch.tensor([2]))),
         ([2, 2, 0], lambda cache: cache.reorder_cache(torch.tensor([2, 2, 0]))),
         ([0, 0, 1, 1, 2, 2], lambda cache: cache.batch_repeat_interleave(2)),
@@ -235,9 +235,9 @@ def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> 
         cache = read(model, ids).past_key_values
         read(model, random_tokens(3, 1, seed=2), cache)  # into a buffer with room
         change(cache)
-        expected = read(model, ids[kept]).past_key_values
-        read(model, random_tokens(3, 1, seed=2)[kept], expected)
-        for token in following.expand(len(kept), -1).split(1, dim=1):
+        expected = read(model, ids[chosen]).past_key_values
+        read(model, random_tokens(3, 1, seed=2)[chosen], expected)
+        for token in following.expand(len(chosen), -1).split(1, dim=1):
             found = read(model, token, cache).logits
             torch.testing.assert_close(found, read(model, token, expected).logits)
 
@@ -260,7 +260,7 @@ def test_what_was_made_in_inference_mode_serves_outside() -> None:
         rest = model(ids[:, 20:], past_key_values=cache).logits
         assert_close(rest, model(ids).logits[:, 20:])
 
-    long = random_tokens(1, 131)  # masks that were kept serve training too
+    long = random_tokens(1, 131)  # cached masks are used in training too
     with torch.inference_mode():
         model(long)
     model.train()(long, labels=long).loss.backward()

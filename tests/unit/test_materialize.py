@@ -107,12 +107,12 @@ def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weig
     (dense / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
     materialize(dense, record_for(dense), tmp_path / "hybrid")
 
-    kept = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
-    kept |= {"additional_chat_templates/tools.jinja"}
+    copied = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
+    copied |= {"additional_chat_templates/tools.jinja"}
     ours = {"config.json", "model.safetensors", "README.md", "mask.png"}
     found = files_of(tmp_path / "hybrid")
-    assert found.keys() == kept | ours
-    assert all(found[name] == (dense / name).read_bytes() for name in kept)
+    assert found.keys() == copied | ours
+    assert all(found[name] == (dense / name).read_bytes() for name in copied)
     assert not (tmp_path / "hybrid" / PROGRESS).exists()
     assert AutoTokenizer.from_pretrained(tmp_path / "hybrid")("ab")["input_ids"] == [68, 69]
 
@@ -140,8 +140,8 @@ def test_tied_embeddings_and_missing_head_dim_work(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------- the check
 
 
-def interrupted_behind_the_weights(dense: Path, out: Path) -> None:
-    """What a kill behind the weights leaves."""
+def interrupted_after_the_weights(dense: Path, out: Path) -> None:
+    """The files of a run that was killed after writing the weights."""
     config = hybrid_config(read_config(dense), MIXED, WINDOW)
     out.mkdir()
     rewrite_weights(dense, out, config.bosch["permutation"], head_size(config))
@@ -149,7 +149,7 @@ def interrupted_behind_the_weights(dense: Path, out: Path) -> None:
 
 def test_folder_that_computes_something_else_is_not_published(tmp_path: Path) -> None:
     dense, out = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
-    interrupted_behind_the_weights(dense, out)
+    interrupted_after_the_weights(dense, out)
     weights = load_file(dense / "model.safetensors")
     name = "model.layers.2.self_attn.v_proj.weight"
     weights[name] = weights[name].flip(0)  # the source changes under a stopped run
@@ -180,7 +180,7 @@ def test_check_sees_two_groups_that_changed_places(family: str, tmp_path: Path) 
 
 def test_complete_files_are_kept_and_damaged_ones_written_again(tmp_path: Path) -> None:
     dense, out = plain_folder(tmp_path / "dense", shard_size="50KB"), tmp_path / "hybrid"
-    interrupted_behind_the_weights(dense, out)
+    interrupted_after_the_weights(dense, out)
     names = sorted(path.name for path in out.glob("*.safetensors"))
     before = {name: (out / name).stat().st_ino for name in names}
     (out / names[0]).unlink()
@@ -189,13 +189,13 @@ def test_complete_files_are_kept_and_damaged_ones_written_again(tmp_path: Path) 
     (out / names[1]).write_bytes(content)
 
     materialize(dense, record_for(dense), out)
-    kept = [(out / name).stat().st_ino == before[name] for name in names[1:]]
-    assert kept == [False, *[True] * (len(names) - 2)]
+    unchanged = [(out / name).stat().st_ino == before[name] for name in names[1:]]
+    assert unchanged == [False, *[True] * (len(names) - 2)]
     materialize(dense, record_for(dense), tmp_path / "undisturbed")
     assert files_of(out) == files_of(tmp_path / "undisturbed")
 
     other, reused = record_for(dense, z=tuple(reversed(MIXED))), tmp_path / "of another mask"
-    interrupted_behind_the_weights(dense, reused)
+    interrupted_after_the_weights(dense, reused)
     for folder in (reused, tmp_path / "other"):
         materialize(dense, other, folder)
     assert files_of(folder) == files_of(reused)
@@ -247,7 +247,7 @@ def test_what_cannot_be_materialized_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_full_layers_beside_an_idle_native_window_stay_full(family: str, tmp_path: Path) -> None:
-    """These families would work sliding layers out of such a config that names no layer types."""
+    """From a config without layer types these families would derive sliding layers."""
     native = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
     full = {"layer_types": ["full_attention"] * 3}
     dense, hybrid, back = (tmp_path / name for name in ("dense", "hybrid", "back"))
