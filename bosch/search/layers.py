@@ -104,12 +104,14 @@ class Layers:
         return out_BTC[0] if isinstance(out_BTC, tuple) else out_BTC
 
     def _takes_masks(self) -> bool:
-        """Whether attention of single rows, which needs a mask, runs on the backend named."""
+        """Whether attention of single rows, which needs a mask, can run on the named backend."""
+        if self.backend is None:
+            return True
         device = self.model.device
         x_BHTD = torch.zeros(1, 1, 2, 64, device=device, dtype=self.model.dtype)
         mask_BNTS = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
         call = AttentionCall(x_BHTD, x_BHTD, x_BHTD, 1.0, mask_BNTS=mask_BNTS)
-        return self.backend is None or refusal(self.backend, call) is None
+        return refusal(self.backend, call) is None
 
     def _attention(
         self,

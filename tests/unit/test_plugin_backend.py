@@ -1,11 +1,22 @@
-"""A backend is one new file: the example of docs/extending.md through the command line."""
+"""A backend is one new file: the example of docs/extending.md through the command line. And what
+naming a backend means for the search and the evaluation."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from bosch.backends import reference
+from bosch.backends._interface import AttentionCall
+from bosch.eval.judging import Judging, load_judged
+from bosch.run.errors import UserError
+from bosch.search.layers import Layers
+from bosch.search.memo import scoring_facts
+from tests.attention_matrices import info_of, toy_calibration
+from tests.model_factory import MIXED, random_tokens, tiny_model
 from tests.package_copy import PackageCopy
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -92,3 +103,54 @@ def test_a_backend_that_cannot_run_here_ends_the_command_before_work_begins(
     assert f"{option.split('.')[-1].removeprefix('--')} {name}" in line
     assert ("'mine'" in line) == (name == "mien")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_search_runs_on_the_backend_that_the_config_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All rows of the top layer where the backend takes no mask, which single rows need."""
+    model, ids, rows = tiny_model("qwen3"), random_tokens(1, 40)[0], torch.tensor([3, 39])
+
+    def top_rows() -> torch.Tensor:
+        layers = Layers(model, 8)
+        return layers.run(0, *layers.embed(ids), MIXED[0], rows)
+
+    with torch.inference_mode():
+        expected = top_rows()
+        masks: list[bool] = []
+        computed = reference.attend
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            masks.append(call.mask_BNTS is not None)
+            return computed(call)
+
+        monkeypatch.setattr(reference, "attend", attend)
+        model.config.bosch_backend = "reference"
+        torch.testing.assert_close(top_rows(), expected)
+        assert masks == [True, True]  # the full groups and the others
+        takes_no_mask = lambda call: None if call.mask_BNTS is None else "it takes no mask"  # noqa: E731
+        monkeypatch.setattr(reference, "supports", takes_no_mask)
+        torch.testing.assert_close(top_rows(), expected)
+        assert masks[2:] == [False, False]
+
+
+def test_scores_of_a_named_backend_are_remembered_apart() -> None:
+    model = tiny_model("qwen3")
+    info, calibration = info_of(model), toy_calibration(64, 1)
+    facts = [scoring_facts(model, info, calibration, 8)]
+    model.config.bosch_backend = "reference"
+    facts.append(scoring_facts(model, info, calibration, 8))
+    assert facts[0] != facts[1]
+    assert "bosch_backend" not in facts[0]["configuration"]
+
+
+def test_a_named_backend_counts_in_an_evaluation_and_auto_does_not() -> None:
+    plain, named = Judging(()).facts(), Judging((), attention="reference").facts()
+    assert named == plain | {"attention": "reference"}
+
+
+def test_a_backend_cannot_be_named_for_a_model_of_another_family(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=8, vocab_size=16)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"--attention reference.*gpt2"):
+        load_judged(tmp_path, Judging((), attention="reference"))
