@@ -76,8 +76,7 @@ def measure_length(
     full = make_call(tokens, needs_grad, device, options)
     windowed = replace(full, window_tokens=options.window)
     sides = {FULL: timed(partial(dispatch.attend, full), full)}
-    order = dispatch.ORDER_CUDA if device.type == "cuda" else dispatch.ORDER_ELSEWHERE
-    for backend in options.backends or order:
+    for backend in options.backends or dispatch.by_priority(windowed):
         load_plugin("bosch.backends", backend)  # an error if there is none of this name
         side = timed(partial(dispatch.attend, windowed, backend), windowed)
         try:

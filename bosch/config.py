@@ -79,6 +79,7 @@ class MaskConfig:
     max_variables: int = 49  # most groups searched together; NOMAD's quadratic model takes no more
     max_layers: int | None = None  # most layers searched together; None: max(1, 32 // groups)
     razor_recent_share: float = 0.25  # method razor: part of an example that is recent
+    attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     # Settings of the chosen method, as granularity=layer; search_mask.py --method NAME --help
     # lists them.
     options: tuple[str, ...] = ()
@@ -194,6 +195,7 @@ class JudgingConfig:
     options: tuple[str, ...] = ()
     # Number format of the model; auto: bf16 on a GPU, fp32 on the CPU.
     precision: Literal["auto", "bf16", "fp32"] = "auto"
+    attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     batch: int | None = speed_only(None)  # answers written at once; None: as many as are safe
     prefill_chunk: TokenCount = speed_only(8_192)  # tokens of a prompt read at once
 

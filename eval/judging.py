@@ -4,7 +4,7 @@ only when a model is evaluated."""
 import dataclasses
 import os
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,6 +48,7 @@ class Judging:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     generation: GenerationSettings = FAST
     yarn_from: int | None = None
+    attention: str = "auto"  # the backend
 
     def facts(self) -> dict[str, Any]:
         """Everything that decides the scores, for fingerprints. Files count by their content."""
@@ -55,6 +56,8 @@ class Judging:
         del facts["generation"]
         if self.yarn_from is None:
             del facts["yarn_from"]  # runs from before this setting do not have it
+        if self.attention == "auto":
+            del facts["attention"]
         if self.generation.batch is not None and self.precision != "fp32":
             facts["batch"] = self.generation.batch  # in half precision it can decide near ties
         facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
@@ -81,6 +84,7 @@ def judging_of(config: Config) -> Judging:
         configure_suites(settings.suites, request),
         precision=settings.precision,
         generation=GenerationSettings(batch=settings.batch, prefill_chunk=settings.prefill_chunk),
+        attention=settings.attention,
     )
 
 
@@ -165,13 +169,13 @@ def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_fold
 
 def load_judged(folder: Path, judging: Judging) -> Any:
     """The model on this rank's device, with the window, positions and precision asked for."""
-    import torch
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: transformers cannot read its config.json ({error}).") from error
+    device, dtype = device_and_type(judging)
     if judging.window_tokens is not None:
         if getattr(config, "bosch", None) is None:
             raise UserError(
@@ -181,12 +185,41 @@ def load_judged(folder: Path, judging: Judging) -> Any:
         config.bosch = {**config.bosch, "window": judging.window_tokens}
     if judging.yarn is not None:
         stretch_positions(config, judging.yarn, folder, judging.yarn_from)
+    attention = "bosch" if has_our_attention(config) else None
+    if attention is None and judging.attention != "auto":
+        raise UserError(
+            f"--attention {judging.attention}: {folder} is a {config.model_type}, whose attention "
+            "transformers computes; leave --attention out."
+        )
+    return load_model(
+        folder, dtype, device, judging.attention, config=config, attn_implementation=attention
+    )
+
+
+def device_and_type(judging: Judging) -> tuple[str, Any]:
+    """Where this rank's model is, and in which number format."""
+    import torch
+
     on_gpu = torch.cuda.is_available()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu"
     in_bf16 = judging.precision == "bf16" or (judging.precision == "auto" and on_gpu)
-    dtype = torch.bfloat16 if in_bf16 else torch.float32
-    attention = "bosch" if has_our_attention(config) else None
-    return load_model(folder, dtype, device, config=config, attn_implementation=attention)
+    return device, torch.bfloat16 if in_bf16 else torch.float32
+
+
+def check_attention(judging: Judging) -> None:
+    """Refuse, before work begins, an attention backend that was named and cannot run here."""
+    if judging.attention == "auto":
+        return
+    import torch
+
+    from bosch.hybrid.dispatch import check_backend
+
+    device, dtype = device_and_type(judging)
+    batch = judging.generation.batch or (1 if dtype is torch.bfloat16 else None)
+    check = partial(check_backend, "eval.attention", judging.attention, torch.device(device))
+    check(dtype)
+    if batch != 1:  # texts of different lengths are padded
+        check(dtype, padded=True, remedy="Set eval.batch to 1, or name another.")
 
 
 def stretch_positions(

@@ -9,14 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from bosch.hybrid.attention import NAME
+from bosch.hybrid.models import apply_norm, block_norms
 
 
 @contextmanager
 def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
-    """Within it the top layer returns its last rows alone. Models whose layers are not built as
-    most are (a norm, then `self_attn`) compute all of them, and so does None."""
+    """Within it the top layer returns only its last rows. It still computes all rows for None, and
+    for models of families whose file does not name the norms of a block."""
     layer = top_layer(model)
-    if num_rows is None or layer is None:
+    norms = None if layer is None else block_norms(model.config)
+    if num_rows is None or norms is None:
         yield
         return
     whole, own = layer.forward, vars(layer).get("forward")  # own: accelerate's hooks put one there
@@ -36,8 +38,8 @@ def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
             }
 
         idle, last = slice(0, num_idle), slice(num_idle, None)
-        normed_BTM = layer.input_layernorm(hidden_BTM[:, idle])
-        layer.self_attn(normed_BTM, **{"attention_mask": None} | cut(idle), bosch_no_output=True)
+        entering_BTM = apply_norm(layer, norms.before_attention, hidden_BTM[:, idle])
+        layer.self_attn(entering_BTM, **{"attention_mask": None} | cut(idle), bosch_no_output=True)
         return whole(hidden_BTM[:, last], **cut(last))
 
     layer.forward = forward
@@ -55,5 +57,4 @@ def top_layer(model: Any) -> Any:
     layers = getattr(model.get_decoder(), "layers", None)
     if model.config._attn_implementation != NAME or not layers:
         return None
-    known = all(hasattr(layers[-1], name) for name in ("input_layernorm", "self_attn"))
-    return layers[-1] if known else None
+    return layers[-1] if hasattr(layers[-1], "self_attn") else None

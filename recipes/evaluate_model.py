@@ -22,7 +22,7 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import Config, JudgingConfig, TokenCount, at_least, shared_fields
-from bosch.eval.judging import LM_EVAL, Judging, check_data, judge, judging_of
+from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
 from bosch.eval.results import collect_results, describe_evaluation
 from bosch.eval.settings import PLAIN, SUITES, GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str]) -> None:
     rank, world = rank_and_world()
     progress.set_up(rank)
     judging = choose_judging(options)
+    check_attention(judging)
     check_data(judging, options.model)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, judging, Label(out.name), out.parent / "shared")
@@ -114,6 +115,7 @@ def choose_judging(options: Options) -> Judging:
         precision=settings.precision,
         generation=generation,
         yarn_from=options.yarn_from,
+        attention=settings.attention,
     )
     positions = judging.positions(read_shape(options.model).positions)
     request = Request(settings, positions, punkt=options.punkt)

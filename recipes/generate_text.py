@@ -1,9 +1,9 @@
-"""Streams text from a model folder, dense or hybrid, and tells its speed and the size of its cache.
+"""Generates text from a model, dense or hybrid, and prints the speed and the size of the KV cache.
 
     python recipes/generate_text.py --model DIR --prompt "Once upon a time"
     python recipes/generate_text.py --model DIR --prompt-file long.txt --prefill-chunk 8192
 
-Of a windowed group a hybrid's cache keeps no more than the window.
+For a group with a sliding window, a hybrid's cache keeps at most the window.
 """
 
 import sys
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from torch import Tensor
-from transformers import Cache, PreTrainedTokenizerBase, TextStreamer
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
@@ -25,7 +25,7 @@ from bosch.hybrid.models import head_size
 from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Options:
     model: str  # folder of a model, dense or hybrid, or a hub id
     prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     prompt_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None  # instead of --prompt
-    max_tokens: TokenCount = 128  # to generate, at most
-    temperature: float = 0.0  # 0: always the likeliest token; above it tokens are drawn
-    top_k: int = 0  # draw among so many likeliest tokens; 0: among all
-    top_p: float = 1.0  # draw among the likeliest tokens that have this probability together
-    seed: int = 0  # of the drawing
+    max_tokens: TokenCount = 128  # most tokens to generate
+    temperature: float = 0.0  # of sampling; 0: always the most likely token
+    top_k: int = 0  # sample from this many most likely tokens; 0: from all
+    top_p: float = 1.0  # sample from the most likely tokens that together have this probability
+    seed: int = 0  # of sampling
     prefill_chunk: Annotated[TokenCount | None, tyro.conf.arg(metavar="TOKENS")] = None
-    """read the prompt in pieces of so many tokens; None: in one piece"""
+    """read the prompt in chunks of this many tokens; None: all at once"""
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
@@ -51,7 +51,7 @@ class Options:
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}, it must be above 0 and at most 1.")
         if (self.prompt is None) == (self.prompt_file is None):
-            raise UserError("Give the prompt by --prompt or by --prompt-file, one of them.")
+            raise UserError("Pass either --prompt or --prompt-file.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -59,35 +59,49 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up()
     folder = fetch_model(options.model)
     tokenizer = load_tokenizer(folder)
-    prompt = options.prompt if options.prompt_file is None else options.prompt_file.read_text()
+    prompt = options.prompt if options.prompt_file is None else read_prompt(options.prompt_file)
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
-        raise UserError("The prompt is empty; a model needs a token to go on from.")
+        raise UserError("The prompt is empty; the model needs at least one token to start from.")
     model = load_model(folder, "auto", pick_device(options.device))
-    reach, positions = ids.shape[1] + options.max_tokens, model.config.max_position_embeddings
-    if reach > positions:
+    length, positions = ids.shape[1] + options.max_tokens, model.config.max_position_embeddings
+    if length > positions:
         print(
-            f"prompt and answer may reach {reach:,} tokens, but the model was made for "
-            f"{positions:,}: expect worse text behind them",
+            f"prompt and answer may take {length:,} tokens, but the model was made for "
+            f"{positions:,}: the text beyond them may be worse",
             file=sys.stderr,
         )
     generate(model, tokenizer, ids, options)
 
 
-def pick_device(asked: str) -> str:
+def read_prompt(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise MissingFileError(f"--prompt-file {path}: there is no such file.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt-file {path} is not a text in UTF-8: {error}.") from error
+
+
+def pick_device(option: str) -> str:
     has_gpu = torch.cuda.is_available()
-    if asked == "cuda" and not has_gpu:
-        raise UserError("--device cuda: torch finds no CUDA device here; leave it out for the CPU.")
-    return ("cuda" if has_gpu else "cpu") if asked == "auto" else asked
+    if option == "cuda" and not has_gpu:
+        raise UserError("--device cuda: torch finds no CUDA device; leave it out to use the CPU.")
+    return ("cuda" if has_gpu else "cpu") if option == "auto" else option
 
 
 def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, options: Options) -> None:
-    """Print the text as it comes, then speed and cache."""
+    """Print the text while it is generated, then speed and cache size."""
     torch.manual_seed(options.seed)
-    sampling: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    sampling: dict[str, bool | float | int] = {
+        "do_sample": False,
+        "temperature": 1.0,
+        "top_k": 50,
+        "top_p": 1.0,
+    }
     if options.temperature > 0:
-        drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-        sampling = {"do_sample": True, **drawn}
+        sampling = {"do_sample": True, "temperature": options.temperature}
+        sampling |= {"top_k": options.top_k, "top_p": options.top_p}
     chunks = {"prefill_chunk_size": options.prefill_chunk} if options.prefill_chunk else {}
     streamer = TimedStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     ids = ids.to(model.device)
@@ -95,7 +109,7 @@ def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, option
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=options.max_tokens,
-        use_cache=True,  # also where the config says false, as in a folder saved in training
+        use_cache=True,  # configs saved in training say false
         streamer=streamer,
         return_dict_in_generate=True,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
@@ -111,12 +125,12 @@ def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, option
 
 
 class TimedStreamer(TextStreamer):
-    """Prints text as it comes. `times`: of the prompt, then of each token; the first ends the
-    reading of the prompt.
+    """Prints text while it is generated. `times`: when the prompt was passed, then of each token.
+    The first token comes when the prompt has been read.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, **kwargs: bool) -> None:
+        super().__init__(tokenizer, **kwargs)
         self.times: list[float] = []
 
     def put(self, value: Tensor) -> None:
@@ -124,7 +138,7 @@ class TimedStreamer(TextStreamer):
         super().put(value)
 
 
-def describe_cache(cache: Cache, model: Any) -> str:
+def describe_cache(cache: Cache, model: PreTrainedModel) -> str:
     config, held, used = model.config, int(cache.get_seq_length()), kv_bytes(cache)
     entries = config.num_hidden_layers * config.num_key_value_heads * held
     dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values

@@ -1,10 +1,10 @@
-"""Writes the hybrid model of a mask as an ordinary Hugging Face folder, and the way back.
+"""Writes the hybrid of a model and a mask as an ordinary Hugging Face folder, or reverses that.
 
     python recipes/materialize_model.py --model DIR --mask mask.json --out hybrid
     python recipes/materialize_model.py --model hybrid --out dense-again --reverse
     python recipes/materialize_model.py --model train/step-000500 --out for-the-hub --standalone
 
-Run the same command again and it goes on where it stopped. In recover.py it is the stage `model`.
+Run the same command again and it continues where it stopped. In recover.py it is the stage `model`.
 """
 
 import sys
@@ -27,29 +27,28 @@ from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 
-VERSION = 1  # raised when the same model and mask give other files
+VERSION = 1  # raise it when the same model and mask give other files
 MASK_FILE = "mask.json"
 
 
 @dataclass(frozen=True)
 class Options:
-    """Turn a model and a mask into a hybrid model, or a hybrid back into the model it was made
-    from."""
+    """Turn a model and a mask into a hybrid, or a hybrid back into the model it was made from."""
 
     model: str  # folder of a model, or a hub id
     out: Path  # folder to write
     mask: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """mask.json; None: the model is a hybrid already"""
+    """a mask.json; leave it out for a model that is already a hybrid"""
     standalone: tyro.conf.FlagCreatePairsOff[bool] = False
-    """with the code that loads it where this package is not installed"""
-    reverse: tyro.conf.FlagCreatePairsOff[bool] = False  # from the hybrid back to the dense model
+    """also write the code that loads the hybrid without this package"""
+    reverse: tyro.conf.FlagCreatePairsOff[bool] = False  # restore the dense model from the hybrid
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
         if self.reverse and (self.mask or self.standalone):
             raise UserError(
-                "--reverse takes neither --mask nor --standalone: the hybrid knows its mask, and "
-                "the dense model needs no code."
+                "--reverse takes neither --mask nor --standalone: the hybrid contains its mask, "
+                "and the dense model needs no code. Leave them out."
             )
 
 
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def choose_stage(options: Options) -> Stage:
-    """What the options ask for, refused here if it cannot be done."""
+    """The stage for these options. UserError if it cannot run."""
     source = fetch_model(options.model)
     settings: dict[str, Any] = {"model": describe_model(source), "standalone": options.standalone}
     run: Callable[[Path], None]
@@ -80,26 +79,26 @@ def choose_stage(options: Options) -> Stage:
 
 def build(config: Config, mask: Stage) -> Stage:
     """The stage `model` of recover.py."""
-    told = describe_source(config.model)
 
     def run(out: Path, mask: Artifact) -> None:
-        from bosch.method import WEIGHTS  # loads torch and transformers: seconds
+        from bosch.method import WEIGHTS  # imports torch, which takes seconds
 
-        trained = mask.folder / WEIGHTS  # there if the mask is for weights that came with it
+        trained = mask.folder / WEIGHTS  # there if the method trained the model with its mask
         source = trained if trained.is_dir() else fetch_model(config.model)
         write_hybrid(source, mask.folder / MASK_FILE, out)
 
-    return Stage("model", run=run, settings={"model": told}, inputs={"mask": mask}, version=VERSION)
+    settings = {"model": describe_source(config.model)}
+    return Stage("model", run=run, settings=settings, inputs={"mask": mask}, version=VERSION)
 
 
 def write_hybrid(source: Path, mask: Path, out: Path, standalone: bool = False) -> None:
-    from bosch.hybrid.materialize import materialize  # loads torch and transformers: seconds
+    from bosch.hybrid.materialize import materialize  # imports torch, which takes seconds
 
     materialize(source, read_mask(mask, read_model_info(source)), out, standalone)
 
 
 def write_again(source: Path, out: Path, reverse: bool, standalone: bool) -> None:
-    """From a hybrid: the dense model, or the hybrid with card and code."""
+    """Write the dense model of a hybrid, or the hybrid with card and code."""
     from bosch.hybrid.materialize import export_hybrid, unmaterialize
 
     if reverse:

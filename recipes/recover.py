@@ -15,7 +15,7 @@ from pathlib import Path
 from bosch.command_line import Command, as_near, as_typed, parse_command
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
-from bosch.eval.judging import check_calibration, check_data, judging_of
+from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare
 from bosch.eval.report.summary import summarize
 from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     presets.check_lengths(config)
     presets.check_model(config.model)
+    search_mask.check_attention(config)
+    check_attention(judging_of(config))
     if not controls.zero_shot:
         train_model.check_machine(config, world)
     with run:

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import tyro
 
 from bosch.command_line import Command, Controls, parse, peek
-from bosch.config import Config, TokenCount
+from bosch.config import Config, TokenCount, TrainConfig
 from bosch.method import Inputs, Learning
 from bosch.methods._choose import deciding, make_mask, write_selection
 from bosch.methods._settings import (
@@ -84,7 +84,7 @@ def make_stage(
         inputs["tokens"] = tokens
     # What decides a learned mask besides the method's settings.
     learning = {
-        "train": config.train,
+        "train": learning_settings(config),
         "tokens": config.data.tokens,
         "document_mask": config.data.document_mask,
     }
@@ -95,6 +95,7 @@ def make_stage(
         "window": config.window,
         "seed": config.seed,
         "settings": {n: _by_content(value) for n, value in deciding(settings).items()},
+        **({"attention": config.mask.attention} if config.mask.attention != "auto" else {}),
         **({"learning": learning} if traits.learns_from_tokens else {}),
     }
     return Stage(
@@ -124,7 +125,7 @@ def run_method(
     model_folder = fetch_model(config.model)
     inputs = Inputs(
         model_info=read_model_info(model_folder),
-        load_model=partial(load_for_search, model_folder),
+        load_model=partial(load_for_search, model_folder, config.mask.attention),
         load_calibration=load_calibration,
         window_tokens=config.window,
         ratio=config.ratio,
@@ -154,7 +155,7 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
     from bosch.training.learner import LearnerTraining
 
     opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
-    loop = LearnerTraining(config.train, model, opened, config.data.document_mask)
+    loop = LearnerTraining(learning_settings(config), model, opened, config.data.document_mask)
 
     def train(*arguments: Any, **named: Any) -> None:
         if stopped_by := loop(*arguments, **named):
@@ -162,6 +163,26 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
             raise SystemExit(0)
 
     return Learning(train, config.data.tokens, opened.seq_len)
+
+
+def learning_settings(config: Config) -> TrainConfig:
+    """The training settings, with the attention backend that is named for the mask."""
+    if config.mask.attention == "auto":
+        return config.train
+    return replace(config.train, attention=config.mask.attention)
+
+
+def check_attention(config: Config) -> None:
+    """Refuse, before work begins, a named attention backend that cannot run here."""
+    if config.mask.attention == "auto":
+        return
+    import torch
+
+    from bosch.hybrid.dispatch import check_backend
+
+    on_gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
+    check_backend("mask.attention", config.mask.attention, torch.device(device), dtype)
 
 
 def _by_content(value: object) -> object:
@@ -181,6 +202,7 @@ class Options:
     ratio: float  # share of KV groups that get the sliding window
     window: TokenCount  # window size in tokens, including the current token
     seed: int  # for all random choices
+    attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     preset: str | None = None  # source of the defaults: tiny, smoke or paper
     calibration: Path | None = None  # folder of the calibration set; None: the run's, if any
     tokens: Path | None = None  # packed tokens, for methods that learn; None: pack the preset's
@@ -198,6 +220,7 @@ def main(arguments: Sequence[str]) -> None:
     rank, world = rank_and_world()
     progress.set_up(rank)
     presets.check_model(config.model)
+    check_attention(config)
     run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
     calibration = find_calibration(options.calibration, run_path)
     config, tokens = find_tokens(config, options.tokens)
@@ -226,6 +249,7 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[s
     config, origin = presets.choose(preset, model)
     settings = default_settings(method or config.method, config.mask)
     defaults = {name: getattr(config, name) for name in ("model", "ratio", "window", "seed")}
+    defaults["attention"] = config.mask.attention
     options = Options(method=method or config.method, preset=preset, **defaults)
     flat = tyro.conf.arg(name="")
     both: Any = dataclasses.make_dataclass(
@@ -239,7 +263,8 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[s
     command = parse(both, arguments)
     options, settings = command.options, command.settings
     changed = {name: getattr(options, name) for name in ("method", *defaults)}
-    return options, settings, replace(config, **changed), origin
+    mask = replace(config.mask, attention=changed.pop("attention"))
+    return options, settings, replace(config, mask=mask, **changed), origin
 
 
 def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Artifact | None]:

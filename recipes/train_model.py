@@ -23,10 +23,9 @@ from bosch.config import Config, TokenCount, TrainConfig
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import fetch_model
-from bosch.plugins import suggest
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import exit_on_user_error
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -60,6 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments, default)
     rank, world = rank_and_world()
     progress.set_up(rank)
+    check_attention(options.train, options.document_mask)
     out = options.out.absolute()
     model, tokens = Artifact.load(fetch_model(options.model)), Artifact.load(options.tokens)
     stage = make_stage(
@@ -79,7 +79,6 @@ def main(arguments: Sequence[str]) -> None:
 def check_machine(config: Config, world_size: int) -> None:
     """Refuse, before hours of search, a batch that these ranks cannot share, and kernels and
     attention that were named and cannot run here."""
-    from bosch.hybrid.dispatch import BACKENDS
     from bosch.training.kernels import choose_kernels
     from bosch.training.parallel import choose_device
     from bosch.training.schedule import choose_micro_batch
@@ -87,16 +86,21 @@ def check_machine(config: Config, world_size: int) -> None:
     device = choose_device(os.environ)
     choose_micro_batch(config.train, config.data.sequence_length, world_size, device.type)
     choose_kernels(config.train.kernels, device)
-    name = config.train.attention
-    if name == "auto":
+    check_attention(config.train, config.data.document_mask)
+
+
+def check_attention(settings: TrainConfig, packed: bool) -> None:
+    """Refuse, before work begins, an attention backend that was named and cannot run here."""
+    if settings.attention == "auto":
         return
-    if name not in BACKENDS:
-        known = ("auto", *BACKENDS)
-        raise UserError(f"train.attention {name}: no such backend; {suggest(name, known)}")
-    if (reason := BACKENDS[name].unavailable()) is not None:
-        raise UserError(
-            f"train.attention {name} cannot run here: {reason}. Use auto, or name another."
-        )
+    import torch
+
+    from bosch.hybrid.dispatch import check_backend
+    from bosch.training.parallel import choose_device
+
+    device = choose_device(os.environ)
+    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    check_backend("train.attention", settings.attention, device, dtype, trains=True, packed=packed)
 
 
 def build(

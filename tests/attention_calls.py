@@ -115,7 +115,7 @@ def check_against_reference(
     if reason is not None:
         return reason
     tensors = (call.q_BHTD, call.k_BGSD, call.v_BGSD)
-    # A query that sees nothing (padding) has no defined output; no one looks at it.
+    # The output of a query that sees nothing (padding) is not defined.
     sees_something = reference.visible(call, call.window_tokens).any(-1, keepdim=True)
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}[case.dtype]
     results = []
@@ -133,10 +133,10 @@ def check_against_reference(
 
 
 def check_documents_apart(backend: ModuleType, call: AttentionCall) -> None:
-    """What the first document says changes nothing behind it."""
+    """A change in the first document changes nothing after it."""
     assert call.documents is not None
     before: Tensor = backend.attend(call)
-    end = call.documents.rows[0][1]
+    end = call.documents.ends[0][1]
     with torch.no_grad():
         for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
             x[:, :, :end] += 1.0

@@ -1,5 +1,5 @@
-"""The static scores by the paper's equations, from whole attention matrices: slow, plain, and in
-float64. And toy calibration texts to take them on."""
+"""Static scores by the paper's equations, from whole attention matrices: slow, simple, in float64.
+Also toy calibration texts for them."""
 # L layers, H query heads, G kv heads, T tokens, D head size
 
 import copy
@@ -77,7 +77,7 @@ def inputs_of(
 
 @dataclass(frozen=True)
 class Matrices:
-    """What one text leaves in every layer."""
+    """The attention of one text in every layer."""
 
     weights_LHTT: Tensor
     q_LHTD: Tensor
@@ -94,8 +94,8 @@ def matrices(
     AttentionInterface.register("whole_matrices", _attention)
     model = copy.deepcopy(model).double()
     model.set_attn_implementation("whole_matrices")
-    kept: list[Any] = []
-    logits_TV = model(haystack.ids_T[None], use_cache=False, keep=kept).logits[0]
+    layers: list[Any] = []
+    logits_TV = model(haystack.ids_T[None], use_cache=False, keep=layers).logits[0]
     gradient_LHTT = None
     if loss_spans:
         losses = []
@@ -104,9 +104,11 @@ def matrices(
             rows = logits_TV[span.start : span.stop]
             losses.append(torch.nn.functional.cross_entropy(rows, targets))
         sum(losses, torch.zeros(())).backward()
-        gradient_LHTT = torch.stack([layer[0].grad[0] for layer in kept])
-    weights, q, k = (torch.stack([layer[part][0].detach() for layer in kept]) for part in range(3))
-    return Matrices(weights, q, k, gradient_LHTT, kept[0][3])
+        gradient_LHTT = torch.stack([layer[0].grad[0] for layer in layers])
+    weights, q, k = (
+        torch.stack([layer[part][0].detach() for layer in layers]) for part in range(3)
+    )
+    return Matrices(weights, q, k, gradient_LHTT, layers[0][3])
 
 
 def _attention(

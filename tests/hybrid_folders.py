@@ -66,8 +66,8 @@ def mask_file(path: Path, folder: Path, **changes: Any) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Every result in a folder, byte for byte; of a manifest all but the seconds it tells
-    and the commit, which ends in -dirty once a file of the checkout is changed."""
+    """Every file in a folder, byte for byte. Manifests are without the time and the commit, which
+    ends in -dirty if the checkout has changes."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -75,9 +75,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
             continue
         found[name] = path.read_bytes()
         if path.name == "manifest.json":
-            told = json.loads(found[name])
-            kept = {k: told[k] for k in told if k not in ("wall_seconds", "checksum", "commit")}
-            found[name] = json.dumps(kept).encode()
+            manifest = json.loads(found[name])
+            for key in ("wall_seconds", "checksum", "commit"):
+                manifest.pop(key, None)
+            found[name] = json.dumps(manifest).encode()
     return found
 
 

@@ -58,7 +58,7 @@ def main() -> None:
     ids = random_tokens(2, 11)
     labels = torch.roll(ids, -1, 1)
     labels[:, -1] = IGNORED
-    for family in ("qwen3", "llama"):
+    for family in ("qwen3", "llama", "olmo2"):
         plain: Any = tiny_model(family, num_hidden_layers=1, initializer_range=0.1)
         plain = deploy(plain, [[1, 0, 1, 0]], 4).train()
         ours = copy.deepcopy(plain)

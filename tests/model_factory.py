@@ -1,7 +1,6 @@
 """Tiny random models of every family, made from a config: nothing is downloaded."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from bosch.plugins import list_plugins, load_plugin
 
 FAMILIES = list_plugins("bosch.families")
 
-# A superset: each family takes the fields it has. Large weights, so that attention matters to the
+# Each family takes the fields that its config has. Weights are large, so that attention changes the
 # logits.
 TINY = {
     "vocab_size": 96,
@@ -74,10 +73,6 @@ def same_mask(bit: int, model: PreTrainedModel) -> list[list[int]]:
     return [[bit] * model.config.num_key_value_heads for _ in range(model.config.num_hidden_layers)]
 
 
-def rows_of(z: Sequence[Sequence[int]]) -> list[list[int]]:
-    return [list(row) for row in z]
-
-
 def kv_entries(cache: Cache) -> list[int]:
     """Live entries of each layer, one per position and KV head (of one batch row)."""
     return [
@@ -92,7 +87,7 @@ def logits(model: PreTrainedModel, ids: torch.Tensor, **kwargs: Any) -> torch.Te
 
 
 def generate_anew(model: PreTrainedModel, ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """The text with greedy tokens behind it, each computed from the whole text, without a cache."""
+    """The text and greedy tokens after it, each computed from the whole text without a cache."""
     for _ in range(num_tokens):
         best = logits(model, ids, use_cache=False)[:, -1:].argmax(-1)
         ids = torch.cat([ids, best], dim=1)

@@ -1,13 +1,13 @@
 """Chooses and installs the kernels for norms, MLPs and the loss: Liger's on GPUs, else torch's."""
 
 import os
-from importlib import import_module
+import sys
 from importlib.util import find_spec
 
 import torch
 from transformers import PreTrainedModel
 
-from bosch.hybrid.models import PREFIX
+from bosch.hybrid.models import family_of
 from bosch.run.errors import UserError
 from bosch.run.progress import say
 
@@ -38,12 +38,13 @@ def install_kernels(model: PreTrainedModel, kernels: str) -> None:
         return
     from liger_kernel import transformers as liger
 
-    family = model.config.model_type.removeprefix(PREFIX)
-    apply = getattr(liger, f"apply_liger_kernel_to_{family}", None)
+    family = family_of(model.config)
+    model_type = family.plain_config_class.model_type
+    module = sys.modules[family.plain_model_class.__module__]
+    apply = getattr(liger, f"apply_liger_kernel_to_{model_type}", None)
     if apply is None:
-        say(f"Liger has no kernels for the family {family}; torch computes its norms and MLPs")
+        say(f"Liger has no kernels for the family {model_type}; torch computes its norms and MLPs")
         return
-    module = import_module(f"transformers.models.{family}.modeling_{family}")
     before = dict(vars(module))
     apply(
         rope=False,

@@ -1,3 +1,3 @@
-"""One file a way of computing attention; see `_interface.py` for what each must answer."""
+"""One file for each way to compute attention; `_interface.py` says what it must define."""
 
-NEEDS = ("unavailable", "supports", "attend")
+NEEDS = ("unavailable", "supports", "priority", "attend")

@@ -6,7 +6,7 @@ import torch
 
 
 def allow_graphs(number: int) -> None:
-    """After 8 of one code Dynamo would run the rest uncompiled."""
+    """Raise Dynamo's limit: after 8 graphs it would run the code uncompiled."""
     limits: Any = torch._dynamo.config
     for name in ("recompile_limit", "accumulated_recompile_limit"):
         setattr(limits, name, max(getattr(limits, name), number))

@@ -1,13 +1,14 @@
-"""What an attention backend is asked and what it must answer.
-
-A backend is a file of this folder with three functions:
+"""What an attention backend must answer. A backend is a file of this folder with four functions:
 
     unavailable() -> str | None       why it cannot run on this machine at all (None: it can)
-    supports(call) -> str | None      why it cannot honor this very call (None: it can)
+    supports(call) -> str | None      why it cannot compute this call (None: it can)
+    priority(call) -> int | None      the highest is asked first; None: only when it is named
     attend(call) -> Tensor            the attention output, (B, H, T, D)
 
-A backend never ignores a part of a call: what it cannot honor it names in `supports`. The reasons
-hold no numbers that change from call to call, because each distinct one is shown to the user once.
+A backend must not ignore any part of a call: `supports` names what it cannot do. Its reasons must
+not contain numbers that change from call to call, because each distinct reason is shown once.
+`priority` is asked before `supports`, and a backend with a priority that refuses a call is reported
+to the user: return None for calls that the backend is not meant for.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, N 1 or H
 
@@ -16,55 +17,56 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bosch.run.errors import UserError
 
+NO_MASK = "it takes no mask, and this batch is padded or has a custom mask"
+
 
 @dataclass(frozen=True)
 class Documents:
-    """Where the packed documents of a batch end: `rows[b] = (0, end of document 1, ..., T)`."""
+    """Where packed documents end in each row: `ends[b] = (0, end of document 1, ..., T)`."""
 
-    rows: tuple[tuple[int, ...], ...]
+    ends: tuple[tuple[int, ...], ...]
     device: torch.device
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """Ends in one row of all rows, from 0 on, int32: what the flash kernels take."""
-        num_tokens = self.rows[0][-1]
-        ends = [row * num_tokens + end for row, ends in enumerate(self.rows) for end in ends[1:]]
+        """The ends with all rows joined into one, starting with 0, int32, as the flash kernels take
+        them."""
+        num_tokens = self.ends[0][-1]
+        ends = [row * num_tokens + end for row, ends in enumerate(self.ends) for end in ends[1:]]
         return torch.tensor([0, *ends], dtype=torch.int32, device=self.device)
 
     @cached_property
     def max_tokens(self) -> int:
         """Length of the longest document."""
-        return max(b - a for ends in self.rows for a, b in pairwise(ends))
+        return max(b - a for ends in self.ends for a, b in pairwise(ends))
 
     def index_BT(self) -> Tensor:
         """The number of the document each token belongs to."""
-        lengths = [[b - a for a, b in pairwise(ends)] for ends in self.rows]
+        lengths = [[b - a for a, b in pairwise(ends)] for ends in self.ends]
         rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
         return torch.stack(rows).to(self.device)
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Attention for heads of one kind, all full or all windowed.
+    """Attention of heads that are all full or all windowed.
 
-    Without a mask the last query sits on the last key: query i is at key column `i + S - T` and
-    sees that key, those before it, and with `window_tokens` only the last `window_tokens` of these.
-    A mask (True: visible) replaces the causal rule; a window comes on top of it and keeps the
-    alignment of queries and keys.
+    Without a mask, the last query is aligned with the last key: query i sees the keys up to column
+    `i + S - T`, and with `window_tokens` only the last `window_tokens` of them. A mask (True:
+    visible) replaces the causal rule; a window applies on top of it, with the same alignment.
     """
 
     q_BHTD: Tensor
     k_BGSD: Tensor
     v_BGSD: Tensor
     scaling: float
-    window_tokens: int | None = None  # keys a query sees, its own included; None: full attention
+    window_tokens: int | None = None  # including the current token; None: full attention
     mask_BNTS: Tensor | None = None  # bool
     documents: Documents | None = None  # packed documents do not see each other; only where S == T
     dropout: float = 0.0
@@ -78,8 +80,14 @@ class AttentionCall:
     def is_grouped(self) -> bool:
         return self.q_BHTD.shape[1] != self.k_BGSD.shape[1]
 
+    @property
+    def is_plain_full(self) -> bool:
+        """Full attention without packed documents: torch's own function picks the best kernel for
+        it, and the result equals the stock model's bit for bit."""
+        return self.window_tokens is None and self.documents is None
+
     def without_idle_window(self) -> AttentionCall:
-        """The same call without keys no query can reach, and without a window that hides nothing:
+        """The same call without keys that no query sees, and without a window that hides nothing:
         a decoding step over a rolling cache becomes plain attention over what the cache holds.
         """
         if self.window_tokens is None:
@@ -105,20 +113,20 @@ def check_window(window_tokens: int) -> int:
 
 
 def window_size(window_tokens: int | None) -> tuple[int, int]:
-    """(left, right) as flash-attn and torch's varlen_attn count them: W tokens, the own one
-    included, are (W-1, 0). (Torch's documentation of varlen_attn says (W, 0); its kernel shows W+1
-    keys then.)
+    """(left, right) as flash-attn and torch's varlen_attn count them: a window of W tokens, which
+    includes the current one, is (W-1, 0). Torch's documentation of varlen_attn says (W, 0), but
+    then its kernel shows W+1 keys.
     """
     return (-1, 0) if window_tokens is None else (window_tokens - 1, 0)
 
 
 def repeat_groups(x_BGSD: Tensor, num_heads: int) -> Tensor:
-    """Each KV head once for every query head that shares it."""
+    """Repeat each KV head for every query head that shares it."""
     return x_BGSD.repeat_interleave(num_heads // x_BGSD.shape[1], dim=1)
 
 
-def cumulative_lengths(call: AttentionCall) -> dict[str, Any]:
-    """Arguments of a variable-length kernel, by flash-attention's names."""
+def cumulative_lengths(call: AttentionCall) -> dict[str, Tensor | int]:
+    """Arguments of a variable-length kernel, under flash-attention's names."""
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
     if call.documents is not None:
         ends_q = ends_k = call.documents.cu_seqlens
@@ -136,7 +144,7 @@ def flat_tokens(x_BHTD: Tensor) -> Tensor:
 
 
 def no_flash_device() -> str | None:
-    """What every flash-attention kernel needs of the machine."""
+    """Why no flash-attention kernel can run on this machine."""
     if not torch.cuda.is_available():
         return "it needs a CUDA device"
     if torch.cuda.get_device_capability() < (8, 0):
@@ -144,14 +152,14 @@ def no_flash_device() -> str | None:
     return None
 
 
-def flash_refuses(call: AttentionCall) -> str | None:
-    """What every flash-attention kernel has in common."""
+def flash_refusal(call: AttentionCall) -> str | None:
+    """Why no flash-attention kernel can compute this call."""
     if call.q_BHTD.device.type != "cuda":
         return "it runs on CUDA devices only"
     if call.q_BHTD.dtype not in (torch.float16, torch.bfloat16):
         return "it computes in float16 and bfloat16 only"
     if call.mask_BNTS is not None:
-        return "it takes no mask, and this batch is padded (or its mask is a custom one)"
+        return NO_MASK
     if call.q_BHTD.shape[-1] > 256 or call.q_BHTD.shape[-1] % 8:
         return "its head size is a multiple of 8 up to 256"
     return None

@@ -1,10 +1,9 @@
-"""The flash-attn packages: version 3 (`flash_attn_interface`) on Hopper if installed, or 2."""
+"""The flash-attn packages: version 3 (`flash_attn_interface`) on Hopper if installed, else 2."""
 # B batch, H query heads, T queries, D head size
 
 import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from bosch.backends._interface import (
     AttentionCall,
     cumulative_lengths,
-    flash_refuses,
+    flash_refusal,
     flat_tokens,
     no_flash_device,
     window_size,
@@ -34,11 +33,15 @@ def unavailable() -> str | None:
 def supports(call: AttentionCall) -> str | None:
     if call.dropout and "dropout_p" not in inspect.signature(_kernel()).parameters:
         return "flash-attn 3 has no dropout"
-    return flash_refuses(call)
+    return flash_refusal(call)
+
+
+def priority(call: AttentionCall) -> int | None:
+    return 3 if call.q_BHTD.device.type == "cuda" and not call.is_plain_full else None
 
 
 def attend(call: AttentionCall) -> Tensor:
-    optional: dict[str, Any] = {"dropout_p": call.dropout} if call.dropout else {}
+    optional: dict[str, float] = {"dropout_p": call.dropout} if call.dropout else {}
     out = _kernel()(
         *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
         **cumulative_lengths(call),
@@ -47,12 +50,12 @@ def attend(call: AttentionCall) -> Tensor:
         window_size=window_size(call.window_tokens),
         **optional,
     )
-    if isinstance(out, tuple):  # some releases of version 3 return the log-sum-exp too
+    if isinstance(out, tuple):  # some releases of version 3 also return the log-sum-exp
         out = out[0]
     return out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
 
 
-def _kernel() -> Callable[..., Any]:
+def _kernel() -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """The variable-length function; both versions align queries to the last keys."""
     is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
     if is_hopper and find_spec("flash_attn_interface") is not None:

@@ -1,4 +1,4 @@
-"""Attention in a few lines, to read beside the paper; every other backend is tested against it."""
+"""Attention in a few lines, to compare with the paper; other backends are tested against it."""
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, N 1 or H
 
 from collections.abc import Sequence
@@ -19,12 +19,16 @@ def supports(call: AttentionCall) -> str | None:
     return "it has no dropout" if call.dropout else None
 
 
+def priority(call: AttentionCall) -> None:
+    return None
+
+
 def attend(call: AttentionCall) -> Tensor:
     return attend_groups(call, [call.window_tokens] * call.k_BGSD.shape[1])
 
 
 def attend_groups(call: AttentionCall, windows: Sequence[int | None]) -> Tensor:
-    """Every group under its own mask: `windows[g]` is its window in tokens, None full attention."""
+    """Each group with its own window: `windows[g]` tokens, or None for full attention."""
     num_heads = call.q_BHTD.shape[1]
     visible_BHTS = repeat_groups(torch.cat([visible(call, w) for w in windows], dim=1), num_heads)
     k_BHSD, v_BHSD = (repeat_groups(x, num_heads) for x in (call.k_BGSD, call.v_BGSD))
@@ -32,14 +36,14 @@ def attend_groups(call: AttentionCall, windows: Sequence[int | None]) -> Tensor:
     exact = torch.promote_types(call.q_BHTD.dtype, torch.float32)
     scores_BHTS = call.q_BHTD.to(exact) @ k_BHSD.to(exact).transpose(2, 3) * call.scaling
     scores_BHTS = scores_BHTS.masked_fill(~visible_BHTS, float("-inf"))
-    # A padded query sees nothing: its row is 0, not the NaN of an empty softmax.
+    # A padding query sees nothing. Its row is 0, not NaN as from an empty softmax.
     sees_nothing = ~visible_BHTS.any(-1, keepdim=True)
     weights_BHTS = scores_BHTS.masked_fill(sees_nothing, 0).softmax(-1).masked_fill(sees_nothing, 0)
     return (weights_BHTS @ v_BHSD.to(exact)).to(call.q_BHTD.dtype)
 
 
 def visible(call: AttentionCall, window_tokens: int | None) -> Tensor:
-    """(B, 1, T, S) bool: which key each query sees."""
+    """(B, 1, T, S) bool: which keys each query sees."""
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
     keys_S = torch.arange(num_keys, device=call.q_BHTD.device)
     queries_T1 = keys_S[num_keys - num_queries :, None]

@@ -1,10 +1,10 @@
-"""Attention from `torch.nn.functional.scaled_dot_product_attention` alone: any device, any dtype.
+"""Attention by `torch.nn.functional.scaled_dot_product_attention` only: any device, any dtype.
 
-A window over T tokens costs T * (W + C) pairs, not T * T: rows go in blocks of C queries against
-the C + W - 1 keys they can reach. The blocks are overlapping views of the keys, folded into the
-batch dimension, under one small mask. No T x T mask is ever made:
-handed to the same function, it is several times slower than full attention. Figures:
-`python -m benchmarks attention` and benchmarks/results/attention-cpu.json.
+A window over T tokens costs T * (W + C) pairs, not T * T: queries are taken in blocks of C, against
+the C + W - 1 keys that a block can see. The blocks of keys are overlapping views, in the batch
+dimension, and share one small mask. A T x T mask is never made: with one, this function is several
+times slower than full attention. Measurements: `python -m benchmarks attention` and
+benchmarks/results/attention-cpu.json.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, C queries a block, L keys a
 # block, M blocks
@@ -21,7 +21,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from bosch.backends._interface import AttentionCall, repeat_groups
 
-# A block of queries behind cached keys gets a mask of at most this many booleans.
+# Size of the mask of a block of queries that follows cached keys.
 MASK_ELEMENTS = 2**24
 
 
@@ -33,13 +33,17 @@ def supports(call: AttentionCall) -> str | None:
     return None
 
 
+def priority(call: AttentionCall) -> int:
+    return 0  # the last one asked: it computes every call
+
+
 def attend(call: AttentionCall) -> Tensor:
     if call.documents is not None:
         return _each_document(call)
     if call.window_tokens is None:
         return _full(call)
-    # Rows of the batch one by one: their blocks are views that do not fold into a batch of more
-    # than one, so K and V would be copied (C+W-1)/C times.
+    # The batch is taken row by row: the blocks of several rows are no view of one tensor, so K and
+    # V would be copied (C+W-1)/C times.
     rows = (_banded(_row(call, b)) for b in range(call.q_BHTD.shape[0]))
     if call.needs_grad or torch.compiler.is_compiling():
         return torch.stack(
@@ -48,7 +52,7 @@ def attend(call: AttentionCall) -> Tensor:
                 for parts in rows
             ]
         )
-    # Each part straight to its place; in memory as (B, T, H, D), the order in which it is read
+    # Each part goes straight to its place, in memory as (B, T, H, D), the order in which it is read
     # next.
     batch, num_heads, num_queries, head_size = call.q_BHTD.shape
     out_BHTD = call.q_BHTD.new_empty(batch, num_queries, num_heads, head_size).transpose(1, 2)
@@ -63,10 +67,10 @@ def attend(call: AttentionCall) -> Tensor:
 
 
 def _each_document(call: AttentionCall) -> Tensor:
-    """Packed documents one by one: nothing is computed across a border, and nothing can leak."""
+    """Packed documents one by one, so that nothing can leak from one to another."""
     assert call.documents is not None
     rows = []
-    for b, ends in enumerate(call.documents.rows):
+    for b, ends in enumerate(call.documents.ends):
         row = replace(_row(call, b), documents=None)
         spans = [slice(a, e) for a, e in pairwise(ends)]
         parts = [attend(_cut(row, span, span).without_idle_window()) for span in spans]
@@ -77,7 +81,7 @@ def _each_document(call: AttentionCall) -> Tensor:
 def _full(call: AttentionCall) -> Tensor:
     num_queries, num_keys = call.q_BHTD.shape[2], call.k_BGSD.shape[2]
     if _is_decoding_on_cpu(call):
-        # Heads that share keys as rows over them: the kernel reads each key once (1.2x as fast).
+        # Query heads that share keys become rows, so that each key is read once (1.2x as fast).
         num_groups, head_size = call.k_BGSD.shape[1], call.q_BHTD.shape[3]
         q_BGRD = call.q_BHTD.view(call.q_BHTD.shape[0], num_groups, -1, head_size)
         return _sdpa(replace(call, q_BHTD=q_BGRD), call.mask_BNTS).view_as(call.q_BHTD)
@@ -93,8 +97,8 @@ def _full(call: AttentionCall) -> Tensor:
     is_cpu = call.q_BHTD.device.type == "cpu"
     if is_cpu and is_exact and not (call.needs_grad or call.dropout):
         return _behind_past(call, num_keys - num_queries)
-    # Elsewhere that bias is a T x S mask (8 GB for a chunk of 8k behind 1M keys): rows go in blocks
-    # with small masks.
+    # Elsewhere that bias is a T x S mask (8 GB for a chunk of 8k tokens after 1M keys), so blocks
+    # of rows get small masks.
     block, past = max(1, MASK_ELEMENTS // num_keys), num_keys - num_queries
     parts = []
     for start in range(0, num_queries, block):
@@ -106,21 +110,21 @@ def _full(call: AttentionCall) -> Tensor:
 
 
 def _behind_past(call: AttentionCall, past: int) -> Tensor:
-    """What the queries see of the past and of themselves, each without a mask, put together by
-    their shares of the softmax: 0.75 of the time that a mask takes."""
+    """Attention to the past and to the new tokens, each without a mask, merged by their shares of
+    the softmax. Takes 0.75 of the time of a mask."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     parts = [
         kernel(call.q_BHTD, call.k_BGSD[:, :, keys], call.v_BGSD[:, :, keys], 0.0, is_causal,
                scale=call.scaling)
         for keys, is_causal in ((slice(0, past), False), (slice(past, None), True))
     ]  # fmt: skip
-    (before_BHTD, lse_before_BHT), (own_BHTD, lse_own_BHT) = parts
-    share_BHT = torch.sigmoid(lse_before_BHT - lse_own_BHT)
-    return torch.lerp(own_BHTD, before_BHTD, share_BHT.unsqueeze(-1).to(own_BHTD.dtype))
+    (past_BHTD, lse_past_BHT), (new_BHTD, lse_new_BHT) = parts
+    share_BHT = torch.sigmoid(lse_past_BHT - lse_new_BHT)
+    return torch.lerp(new_BHTD, past_BHTD, share_BHT.unsqueeze(-1).to(new_BHTD.dtype))
 
 
 def _is_decoding_on_cpu(call: AttentionCall) -> bool:
-    """A single query a head, and a mask, if any, that is the same for all heads."""
+    """On the CPU, one query per head, and no mask or the same for all heads."""
     mask, is_cpu = call.mask_BNTS, call.q_BHTD.device.type == "cpu"
     return is_cpu and call.q_BHTD.shape[2] == 1 and (mask is None or mask.shape[1] == 1)
 
@@ -135,9 +139,9 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
     num_queries, past = call.q_BHTD.shape[2], call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
     block = _block_queries(window, call.needs_grad)
 
-    # Rows up to the first that sees W keys, then whole blocks, then what is left over.
+    # Rows up to the first that sees W keys, then whole blocks, then the remaining rows.
     head = min(num_queries, window - past) if past < window - 1 else 0
-    # As many blocks as have their padding of later keys.
+    # Only blocks that are followed by enough keys for their padding.
     num_blocks = max(num_queries - head - _padding(block, window), 0) // block
     tail = head + num_blocks * block
 
@@ -152,7 +156,7 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
 
 
 def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block: int) -> Tensor:
-    """Rows `head` to `head + num_blocks * block`, all of which see `window` keys."""
+    """Rows `head` to `head + num_blocks * block`. Each of them sees `window` keys."""
     past, padding = call.k_BGSD.shape[2] - call.q_BHTD.shape[2], _padding(block, window)
     reach = block + window - 1 + padding
     first_key = past + head - window + 1
@@ -177,7 +181,7 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
 def _diagonal_blocks(
     mask_BNTS: Tensor, row: int, column: int, num_blocks: int, block: int, reach: int
 ) -> Tensor:
-    """(M, N, C, L): the parts of a mask that the blocks look at, a view along its diagonal."""
+    """(M, N, C, L): the parts of a mask that belong to the blocks, a view along its diagonal."""
     mask_NTS = mask_BNTS[0]
     by_head, by_row, by_column = mask_NTS.stride()
     offset = mask_NTS.storage_offset() + row * by_row + column * by_column
@@ -188,15 +192,15 @@ def _diagonal_blocks(
 
 
 def _block_queries(window: int, needs_grad: bool) -> int:
-    """32 are the fastest or within 5 % of it for every window (one CPU thread, W 64 to 1024).
-
-    Training makes the gradient of the overlapping view, (C+W-1)/C copies of K and V: larger blocks.
+    """Block size. 32 is the fastest, or within 5 % of it, for every window (one CPU thread, W 64 to
+    1024). The gradient of the overlapping view is (C+W-1)/C copies of K and V, so training takes
+    larger blocks.
     """
     return max(64, window // 2) if needs_grad else 32
 
 
 def _padding(block: int, window: int) -> int:
-    """Keys no query of a block sees, that make its rows of scores a multiple of 16 long.
+    """Keys that no query of a block sees, so that its rows of scores are a multiple of 16 long.
 
     Measured (one CPU thread, AVX512, D=64, W=256): 287 keys a block take 1.19 times as long as 288.
     """
@@ -205,18 +209,18 @@ def _padding(block: int, window: int) -> int:
 
 def _band(num_queries: int, window: int, device: torch.device, padding: int = 0) -> Tensor:
     """(C, C + W - 1 + padding): query i sees keys i to i + W - 1."""
-    if torch.compiler.is_compiling():  # a compiled graph holds its constants itself
-        return _made_band(num_queries, window, device, padding)
-    return _kept_band(num_queries, window, device, padding)
+    if torch.compiler.is_compiling():  # a compiled graph stores its constants itself
+        return _make_band(num_queries, window, device, padding)
+    return _cached_band(num_queries, window, device, padding)
 
 
 @lru_cache(maxsize=64)
-def _kept_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
-    with torch.inference_mode(False):  # made in evaluation, it must serve training too
-        return _made_band(num_queries, window, device, padding)
+def _cached_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
+    with torch.inference_mode(False):  # one made in evaluation is used in training too
+        return _make_band(num_queries, window, device, padding)
 
 
-def _made_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
+def _make_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
     shape = (num_queries, num_queries + window - 1 + padding)
     ones = torch.ones(shape, dtype=torch.bool, device=device)
     return ones.triu().tril(window - 1)
@@ -243,7 +247,7 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
     grouped = call.is_grouped
     by_flash = isinstance(mask, CausalBias) and q.dtype in (torch.float16, torch.bfloat16)
     if grouped and mask is not None and not by_flash and q.device.type != "cpu":
-        # Grouped heads under a mask fall back to the slow math kernel everywhere but on the CPU.
+        # Except on the CPU, grouped heads with a mask would use the slow math kernel.
         k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
     return F.scaled_dot_product_attention(
         q, k, v, mask, call.dropout, is_causal, scale=call.scaling, enable_gqa=grouped

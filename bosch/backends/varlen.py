@@ -3,14 +3,13 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from bosch.backends._interface import (
     AttentionCall,
     cumulative_lengths,
-    flash_refuses,
+    flash_refusal,
     flat_tokens,
     no_flash_device,
     window_size,
@@ -30,15 +29,19 @@ def unavailable() -> str | None:
 
 
 def supports(call: AttentionCall) -> str | None:
-    return "it has no dropout" if call.dropout else flash_refuses(call)
+    return "it has no dropout" if call.dropout else flash_refusal(call)
+
+
+def priority(call: AttentionCall) -> int | None:
+    return 2 if call.q_BHTD.device.type == "cuda" and not call.is_plain_full else None
 
 
 def attend(call: AttentionCall) -> Tensor:
     from torch.nn.attention import varlen
 
-    varlen_attn: Callable[..., Any] = varlen.varlen_attn
-    optional: dict[str, Any] = {}
-    # torch 2.11 shares KV heads without being told; later versions want it said.
+    varlen_attn: Callable[..., Tensor | tuple[Tensor, Tensor]] = varlen.varlen_attn
+    optional: dict[str, bool] = {}
+    # torch 2.11 shares KV heads by itself; later versions need the argument.
     if call.is_grouped and "enable_gqa" in inspect.signature(varlen_attn).parameters:
         optional["enable_gqa"] = True
     out = varlen_attn(
@@ -48,5 +51,5 @@ def attend(call: AttentionCall) -> Tensor:
         window_size=window_size(call.window_tokens),
         **optional,
     )
-    out_BHTD: Tensor = out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
-    return out_BHTD
+    assert isinstance(out, Tensor)
+    return out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)

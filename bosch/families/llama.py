@@ -2,7 +2,7 @@
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bosch.hybrid.models import HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
 
 plain_config_class = LlamaConfig
 plain_model_class = LlamaForCausalLM
@@ -18,3 +18,4 @@ class BoschLlamaForCausalLM(HybridCausalLM, LlamaForCausalLM):
 
 config_class = BoschLlamaConfig
 model_class = BoschLlamaForCausalLM
+block_norms = PRE_NORM

@@ -2,7 +2,7 @@
 
 from transformers import MistralConfig, MistralForCausalLM
 
-from bosch.hybrid.models import HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
 
 plain_config_class = MistralConfig
 plain_model_class = MistralForCausalLM
@@ -18,3 +18,4 @@ class BoschMistralForCausalLM(HybridCausalLM, MistralForCausalLM):
 
 config_class = BoschMistralConfig
 model_class = BoschMistralForCausalLM
+block_norms = PRE_NORM

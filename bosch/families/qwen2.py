@@ -2,7 +2,7 @@
 
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from bosch.hybrid.models import HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
 
 plain_config_class = Qwen2Config
 plain_model_class = Qwen2ForCausalLM
@@ -18,3 +18,4 @@ class BoschQwen2ForCausalLM(HybridCausalLM, Qwen2ForCausalLM):
 
 config_class = BoschQwen2Config
 model_class = BoschQwen2ForCausalLM
+block_norms = PRE_NORM

@@ -2,7 +2,7 @@
 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from bosch.hybrid.models import HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
 
 plain_config_class = Qwen3Config
 plain_model_class = Qwen3ForCausalLM
@@ -18,3 +18,4 @@ class BoschQwen3ForCausalLM(HybridCausalLM, Qwen3ForCausalLM):
 
 config_class = BoschQwen3Config
 model_class = BoschQwen3ForCausalLM
+block_norms = PRE_NORM

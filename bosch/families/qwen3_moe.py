@@ -2,7 +2,7 @@
 
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from bosch.hybrid.models import HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
 
 plain_config_class = Qwen3MoeConfig
 plain_model_class = Qwen3MoeForCausalLM
@@ -18,3 +18,4 @@ class BoschQwen3MoeForCausalLM(HybridCausalLM, Qwen3MoeForCausalLM):
 
 config_class = BoschQwen3MoeConfig
 model_class = BoschQwen3MoeForCausalLM
+block_norms = PRE_NORM

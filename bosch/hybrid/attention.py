@@ -1,23 +1,23 @@
 """The attention function and the mask function registered with transformers under the name `bosch`.
 
 SEARCH: a stock model of a family in bosch/families, loaded with `attn_implementation="bosch"`,
-takes a mask of groups as an argument of its call (bosch/hybrid/search_mode.py). DEPLOY: a
-materialized model carries `config.bosch`; its groups are ordered [full..., window...] in each
-layer.
+takes a mask of groups as an argument of its forward call (bosch/hybrid/search_mode.py). DEPLOY: a
+materialized model has `config.bosch`; in each layer its groups are ordered [full..., window...].
 
-A layer makes one call over its full groups and one over its window groups (`dispatch` picks the
-backends). Further keyword arguments of a call: `bosch_backend` names a backend, `cu_seq_lens_q`
-tells where packed documents end if their position_ids do not; `bosch_no_output` is for a call that
-fills the cache and whose output nobody reads: zeros.
+Each layer computes attention once for its full groups and once for its window groups; `dispatch`
+picks the backends. Further keyword arguments of a forward call: `bosch_backend` names a backend (so
+does `config.bosch_backend`, for every call), `cu_seq_lens_q` says where packed documents end if
+their position_ids do not, and `bosch_no_output` returns zeros: the call only fills the cache.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 from transformers.masking_utils import sdpa_mask
 
 from bosch.backends._interface import AttentionCall, Documents, check_window
@@ -30,48 +30,48 @@ from bosch.hybrid.documents import (
     given_documents,
     hide_other_documents,
 )
-from bosch.hybrid.search_mode import has_empty_slots, search_attention
+from bosch.hybrid.search_mode import AttentionModule, Mask, has_empty_slots, search_attention
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
 
 NAME = "bosch"
 FAMILIES = list_plugins("bosch.families")
 
-# What transformers passes along that changes no attention output. Anything else that is set is
-# refused: an ignored `s_aux`, `softcap` or misspelled `bosch_mask` would give wrong numbers in
-# silence.
+# Arguments from transformers that do not change the attention output. Any other is refused if it is
+# set: ignoring `s_aux`, `softcap` or a misspelled `bosch_mask` would silently give wrong numbers.
 HARMLESS = frozenset(
     "use_cache cache_position position_embeddings num_items_in_batch ignore_index shift_labels "
     "return_dict output_hidden_states output_router_logits max_length_q max_length_k "
-    "cu_seq_lens_q cu_seq_lens_k".split()  # the queries' are read, those of the keys are the same
+    "cu_seq_lens_k".split()  # the same as cu_seq_lens_q
 )
 NOT_CAUSAL = (
-    "attn_implementation='bosch' computes causal attention only; this call, or its config, says "
+    "attn_implementation='bosch' computes causal attention only, but this call or its config has "
     "is_causal=False."
 )
 
 
 def register() -> None:
-    """Make `attn_implementation="bosch"` known, with a mask function: or padding gets lost."""
+    """Register `attn_implementation="bosch"`. Without its mask function, padding would be lost."""
     AttentionInterface.register(NAME, bosch_attention)
     AttentionMaskInterface.register(NAME, bosch_mask_function)
 
 
 def bosch_attention(
-    module: Any,
+    module: AttentionModule,
     query_BHTD: Tensor,
     key: Tensor | Split,
     value: Tensor | Split,
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    bosch_mask: Any = None,
+    bosch_mask: Mask | None = None,
     bosch_window: int | None = None,
-    bosch_gates: Any = None,
+    bosch_gates: Tensor | None = None,
     bosch_backend: str | None = None,
     bosch_no_output: bool = False,
     position_ids: Tensor | None = None,
-    **others: Any,
+    cu_seq_lens_q: Tensor | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """The attention of one layer: (B, T, H, D), and no weights."""
     _refuse_unknown_family(module.config)
@@ -80,18 +80,19 @@ def bosch_attention(
         return torch.zeros_like(query_BHTD.transpose(1, 2)), None
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):
         raise UserError(
-            f"attn_implementation='bosch' was given a mask of {attention_mask.dtype}; it takes "
-            "boolean ones (True: visible)."
+            f"attn_implementation='bosch' was given a mask of type {attention_mask.dtype}; it "
+            "needs a boolean one (True: visible)."
         )
     num_queries = query_BHTD.shape[2]
     num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
     mask, documents = _keep_documents_apart(
-        module, query_BHTD, num_past, attention_mask, position_ids, others.get("cu_seq_lens_q")
+        module, query_BHTD, num_past, attention_mask, position_ids, cu_seq_lens_q
     )
     common: dict[str, Any] = {"scaling": scaling, "dropout": dropout}
     common |= {"mask_BNTS": mask, "documents": documents}
+    backend = bosch_backend or getattr(module.config, "bosch_backend", None)
     is_hybrid = isinstance(key, Split) or getattr(module.config, "bosch", None) is not None
     if is_hybrid or bosch_window is not None:
         _refuse_looking_ahead(attention_mask, num_past)
@@ -99,17 +100,15 @@ def bosch_attention(
         assert isinstance(key, Tensor)
         assert isinstance(value, Tensor)
         call = AttentionCall(query_BHTD, key, value, **common)
-        out_BTHD = search_attention(
-            module, call, bosch_mask, bosch_window, bosch_gates, bosch_backend
-        )
+        out_BTHD = search_attention(module, call, bosch_mask, bosch_window, bosch_gates, backend)
         return out_BTHD.contiguous(), None
     if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
         raise UserError(
-            "bosch_mask, bosch_window and bosch_gates are for stock models; the groups of this "
-            "one are fixed already."
+            "bosch_mask, bosch_window and bosch_gates are for stock models; this one is a hybrid, "
+            "whose groups are fixed."
         )
     calls = _deploy_calls(module, query_BHTD, key, value, common)
-    outputs = [attend(call, bosch_backend).transpose(1, 2) for call in calls]
+    outputs = [attend(call, backend).transpose(1, 2) for call in calls]
     out_BTHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return out_BTHD.contiguous(), None
 
@@ -125,16 +124,16 @@ def bosch_mask_function(
     **others: Any,
 ) -> Tensor | None:
     """None for every causal call without padding, packed ones included: the attention function
-    aligns queries and keys itself and finds documents in the position ids. So no T x S mask is ever
-    built for a long text, where transformers does for chunks of a prompt and packed documents.
+    aligns queries and keys itself and finds documents in the position ids. So long texts need no
+    T x S mask, which transformers builds for prompt chunks and packed documents.
     """
     if others.get("allow_is_bidirectional_skip") or not getattr(
         others.get("config"), "is_causal", True
     ):
         raise UserError(NOT_CAUSAL)
-    # A static cache has empty slots behind the keys. Our own models know how many; for others, and
-    # for the base model of one of ours alone, the mask must tell. Where several tokens begin a
-    # cache, their position ids do.
+    # A static cache has empty slots after the keys. Our own models know how many. For others
+    # the mask shows them, and so it does for the base model of a hybrid by itself, except at the
+    # start of a cache, where the position ids of several tokens are enough.
     is_hybrid = getattr(others.get("config"), "bosch", None) is not None
     is_exact = isinstance(q_offset, int) and (
         (is_hybrid and q_length > 1) or kv_offset + kv_length == q_offset + q_length
@@ -166,21 +165,24 @@ def bosch_mask_function(
 
 
 def _deploy_calls(
-    module: Any, query_BHTD: Tensor, key: Any, value: Any, common: dict[str, Any]
+    module: AttentionModule, query_BHTD: Tensor, key: Any, value: Any, common: dict[str, Any]
 ) -> list[AttentionCall]:
-    """The calls of a layer of a hybrid, whose groups are in the order [full..., window...]."""
+    """The attention calls of a layer of a hybrid: one for its full groups, one for the others."""
     config, num_queries = module.config, query_BHTD.shape[2]
     num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
     _refuse_part_of_groups(module, key, num_groups)
     num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
     if common["mask_BNTS"] is not None and common["mask_BNTS"].shape[1] != 1:
-        raise UserError("a mask for single heads: the heads of this hybrid are in another order.")
-    if not isinstance(key, Split):  # no cache, or a plain dynamic one, which holds every position
+        raise UserError(
+            f"the mask has {common['mask_BNTS'].shape[1]} heads, but the heads of a hybrid are "
+            "permuted; give one mask for all heads."
+        )
+    if not isinstance(key, Split):  # no cache, or a plain dynamic one with all positions
         if has_empty_slots(query_BHTD, key, common["mask_BNTS"]):
             raise UserError(
-                "a static cache was given to the base model of a hybrid alone, where its empty "
-                "slots count as text. Call the whole model (logits_to_keep=1 leaves out the rest), "
-                "or use a DynamicCache."
+                "the base model of a hybrid cannot use a static cache by itself, because the empty "
+                "slots would count as text. Call the whole model (with logits_to_keep=1 for the "
+                "last logits only), or use a DynamicCache."
             )
         num_past = key.shape[2] - num_queries
         key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
@@ -188,16 +190,17 @@ def _deploy_calls(
     calls = []
     if num_full:
         k_BGSD, v_BGSD = key.full_BGSD, value.full_BGSD
-        if isinstance(key.first_query, int):  # behind these keys a static cache has empty slots
+        if isinstance(key.first_query, int):  # a static cache has empty slots after the keys
             num_keys = key.first_query + num_queries
             k_BGSD, v_BGSD = k_BGSD[:, :, :num_keys], v_BGSD[:, :, :num_keys]
         calls.append(AttentionCall(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD, **common))
     if num_full < num_groups:
-        window: int | None = check_window(config.bosch["window"])
+        width = check_window(config.bosch["window"])
+        window: int | None = width
         mask_BNTS, num_keys = common["mask_BNTS"], key.window_BGLD.shape[2]
         if key.positions_L is not None:
-            mask_BNTS, window = _ring_mask(mask_BNTS, key, window, num_queries), None
-        elif mask_BNTS is not None:  # its last columns belong to the keys
+            mask_BNTS, window = _ring_mask(mask_BNTS, key, width, num_queries), None
+        elif mask_BNTS is not None:  # its last columns are those of the keys
             mask_BNTS = mask_BNTS[..., -num_keys:]
         parts = query_BHTD[:, num_full_heads:], key.window_BGLD, value.window_BGLD
         common = common | {"mask_BNTS": mask_BNTS}
@@ -205,20 +208,21 @@ def _deploy_calls(
     return calls
 
 
-def _refuse_part_of_groups(module: Any, key: Any, num_groups: int) -> None:
-    """Of tensor parallelism a rank holds some groups, and `num_full` counts among all."""
+def _refuse_part_of_groups(module: AttentionModule, key: Tensor | Split, num_groups: int) -> None:
+    """With tensor parallelism each rank has some of the groups, but `num_full` counts all."""
     parts = (key.full_BGSD, key.window_BGLD) if isinstance(key, Split) else (key,)
     num_given = sum(part.shape[1] for part in parts if part is not None)
     if num_given != num_groups:
         raise UserError(
             f"layer {module.layer_idx} of this hybrid has {num_groups} KV heads, but this process "
-            f"holds {num_given} of them. Tensor parallelism cuts full and window groups apart in "
-            "other places than the model: load it without tp_plan."
+            f"holds {num_given} of them. Tensor parallelism does not keep full and window groups "
+            "apart: load the model without tp_plan."
         )
 
 
-def _ring_mask(mask_BNTS: Tensor, key: Any, window: int | None, num_queries: int) -> Tensor:
-    """For keys that lie in the ring of a static cache: their positions say what a window hides."""
+def _ring_mask(mask_BNTS: Tensor, key: Split, window: int, num_queries: int) -> Tensor:
+    """The mask and the window for keys in the ring of a static cache, by their positions."""
+    assert key.positions_L is not None
     positions_L = key.positions_L
     queries_T1 = key.first_query + torch.arange(num_queries, device=positions_L.device)[:, None]
     inside_TL = (
@@ -232,16 +236,16 @@ def _ring_mask(mask_BNTS: Tensor, key: Any, window: int | None, num_queries: int
 
 
 def _keep_documents_apart(
-    module: Any,
+    module: AttentionModule,
     query_BHTD: Tensor,
     num_past: int | Tensor,
     mask_BNTS: Tensor | None,
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor | None, Documents | None]:
-    """The mask as bool, with packed documents hidden from each other, or the documents where there
-    is none. A mask of the caller's own is followed as it is. (transformers itself sees packed
-    documents only without a cache, which a stock model has by default.)
+    """The mask as bool, with packed documents hidden from each other; if there is no mask, the
+    documents. A mask that the caller made is used unchanged. (transformers detects packed documents
+    only without a cache, and a stock model has one by default.)
     """
     batch, _, num_queries, _ = query_BHTD.shape
     is_ours = mask_BNTS is not None and mask_BNTS.dtype == MASK_TYPE
@@ -260,17 +264,19 @@ def _keep_documents_apart(
 
 
 def _refuse_looking_ahead(mask_BNTS: Tensor | None, num_past: int | Tensor) -> None:
-    """A mask of the caller's own replaces the causal rule, but windows look back only."""
+    """A mask that the caller made replaces the causal rule, but windows only look back."""
     if mask_BNTS is None or mask_BNTS.dtype == MASK_TYPE or torch.compiler.is_compiling():
         return
     if isinstance(num_past, int) and bool(mask_BNTS.triu(num_past + 1).any()):
         raise UserError(
-            "this attention_mask shows a query a key behind its own, which the groups on the "
-            "window cannot honor: give a mask that is causal, or the dense model."
+            "this attention_mask lets a query see a later key, which groups with a window cannot "
+            "do: use a causal mask, or the dense model."
         )
 
 
-def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:
+def _looks_only_back(
+    mask_function: Callable[..., Tensor] | None, num_tokens: int, device: torch.device | str | None
+) -> bool:
     """Whether no query sees the next token, as in causal and packed masks."""
     if mask_function is None or num_tokens < 2:
         return True
@@ -279,17 +285,17 @@ def _looks_only_back(mask_function: Any, num_tokens: int, device: Any) -> bool:
     return not bool(torch.as_tensor(mask_function(zero, zero, here, here + 1)).any())
 
 
-def _refuse_unknown_family(config: Any) -> None:
-    """StableLM, for one, drops bosch_mask on the way here, and OPT the positions of documents."""
+def _refuse_unknown_family(config: PretrainedConfig) -> None:
+    """Some models drop arguments: StableLM drops bosch_mask, OPT the positions of documents."""
     if getattr(config, "bosch", None) is None and config.model_type not in FAMILIES:
         raise UserError(
-            f"attn_implementation='bosch' does not know model_type {config.model_type!r}: it may "
-            "drop a mask or packed documents before the attention sees them; it knows "
-            f"{', '.join(FAMILIES)}. A family is a file in bosch/families."
+            f"attn_implementation='bosch' does not know the model_type {config.model_type!r}: such "
+            "models may drop masks or packed documents before attention is computed. It knows "
+            f"{', '.join(FAMILIES)}; to add one, write a file in bosch/families."
         )
 
 
-def _refuse_unknown(others: dict[str, Any]) -> None:
+def _refuse_unknown(others: Mapping[str, object]) -> None:
     for name, value in others.items():
         if name == "is_causal":
             if value is False:
@@ -299,11 +305,11 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
             continue
         if name == "sliding_window":
             raise UserError(
-                f"this model has a sliding window of its own ({value} tokens), which "
-                "attn_implementation='bosch' does not mix with its own groups. Load it with "
-                "sliding_window=None (full attention everywhere) if that is the model you mean."
+                f"this model has a sliding window of its own ({value} tokens), which cannot be "
+                "combined with attn_implementation='bosch'. To use full attention everywhere, load "
+                "it with sliding_window=None."
             )
         raise UserError(
-            f"attn_implementation='bosch' cannot honor the argument {name}; it would be ignored. "
-            "Leave it out."
+            f"attn_implementation='bosch' does not support the argument {name} and would ignore "
+            "it. Leave it out."
         )

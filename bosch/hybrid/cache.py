@@ -1,10 +1,9 @@
-"""The KV cache of a hybrid layer: all positions for the full groups, the last W-1 for the window
-groups.
+"""The KV cache of a hybrid: all positions for full groups, the last W-1 for groups with a window.
 
-`hybridize_cache` swaps the layers of any cache transformers has just built (dynamic, static,
-quantized, offloaded) for `HybridLayer`s; `generate` and `forward` of our models call it. A
-`HybridLayer` returns a `Split` for keys and for values, which transformers hands to the attention
-function untouched.
+`hybridize_cache` replaces the layers of a new cache of transformers (dynamic, static, quantized or
+offloaded) with `HybridLayer`s; `generate` and `forward` of our models call it. A `HybridLayer`
+returns a `Split` for keys and one for values, which transformers passes unchanged to the attention
+function.
 """
 # B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, D head size
 
@@ -22,12 +21,12 @@ from bosch.run.errors import UserError
 
 
 class Split(NamedTuple):
-    """What the cache holds for one layer, new tokens included; None where a part has no groups."""
+    """Keys or values of one layer, with the new tokens; a part without groups is None."""
 
     full_BGSD: Tensor | None
-    window_BGLD: Tensor | None  # the last L positions in order, unless `positions_L` tells others
+    window_BGLD: Tensor | None  # the last L positions in order, unless `positions_L` is set
     first_query: int | Tensor  # position of the first new token; a 0-dim tensor in a static cache
-    # Position of each entry of the window part; negative: not filled.
+    # Position of each entry of the window part; negative: the entry is empty.
     positions_L: Tensor | None = None
 
 
@@ -37,16 +36,16 @@ class Split(NamedTuple):
 class GrowingLayer(DynamicLayer):
     """All positions, in a buffer that grows by a quarter; `keys` and `values` are views of it.
 
-    (transformers' `DynamicLayer` concatenates, which copies everything for each new token.)
+    (transformers' `DynamicLayer` copies all keys and values for each new token.)
     """
 
-    SPARE_TOKENS = 256  # room left behind a prompt, so that a short answer never moves it
+    SPARE_TOKENS = 256  # room after a prompt, so that a short answer does not move the buffer
 
     def __init__(self) -> None:
         # No super().__init__(): it would assign keys and values, which are properties here.
         self.is_initialized = False
         self._buffers: tuple[Tensor, Tensor] | None = None  # keys and values
-        self._start = self._stop = 0  # where in the buffers the tokens held are
+        self._start = self._stop = 0  # the part of the buffers in use
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -62,7 +61,7 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -96,7 +95,7 @@ class GrowingLayer(DynamicLayer):
 
     @property
     def num_held(self) -> int:
-        """Positions in memory."""
+        """Number of positions in memory."""
         return self._stop - self._start
 
     def _held(self) -> tuple[Tensor, Tensor]:
@@ -105,14 +104,14 @@ class GrowingLayer(DynamicLayer):
         return keys, values
 
     def _hold(self, k_BGSD: Tensor, v_BGSD: Tensor) -> None:
-        """Let these be the tokens held."""
+        """Hold these tokens, and no others."""
         self._buffers, self._start, self._stop = (k_BGSD, v_BGSD), 0, k_BGSD.shape[2]
 
     def _append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
         assert self._buffers is not None
         held, new, buffer = self.num_held, k_BGTD.shape[2], self._buffers[0]
         if torch.is_grad_enabled() and (k_BGTD.requires_grad or buffer.requires_grad):
-            # Autograd may need what was read from the buffer: nothing is written into it.
+            # Autograd may still need what was read from the buffer, so it is not overwritten.
             keys, values = self._held()
             self._hold(torch.cat([keys, k_BGTD], 2), torch.cat([values, v_BGTD], 2))
             return
@@ -126,7 +125,7 @@ class GrowingLayer(DynamicLayer):
         self._stop += new
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        # Also where nothing is held, as with W = 1: a buffer has its number of rows.
+        # Also for an empty buffer, as with W = 1: its batch size counts.
         if self._buffers is not None:
             keys, values = self._held()
             self._hold(change(keys), change(values))
@@ -138,10 +137,11 @@ class GrowingLayer(DynamicLayer):
 
 
 class RollingLayer(GrowingLayer):
-    """The last W-1 positions, what a new token sees beside itself. Returns them with the new ones.
+    """The last W-1 positions, which a new token sees besides itself. `update` returns them followed
+    by the new ones.
 
-    With `record_past` (assisted decoding) nothing is dropped before the next `crop`, so that
-    rejected tokens can be taken back.
+    With `record_past` (assisted decoding) nothing is dropped until the next `crop`, so that
+    rejected tokens can be removed.
     """
 
     is_sliding = True
@@ -156,7 +156,7 @@ class RollingLayer(GrowingLayer):
         self.record_past = True
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -169,7 +169,7 @@ class RollingLayer(GrowingLayer):
             if not self.record_past:
                 self._drop_old()
             return keys[:, :, -(past + new) :], values[:, :, -(past + new) :]
-        # A long piece of prompt passes by; only its end is worth a buffer.
+        # Only the end of a long prompt chunk is kept.
         keys, values = key_states, value_states
         if past:
             held_keys, held_values = self._held()
@@ -189,11 +189,11 @@ class RollingLayer(GrowingLayer):
         remove = min(_tokens_to_remove(tokens_to_remove), self.cumulative_length)
         left = self.cumulative_length - remove
         if self.num_held - remove < min(left, self.window_tokens - 1):
-            raise RuntimeError(
-                f"cannot take back {remove} tokens: the rolling cache holds {self.num_held} "
-                f"positions, and a window of {self.window_tokens} would need "
-                f"{min(left, self.window_tokens - 1)} of those left. Call "
-                "activate_past_recording() on the cache before the tokens are added."
+            raise UserError(
+                f"cannot remove {remove} tokens: of the {self.num_held} positions in the rolling "
+                f"cache, a window of {self.window_tokens} must keep "
+                f"{min(left, self.window_tokens - 1)}. Call activate_past_recording() on the cache "
+                "before you add the tokens."
             )
         self._stop -= remove
         self.cumulative_length = left
@@ -209,10 +209,9 @@ class RollingLayer(GrowingLayer):
 
 
 class RingLayer(StaticLayer):
-    """W slots for the static cache: position p lives in slot p % W, so a new token is one small
-    write.
+    """W slots for the static cache: position p is in slot p % W, so a new token is one small write.
 
-    All positions are tensors: a compiled step has no number in it that changes.
+    All positions are tensors, so that a compiled step contains no number that changes.
     """
 
     is_sliding = True
@@ -222,7 +221,8 @@ class RingLayer(StaticLayer):
         self.window_tokens = window_tokens
 
     def roll(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values the new tokens can see, and their positions (None: new tokens only)."""
+        """Keys and values that the new tokens can see, and their positions. None: these are only
+        the new tokens."""
         slots, new = self.max_cache_len, k_BGTD.shape[2]
         is_first = not self.is_initialized
         if is_first:
@@ -240,7 +240,7 @@ class RingLayer(StaticLayer):
             # Slot s holds the newest position that is s modulo the number of slots.
             age_L = (first - torch.arange(slots, device=self.device)) % slots
             return keys, values, first - age_L
-        # What the first of several tokens sees would be overwritten by the last: it is read before.
+        # The last of several tokens would overwrite what the first one sees, so it is read before.
         positions_L = first + torch.arange(1 - slots, new, device=self.device)
         past_slots = positions_L[: slots - 1] % slots
         k_BGLD = torch.cat([keys.index_select(2, past_slots), k_BGTD], dim=2)
@@ -249,22 +249,22 @@ class RingLayer(StaticLayer):
         return k_BGLD, v_BGLD, positions_L
 
     def _write(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
-        """The last of these to their slots. `cumulative_length` counts them already."""
-        kept = min(k_BGTD.shape[2], self.max_cache_len)
-        ages = torch.arange(-kept, 0, device=self.device)
+        """Write the last of these to their slots. `cumulative_length` already counts them."""
+        count = min(k_BGTD.shape[2], self.max_cache_len)
+        ages = torch.arange(-count, 0, device=self.device)
         slots = (self.cumulative_length + ages) % self.max_cache_len
         for buffer, x_BGTD in ((self.keys, k_BGTD), (self.values, v_BGTD)):
             assert buffer is not None
-            buffer.index_copy_(2, slots, x_BGTD[:, :, -kept:])
+            buffer.index_copy_(2, slots, x_BGTD[:, :, -count:])
 
 
 # ------------------------------------------------------------------------------ the composite layer
 
 
 def _of_each_part(name: str) -> Callable[..., None]:
-    """A method that calls its namesake of each part, the window first: only that may refuse."""
+    """A method that calls the same method of each part, the window's first, which may refuse."""
 
-    def method(self: HybridLayer, *args: Any) -> None:
+    def method(self: HybridLayer, *args: object) -> None:
         for part in reversed(self.parts):
             getattr(part, name)(*args)
 
@@ -272,11 +272,11 @@ def _of_each_part(name: str) -> Callable[..., None]:
 
 
 class HybridLayer(CacheLayerMixin):
-    """A cache layer for the first `num_full` KV heads (`full`) and one for the others (`window`);
-    either may be None.
+    """A cache layer for the first `num_full` KV heads (`full`) and one for the others (`window`).
+    One of them may be None.
 
-    To transformers it is a layer that has seen every position, whatever it holds: masks span all of
-    them, and the attention function takes the columns it needs.
+    For transformers this is a layer with all positions: masks span all of them, and the attention
+    function picks the columns it needs.
     """
 
     is_sliding = False
@@ -288,12 +288,12 @@ class HybridLayer(CacheLayerMixin):
         num_full: int,
         max_tokens: int,
     ) -> None:
-        # No super().__init__(): it would assign what the parts own.
+        # No super().__init__(): it would assign attributes that the parts have.
         self.full, self.window, self.num_full = full, window, num_full
         self.max_tokens = max_tokens  # -1: no maximum
         self.parts: list[Any] = [part for part in (full, window) if part is not None]
 
-    # What it holds.
+    # Contents.
     @property
     def keys(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return tuple(part.keys for part in self.parts)
@@ -316,24 +316,24 @@ class HybridLayer(CacheLayerMixin):
 
     @property
     def batch_size(self) -> int:
-        return self.parts[0].batch_size  # exists on static layers only, as in transformers
+        return self.parts[0].batch_size  # only static layers have it, as in transformers
 
     @property
     def record_past(self) -> bool:
         return getattr(self.window, "record_past", False)
 
-    # What transformers asks.
+    # The interface of transformers.
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         cuts = zip(self.parts, self._cut(key_states), self._cut(value_states), strict=True)
         for part, k_BGTD, v_BGTD in cuts:
             part.lazy_initialization(k_BGTD, v_BGTD)
 
     def update(  # type: ignore[override]
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Split, Split]:
         first_query = self.get_seq_length()
         if isinstance(first_query, Tensor):
-            first_query = first_query.clone()  # a static layer hands out its live counter
+            first_query = first_query.clone()  # a static layer returns its own counter
         k, v = list(self._cut(key_states)), list(self._cut(value_states))
         k_full = v_full = k_window = v_window = positions = None
         if self.full is not None:
@@ -379,21 +379,21 @@ class HybridLayer(CacheLayerMixin):
 
 
 def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
-    """Swap the layers of a cache nothing was written to, in place.
+    """Replace the layers of an empty cache, in place.
 
-    One of ours is left as it is, and so is a plain dynamic one with content: it holds every
-    position, which is right though it saves no memory.
+    A cache that is already hybrid is left alone. So is a plain dynamic one with tokens in it: it
+    has all positions, so results are right, but no memory is saved.
     """
     window_tokens, num_groups = config.bosch["window"], config.num_key_value_heads
     if cache.layers and isinstance(cache.layers[0], HybridLayer):
         held = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
         if held - {window_tokens}:
             raise UserError(
-                f"this cache was made for a window of {held.pop()} tokens; config.bosch['window'] "
-                f"is {window_tokens} now. Start a new cache."
+                f"this cache was made for a window of {held.pop()} tokens, but "
+                f"config.bosch['window'] is {window_tokens} now. Start a new cache."
             )
     elif int(cache.get_seq_length()) == 0:
-        # A bare DynamicCache() makes its layers late.
+        # A DynamicCache() without a config makes its layers later.
         if not cache.layers and cache.layer_class_to_replicate is not None:
             cache.layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
         cache.layers = [
@@ -402,8 +402,8 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
         ]
     elif cache.is_compileable:
         raise UserError(
-            "this static cache was filled before it came to the hybrid model; hand it over empty, "
-            "or use a DynamicCache."
+            f"this static cache already has {int(cache.get_seq_length())} tokens; pass the hybrid "
+            "an empty one, or use a DynamicCache."
         )
     return cache
 
@@ -421,15 +421,15 @@ def _hybrid_layer(layer: Any, num_full: int, has_window: bool, window_tokens: in
         max_tokens=size,
     )
     if layer.is_initialized and layer.keys is not None:
-        # generate(cache_implementation="static", prefill_chunk_size=...) has made room for all
-        # groups; make it for those of each part.
+        # generate(cache_implementation="static", prefill_chunk_size=...) has allocated all groups
+        # in one layer; allocate those of each part.
         sample = layer.keys[:, :, :0]
         hybrid.lazy_initialization(sample, sample)
     return hybrid
 
 
 def kv_bytes(cache: Cache) -> int:
-    """Bytes of the keys and values held, without the spare room of dynamic layers."""
+    """Bytes of keys and values, without the spare room of dynamic layers."""
     return sum(x.numel() * x.element_size() for layer in cache.layers for x in held_tensors(layer))
 
 
@@ -438,13 +438,14 @@ def held_tensors(layer: Any) -> list[Tensor]:
     parts = layer.parts if isinstance(layer, HybridLayer) else [layer]
     if any(hasattr(part, "_quantized_keys") for part in parts):
         raise UserError(
-            "a quantized cache has a number format of its own, whose bytes are not counted here."
+            "the size of a quantized cache is not known; count the bytes of a cache that is not "
+            "quantized."
         )
     return [x for part in parts for x in (part.keys, part.values) if x is not None and x.dim() == 4]
 
 
 def _with_room(x_BGSD: Tensor, num_tokens: int) -> Tensor:
-    """The same tokens at the front of a buffer for `num_tokens`."""
+    """A buffer for `num_tokens` that begins with these tokens."""
     batch, num_groups, held, head_size = x_BGSD.shape
     buffer = x_BGSD.new_empty(batch, num_groups, num_tokens, head_size)
     buffer[:, :, :held] = x_BGSD
@@ -454,6 +455,6 @@ def _with_room(x_BGSD: Tensor, num_tokens: int) -> Tensor:
 def _tokens_to_remove(tokens_to_remove: int) -> int:
     if tokens_to_remove > 0:
         raise UserError(
-            f"crop({tokens_to_remove}): the number of tokens to take back is a negative one."
+            f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number."
         )
     return -tokens_to_remove

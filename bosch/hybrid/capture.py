@@ -1,13 +1,13 @@
-"""Look at queries, keys and values of every layer while the dense model runs, without keeping them.
+"""Passes queries, keys and values of each layer to a function while the dense model runs.
 
     with capturing(model):
         model.base_model(ids, use_cache=False, bosch_collect=collect)
 
-calls `collect(layer, q_HTD, k_GTD, v_GTD, scaling)` in each layer's forward pass, after rotary
-positions. With `bosch_collect_gradient=collect` the call comes in the backward pass instead and has
-one more argument, the gradient of the loss with respect to the attention output, `do_HTD`; it comes
-once a layer under gradient checkpointing too. The attention itself is the registered one of
-bosch/hybrid/attention.py, dense; it never makes a T x T matrix.
+calls `collect(layer, q_HTD, k_GTD, v_GTD, scaling)` in the forward pass of each layer, after rotary
+positions. With `bosch_collect_gradient=collect` the call is made in the backward pass instead, with
+one more argument: `do_HTD`, the gradient of the loss with respect to the attention output. With
+gradient checkpointing, too, it is made once for each layer. Attention is dense, by
+bosch/hybrid/attention.py, and never makes a T x T matrix.
 """
 # B batch (1), H query heads, G kv heads, T tokens, D head size
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bosch.hybrid.attention import bosch_attention, bosch_mask_function
+from bosch.hybrid.search_mode import AttentionModule
 from bosch.run.errors import UserError
 
 NAME = "bosch_capture"
@@ -30,7 +31,7 @@ CollectGradient = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
 
 @contextmanager
 def capturing(model: PreTrainedModel) -> Iterator[None]:
-    """The model takes the two arguments inside the block, and is as before behind it."""
+    """Inside the block the model takes the two arguments; after it the model is as before."""
     AttentionInterface.register(NAME, capture_attention)
     AttentionMaskInterface.register(NAME, bosch_mask_function)
     before = model.config._attn_implementation
@@ -42,7 +43,7 @@ def capturing(model: PreTrainedModel) -> Iterator[None]:
 
 
 def capture_attention(
-    module: Any,
+    module: AttentionModule,
     query_BHTD: Tensor,
     key_BGTD: Tensor,
     value_BGTD: Tensor,
@@ -53,23 +54,26 @@ def capture_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     if query_BHTD.shape[0] != 1 or attention_mask is not None:
-        raise UserError("Statistics are of one text at a time, without padding.")
+        raise UserError(
+            f"attention statistics take one text at a time, without padding; this batch has "
+            f"{query_BHTD.shape[0]} texts."
+        )
     out_BTHD, _ = bosch_attention(
         module, query_BHTD, key_BGTD, value_BGTD, attention_mask, scaling, **others
     )
     if bosch_collect is not None:
         bosch_collect(module.layer_idx, query_BHTD[0], key_BGTD[0], value_BGTD[0], scaling)
     if bosch_collect_gradient is not None:
-        told = (module.layer_idx, scaling, bosch_collect_gradient)
-        out_BTHD = _Tap.apply(out_BTHD, query_BHTD, key_BGTD, value_BGTD, told)
+        receiver = (module.layer_idx, scaling, bosch_collect_gradient)
+        out_BTHD = _Tap.apply(out_BTHD, query_BHTD, key_BGTD, value_BGTD, receiver)
     return out_BTHD, None
 
 
 class _Tap(torch.autograd.Function):
-    """The identity; its backward shows the gradient and passes it on.
+    """The identity. Its backward hands the gradient to `collect` and passes it on.
 
-    A tensor hook would not do: under gradient checkpointing hooks on recomputed tensors never fire,
-    and the closure of the first forward pass would keep every layer's q, k and v.
+    A tensor hook does not work: with gradient checkpointing, hooks on recomputed tensors never
+    fire, and the closure of the first forward pass would keep every layer's q, k and v in memory.
     """
 
     @staticmethod
@@ -79,16 +83,16 @@ class _Tap(torch.autograd.Function):
         query_BHTD: Tensor,
         key_BGTD: Tensor,
         value_BGTD: Tensor,
-        told: tuple[int, float, CollectGradient],
+        receiver: tuple[int, float, CollectGradient],
     ) -> Tensor:
         ctx.save_for_backward(query_BHTD, key_BGTD, value_BGTD)
-        ctx.told = told
+        ctx.receiver = receiver
         return out_BTHD.view_as(out_BTHD)
 
     @staticmethod
     def backward(ctx: Any, do_BTHD: Tensor) -> tuple[Tensor | None, ...]:
         query_BHTD, key_BGTD, value_BGTD = ctx.saved_tensors
-        layer, scaling, collect = ctx.told
+        layer, scaling, collect = ctx.receiver
         do_HTD = do_BTHD[0].transpose(0, 1)
         collect(layer, query_BHTD[0], key_BGTD[0], value_BGTD[0], scaling, do_HTD)
         return do_BTHD, None, None, None, None

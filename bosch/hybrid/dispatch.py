@@ -1,4 +1,6 @@
-"""Which backend computes an attention call: asked in order, and every refusal is shown once."""
+"""Which backend computes an attention call. Each file of bosch/backends says what it can compute,
+and with what priority. The first one that can is taken, and every refusal is shown once.
+"""
 
 import logging
 from types import ModuleType
@@ -6,27 +8,32 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from bosch.backends._interface import AttentionCall
-from bosch.plugins import list_plugins, load_plugin
+from bosch.backends._interface import AttentionCall, Documents
+from bosch.plugins import BrokenPluginError, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
+AUTO = "auto"  # in settings: choose by priority
 logger = logging.getLogger("bosch")
 
-# The first that neither is unavailable nor refuses the call. `sdpa` takes every call. Full
-# attention of an unpacked text is SDPA's own ground: torch picks the best kernel there, and the
-# result is the stock model's to the bit.
-ORDER_CUDA = ("flash", "varlen", "flex", "sdpa")
-ORDER_CUDA_FULL = ("sdpa",)
-ORDER_ELSEWHERE = ("sdpa",)
 
-BACKENDS: dict[str, ModuleType] = {
-    name: load_plugin("bosch.backends", name) for name in list_plugins("bosch.backends")
-}
+def load_backends(package: str) -> tuple[dict[str, ModuleType], dict[str, str]]:
+    """The backends of a package by name, and why the others do not load."""
+    loaded, broken = {}, {}
+    for name in list_plugins(package):
+        try:
+            loaded[name] = load_plugin(package, name)
+        except BrokenPluginError as error:
+            broken[name] = str(error).rstrip(".")
+            logger.warning("attention backend %s is left out: %s", name, error)
+    return loaded, broken
+
+
+BACKENDS, BROKEN = load_backends("bosch.backends")
 _shown: set[tuple[str, str]] = set()
 
 
 def attend(call: AttentionCall, backend: str | None = None) -> Tensor:
-    """The output of a call, (B, H, T, D). `backend` names the one to use; None asks in order."""
+    """The output of a call, (B, H, T, D). `backend` names the one to use; None: by priority."""
     if call.documents is not None:
         return _attend_documents(call, backend)
     return _attend(call, backend)
@@ -44,35 +51,62 @@ _attend_documents = torch.compiler.disable(_attend)
 def choose(call: AttentionCall, backend: str | None = None) -> str:
     """The backend that will compute this call. A named one that cannot is an error."""
     if backend is not None:
-        if backend not in BACKENDS:
-            raise UserError(
-                f"bosch_backend={backend!r} does not exist; the backends are {', '.join(BACKENDS)}."
-            )
         reason = refusal(backend, call)
         if reason is not None:
             raise UserError(
-                f"bosch_backend={backend!r} cannot compute this call: {reason}. Leave it out, or "
-                "name another."
+                f"the attention backend {backend} cannot compute this call: {reason}. Leave it "
+                "out, or name another."
             )
         return backend
     refused: list[tuple[str, str]] = []
-    for name in order(call):
+    for name in by_priority(call):
         reason = refusal(name, call)
         if reason is None:
             _show(refused, name)
             return name
         refused.append((name, reason))
-    raise AssertionError("the last backend of each order takes every call")
+    raise AssertionError(f"sdpa computes every call, but was not asked: {refused}")
 
 
-def order(call: AttentionCall) -> tuple[str, ...]:
-    if call.q_BHTD.device.type != "cuda":
-        return ORDER_ELSEWHERE
-    return ORDER_CUDA_FULL if call.window_tokens is None and call.documents is None else ORDER_CUDA
+def by_priority(call: AttentionCall) -> list[str]:
+    """The backends to ask for a call that names none, the best first."""
+    priorities = {name: backend.priority(call) for name, backend in BACKENDS.items()}
+    ranked = [(-priority, name) for name, priority in priorities.items() if priority is not None]
+    return [name for _, name in sorted(ranked)]
 
 
 def refusal(name: str, call: AttentionCall) -> str | None:
+    """Why a backend cannot compute a call; None if it can."""
     return _unavailable(name) or BACKENDS[name].supports(call)
+
+
+def check_backend(
+    option: str,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    trains: bool = False,
+    packed: bool = False,
+    padded: bool = False,
+    remedy: str = "Use auto, or name another.",
+) -> None:
+    """Before work begins, refuse a backend named in a setting that does not exist, or that cannot
+    compute calls like these on this machine: with gradients, packed documents or a padding mask.
+    """
+    if name == AUTO:
+        return
+    if name not in BACKENDS and name not in BROKEN:
+        known = (AUTO, *BACKENDS)
+        raise UserError(f"{option} {name}: no such backend; {suggest(name, known)}")
+    reason = _unavailable(name)
+    if reason is None:
+        q, k, v = (torch.zeros(1, 1, 2, 64, device=device, dtype=dtype) for _ in range(3))
+        documents = Documents(((0, 1, 2),), device) if packed else None
+        mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device).tril() if padded else None
+        call = AttentionCall(q.requires_grad_(trains), k, v, 1.0, 1, mask, documents)
+        reason = refusal(name, call)
+    if reason is not None:
+        raise UserError(f"{option} {name} cannot run here: {reason}. {remedy}")
 
 
 _availability: dict[str, str | None] = {}
@@ -80,6 +114,10 @@ _availability: dict[str, str | None] = {}
 
 @torch.compiler.assume_constant_result
 def _unavailable(name: str) -> str | None:
+    if name in BROKEN:
+        return BROKEN[name]
+    if name not in BACKENDS:
+        raise UserError(f"no attention backend {name!r}; {suggest(name, tuple(BACKENDS))}")
     if name not in _availability:
         _availability[name] = BACKENDS[name].unavailable()
     return _availability[name]

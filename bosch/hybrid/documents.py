@@ -1,4 +1,4 @@
-"""Packed documents: where one ends and the next begins, read from position ids that start again."""
+"""Packed documents: where one ends and the next begins, by position ids that start again."""
 # B batch, T tokens, S keys, N 1 or the number of heads
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from torch import Tensor
 from bosch.backends._interface import Documents
 from bosch.run.errors import UserError
 
-# Masks of our mask function have this type, by which they are told from a caller's own, which are
-# bool: also in a compiled model, and in a copy on another device.
+# Masks made by our mask function have this type. Those of callers are bool. A type can be seen in a
+# compiled model too, and in a copy on another device.
 MASK_TYPE = torch.int8
-_MEMO = "_bosch_documents"  # attribute of a position_ids tensor: every layer asks the same question
+_MEMO = "_bosch_documents"  # attribute of position_ids, for the layers after the first one
 
 
 @torch.compiler.disable
 def find_documents(position_ids: Tensor, batch: int, num_past: int, layer: int) -> Documents | None:
-    """The documents of an unpadded batch (None: each row is one), from positions that restart."""
+    """The documents of a batch without padding; None if each row is a single document."""
     is_inference = position_ids.is_inference()
     call = (batch, num_past, None if is_inference else position_ids._version)
     memo = getattr(position_ids, _MEMO, None)
-    # An inference tensor does not tell that it was changed in place: each forward pass, whose
-    # layers rise, reads it anew.
+    # An inference tensor has no version, so changes in place are not seen. It is read again in each
+    # forward pass, which begins when the layer number does not rise.
     if memo is None or memo[0] != call or (is_inference and layer <= memo[1]):
         memo = (call, layer, _read_documents(position_ids, batch, num_past))
     documents: Documents | None = memo[2]
@@ -39,9 +39,10 @@ def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Document
         return None
     if num_past:
         raise UserError(
-            f"the cache holds {num_past} tokens, but the position ids of the new ones do not "
-            "follow them: packed documents are read in one piece, without continuing a cache. "
-            "(If the base model of a hybrid alone was given a static cache, empty slots count.)"
+            f"the cache has {num_past} tokens, but the position ids of the new tokens do not "
+            "continue them. Packed documents cannot continue a cache: pass them in one call, "
+            "without one. (If this is the base model of a hybrid with a static cache, call the "
+            "whole model.)"
         )
     num_tokens = position_ids.shape[-1]
     rows = [
@@ -53,11 +54,11 @@ def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Document
 
 
 def given_documents(cu_seqlens: Tensor, batch: int, num_tokens: int, num_past: int) -> Documents:
-    """Documents named by the caller as flash-attention does: ends in one row, starting with 0."""
+    """Documents that the caller gives as flash-attention does: one row of ends, from 0 on."""
     if batch != 1 or num_past:
         raise UserError(
-            f"cu_seq_lens_q describes one row without a past; this batch has {batch} rows, "
-            f"{num_past} past tokens."
+            f"cu_seq_lens_q needs a batch of one row without a cache; this one has {batch} rows "
+            f"and {num_past} cached tokens."
         )
     ends = tuple(cu_seqlens.tolist())
     if ends[0] != 0 or ends[-1] != num_tokens or any(a >= b for a, b in pairwise(ends)):
@@ -68,10 +69,10 @@ def given_documents(cu_seqlens: Tensor, batch: int, num_tokens: int, num_past: i
 
 
 def hide_other_documents(made_BNTS: Tensor, position_ids: Tensor) -> Tensor:
-    """A mask of ours, of a padded batch, with packed documents hidden from each other: bool.
+    """A mask made by our mask function for a padded batch, as bool, with packed documents hidden
+    from each other.
 
-    Only tokens that are no padding count, and only positions that do not rise: padding in between,
-    or positions that skip it, begin no document.
+    A document begins where the position of a real token does not rise. Padding does not begin one.
     """
     mask_BNTS = as_type(made_BNTS, torch.bool)
     if torch.compiler.is_compiling():
@@ -89,14 +90,15 @@ def hide_other_documents(made_BNTS: Tensor, position_ids: Tensor) -> Tensor:
 
 
 def as_type(mask_BNTS: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of ours as bool, or back. A view is free, but inductor (torch 2.13) miscompiles it."""
+    """A mask as bool or as MASK_TYPE. A view costs nothing, but inductor (torch 2.13) miscompiles
+    it."""
     if torch.compiler.is_compiling():
         return mask_BNTS.to(dtype)
     return mask_BNTS.view(dtype)
 
 
 def _document_index(mask_BNTS: Tensor, position_ids: Tensor) -> Tensor:
-    """(B, T): the number of each token's document; padding carries that of the token before."""
+    """(B, T): the number of each token's document; padding has that of the token before it."""
     is_real_BT = mask_BNTS[:, 0].diagonal(dim1=-2, dim2=-1)
     here_T = torch.arange(is_real_BT.shape[-1], device=mask_BNTS.device)
     last_real_BT = torch.where(is_real_BT, here_T, -1).cummax(-1).values

@@ -1,4 +1,4 @@
-"""What makes a hybrid's folder fit to hand on: model card, picture and origin of its mask."""
+"""Writes what a hybrid's folder needs for publishing: model card, picture, loading code."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from bosch.run.manifest import write_atomically
 CARD = "README.md"
 PICTURE = "mask.png"
 MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
-CONTEXTS = (4_096, 32_768, 131_072)  # tokens for which the card tells KV bytes
+CONTEXTS = (4_096, 32_768, 131_072)  # text lengths in the card's table of KV bytes
 
 CARD_TEXT = """\
 ---
@@ -71,7 +71,7 @@ Where the package `bosch-hybrid` is installed, `import bosch` takes the place of
 
 
 def write_exports(out: Path, config: PretrainedConfig, source: Path, standalone: bool) -> None:
-    """Write picture and card, and with `standalone` the code, which `config` then names."""
+    """Write picture and card. With `standalone` also write the code and name it in `config`."""
     vars(config).pop("auto_map", None)
     if standalone:
         config.auto_map = write_remote_code(out, config)
@@ -83,8 +83,8 @@ def write_exports(out: Path, config: PretrainedConfig, source: Path, standalone:
 # ------------------------------------------------------------------------------- the mask's origin
 
 
-def mask_rows(config: PretrainedConfig) -> list[list[int]]:
-    """z of a hybrid, for the groups in their original order."""
+def full_groups(config: PretrainedConfig) -> list[list[int]]:
+    """z of a hybrid, with the groups in their original order."""
     hybrid = config.bosch
     return [
         [int(group in row[:num_full]) for group in range(len(row))]
@@ -93,9 +93,10 @@ def mask_rows(config: PretrainedConfig) -> list[list[int]]:
 
 
 def mask_record(config: PretrainedConfig) -> MaskFile:
-    """The mask of a hybrid as mask.json would have it, with the window the config has now."""
-    told: Mapping[str, Any] = config.bosch.get(MASK_KEY) or {}
-    mask = GroupMask.from_rows(mask_rows(config), config.bosch["window"], told.get("unit", "group"))
+    """The mask of a hybrid as in mask.json, with the window that the config has now."""
+    origin: Mapping[str, Any] = config.bosch.get(MASK_KEY) or {}
+    unit = origin.get("unit", "group")
+    mask = GroupMask.from_rows(full_groups(config), config.bosch["window"], unit)
     shape = ModelInfo(
         id=config.model_type,
         revision=None,
@@ -105,9 +106,9 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
         num_query_heads=config.num_attention_heads,
         head_dim=head_size(config),
     )
-    model = ModelInfo(**told["model"]) if "model" in told else shape
-    kept = {name: told[name] for name in ORIGIN if name in told}
-    return MaskFile(mask, model, **{"method": "unknown", **kept})
+    model = ModelInfo(**origin["model"]) if "model" in origin else shape
+    known = {name: origin[name] for name in ORIGIN if name in origin}
+    return MaskFile(mask, model, **{"method": "unknown", **known})
 
 
 # ----------------------------------------------------------------------------------- the model card
@@ -116,7 +117,7 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
 def model_card(
     config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str], standalone: bool
 ) -> str:
-    """The text of README.md. Same model, same text: there is no date in it."""
+    """The text of README.md. The same model gives the same text: it has no date."""
     mask, model = record.mask, record.model
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"base_model: {model.id}"] if "/" in model.id else []
@@ -134,13 +135,13 @@ def model_card(
         name=model.id.split("/")[-1],
         facts=_table(("", ""), facts),
         picture=PICTURE,
-        cache=_table(("tokens", "this model", "full attention", "share"), kv_rows(config, mask)),
+        cache=_table(("tokens", "this model", "full attention", "share"), kv_table(config, mask)),
         how_to_load=STANDALONE if standalone else WITH_PACKAGE,
     )
 
 
-def kv_rows(config: PretrainedConfig, mask: GroupMask) -> list[tuple[str, str, str, str]]:
-    """A row for each context length up to the longest the model was made for."""
+def kv_table(config: PretrainedConfig, mask: GroupMask) -> list[tuple[str, str, str, str]]:
+    """Cells for each text length, up to the longest that the model was made for."""
     longest = config.max_position_embeddings
     dtype: Any = config.dtype or torch.float32
     size = (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
@@ -159,7 +160,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _license_lines(source: Path) -> list[str]:
-    """What the source's own card says of its license."""
+    """The lines about the license in the source's own card."""
     card = source / CARD
     text = card.read_text("utf-8", errors="replace") if card.is_file() else ""
     if not text.startswith("---\n"):

@@ -1,27 +1,29 @@
-"""From (model folder, mask) to an ordinary Hugging Face folder of the hybrid, and back.
+"""Writes the hybrid of a model folder and a mask as an ordinary Hugging Face folder, and back.
 
     materialize(Path("Qwen3-8B"), read_mask(Path("mask.json")), Path("hybrid"))
     unmaterialize(Path("hybrid"), Path("dense-again"))          # the original weights, bit for bit
 
-The weights go through file by file (bosch/hybrid/shards.py). A check then compares the logits
-of the new folder with those of the source in search mode, one model in memory at a time;
-config.json comes after it, so that a folder that was not checked loads nowhere.
+Weights are rewritten file by file (bosch/hybrid/shards.py). A check then compares the logits of the
+new folder with those of the source in search mode, with one model in memory at a time. config.json
+is written after the check, so an unchecked folder cannot be loaded.
 
 Loaded as the plain family, such a folder would be a dense model that answers fluently and wrong.
-Its config.json names layer types that plain families refuse, whether they are asked for by class or
-by an edited model_type (bosch/hybrid/models.py). What cannot be prevented: a caller who passes a
-plain config object, or a tool that never reads layer_types. The tensors' names are the plain
-family's on purpose, for LoRA and quantizers.
+Its config.json names a layer type that plain families refuse, whether they are chosen by class or
+by an edited model_type (bosch/hybrid/models.py). Two cases cannot be prevented: a caller who passes
+a plain config object, and a tool that does not read layer_types. Tensors keep the plain family's
+names, so that LoRA and quantizers work.
 """
 
 import copy
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
@@ -30,6 +32,7 @@ from bosch.hybrid.models import (
     PREFIX,
     check_native_window,
     family_of,
+    head_dimensions,
     head_size,
     hybrid_config,
     plain_config,
@@ -43,24 +46,34 @@ from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
 
-# Left behind: weights in any format (those we write come from shards.py), code, and what is ours to
-# write. All else goes along: tokenizer, chat template, generation config, license.
+# Not copied: weights in any format (shards.py writes them), code, and the files we write ourselves.
+# All others are: tokenizer, chat template, generation config, license.
 SKIPPED = ".safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot .index.json .py".split()
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
 
-# The check. A short window shows a wrong order of groups more clearly, and needs a short text only.
+# The check. A short window shows a wrong order of groups more clearly, and needs only a short text.
 CHECK_WINDOW = 32
 CHECK_TOKENS = 128
-CHECK_ROWS = 64  # logits compared: the last ones, for which the window has hidden something
-# Of the largest logit. Both sides compute in float64; transformers' norms round through float32, so
-# that a difference is zero or some 1e-7. Two groups in wrong places give 1e-3 and more.
+CHECK_ROWS = 64  # compare the last logits, for which the window hides something
+# Relative to the largest logit. Both models compute in float64, but transformers' norms round to
+# float32, so differences are 0 or about 1e-7. Two groups in wrong places give 1e-3 and more.
 CHECK_TOLERANCE = 1e-5
+
+# What transformers raises for a folder that it cannot load.
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 
 
 def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = False) -> None:
-    """Write the hybrid. Runs again from any point: weight files already complete are kept.
+    """Write the hybrid. Can be restarted at any point: complete weight files are kept.
 
-    standalone: with the code to load it where this package is not installed.
+    standalone: also write the code that loads it without this package.
     """
     plain = read_config(source)
     refuse_unless_plain(source, plain)
@@ -75,11 +88,11 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
 
 
 def unmaterialize(source: Path, out: Path) -> None:
-    """Write the dense model a hybrid was made from, with the hybrid's weights bit for bit."""
+    """Write the dense model that a hybrid was made from, with its weights bit for bit."""
     hybrid = _read_hybrid(source)
     config = plain_config(hybrid)
     config.architectures = [family_of(config).plain_model_class.__name__]
-    vars(config).pop("auto_map", None)  # of the code that came along with the hybrid
+    vars(config).pop("auto_map", None)  # names the code in the hybrid's folder
     _write(source, out, inverse(hybrid.bosch["permutation"]), config)
     keep_tokenizer(source, hybrid, out, config)
     _judge(out, source, compare_logits(out, config, source, hybrid))
@@ -87,7 +100,7 @@ def unmaterialize(source: Path, out: Path) -> None:
 
 
 def export_hybrid(source: Path, out: Path, standalone: bool = False) -> None:
-    """Write a hybrid once more, a trained checkpoint say, with card, picture and perhaps code."""
+    """Write a hybrid, such as a trained checkpoint, with card, picture and, if wanted, code."""
     config = _read_hybrid(source)
     _write(source, out, None, config)
     export.write_exports(out, config, source, standalone)
@@ -96,22 +109,35 @@ def export_hybrid(source: Path, out: Path, standalone: bool = False) -> None:
 
 def read_config(folder: Path) -> PretrainedConfig:
     """The config object of a folder on this machine."""
-    read_model_config(folder)  # says what is wrong with a folder that has none
-    config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    read_model_config(folder)  # explains what is wrong with a folder without one
+    with _explain(folder):
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     return config
 
 
+@contextmanager
+def _explain(folder: Path) -> Iterator[None]:
+    """Errors of transformers and safetensors while a folder is read, as one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except LOADING_ERRORS as error:
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise UserError(f"transformers cannot load {folder}: {reason}.") from error
+
+
 def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
-    """Refuse a model that can become no hybrid."""
+    """Refuse a model that cannot become a hybrid."""
     if config.model_type.startswith(PREFIX):
         raise UserError(
-            f"{folder} is a hybrid already; take the model it was made from, or undo it first "
-            "(--reverse)."
+            f"{folder} is a hybrid already; use the model it was made from, or restore that model "
+            "first with --reverse."
         )
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(
-            f"{folder} is quantized, and the groups of packed weights cannot be reordered; "
-            "materialize the unquantized model and quantize the result."
+            f"{folder} is quantized, and quantized weights cannot be reordered; materialize the "
+            "unquantized model and quantize the result."
         )
     family_of(config)
     check_native_window(config)
@@ -121,8 +147,8 @@ def _read_hybrid(folder: Path) -> PretrainedConfig:
     config = read_config(folder)
     if not config.model_type.startswith(PREFIX):
         raise UserError(
-            f"{folder} is a {config.model_type}, not a hybrid of ours ({PREFIX}...), so there is "
-            "nothing to undo or to export; materializing it takes a mask."
+            f"{folder} is a {config.model_type}, not a hybrid ({PREFIX}...), so there is nothing "
+            "to reverse or export; to make a hybrid of it, pass --mask."
         )
     return config
 
@@ -130,12 +156,12 @@ def _read_hybrid(folder: Path) -> PretrainedConfig:
 def _write(
     source: Path, out: Path, permutation: Permutation | None, config: PretrainedConfig
 ) -> None:
-    """Everything of `source` but its config: without one the folder loads nowhere."""
+    """Write all but the config, without which the folder cannot be loaded."""
     if out.resolve() == source.resolve():
-        raise UserError(f"{out} is the model's own folder; write to another one.")
+        raise UserError(f"{out} is the folder of the model itself; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").unlink(missing_ok=True)
-    rewrite_weights(source, out, permutation, head_size(config))
+    rewrite_weights(source, out, permutation, head_size(config), head_dimensions(config))
     copy_companions(source, out)
 
 
@@ -145,7 +171,7 @@ def _publish(out: Path, config: PretrainedConfig) -> None:
 
 
 def copy_companions(source: Path, out: Path) -> None:
-    """Copy what belongs to a model beside its weights and its config."""
+    """Copy a model's files other than weights and config."""
     for path in sorted(source.iterdir()):
         if path.name.startswith(".") or path.name in WRITTEN_ANEW:
             continue
@@ -161,8 +187,9 @@ def copy_companions(source: Path, out: Path) -> None:
 def compare_logits(
     plain_folder: Path, plain: PretrainedConfig, hybrid_folder: Path, hybrid: PretrainedConfig
 ) -> float:
-    """The largest difference of the hybrid's logits from those of search mode, relative."""
-    family, z = family_of(hybrid), export.mask_rows(hybrid)
+    """The largest difference of the hybrid's logits from those of search mode, relative to the
+    largest logit."""
+    family, z = family_of(hybrid), export.full_groups(hybrid)
     window = min(CHECK_WINDOW, hybrid.bosch["window"])
     length = min(CHECK_TOKENS, hybrid.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
@@ -181,9 +208,10 @@ def _judge(out: Path, source: Path, difference: float) -> None:
     if not difference <= CHECK_TOLERANCE:  # true for nan too
         forget_progress(out)
         raise UserError(
-            f"{out} does not compute what {source} computes with its mask: logits differ by "
-            f"{difference:.2g} of the largest, more than {CHECK_TOLERANCE:g}. It was not "
-            "published; run again, and if the source was not changed meanwhile, report a bug."
+            f"{out} does not compute the same as {source} with the mask: logits differ by "
+            f"{difference:.2g} of the largest one, more than {CHECK_TOLERANCE:g}. It has no "
+            "config.json, so it cannot be loaded. Run the command again; if the source did not "
+            "change meanwhile, report a bug."
         )
     say(f"check: logits differ from search mode by {difference:.1g} of the largest")
 
@@ -193,37 +221,39 @@ def logits(
     model_class: Any, folder: Path, config: PretrainedConfig, ids: Tensor, **kwargs: Any
 ) -> Tensor:
     """The last logits of a text in float64, from weights that stay in their own type."""
-    model, loading = model_class.from_pretrained(
-        folder,
-        config=config,
-        attn_implementation="bosch",
-        experts_implementation="eager",  # the grouped kernel has no float64
-        dtype="auto",
-        output_loading_info=True,
-        local_files_only=True,
-    )
+    with _explain(folder):
+        model, loading = model_class.from_pretrained(
+            folder,
+            config=config,
+            attn_implementation="bosch",
+            experts_implementation="eager",  # the grouped kernel has no float64
+            dtype="auto",
+            output_loading_info=True,
+            local_files_only=True,
+        )
     if loading["missing_keys"]:
-        raise UserError(f"{folder} lacks {', '.join(sorted(loading['missing_keys'])[:3])}.")
+        missing = ", ".join(sorted(loading["missing_keys"])[:3])
+        raise UserError(f"{folder} has no weights {missing}; fetch or copy it once more.")
     device = _device_with_room(folder)
     model.to(device).eval()
     with _computing_in_float64(model):
         out = model(ids.to(device), use_cache=False, logits_to_keep=CHECK_ROWS, **kwargs)
-    kept: Tensor = out.logits.double().cpu()
-    model.to("meta")  # gives the memory back at once, for the next model
-    return kept
+    result: Tensor = out.logits.double().cpu()
+    model.to("meta")  # frees the memory at once, for the next model
+    return result
 
 
 @contextmanager
 def _computing_in_float64(model: nn.Module) -> Iterator[None]:
-    """Widen each module's own weights while it runs: costs the memory of one module more."""
+    """Convert each module's weights while it runs, which takes the memory of one more module."""
     narrow: dict[nn.Parameter, Tensor] = {}
 
-    def widen(module: nn.Module, args: Sequence[Any]) -> None:
+    def widen(module: nn.Module, args: object) -> None:
         for weight in module.parameters(recurse=False):
             narrow[weight] = weight.data
             weight.data = weight.data.double()
 
-    def restore(module: nn.Module, args: Sequence[Any], output: Any) -> None:
+    def restore(module: nn.Module, args: object, output: object) -> None:
         for weight in module.parameters(recurse=False):
             weight.data = narrow.pop(weight)
 
@@ -236,10 +266,10 @@ def _computing_in_float64(model: nn.Module) -> Iterator[None]:
 
 
 def _device_with_room(folder: Path) -> str:
-    """The GPU if it has room for the model now, or the CPU."""
+    """The GPU if it has room for the model now, else the CPU."""
     if not torch.cuda.is_available():
         return "cpu"
     needed = sum((folder / name).stat().st_size for name in weight_files(folder))
-    torch.cuda.empty_cache()  # what a training in this process had
+    torch.cuda.empty_cache()  # memory of a training in this process
     free, _ = torch.cuda.mem_get_info()
     return "cuda" if free > 1.5 * needed else "cpu"

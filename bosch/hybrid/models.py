@@ -1,16 +1,13 @@
-"""Config and model of a materialized hybrid: what each family's two classes share, and the way
-there and back in memory.
+"""Config and model of a hybrid: what the classes of all families share, and conversion in memory.
 
-A family is a plain transformers model class with these two mixins in front of it. Its modules,
-parameter names and forward are the plain family's; new are `config.bosch`, the attention function,
-and the cache.
+A family's classes are transformers' own with these two mixins in front. Modules, parameter names
+and forward are the plain family's; new are `config.bosch`, the attention function and the cache.
 
     config.bosch = {"window": W, "num_full": [groups with full attention, one entry a layer],
                     "permutation": [[old places of the groups, in their new order], ...],
                     ...provenance}
 
-`config.bosch["window"]` may be changed on a loaded model; the next forward (with a new cache) uses
-it.
+`config.bosch["window"]` may be changed on a loaded model, for the next forward with a new cache.
 """
 
 from __future__ import annotations
@@ -22,9 +19,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
@@ -34,16 +32,21 @@ from transformers.conversion_mapping import (
 from bosch.backends._interface import check_window
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import hybridize_cache
-from bosch.hybrid.permute import Permutation, groups_in_order, inverse, permute_groups
+from bosch.hybrid.permute import (
+    HeadDimensions,
+    Permutation,
+    groups_in_order,
+    inverse,
+    permute_groups,
+)
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 
 logger = logging.getLogger("bosch")
 
 PREFIX = "bosch_"  # of the model_type
-# What stands for the layer types in a saved config. A plain family refuses it by name, so that
-# nothing but our classes loads such a checkpoint; transformers itself only logs a line where the
-# model_type differs, and would then run it as the dense model.
+# The layer type in a saved config. Plain families refuse it, so that only our classes can load the
+# checkpoint. If only the model_type differed, transformers would log it and run the dense model.
 SAVED_LAYER_TYPE = "bosch_hybrid"
 
 
@@ -79,16 +82,17 @@ class HybridCausalLM:
     config: Any
     training: bool
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        if HybridCausalLM in cls.__bases__:  # not for a class made from a family's, as by FSDP
+        if HybridCausalLM in cls.__bases__:  # not for subclasses of a family's class, as FSDP's
             family: Any = super()
             cls.forward = _signed_as(family.forward, cls.forward)  # type: ignore[method-assign]
 
-    def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
             raise UserError(
-                f"a {config.model_type} model needs config.bosch (window, num_full, permutation)."
+                f"a {config.model_type} model needs config.bosch (window, num_full, permutation); "
+                "make one with bosch.hybrid.models.deploy or recipes/materialize_model.py."
             )
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
 
@@ -97,7 +101,7 @@ class HybridCausalLM:
         *,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         family: Any = super()
         if use_cache is None:
@@ -118,7 +122,7 @@ class HybridCausalLM:
         cache = model_kwargs.get("past_key_values")
         if cache is not None:
             hybridize_cache(cache, self.config)
-            if generation_config.is_assistant:  # asked for on the plain layers, which are gone
+            if generation_config.is_assistant:  # was set on the plain layers, now replaced
                 cache.activate_past_recording()
         return result
 
@@ -127,20 +131,19 @@ class HybridCausalLM:
     ) -> str:
         if requested_attention not in (None, "sdpa", NAME):
             raise UserError(
-                f"attn_implementation={requested_attention!r} would compute every group of this "
-                f"hybrid with full attention. Leave it out ({NAME!r}); bosch_backend names the "
-                "kernel."
+                f"attn_implementation={requested_attention!r} would compute all groups of this "
+                f"hybrid with full attention. Leave it out; to choose a kernel, use bosch_backend."
             )
         return NAME
 
 
 def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -> Any:
-    """`forward` with the signature in which transformers reads what arguments a model takes."""
+    """`forward` with the plain signature, where transformers looks up a model's arguments."""
     parameters = inspect.signature(plain_forward).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # without self
 
     @functools.wraps(plain_forward)
-    def signed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def signed(self: object, *args: object, **kwargs: object) -> object:
         named = dict(zip(names, args, strict=False))
         return forward(self, *args[len(names) :], **named, **kwargs)
 
@@ -150,14 +153,44 @@ def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -
 # ----------------------------------------------------------------------------------------- families
 
 
+class BlockNorms(NamedTuple):
+    """The names of a block's norms, None where there is none. A block adds its attention and then
+    its MLP to the hidden states: h + after(part(before(h)))."""
+
+    before_attention: str | None = None
+    after_attention: str | None = None
+    before_mlp: str | None = None
+    after_mlp: str | None = None
+
+
+PRE_NORM = BlockNorms(  # of most families, Llama's among them
+    before_attention="input_layernorm", before_mlp="post_attention_layernorm"
+)
+
+
+def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:
+    """Hidden states after the norm of this name; None: unchanged."""
+    return hidden_BTC if name is None else getattr(block, name)(hidden_BTC)
+
+
+def block_norms(config: PretrainedConfig) -> BlockNorms | None:
+    """As the family's file has them; None if it does not name them."""
+    return getattr(family_of(config), "block_norms", None)
+
+
+def head_dimensions(config: PretrainedConfig) -> HeadDimensions:
+    """Those of the family's own attention parameters, beside the usual ones."""
+    return getattr(family_of(config), "head_dimensions", {})
+
+
 def family_of(config: PretrainedConfig) -> ModuleType:
-    """The module in bosch/families of a plain or a hybrid config."""
+    """The file in bosch/families for a plain or a hybrid config."""
     name = config.model_type.removeprefix(PREFIX)
     known = list_plugins("bosch.families")
     if name not in known:
         raise UserError(
-            f"model_type {config.model_type!r} is no family this package knows; there are "
-            f"{', '.join(known)}."
+            f"model_type {config.model_type!r} is no family that this package knows; it knows "
+            f"{', '.join(known)}. To add one, write a file in bosch/families."
         )
     return load_plugin("bosch.families", name)
 
@@ -178,11 +211,13 @@ def register_families() -> None:
         share_conversions(family.plain_config_class, family.config_class)
 
 
-def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
-    """Load and save a hybrid's files as the plain family's.
+def share_conversions(
+    plain_class: type[PretrainedConfig], hybrid_class: type[PretrainedConfig]
+) -> None:
+    """Load and save a hybrid's files in the way of the plain family.
 
-    transformers keeps by model_type how tensors in files become a model's: the experts of a
-    Qwen3-MoE lie one by one in its files and are one tensor in its modules.
+    transformers has a table by model_type of how tensors in files become those of a model: files
+    have the experts of a Qwen3-MoE one by one, its modules have them in one tensor.
     """
     conversions = get_checkpoint_conversion_mapping(plain_class.model_type)
     if conversions is not None:
@@ -190,7 +225,7 @@ def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
 
 
 def check_native_window(config: PretrainedConfig) -> None:
-    """Refuse a model with a window of its own, which is neither dropped nor mixed with ours."""
+    """Refuse a model with a sliding window of its own."""
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
         windowed = any(kind != "full_attention" for kind in layer_types)
@@ -199,25 +234,24 @@ def check_native_window(config: PretrainedConfig) -> None:
     if windowed:
         raise UserError(
             f"this {config.model_type} has a sliding window of its own "
-            f"(sliding_window={config.sliding_window}), which is neither dropped nor mixed with "
-            "ours. If full attention in every layer is the model you mean, say so in a copy of its "
-            "config.json (sliding_window: null)."
+            f"(sliding_window={config.sliding_window}), which cannot be combined with ours. To use "
+            "full attention in every layer, set sliding_window to null in a copy of config.json."
         )
 
 
 def check_hybrid(config: PretrainedConfig) -> None:
-    """Refuse a `config.bosch` that does not fit the model it is in."""
+    """Refuse a `config.bosch` that does not match the rest of its config."""
     num_layers, num_groups = config.num_hidden_layers, config.num_key_value_heads
     hybrid = config.bosch
     for key in ("window", "num_full", "permutation"):
         if key not in hybrid:
-            raise UserError(f"config.bosch has no {key!r}.")
+            raise UserError(f"config.bosch has no {key!r}; materialize the model again.")
     check_window(hybrid["window"])
     num_full, permutation = hybrid["num_full"], hybrid["permutation"]
     if len(num_full) != num_layers or any(not 0 <= n <= num_groups for n in num_full):
         raise UserError(
-            f"config.bosch['num_full'] is {num_full}: {num_layers} numbers from 0 to {num_groups} "
-            "are needed."
+            f"config.bosch['num_full'] is {num_full}; it needs {num_layers} numbers from 0 to "
+            f"{num_groups}."
         )
     if len(permutation) != num_layers or any(
         sorted(row) != list(range(num_groups)) for row in permutation
@@ -233,15 +267,17 @@ def check_hybrid(config: PretrainedConfig) -> None:
 
 
 def hybrid_config(
-    config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
+    config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
 ) -> PretrainedConfig:
-    """The config of the hybrid made from a plain model and a mask (1: full attention)."""
+    """The config of the hybrid of a plain model and a mask (1: full attention)."""
     rows = [[int(bit) for bit in row] for row in z]
     shape = {(len(rows), len(row)) for row in rows}
     if shape != {(config.num_hidden_layers, config.num_key_value_heads)}:
+        sizes = sorted({len(row) for row in rows})
         raise UserError(
-            f"the mask has {len(rows)} layers of {sorted({len(row) for row in rows})} groups; the "
-            f"model has {config.num_hidden_layers} of {config.num_key_value_heads}."
+            f"the mask has {len(rows)} layers of {sizes} groups, but the model has "
+            f"{config.num_hidden_layers} of {config.num_key_value_heads}; pass a mask made for "
+            "this model."
         )
     hybrid = {
         "window": window_tokens,
@@ -258,7 +294,7 @@ def plain_config(config: PretrainedConfig) -> PretrainedConfig:
     """The config of the model a hybrid was made from."""
     values, plain_class = _values(config), family_of(config).plain_config_class
     del values["bosch"], values["layer_types"]
-    if hasattr(plain_class, "layer_types"):  # said, not left to its sliding_window
+    if hasattr(plain_class, "layer_types"):  # or they would follow from sliding_window
         values["layer_types"] = ["full_attention"] * config.num_hidden_layers
     made: PretrainedConfig = plain_class(**values)
     return made
@@ -276,34 +312,35 @@ def head_size(config: PretrainedConfig) -> int:
 
 
 def deploy(
-    model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: Any
+    model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
 ) -> PreTrainedModel:
-    """A new hybrid from a plain model in memory, which it shares no weights with."""
+    """A new hybrid from a plain model in memory, with weights of its own."""
     config = hybrid_config(model.config, z, window_tokens, **provenance)
-    return _made_from(model, family_of(config).model_class, config, config.bosch["permutation"])
+    return _convert(model, family_of(config).model_class, config, config.bosch["permutation"])
 
 
 def undeploy(model: PreTrainedModel) -> PreTrainedModel:
-    """The plain model a hybrid was made from, in memory, its weights bit for bit."""
+    """The plain model that a hybrid was made from, in memory, with the same weights bit for bit."""
     plain_class = family_of(model.config).plain_model_class
     permutation = inverse(model.config.bosch["permutation"])
-    return _made_from(model, plain_class, plain_config(model.config), permutation)
+    return _convert(model, plain_class, plain_config(model.config), permutation)
 
 
 @torch.no_grad()
-def _made_from(
+def _convert(
     source: PreTrainedModel,
     model_class: type[PreTrainedModel],
     config: PretrainedConfig,
     permutation: Permutation,
 ) -> PreTrainedModel:
-    """The weights of `source` reordered; unsaved buffers, tied weights and settings as there."""
-    # How experts are computed is a setting of the running model, not of the saved config.
+    """A model with the permuted weights of `source`, and its buffers, tied weights and settings."""
+    # How experts are computed is a setting of the running model that is not saved.
     config._experts_implementation = source.config._experts_implementation
     with torch.device("meta"):
         made = model_class(config)
+    size, further = head_size(config), head_dimensions(config)
     state = {
-        name: permute_groups(name, tensor, permutation, head_size(config)).detach().clone()
+        name: permute_groups(name, tensor, permutation, size, further).detach().clone()
         for name, tensor in source.state_dict().items()
     }
     made.load_state_dict(state, assign=True)

@@ -1,12 +1,13 @@
-"""Reordering the KV groups of a layer, weight by weight: a materialized model has its full groups
+"""Reorders the KV groups of a layer, weight by weight. A materialized model has its full groups
 first.
 
 A group is a block of rows of q_proj, k_proj and v_proj (and of their biases) and a block of columns
-of o_proj. The model's function does not change, and `inverse` gives the original back bit for bit.
+of o_proj. A family whose attention has further parameters with one part per head names them in its
+file. The model's function does not change, and `inverse` restores the original bit for bit.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +15,17 @@ from torch import Tensor
 from bosch.run.errors import UserError
 
 Permutation = Sequence[Sequence[int]]  # [layer][new place] = the group's old place
+# A parameter of `self_attn` -> the dimension that holds its heads, in their order; None: it has no
+# parts that belong to single heads.
+HeadDimensions = Mapping[str, int | None]
 
+HEAD_DIMENSIONS: HeadDimensions = {
+    **{f"{p}_proj.{kind}": 0 for p in "qkv" for kind in ("weight", "bias")},
+    "o_proj.weight": 1,
+    "o_proj.bias": None,
+}
 ATTENTION_NAME = re.compile(r"\blayers\.(\d+)\.self_attn\.(.+)$")
-GROUPED_ROWS = {f"{p}_proj.{kind}" for p in "qkv" for kind in ("weight", "bias")}
-GROUPED_COLUMNS = {"o_proj.weight"}
-UNGROUPED = {"o_proj.bias"}
-PER_HEAD_SIZE = {"q_norm.weight", "k_norm.weight"}  # of all heads, if as long as one head
+PER_HEAD_NORMS = {"q_norm.weight", "k_norm.weight"}  # shared by all heads if as long as one head
 
 
 def groups_in_order(z: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -31,24 +37,30 @@ def inverse(permutation: Permutation) -> list[list[int]]:
     return [sorted(range(len(row)), key=row.__getitem__) for row in permutation]
 
 
-def permute_groups(name: str, tensor: Tensor, permutation: Permutation, head_size: int) -> Tensor:
-    """A parameter with its groups reordered; one that has no groups comes back as it is."""
+def permute_groups(
+    name: str,
+    tensor: Tensor,
+    permutation: Permutation,
+    head_size: int,
+    further: HeadDimensions | None = None,
+) -> Tensor:
+    """A parameter with its groups reordered; one without groups is returned unchanged. `further`:
+    head dimensions of the family, beside HEAD_DIMENSIONS."""
     match = ATTENTION_NAME.search(name)
     if match is None:
         return tensor
-    row, part = permutation[int(match[1])], match[2]
-    if part in GROUPED_ROWS:
-        return _reorder(name, tensor, row, head_size, dim=0)
-    if part in GROUPED_COLUMNS:
-        return _reorder(name, tensor, row, head_size, dim=1)
-    if part in UNGROUPED or part.startswith("rotary_emb."):
-        return tensor
-    if part in PER_HEAD_SIZE and tensor.numel() == head_size:
+    row, parameter = permutation[int(match[1])], match[2]
+    dimensions = {**HEAD_DIMENSIONS, **(further or {})}
+    if parameter in dimensions:
+        dimension = dimensions[parameter]
+        return tensor if dimension is None else _reorder(name, tensor, row, head_size, dimension)
+    is_shared = parameter in PER_HEAD_NORMS and tensor.numel() == head_size
+    if is_shared or parameter.startswith("rotary_emb."):
         return tensor
     raise UserError(
-        f"{name} of shape {tuple(tensor.shape)} is an attention parameter whose groups are not "
-        "known here (a quantized checkpoint, or another family): it cannot be permuted. Start from "
-        "the unquantized checkpoint of a known family."
+        f"{name} of shape {tuple(tensor.shape)} is an attention parameter that cannot be permuted, "
+        "because nothing says where its heads are. Start from an unquantized checkpoint; for a new "
+        "family, name the parameter in head_dimensions of its file in bosch/families."
     )
 
 

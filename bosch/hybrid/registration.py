@@ -1,9 +1,9 @@
-"""Tell transformers about our attention function and model classes, as late as possible.
+"""Registers our attention function and model classes with transformers, as late as possible.
 
-`import bosch` must be enough for `AutoModelForCausalLM.from_pretrained(folder)`, whichever of the
-two is imported first. Doing it at once would load torch and transformers (3 seconds on a desktop
-core) into every process that only wants a mask or a stage's manifest. So where transformers is not
-loaded yet, an import hook waits for it, and registers when the import that brought it in has ended.
+After `import bosch`, `AutoModelForCausalLM.from_pretrained(folder)` must work, whichever of the two
+is imported first. Registering at once would load torch and transformers (3 seconds on a desktop
+core) in processes that only read a mask or a manifest. So if transformers is not loaded yet, an
+import hook waits for it, and registers when its import has finished.
 """
 
 import importlib.machinery
@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-# Neither a config nor a model is found by its model_type without it.
+# Configs and models are found by their model_type through this module.
 AUTO_CLASSES = "transformers.models.auto.configuration_auto"
 
 
@@ -34,10 +34,9 @@ def _register() -> None:
 
 
 class _WaitForTransformers(MetaPathFinder):
-    """Counts how deep in imports of transformers (and of ours, which import it) we are.
+    """Counts how deeply imports of transformers and bosch are nested.
 
-    Registering imports model files. In the middle of an import those may be half loaded, at depth 0
-    none is.
+    Registering imports model files. During an import these may be half loaded; at depth 0 none is.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The code that loads a hybrid where this package is not installed, written into its folder.
+"""Writes the code that loads a hybrid without this package into the hybrid's folder.
 
-transformers runs Python files of a checkpoint with `trust_remote_code=True`. It takes them from one
-flat folder and follows relative imports only. So the modules a family needs are copied under flat
-names (`bosch/hybrid/cache.py` becomes `bosch_hybrid_cache.py`), with their imports rewritten.
+With `trust_remote_code=True` transformers runs Python files of a checkpoint. They must be in one
+flat folder, and only relative imports are followed. So the modules that a family needs are copied
+under flat names (`bosch/hybrid/cache.py` becomes `bosch_hybrid_cache.py`), with imports rewritten.
 """
 
 import re
@@ -12,14 +12,14 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 import bosch
+from bosch.hybrid.dispatch import BACKENDS
 from bosch.hybrid.models import family_of
-from bosch.plugins import list_plugins
 from bosch.run.manifest import write_atomically
 
 ENTRY = "modeling_bosch.py"
-PLUGINS = "bosch.plugins"  # finds files in folders; in a flat folder a list takes its place
+PLUGINS = "bosch.plugins"  # finds files in folders; replaced by a list in a flat folder
 ATTENTION = "bosch.hybrid.attention"
-# What `import bosch` does for the package (bosch/hybrid/registration.py), at the entry file's end.
+# At the end of the entry file: what `import bosch` does (bosch/hybrid/registration.py).
 REGISTER = """
 
 from bosch.hybrid.attention import register  # noqa: E402
@@ -45,12 +45,20 @@ def list_plugins(package: str) -> tuple[str, ...]:
 
 def load_plugin(package: str, name: str) -> ModuleType:
     return sys.modules[_FUNCTIONS[name].__module__]
+
+
+class BrokenPluginError(Exception):
+    """Never raised here: a file that does not load ends the import above."""
+
+
+def suggest(name: str, names: tuple[str, ...]) -> str:
+    return f"there are {{', '.join(names)}}."
 '''
 
 PACKAGE = Path(bosch.__file__).parent
 OUR_IMPORT = re.compile(r"^( *)from (bosch\.[\w.]+) import", re.MULTILINE)
-# An optional package is imported inside a function. transformers would demand it before it loads
-# anything, because it reads import statements wherever they are.
+# Imports of optional packages inside functions. transformers finds every import statement, and
+# would refuse to load the model without these packages.
 OPTIONAL_IMPORT = re.compile(r"^( +)from (flash_attn\w*) import (\w+)$", re.MULTILINE)
 NAME_LINE = re.compile(r'^NAME = "(\w+)"$', re.MULTILINE)
 
@@ -68,7 +76,7 @@ def write_remote_code(out: Path, config: PretrainedConfig) -> dict[str, str]:
 
 
 def remote_code(family_module: str) -> Mapping[str, str]:
-    """File name -> text: the family's module and all it needs of ours."""
+    """File name -> text: the family's module and all of our modules that it needs."""
     texts: dict[str, str] = {}
     waiting = [family_module]
     while waiting:
@@ -95,8 +103,8 @@ def _rewrite(module: str, text: str) -> str:
     )
     text = OPTIONAL_IMPORT.sub(r'\1\3 = __import__("\2", fromlist=["\3"]).\3', text)
     if module == ATTENTION:
-        # Each copy of the code registers a name of its own: two checkpoints of different versions,
-        # or the package, in one process do not take each other's place.
+        # Each copy of the code registers a name of its own, so that checkpoints of different
+        # versions, and the package, can be loaded in one process.
         text, count = NAME_LINE.subn(
             'NAME = "bosch_" + hashlib.sha256(__name__.encode()).hexdigest()[:12]', text
         )
@@ -107,8 +115,8 @@ def _rewrite(module: str, text: str) -> str:
 
 
 def _plugins_text() -> str:
-    """Stands for bosch/plugins.py. Imports backends so that transformers fetches their files."""
-    names = list_plugins("bosch.backends")
+    """Replaces bosch/plugins.py. Imports the backends, so that transformers fetches their files."""
+    names = sorted(BACKENDS)
     imports = [f"from bosch.backends.{name} import attend as _{name}" for name in names]
     functions = ", ".join(f"{name!r}: _{name}" for name in names)
     return PLUGINS_TEXT.format(imports="\n".join(imports), functions=functions)

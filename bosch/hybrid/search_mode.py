@@ -1,48 +1,58 @@
-"""SEARCH mode: a stock model under a mask of groups that is an argument of its call.
+"""SEARCH mode: a stock model, with a mask of groups as an argument of its forward call.
 
     model(ids, use_cache=False, bosch_mask=z, bosch_window=W)
 
-computes group g of layer l with full attention where `z[l][g]` is 1 and with a window of W tokens
-where it is 0. Nothing is stored, so changing z costs nothing. Without a mask the model is the dense
-one.
+computes group g of layer l with full attention if `z[l][g]` is 1, and with a window of W tokens if
+it is 0. Nothing is stored, so changing z costs nothing. Without a mask the model is the dense one.
 
-For masks that are learned, `bosch_gates=z` takes a tensor (layers, groups) of numbers from 0 to 1.
-Each group then computes
+To learn a mask, pass `bosch_gates=z`, a tensor (layers, groups) of numbers from 0 to 1. Each group
+then computes
 
     z * full + (1 - z) * window
 
-before the output projection, and autograd goes through to z. A group whose gate is 0 or 1, and
-needs no gradient, needs only one branch: `bosch_mask` beside the gates says 1 (full), 0 (window) or
-None (both) for each group.
+before the output projection, and z gets gradients. A group whose gate is 0 or 1 and needs no
+gradient needs only one of the two: pass `bosch_mask` as well, with 1 (full), 0 (window) or None
+(both) for each group.
 """
 # B batch, H query heads, G kv heads, R query heads a group, T queries, S keys, D head size, M mixed
 # groups
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from bosch.backends._interface import AttentionCall, check_window
 from bosch.hybrid.dispatch import attend
 from bosch.run.errors import UserError
 
+Mask = Sequence[Sequence[int | None]] | Tensor  # (layers, groups)
+
+
+class AttentionModule(Protocol):
+    """What is read of an attention module of transformers."""
+
+    config: PretrainedConfig
+    layer_idx: int
+
 
 def search_attention(
-    module: Any,
+    module: AttentionModule,
     call: AttentionCall,
-    bosch_mask: Any,
+    bosch_mask: Mask | None,
     bosch_window: int | None,
-    bosch_gates: Any,
+    bosch_gates: Tensor | None,
     backend: str | None,
 ) -> Tensor:
     """The output of a layer of a stock model, (B, T, H, D)."""
     has_choice = bosch_mask is not None or bosch_gates is not None
     if has_choice != (bosch_window is not None):
         raise UserError(
-            "bosch_window and bosch_mask (or bosch_gates) belong together: give both, or neither "
-            "for the dense model."
+            "bosch_window needs bosch_mask or bosch_gates, and the other way round: pass both, or "
+            "neither for the dense model."
         )
     if bosch_window is None:
         return attend(call, backend).transpose(1, 2)
@@ -55,9 +65,9 @@ def search_attention(
         row = _mask_row(bosch_mask, module, num_groups, (0, 1) if gates_G is None else (0, 1, None))
     check_window(bosch_window)
     if row != [1] * num_groups and has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
-        # Where the queries stand, and so their windows, cannot be known.
+        # The positions of the queries, and so their windows, are not known.
         raise UserError(
-            "bosch_mask with a static cache: use a DynamicCache (or none) in search mode, or "
+            "bosch_mask does not work with a static cache: use a DynamicCache or none, or "
             "materialize the model first."
         )
     return mixed_attention(call, gates_G, row, bosch_window, backend)
@@ -98,7 +108,7 @@ def mixed_attention(
 def _output(
     call: AttentionCall, groups: list[int], window_tokens: int | None, backend: str | None
 ) -> Tensor:
-    """(B, T, G, R, D) of some groups, all full or all windowed."""
+    """The output of some groups, all full or all windowed: (B, T, G, R, D)."""
     if not groups:
         return call.q_BHTD.new_empty(0)
     out_BHTD = attend(replace(_pick(call, groups), window_tokens=window_tokens), backend)
@@ -106,7 +116,7 @@ def _output(
 
 
 def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
-    """The call of these groups alone; neighbors in their order as views."""
+    """The call for only these groups; neighbors are views."""
     num_groups, first, last = call.k_BGSD.shape[1], groups[0], groups[-1]
     if groups == list(range(num_groups)):
         return call
@@ -127,20 +137,20 @@ def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
 
 
 def has_empty_slots(q_BHTD: Tensor, k_BGSD: Tensor, mask_BNTS: Tensor | None) -> bool:
-    """Whether the keys end in slots of a static cache to which nothing was written yet."""
+    """Whether the keys end with empty slots of a static cache."""
     has_past = k_BGSD.shape[2] > q_BHTD.shape[2]
     return has_past and mask_BNTS is not None and not bool(mask_BNTS[:, :, -1, -1].any())
 
 
 def _mask_row(
-    bosch_mask: Any, module: Any, num_groups: int, known: tuple[Any, ...]
+    bosch_mask: Mask, module: AttentionModule, num_groups: int, known: tuple[int | None, ...]
 ) -> list[int | None]:
-    """z of this layer as a list of 0 and 1, and None where it is known."""
+    """z of this layer as a list of the values in `known`."""
     num_layers, layer = module.config.num_hidden_layers, module.layer_idx
     if len(bosch_mask) != num_layers:
         raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
-    row = bosch_mask[layer]
-    row = row.tolist() if hasattr(row, "tolist") else list(row)
+    given: Any = bosch_mask[layer]
+    row = given.tolist() if hasattr(given, "tolist") else list(given)
     if len(row) != num_groups or any(bit not in known for bit in row):
         raise UserError(
             f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
@@ -149,12 +159,15 @@ def _mask_row(
     return [bit if bit is None else int(bit) for bit in row]
 
 
-def _check_gates(bosch_gates: Any, num_layers: int, num_groups: int) -> None:
-    is_tensor, shape = isinstance(bosch_gates, Tensor), tuple(getattr(bosch_gates, "shape", ()))
-    if not is_tensor or shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
-        found = f"{shape} of {bosch_gates.dtype}" if is_tensor else type(bosch_gates).__name__
-        raise UserError(
-            f"bosch_gates is {found}; it must be a tensor of {num_layers} layers x {num_groups} KV "
-            "heads; gates are real numbers from 0 (window) to 1 (full attention). For whole ones "
-            "there is bosch_mask."
-        )
+def _check_gates(bosch_gates: object, num_layers: int, num_groups: int) -> None:
+    given = type(bosch_gates).__name__
+    if isinstance(bosch_gates, Tensor):
+        shape = tuple(bosch_gates.shape)
+        if shape == (num_layers, num_groups) and bosch_gates.is_floating_point():
+            return
+        given = f"{shape} of {bosch_gates.dtype}"
+    raise UserError(
+        f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x {num_groups} KV "
+        "heads with floating-point numbers from 0 (window) to 1 (full attention). For masks of 0 "
+        "and 1 use bosch_mask."
+    )

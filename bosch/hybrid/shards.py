@@ -1,19 +1,22 @@
-"""A checkpoint's safetensors files, rewritten one by one with their KV groups in another order.
+"""Rewrites a checkpoint's safetensors files one by one, with their KV groups in another order.
 
-The library maps the old file and writes the new one from there: memory holds the reordered tensors
-of one file, and its mapped pages as long as nobody else needs the room. Measured with safetensors
-0.8: 51 and 230 MB for a file of 240 MB, 22 and 60 MB for files of 60 MB.
+safetensors maps the old file into memory, so only the reordered tensors of one file take room, plus
+mapped pages that the system can reclaim. Measured with safetensors 0.8: 51 and 230 MB for a file of
+240 MB, 22 and 60 MB for files of 60 MB.
 """
 
 import json
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from bosch.hybrid.permute import Permutation, permute_groups
+from bosch.hybrid.permute import HeadDimensions, Permutation, permute_groups
 from bosch.model import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, hash_file
@@ -22,24 +25,36 @@ from bosch.run.progress import track
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-PROGRESS = ".shards.json"  # which files are complete; gone when all of the folder is
+PROGRESS = ".shards.json"  # which files are complete; removed once the whole folder is
+
+Reorder = Callable[[str, Tensor], Tensor]  # (name, tensor) -> permuted
 
 
 def rewrite_weights(
-    source: Path, out: Path, permutation: Permutation | None, head_size: int
+    source: Path,
+    out: Path,
+    permutation: Permutation | None,
+    head_size: int,
+    further: HeadDimensions | None = None,
 ) -> None:
-    """Write the weights of the folder `source` to `out`. None: as they are.
+    """Write the weights of the folder `source` to `out`, permuted; None: unchanged. `further`: as
+    for permute_groups.
 
-    Runs again from any point: files that are complete, by their checksum, are kept.
+    Can be restarted at any point: files whose checksum shows that they are complete are kept.
     """
     names = weight_files(source)
     sizes = {name: (source / name).stat().st_size for name in names}
     job = fingerprint({"permutation": permutation, "head_size": head_size, "files": sizes})
     done = _read_progress(out, job)
+    reorder: Reorder | None = None
+    if permutation is not None:
+        reorder = partial(
+            permute_groups, permutation=permutation, head_size=head_size, further=further
+        )
     with track("weights", total=len(names), unit="files", done=len(done)) as bar:
         for name in names:
             if name not in done:
-                done[name] = _rewrite_file(source / name, out / name, permutation, head_size)
+                done[name] = _rewrite_file(source / name, out / name, reorder)
                 write_atomically(out / PROGRESS, json.dumps({"job": job, "files": done}))
                 bar.advance()
     if (source / INDEX).is_file():
@@ -47,23 +62,25 @@ def rewrite_weights(
 
 
 def forget_progress(out: Path) -> None:
-    """The next `rewrite_weights` begins anew; or the folder is done and needs no book-keeping."""
+    """Remove the record of complete files: the folder is finished, or is to be written anew."""
     (out / PROGRESS).unlink(missing_ok=True)
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The files transformers loads: those of the index, or the only one."""
+    """The files that transformers loads: those in the index, or the single one."""
     if (folder / INDEX).is_file():
         index = read_json_object(folder / INDEX)
         if not isinstance(index.get("weight_map"), dict):
-            raise UserError(f"{folder / INDEX} has no weight_map.")
+            raise UserError(
+                f"{folder / INDEX} has no weight_map; fetch or save the model once more."
+            )
         names = sorted(set(index["weight_map"].values()))
     elif (folder / SINGLE).is_file():
         names = [SINGLE]
     else:
         raise MissingFileError(
-            f"{folder} has neither {SINGLE} nor {INDEX}; load the model with transformers and save "
-            "it with save_pretrained to get them."
+            f"{folder} has neither {SINGLE} nor {INDEX}; to get them, load the model with "
+            "transformers and save it with save_pretrained."
         )
     for name in names:
         if not (folder / name).is_file():
@@ -72,11 +89,11 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def _read_progress(out: Path, job: str) -> dict[str, str]:
-    """Checksums of the files that are complete and still what they were."""
+    """Checksums of the files that are complete and have not changed since."""
     if not (out / PROGRESS).is_file():
         return {}
     progress = read_json_object(out / PROGRESS)
-    if progress["job"] != job:
+    if progress.get("job") != job:
         return {}
     return {
         name: checksum
@@ -85,23 +102,20 @@ def _read_progress(out: Path, job: str) -> dict[str, str]:
     }
 
 
-def _rewrite_file(
-    source: Path, target: Path, permutation: Permutation | None, head_size: int
-) -> str:
-    """The checksum of what was written: the whole file, or none of it under its name."""
+def _rewrite_file(source: Path, target: Path, reorder: Reorder | None) -> str:
+    """Write one file, whole or not at all, and return its checksum."""
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         with safe_open(source, framework="pt") as file:
             metadata = file.metadata()
     except SafetensorError as error:
-        raise UserError(f"{source} is not a whole safetensors file: {error}.") from error
-    if permutation is None:
+        raise UserError(
+            f"{source} is not a complete safetensors file ({error}); fetch or copy it once more."
+        ) from error
+    if reorder is None:
         shutil.copyfile(source, temporary)
     else:
-        tensors = {
-            name: permute_groups(name, tensor, permutation, head_size)
-            for name, tensor in load_file(source).items()
-        }
+        tensors = {name: reorder(name, tensor) for name, tensor in load_file(source).items()}
         save_file(tensors, temporary, metadata)
     checksum = hash_file(temporary, sync=True)
     os.replace(temporary, target)

@@ -1,16 +1,16 @@
 """Keeps a model's tokenizer when the model becomes a hybrid, or a hybrid the model again.
 
-AutoTokenizer takes the class from a table by model_type where it trusts it more than what
-tokenizer_config.json names, and our types are in no table: the same files could give other ids. So
-the copy is loaded, compared with the original, and told its class where they differ.
+For some model types AutoTokenizer takes the class from a table and ignores tokenizer_config.json.
+Our types are in no table, so the same files could give other ids. The copy is therefore loaded and
+compared with the original, and its class is written down if they differ.
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
+from bosch.model import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
@@ -20,34 +20,35 @@ CONFIG = "tokenizer_config.json"
 def keep_tokenizer(
     source: Path, source_config: PretrainedConfig, out: Path, config: PretrainedConfig
 ) -> None:
-    """Make `out`, which has the source's files, load the source's tokenizer under its own config.
-    A source whose tokenizer does not load is left as it is."""
+    """Make the folder `out`, a copy of the source's files, load the same tokenizer as the source. A
+    tokenizer that does not load is left alone."""
     original = load(source, source_config)
     if original is None or describe(original) == describe(load(out, config)):
         return
     path = out / CONFIG
-    told = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    told["tokenizer_class"] = type(original).__name__
-    write_atomically(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    settings = read_json_object(path) if path.is_file() else {}
+    settings["tokenizer_class"] = type(original).__name__
+    write_atomically(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
     if describe(original) != describe(load(out, config)):
         raise UserError(
-            f"{source} loads its tokenizer as {type(original).__name__}, which {out} cannot be "
-            f"made to do. Save the tokenizer as transformers has it loaded "
-            "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) into a copy of the model, "
-            "and take that one."
+            f"the tokenizer of {source}, a {type(original).__name__}, loads differently from "
+            f"{out}. Save it with AutoTokenizer.from_pretrained(...).save_pretrained(...) into a "
+            "copy of the model, and use that copy."
         )
 
 
-def load(folder: Path, config: PretrainedConfig) -> Any:
+def load(folder: Path, config: PretrainedConfig) -> PreTrainedTokenizerBase | None:
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, config=config, local_files_only=True
+        )
     except (OSError, ValueError):
         return None
     return tokenizer if len(tokenizer) > 1 else None  # some classes need no files
 
 
-def describe(tokenizer: Any) -> Any:
-    """What decides the ids, and those that begin and end a text."""
+def describe(tokenizer: PreTrainedTokenizerBase | None) -> tuple[object, ...] | None:
+    """What decides the token ids, and the ids that begin and end a text."""
     if tokenizer is None:
         return None
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from bosch.backends._interface import AttentionCall, check_window
 from bosch.hybrid.attention import NAME
-from bosch.hybrid.dispatch import attend
-from bosch.hybrid.models import family_of
+from bosch.hybrid.dispatch import attend, refusal
+from bosch.hybrid.models import apply_norm, block_norms
 from bosch.run.errors import UserError
 
 OVERFLOW = (
@@ -38,7 +38,6 @@ class Layers:
     """A dense model in search mode, layer by layer."""
 
     def __init__(self, model: PreTrainedModel, window_tokens: int) -> None:
-        family_of(model.config)  # refuses unsupported families
         if getattr(model.config, "bosch", None) is not None:
             raise UserError(
                 "This model is already a hybrid; search a mask for the dense model it came from."
@@ -53,6 +52,9 @@ class Layers:
         self.core: Any = model.base_model
         self.layers = cast("Sequence[Any]", self.core.layers)
         self.num_groups: int = model.config.num_key_value_heads
+        self.backend: str | None = getattr(model.config, "bosch_backend", None)
+        self.block_norms = block_norms(model.config)
+        self.computes_rows_alone = self.block_norms is not None and self._takes_masks()
         self.work = 0.0  # layer-forwards so far
 
     def embed(self, ids_T: Tensor) -> tuple[Tensor, Rotary]:
@@ -69,18 +71,47 @@ class Layers:
         row: Sequence[int],
         rows_N: Tensor | None = None,
     ) -> Tensor:
-        """(1, N, C): the output of a layer under this row of a mask, for `rows_N` or all rows."""
-        module = self.layers[layer]
-        mixed_BNE = self._attention(
-            module.self_attn, module.input_layernorm(hidden_BTC), rotary, row, rows_N
-        )
-        hidden_BNC = hidden_BTC if rows_N is None else hidden_BTC[:, rows_N]
-        hidden_BNC = hidden_BNC + module.self_attn.o_proj(mixed_BNE)
-        out_BNC = module.mlp(module.post_attention_layernorm(hidden_BNC))
-        if isinstance(out_BNC, tuple):  # experts that also return router logits
-            out_BNC = out_BNC[0]
+        """(1, N, C): the output of a layer under this row of a mask. rows_N: the rows wanted; None:
+        all of them."""
+        if rows_N is not None and not self.computes_rows_alone:
+            return self.run(layer, hidden_BTC, rotary, row)[:, rows_N]
         self.work += self._share(layer, hidden_BTC.shape[1], row, rows_N)
-        return hidden_BNC + out_BNC
+        block, norms = self.layers[layer], self.block_norms
+        if norms is None:
+            return self._run_whole(block, hidden_BTC, rotary, row)
+        entering_BTC = apply_norm(block, norms.before_attention, hidden_BTC)
+        mixed_BNE = self._attention(block.self_attn, entering_BTC, rotary, row, rows_N)
+        attended_BNC = block.self_attn.o_proj(mixed_BNE)
+        hidden_BNC = hidden_BTC if rows_N is None else hidden_BTC[:, rows_N]
+        hidden_BNC = hidden_BNC + apply_norm(block, norms.after_attention, attended_BNC)
+        out_BNC = block.mlp(apply_norm(block, norms.before_mlp, hidden_BNC))
+        if isinstance(out_BNC, tuple):  # experts that return their router's logits too
+            out_BNC = out_BNC[0]
+        return hidden_BNC + apply_norm(block, norms.after_mlp, out_BNC)
+
+    def _run_whole(
+        self, block: Any, hidden_BTC: Tensor, rotary: Rotary, row: Sequence[int]
+    ) -> Tensor:
+        """A block as the model itself calls it, whatever is inside."""
+        out_BTC = block(
+            hidden_BTC,
+            attention_mask=None,
+            position_embeddings=rotary,
+            use_cache=False,
+            bosch_mask=[row] * len(self.layers),
+            bosch_window=self.window_tokens,
+        )
+        return out_BTC[0] if isinstance(out_BTC, tuple) else out_BTC
+
+    def _takes_masks(self) -> bool:
+        """Whether attention of single rows, which needs a mask, can run on the named backend."""
+        if self.backend is None:
+            return True
+        device = self.model.device
+        x_BHTD = torch.zeros(1, 1, 2, 64, device=device, dtype=self.model.dtype)
+        mask_BNTS = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
+        call = AttentionCall(x_BHTD, x_BHTD, x_BHTD, 1.0, mask_BNTS=mask_BNTS)
+        return refusal(self.backend, call) is None
 
     def _attention(
         self,
@@ -113,7 +144,7 @@ class Layers:
                 window_tokens=None if bit or rows_N is not None else self.window_tokens,
                 mask_BNTS=None if rows_N is None else self._visible(bit, rows_N, x_BTC.shape[1]),
             )
-            out_BNGRD = attend(call).transpose(1, 2).unflatten(2, (len(groups), -1))
+            out_BNGRD = attend(call, self.backend).transpose(1, 2).unflatten(2, (len(groups), -1))
             for group, out_BNRD in zip(groups, out_BNGRD.unbind(2), strict=True):
                 parts_BNRD[group] = out_BNRD
         return torch.cat([parts_BNRD[group] for group in range(self.num_groups)], dim=2).flatten(2)
@@ -211,10 +242,13 @@ class Layers:
 
 
 def _heads(attention: Any, name: str, x_BTC: Tensor) -> Tensor:
-    """(1, heads, T, D): one projection, with the per-head norm if the family has one."""
+    """(1, heads, T, D): one projection, with its norm where the family has one: over each head, or
+    over all of them."""
     states: Tensor = getattr(attention, f"{name}_proj")(x_BTC)
-    states = states.unflatten(-1, (-1, attention.head_dim))
     norm = getattr(attention, f"{name}_norm", None)
+    if norm is not None and norm.weight.numel() == states.shape[-1]:
+        states, norm = norm(states), None
+    states = states.unflatten(-1, (-1, attention.head_dim))
     return (states if norm is None else norm(states)).transpose(1, 2)
 
 

@@ -1,15 +1,19 @@
-"""Every backend, asked the same questions: outputs and gradients of the reference, odd shapes."""
+"""What every backend must do: give the reference's outputs and gradients, for odd shapes too."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bosch.backends import reference
 from bosch.backends._interface import AttentionCall, window_size
 from bosch.hybrid import dispatch
+from bosch.run.errors import UserError
 from tests.attention_calls import (
     Case,
     all_cases,
@@ -30,7 +34,7 @@ def runnable(name: str) -> ModuleType:
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
     if backend is reference:
-        pytest.skip("the reference is what the others are compared with")
+        pytest.skip("the others are compared with the reference")
     if name == "flex":
         pytest.skip("flex compiles for seconds on a CPU: see the slow test and tests/gpu")
     return backend
@@ -100,26 +104,78 @@ def test_the_window_is_converted_in_one_place() -> None:
 def test_a_named_backend_that_cannot_is_an_error_with_its_reason() -> None:
     call = make_call(Case(7, 3))
     assert dispatch.choose(call) == "sdpa"
-    with pytest.raises(ValueError, match="'varlen' cannot compute this call: it needs a CUDA dev"):
+    with pytest.raises(UserError, match=r"varlen.*CUDA"):
         dispatch.choose(call, "varlen")
-    with pytest.raises(ValueError, match="'nonesuch' does not exist"):
+    with pytest.raises(UserError, match="nonesuch"):
         dispatch.choose(call, "nonesuch")
     visible_BNTS = torch.ones(1, call.q_BHTD.shape[1], 7, 7, dtype=torch.bool).tril()
-    with pytest.raises(ValueError, match=r"'reference' cannot .* one mask for all heads"):
+    with pytest.raises(UserError, match=r"reference.*one mask for all heads"):
         dispatch.choose(replace(call, mask_BNTS=visible_BNTS), "reference")
+
+
+def test_a_backend_named_in_a_setting_is_checked_before_work_begins() -> None:
+    cpu = torch.device("cpu")
+    check = partial(dispatch.check_backend, "train.attention", device=cpu, dtype=torch.float32)
+    for name in ("auto", "sdpa", "flex"):
+        check(name)
+    check("sdpa", trains=True, packed=True, padded=True)
+    with pytest.raises(UserError, match=r"train.attention spda.*'sdpa'"):
+        check("spda")
+    with pytest.raises(UserError, match=r"train.attention varlen.*CUDA"):
+        check("varlen")
+    with pytest.raises(UserError, match=r"train.attention flex.*gradients"):
+        check("flex", trains=True)
+    with pytest.raises(UserError, match=r"train.attention flex.*mask"):
+        check("flex", padded=True)
+
+
+@pytest.mark.parametrize("window_tokens", [None, 3])
+@pytest.mark.parametrize("kind", ["plain", "packed"])
+def test_on_a_gpu_all_but_plain_full_attention_goes_to_the_kernels(
+    window_tokens: int | None, kind: str
+) -> None:
+    call = make_call(Case(7, window_tokens, kind=kind))
+    assert dispatch.by_priority(call) == ["sdpa"]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        on_gpu = replace(call, q_BHTD=torch.empty(call.q_BHTD.shape, device="cuda"))
+    is_plain_full = window_tokens is None and kind == "plain"
+    expected = ["sdpa"] if is_plain_full else ["flash", "varlen", "flex", "sdpa"]
+    assert dispatch.by_priority(on_gpu) == expected
 
 
 def test_a_refusal_is_shown_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "ORDER_ELSEWHERE", ("varlen", "flex", "sdpa"))
+    for name, priority in (("varlen", 2), ("flex", 1)):
+        monkeypatch.setattr(dispatch.BACKENDS[name], "priority", lambda call, p=priority: p)
     monkeypatch.setattr(dispatch, "_shown", set())
     for length in (7, 9):
         assert dispatch.choose(make_call(Case(length, 3))) == "sdpa"
-    assert [record.getMessage() for record in caplog.records] == [
-        "attention backend varlen is not used: it needs a CUDA device. sdpa runs instead.",
-        "attention backend flex is not used: it has gradients on CUDA only. sdpa runs instead.",
-    ]
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "varlen" in first
+    assert "CUDA" in first
+    assert "flex" in second
+    assert "sdpa" in second
+
+
+def test_a_file_that_does_not_load_breaks_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "some_backends"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "fine.py").touch()
+    (folder / "needy.py").write_text("import a_missing_package\n")
+    (folder / "torn.py").write_text("def attend(\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded, broken = dispatch.load_backends("some_backends")
+    assert list(loaded) == ["fine"]
+    assert list(broken) == ["needy", "torn"]
+    assert "a_missing_package" in broken["needy"]
+    assert len(caplog.records) == 2
+    monkeypatch.setattr(dispatch, "BROKEN", broken)
+    with pytest.raises(UserError, match=r"eval.attention needy.*a_missing_package"):
+        dispatch.check_backend("eval.attention", "needy", torch.device("cpu"), torch.float32)
 
 
 def test_an_idle_window_is_dropped_with_the_keys_no_query_reaches() -> None:
@@ -136,10 +192,11 @@ def test_an_idle_window_is_dropped_with_the_keys_no_query_reaches() -> None:
     assert chunk.k_BGSD.shape[2] == 10 + 15
 
 
-def test_the_cpu_s_own_kernel_is_asked_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a past, in float32, on a device that is neither the CPU nor CUDA."""
+def test_the_kernel_for_cpus_runs_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After cached keys, in float32, on a device that is neither the CPU nor CUDA."""
     sdpa = dispatch.BACKENDS["sdpa"]
-    monkeypatch.setattr(sdpa, "_behind_past", lambda *arguments: pytest.fail("asked"))
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    monkeypatch.setattr(torch.ops.aten, name, lambda *arguments, **named: pytest.fail("called"))
     call = replace(make_call(Case(40, None, num_past=100), "meta"), mask_BNTS=None)
     with torch.inference_mode():
         assert sdpa.attend(call).shape == call.q_BHTD.shape

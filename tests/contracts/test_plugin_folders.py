@@ -12,7 +12,12 @@ from bosch.plugins import describe_plugin, list_plugins, load_plugin
 
 # What each file of a folder defines: a function's parameters, or the kind of another value.
 INTERFACES: dict[str, dict[str, tuple[str, ...] | type]] = {
-    "bosch.backends": {"unavailable": (), "supports": ("call",), "attend": ("call",)},
+    "bosch.backends": {
+        "unavailable": (),
+        "supports": ("call",),
+        "priority": ("call",),
+        "attend": ("call",),
+    },
     "bosch.families": {
         "plain_config_class": type,
         "plain_model_class": type,

@@ -1,4 +1,4 @@
-"""Materializing is killed at random points and run again, to the same folder byte for byte."""
+"""Materializing, killed at random points and run again, gives the same folder byte for byte."""
 
 import random
 import resource
@@ -15,12 +15,12 @@ from tests.kill_points import watch_operations
 
 
 def attempt(folder: Path, name: str, kill_at: int | None, largest_file: int | None) -> None:
-    """In a process of its own: SIGKILL before the n-th file operation below the target, or the end
-    by the kernel when a file grows beyond so many bytes."""
+    """Run in a separate process. It gets SIGKILL before the n-th file operation in the target
+    folder, or is ended by the kernel when a file grows beyond this size in bytes."""
     torch.set_num_threads(1)
     out = folder / name / "hybrid"
     if largest_file is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python would make an OSError of it
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it and raises an OSError
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     seen = watch_operations(out, at=kill_at)
@@ -30,7 +30,7 @@ def attempt(folder: Path, name: str, kill_at: int | None, largest_file: int | No
 
 
 class Attempts:
-    """A model in several files, its mask, and what an undisturbed run makes of them."""
+    """A model in several files, its mask, and the result of an undisturbed run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Attempts:
         return random.Random(str(seed)).randint(1, self.num_operations)
 
     def check_resumed(self, name: str) -> None:
-        """Run once more, to the bytes of the undisturbed run."""
+        """Run once more and compare with the undisturbed run."""
         assert self.run(name) == 0
         expected = files_of(self.folder / "undisturbed" / "hybrid")
         assert files_of(self.folder / name / "hybrid") == expected

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from bosch.hybrid.models import deploy
+from bosch.run.errors import UserError
 from tests.model_factory import (
     MIXED,
     assert_close,
@@ -96,7 +97,7 @@ def test_a_padded_row_is_the_row_alone(model: PreTrainedModel, side: str, backen
 
 
 def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None:
-    """Also for a chunk behind a cache, where transformers builds one."""
+    """Not even for a chunk after cached tokens, where transformers builds one."""
     ids = random_tokens(2, 60)
     seen: list[Tensor | None] = []
     layer = model.model.layers[0].self_attn
@@ -221,7 +222,7 @@ def test_a_mask_of_the_callers_own_is_followed_whatever_the_positions(
 def test_a_mask_that_looks_ahead_is_refused_where_there_are_windows(mode: str) -> None:
     ids, mask = random_tokens(1, 20), torch.ones(1, 1, 20, 20, dtype=torch.bool)
     logits(model_in("dense"), ids, attention_mask=mask)  # full attention follows it
-    with pytest.raises(ValueError, match="a key behind its own"):
+    with pytest.raises(UserError, match="attention_mask"):
         logits(model_in(mode), ids, attention_mask=mask, **ARGUMENTS[mode])
 
 
@@ -230,7 +231,7 @@ def test_packed_documents_do_not_continue_a_cache(model: PreTrainedModel) -> Non
     ids = random_tokens(1, 40)
     logits(model, ids[:, :20], MIXED, past_key_values=cache)
     packed = {"past_key_values": cache, "position_ids": packed_positions(10, 10)}
-    with pytest.raises(ValueError, match="without continuing a cache"):
+    with pytest.raises(UserError, match=r"20 tokens.*position ids"):
         logits(model, ids[:, 20:], MIXED, **packed)
 
 
@@ -290,30 +291,33 @@ def test_a_compiled_training_step_has_the_same_gradients(kind: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bosch_mask": MIXED}, "belong together"),
-        ({"bosch_window": 8}, "belong together"),
-        ({"bosch_mask": MIXED[:2], "bosch_window": 8}, "has 2 layers; the model has 3"),
-        ({"bosch_mask": [row[:3] for row in MIXED], "bosch_window": 8}, "each of the 4 KV heads"),
-        ({"bosch_mask": [[0.5] * 4] * 3, "bosch_window": 8}, "1 for full attention"),
-        ({"bosch_mask": MIXED, "bosch_window": 0}, "1 or more"),
-        ({"bosch_mask": MIXED, "bosch_window": 2.5}, "1 or more"),
-        ({"bosch_maks": MIXED}, "cannot honor the argument bosch_maks"),
-        ({"s_aux": torch.zeros(8)}, "cannot honor the argument s_aux"),
-        ({"position_bias": torch.zeros(1)}, "cannot honor the argument position_bias"),
-        ({"is_causal": False}, "causal attention only"),
-        ({"bosch_backend": "nonesuch"}, "does not exist"),
-        ({"cu_seq_lens_q": torch.tensor([0, 9])}, "must rise from 0 to the 20 tokens"),
-        ({"attention_mask": torch.zeros(1, 1, 20, 20)}, "boolean"),
-        ({"bosch_gates": torch.ones(3, 4)}, "belong together"),
-        ({"bosch_gates": torch.ones(2, 4), "bosch_window": 8}, "3 layers x 4 KV heads"),
-        ({"bosch_gates": [[1.0] * 4] * 3, "bosch_window": 8}, "it must be a tensor"),
-        ({"bosch_gates": torch.ones(3, 4).int(), "bosch_window": 8}, "gates are real numbers"),
+        ({"bosch_mask": MIXED}, "bosch_window"),
+        ({"bosch_window": 8}, "bosch_mask"),
+        ({"bosch_mask": MIXED[:2], "bosch_window": 8}, "bosch_mask has 2 layers.* 3"),
+        (
+            {"bosch_mask": [row[:3] for row in MIXED], "bosch_window": 8},
+            r"\[1, 0, 1\].* 4 KV heads",
+        ),
+        ({"bosch_mask": [[0.5] * 4] * 3, "bosch_window": 8}, r"bosch_mask\[0\].*0\.5"),
+        ({"bosch_mask": MIXED, "bosch_window": 0}, "window is 0"),
+        ({"bosch_mask": MIXED, "bosch_window": 2.5}, r"window is 2\.5"),
+        ({"bosch_maks": MIXED}, "bosch_maks"),
+        ({"s_aux": torch.zeros(8)}, "s_aux"),
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"bosch_backend": "nonesuch"}, "nonesuch"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9])}, r"cu_seq_lens_q is \(0, 9\).* 20 tokens"),
+        ({"attention_mask": torch.zeros(1, 1, 20, 20)}, r"torch\.float32"),
+        ({"bosch_gates": torch.ones(3, 4)}, "bosch_window"),
+        ({"bosch_gates": torch.ones(2, 4), "bosch_window": 8}, r"\(2, 4\).*3 layers x 4 KV heads"),
+        ({"bosch_gates": [[1.0] * 4] * 3, "bosch_window": 8}, "bosch_gates is list"),
+        ({"bosch_gates": torch.ones(3, 4).int(), "bosch_window": 8}, r"torch\.int32"),
     ],
 )
 def test_what_cannot_be_honored_is_refused(
     model: PreTrainedModel, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         logits(model, random_tokens(1, 20), **arguments)
 
 
@@ -321,13 +325,13 @@ def test_a_config_that_is_not_causal_or_not_known_is_refused() -> None:
     """The last two models would drop the mask, or the positions of packed documents, in silence."""
     model = tiny_model("qwen3")
     model.config.is_causal = False
-    with pytest.raises(ValueError, match="causal attention only"):
+    with pytest.raises(UserError, match="is_causal=False"):
         logits(model, random_tokens(1, 20), MIXED)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 96}
     for model_type in ("stablelm", "opt"):
         config = AutoConfig.for_model(model_type, **sizes)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="bosch")
-        with pytest.raises(ValueError, match=f"does not know model_type '{model_type}'.*qwen3"):
+        with pytest.raises(UserError, match=rf"'{model_type}'.*qwen3"):
             logits(model, random_tokens(1, 20), [[0] * 4], use_cache=False)
 
 
@@ -335,7 +339,7 @@ def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
     model: PreTrainedModel,
 ) -> None:
     ids = random_tokens(1, 20)
-    with pytest.raises(ValueError, match="bosch_mask with a static cache"):
+    with pytest.raises(UserError, match=r"bosch_mask.*DynamicCache"):
         logits(model, ids, MIXED, past_key_values=StaticCache(model.config, max_cache_len=30))
     cache = StaticCache(model.config, max_cache_len=30)
     pieces = [logits(model, piece, past_key_values=cache) for piece in ids.split([15, 5], dim=1)]
@@ -346,21 +350,21 @@ def test_a_window_changed_to_none_at_all_is_refused() -> None:
     hybrid = deploy(tiny_model("qwen3"), MIXED, WINDOW)
     for window in (0, -1, 4.0, "8"):
         hybrid.config.bosch["window"] = window
-        with pytest.raises(ValueError, match="whole number of tokens, 1 or more"):
+        with pytest.raises(UserError, match=f"window is {window!r}"):
             hybrid(random_tokens(1, 20), use_cache=False)
 
 
 def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCaptureFixture) -> None:
     model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
     for mode in ("search", "gates"):
-        with pytest.raises(ValueError, match="fixed already"):
+        with pytest.raises(UserError, match=r"bosch_mask.*bosch_gates"):
             logits(model, random_tokens(1, 20), **ARGUMENTS[mode])
     per_head = torch.ones(1, 8, 20, 20, dtype=torch.bool).tril()
-    with pytest.raises(ValueError, match="a mask for single heads"):
+    with pytest.raises(UserError, match="mask has 8 heads"):
         logits(model, random_tokens(1, 20), attention_mask=per_head)
     caplog.set_level(logging.CRITICAL)
     for other in ("eager", "flash_attention_2", "flex_attention"):
-        with pytest.raises(ValueError, match="would compute every group"):
+        with pytest.raises(UserError, match=other):
             model.set_attn_implementation(other)
 
 
@@ -377,5 +381,5 @@ def test_a_rank_that_holds_some_of_the_groups_is_refused(cache: str) -> None:
         past: dict[str, Any] = {"use_cache": cache != "none"}
         if cache == "static":
             past["past_key_values"] = StaticCache(model.config, max_cache_len=30)
-        with pytest.raises(ValueError, match="holds 2 of them"):
+        with pytest.raises(UserError, match=r"4 KV heads.* 2 of them.*tp_plan"):
             logits(model, random_tokens(1, 20), **past)

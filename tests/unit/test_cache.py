@@ -9,6 +9,7 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from bosch.hybrid.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache, kv_bytes
 from bosch.hybrid.models import deploy
+from bosch.run.errors import UserError
 from tests.model_factory import (
     MIXED,
     assert_close,
@@ -133,7 +134,7 @@ def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
         assert_close(rest, model(ids).logits[:, 25:], 1e-10)
         static = StaticCache(plain.config, max_cache_len=50)
         plain(ids, past_key_values=static)
-    with pytest.raises(ValueError, match="was filled before"):
+    with pytest.raises(UserError, match=r"has 40 tokens.*DynamicCache"):
         read(model, ids[:, :1], static)
 
 
@@ -143,7 +144,7 @@ def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) ->
     model, ids = hybrid(8), random_tokens(1, 30)
     cache = StaticCache(model.config, max_cache_len=40)
     for piece in (ids[:, :first], ids[:, :1]):  # as long as a slot is empty: it may count as text
-        with pytest.raises(ValueError, match="base model of a hybrid alone"):
+        with pytest.raises(UserError, match="static cache"):
             model.model(piece, past_key_values=cache)
     exact = StaticCache(model.config, max_cache_len=30)  # no slot stays empty
     both = (model.model(ids, past_key_values=x).last_hidden_state for x in (exact, None))
@@ -183,17 +184,17 @@ def test_recorded_tokens_can_be_taken_back() -> None:
         assert layer.num_held == window_tokens - 1
         layer.reset()
         assert layer.get_seq_length() == 0
-        assert layer.record_past  # emptied, it goes on recording, as transformers' layers do
+        assert layer.record_past  # it still records, as transformers' layers do
 
 
 def test_tokens_that_were_not_recorded_cannot_be_taken_back() -> None:
     layer, short = filled_layer(5, 20), filled_layer(5, 4)
     layer.crop(0)
-    with pytest.raises(RuntimeError, match="activate_past_recording"):
+    with pytest.raises(UserError, match="activate_past_recording"):
         layer.crop(-1)
     short.crop(-2)
     assert short.keys[0, 0, :, 0].tolist() == [0, 1]
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(UserError, match=r"crop\(1\)"):
         short.crop(1)
 
 
@@ -226,7 +227,7 @@ def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> 
     """All windowed: with a window of one token such a cache holds nothing, but has its rows."""
     model = hybrid(window_tokens, same_mask(0, tiny_model("qwen3"))).double()
     ids, following = random_tokens(3, 20), random_tokens(1, 2, seed=1)
-    for kept, change in (
+    for chosen, change in (
         ([2], lambda cache: cache.batch_select_indices(torch.tensor([2]))),
         ([2, 2, 0], lambda cache: cache.reorder_cache(torch.tensor([2, 2, 0]))),
         ([0, 0, 1, 1, 2, 2], lambda cache: cache.batch_repeat_interleave(2)),
@@ -234,9 +235,9 @@ def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> 
         cache = read(model, ids).past_key_values
         read(model, random_tokens(3, 1, seed=2), cache)  # into a buffer with room
         change(cache)
-        expected = read(model, ids[kept]).past_key_values
-        read(model, random_tokens(3, 1, seed=2)[kept], expected)
-        for token in following.expand(len(kept), -1).split(1, dim=1):
+        expected = read(model, ids[chosen]).past_key_values
+        read(model, random_tokens(3, 1, seed=2)[chosen], expected)
+        for token in following.expand(len(chosen), -1).split(1, dim=1):
             found = read(model, token, cache).logits
             torch.testing.assert_close(found, read(model, token, expected).logits)
 
@@ -245,7 +246,7 @@ def test_a_cache_of_another_window_is_refused() -> None:
     model = hybrid(16)
     cache = read(model, random_tokens(1, 20)).past_key_values
     model.config.bosch["window"] = 8
-    with pytest.raises(ValueError, match="made for a window of 16 tokens"):
+    with pytest.raises(UserError, match=r"16 tokens.* 8 now"):
         read(model, random_tokens(1, 1), cache)
     cache = read(model, random_tokens(1, 20)).past_key_values
     assert kv_entries(cache) == [n * 20 + (4 - n) * 7 for n in NUM_FULL]
@@ -259,7 +260,7 @@ def test_what_was_made_in_inference_mode_serves_outside() -> None:
         rest = model(ids[:, 20:], past_key_values=cache).logits
         assert_close(rest, model(ids).logits[:, 20:])
 
-    long = random_tokens(1, 131)  # masks that were kept serve training too
+    long = random_tokens(1, 131)  # cached masks are used in training too
     with torch.inference_mode():
         model(long)
     model.train()(long, labels=long).loss.backward()

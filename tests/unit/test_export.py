@@ -16,7 +16,7 @@ from transformers.dynamic_module_utils import (
     get_relative_import_files,
 )
 
-from bosch.hybrid.export import kv_rows, mask_lines, mask_record
+from bosch.hybrid.export import full_groups, kv_table, mask_record
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
 from bosch.hybrid.models import deploy, undeploy
 from bosch.hybrid.remote_code import ENTRY, remote_code
@@ -24,7 +24,7 @@ from bosch.masks.mask import describe_bytes
 from bosch.plugins import list_plugins
 from bosch.recipes import materialize_model
 from tests.hybrid_folders import WINDOW, plain_folder, record_for
-from tests.model_factory import FAMILIES, MIXED, rows_of, tiny_model
+from tests.model_factory import FAMILIES, MIXED, tiny_model
 
 # Loads a folder where `bosch` cannot be imported, and generates with it.
 ALONE = """
@@ -164,15 +164,15 @@ def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Pat
     name = "model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "step" / name).read_bytes()
     config = read_config(tmp_path / "out")
-    assert mask_lines(config) == rows_of(MIXED)
+    assert full_groups(config) == [list(row) for row in MIXED]
     assert config.auto_map["AutoConfig"] == "modeling_bosch.BoschQwen3Config"
     assert "| chosen by | unknown |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_bytes_are_told_in_three_digits_and_counted_in_the_model_s_type() -> None:
-    told = [describe_bytes(count) for count in (999, 1000, 123_456, 999_999, 7.5e9, 2.5e12)]
-    assert told == ["999 bytes", "1 kB", "123 kB", "1 MB", "7.5 GB", "2.5 TB"]
+    texts = [describe_bytes(count) for count in (999, 1000, 123_456, 999_999, 7.5e9, 2.5e12)]
+    assert texts == ["999 bytes", "1 kB", "123 kB", "1 MB", "7.5 GB", "2.5 TB"]
     for dtype, size in ((torch.float32, "2.63 MB"), (torch.bfloat16, "1.32 MB")):
         model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
         model.config.dtype = dtype
-        assert kv_rows(model.config, mask_record(model.config).mask)[0][1] == size
+        assert kv_table(model.config, mask_record(model.config).mask)[0][1] == size

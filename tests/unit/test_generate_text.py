@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.hybrid.materialize import materialize
 from bosch.recipes import generate_text
+from bosch.run.errors import MissingFileError, UserError
 from tests.hybrid_folders import plain_folder, record_for, run_recipe
 
 PROMPT = "The sky is blue, the grass is green, and the window has sixteen tokens."
@@ -91,30 +92,37 @@ def test_prompt_may_come_from_a_file_and_a_warning_tells_of_too_long_a_text(
     generate_text.main([*options, "--max-tokens", "2"])
     captured = capsys.readouterr()
     assert f"prompt: {len(PROMPT)} tokens in" in captured.out
-    assert "may reach 73 tokens, but the model was made for 64" in captured.err
+    assert "73" in captured.err
+    assert "64" in captured.err
 
 
 @pytest.mark.slow  # a process that imports torch and transformers to say one sentence
 def test_program_ends_in_one_sentence_and_code_2(tmp_path: Path) -> None:
     done = run_recipe("generate_text.py", "--model", tmp_path / "none", "--prompt", "a")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: --model {tmp_path / 'none'}: there is no such folder")
+    assert done.stderr.startswith(f"error: --model {tmp_path / 'none'}")
 
 
 def test_mistakes_are_refused_by_name(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+    with pytest.raises(MissingFileError, match=str(tmp_path / "none")):
         generate_text.main(["--model", str(tmp_path / "none"), "--prompt", "a"])
-    with pytest.raises(ValueError, match="The prompt is empty"):
+    with pytest.raises(UserError, match="prompt is empty"):
         generate_text.main(["--model", str(folders["dense"]), "--prompt", ""])
+    files: dict[str, type[UserError]] = {"none.txt": MissingFileError, "torn.txt": UserError}
+    (tmp_path / "torn.txt").write_bytes(b"\xff\xfe\xff")
+    for name, error in files.items():
+        arguments = ["--model", str(folders["dense"]), "--prompt-file", str(tmp_path / name)]
+        with pytest.raises(error, match=f"--prompt-file {tmp_path / name}"):
+            generate_text.main(arguments)
     lacking = plain_folder(tmp_path / "lacking")
     for path in lacking.glob("tokenizer*"):
         path.unlink()
-    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
+    with pytest.raises(UserError, match=rf"{lacking}.*tokenizer"):
         generate_text.main(["--model", str(lacking), "--prompt", "a"])
     both: dict[str, Any] = {"prompt": "a", "prompt_file": Path("b")}
     for mistake in ({}, both, {"prompt": "a", "top_p": 0.0}):
-        with pytest.raises(ValueError, match=r"--prompt-file|top_p is 0"):
+        with pytest.raises(UserError, match=r"--prompt-file|top_p is 0"):
             generate_text.Options("model", **mistake)
     if not torch.cuda.is_available():
-        with pytest.raises(generate_text.UserError, match="finds no CUDA device"):
+        with pytest.raises(UserError, match="--device cuda"):
             generate_text.pick_device("cuda")

@@ -27,6 +27,7 @@ from bosch.hybrid.materialize import (
 from bosch.hybrid.models import family_of, head_size, hybrid_config, undeploy
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.recipes import materialize_model
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Stage
 from tests import odd_tokenizers
@@ -60,10 +61,10 @@ def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
 
     # The plain family refuses the folder, even with its model_type put back.
     plain_class, config = type(plain), tmp_path / "hybrid" / "config.json"
-    told = json.loads(config.read_text())
-    for model_type in (told["model_type"], family):
-        told |= {"model_type": model_type, "architectures": [plain_class.__name__]}
-        config.write_text(json.dumps(told))
+    content = json.loads(config.read_text())
+    for model_type in (content["model_type"], family):
+        content |= {"model_type": model_type, "architectures": [plain_class.__name__]}
+        config.write_text(json.dumps(content))
         with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
             plain_class.from_pretrained(tmp_path / "hybrid")
     with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
@@ -106,19 +107,19 @@ def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weig
     (dense / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
     materialize(dense, record_for(dense), tmp_path / "hybrid")
 
-    kept = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
-    kept |= {"additional_chat_templates/tools.jinja"}
+    copied = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
+    copied |= {"additional_chat_templates/tools.jinja"}
     ours = {"config.json", "model.safetensors", "README.md", "mask.png"}
     found = files_of(tmp_path / "hybrid")
-    assert found.keys() == kept | ours
-    assert all(found[name] == (dense / name).read_bytes() for name in kept)
+    assert found.keys() == copied | ours
+    assert all(found[name] == (dense / name).read_bytes() for name in copied)
     assert not (tmp_path / "hybrid" / PROGRESS).exists()
     assert AutoTokenizer.from_pretrained(tmp_path / "hybrid")("ab")["input_ids"] == [68, 69]
 
-    told = json.loads(found["config.json"])
-    assert (told["model_type"], told["dtype"]) == ("bosch_qwen3", "bfloat16")
-    assert told["architectures"] == ["BoschQwen3ForCausalLM"]
-    bosch = told["bosch"]
+    config = json.loads(found["config.json"])
+    assert (config["model_type"], config["dtype"]) == ("bosch_qwen3", "bfloat16")
+    assert config["architectures"] == ["BoschQwen3ForCausalLM"]
+    bosch = config["bosch"]
     assert (bosch["window"], bosch["num_full"]) == (WINDOW, [sum(row) for row in MIXED])
     assert bosch["permutation"] == [[0, 2, 1, 3], [0, 1, 2, 3], [1, 2, 3, 0]]  # full groups first
     assert bosch["mask"]["method"] == "bosch"
@@ -129,9 +130,9 @@ def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weig
 def test_tied_embeddings_and_missing_head_dim_work(tmp_path: Path) -> None:
     # 64 / 8 heads: what a config.json without head_dim means.
     dense = plain_folder(tmp_path / "dense", "llama", tie_word_embeddings=True, head_dim=8)
-    told = json.loads((dense / "config.json").read_text())
-    del told["head_dim"]
-    (dense / "config.json").write_text(json.dumps(told))
+    content = json.loads((dense / "config.json").read_text())
+    del content["head_dim"]
+    (dense / "config.json").write_text(json.dumps(content))
     materialize(dense, record_for(dense), tmp_path / "hybrid")
     assert "lm_head.weight" not in load_file(tmp_path / "hybrid" / "model.safetensors")
 
@@ -139,8 +140,8 @@ def test_tied_embeddings_and_missing_head_dim_work(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------- the check
 
 
-def interrupted_behind_the_weights(dense: Path, out: Path) -> None:
-    """What a kill behind the weights leaves."""
+def interrupted_after_the_weights(dense: Path, out: Path) -> None:
+    """The files of a run that was killed after writing the weights."""
     config = hybrid_config(read_config(dense), MIXED, WINDOW)
     out.mkdir()
     rewrite_weights(dense, out, config.bosch["permutation"], head_size(config))
@@ -148,13 +149,13 @@ def interrupted_behind_the_weights(dense: Path, out: Path) -> None:
 
 def test_folder_that_computes_something_else_is_not_published(tmp_path: Path) -> None:
     dense, out = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
-    interrupted_behind_the_weights(dense, out)
+    interrupted_after_the_weights(dense, out)
     weights = load_file(dense / "model.safetensors")
     name = "model.layers.2.self_attn.v_proj.weight"
     weights[name] = weights[name].flip(0)  # the source changes under a stopped run
     save_file(weights, dense / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ValueError, match="It was not published"):
+    with pytest.raises(UserError, match=rf"{out}.*{dense}.*1e-05"):
         materialize(dense, record_for(dense), out)
     assert not (out / "config.json").exists()
     with pytest.raises(ValueError, match="Unrecognized model"):
@@ -179,7 +180,7 @@ def test_check_sees_two_groups_that_changed_places(family: str, tmp_path: Path) 
 
 def test_complete_files_are_kept_and_damaged_ones_written_again(tmp_path: Path) -> None:
     dense, out = plain_folder(tmp_path / "dense", shard_size="50KB"), tmp_path / "hybrid"
-    interrupted_behind_the_weights(dense, out)
+    interrupted_after_the_weights(dense, out)
     names = sorted(path.name for path in out.glob("*.safetensors"))
     before = {name: (out / name).stat().st_ino for name in names}
     (out / names[0]).unlink()
@@ -188,13 +189,13 @@ def test_complete_files_are_kept_and_damaged_ones_written_again(tmp_path: Path) 
     (out / names[1]).write_bytes(content)
 
     materialize(dense, record_for(dense), out)
-    kept = [(out / name).stat().st_ino == before[name] for name in names[1:]]
-    assert kept == [False, *[True] * (len(names) - 2)]
+    unchanged = [(out / name).stat().st_ino == before[name] for name in names[1:]]
+    assert unchanged == [False, *[True] * (len(names) - 2)]
     materialize(dense, record_for(dense), tmp_path / "undisturbed")
     assert files_of(out) == files_of(tmp_path / "undisturbed")
 
     other, reused = record_for(dense, z=tuple(reversed(MIXED))), tmp_path / "of another mask"
-    interrupted_behind_the_weights(dense, reused)
+    interrupted_after_the_weights(dense, reused)
     for folder in (reused, tmp_path / "other"):
         materialize(dense, other, folder)
     assert files_of(folder) == files_of(reused)
@@ -213,36 +214,40 @@ def test_complete_files_are_kept_and_damaged_ones_written_again(tmp_path: Path) 
 def test_what_cannot_be_materialized_is_refused_by_name(tmp_path: Path) -> None:
     dense, out = plain_folder(tmp_path / "dense"), tmp_path / "out"
     record = record_for(dense)
-    with pytest.raises(ValueError, match="the model's own folder"):
+    with pytest.raises(UserError, match=str(dense)):
         materialize(dense, record, dense)
-    with pytest.raises(ValueError, match="is a qwen3, not a hybrid"):
+    with pytest.raises(UserError, match=f"{dense} is a qwen3"):
         unmaterialize(dense, out)
     materialize(dense, record, tmp_path / "hybrid")
-    with pytest.raises(ValueError, match="is a hybrid already"):
+    with pytest.raises(UserError, match=rf"{tmp_path / 'hybrid'}.*--reverse"):
         materialize(tmp_path / "hybrid", record, out)
 
-    content = (dense / "model.safetensors").read_bytes()
-    (dense / "model.safetensors").write_bytes(content[:-7])
-    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+    weights = (dense / "model.safetensors").read_bytes()
+    (dense / "model.safetensors").write_bytes(weights[:-7])
+    with pytest.raises(UserError, match=str(dense / "model.safetensors")):
         materialize(dense, record, out)
     (dense / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has neither model\.safetensors nor"):
+    with pytest.raises(MissingFileError, match=rf"{dense}.*model\.safetensors"):
         materialize(dense, record, out)
-    told = json.loads((dense / "config.json").read_text())
-    told["quantization_config"] = {"quant_method": "gptq", "bits": 4}
-    (dense / "config.json").write_text(json.dumps(told))
-    with pytest.raises(ValueError, match="is quantized"):
+    content = (dense / "config.json").read_text()
+    for damaged in (content[:-9], content.replace('"hidden_size": 64', '"hidden_size": "wide"')):
+        (dense / "config.json").write_text(damaged)
+        with pytest.raises(UserError, match=str(dense)):
+            materialize(dense, record, out)
+    config = json.loads(content) | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (dense / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=rf"{dense}.*quantize"):
         materialize(dense, record, out)
 
     native = plain_folder(tmp_path / "native", "mistral", sliding_window=8, attention="sdpa")
-    with pytest.raises(ValueError, match="has a sliding window of its own"):
+    with pytest.raises(UserError, match=r"mistral.*sliding_window=8"):
         materialize(native, record_for(native), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_full_layers_beside_an_idle_native_window_stay_full(family: str, tmp_path: Path) -> None:
-    """These families would work sliding layers out of such a config that names no layer types."""
+    """From a config without layer types these families would derive sliding layers."""
     native = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
     full = {"layer_types": ["full_attention"] * 3}
     dense, hybrid, back = (tmp_path / name for name in ("dense", "hybrid", "back"))
@@ -320,14 +325,14 @@ def test_recipe_makes_reuses_refuses_and_goes_back(
     materialize_model.main(arguments)
     assert files_of(tmp_path / "hybrid") == before
     mask_file(mask, dense, window_tokens=WINDOW + 1)
-    with pytest.raises(ValueError, match=r"was made with other settings or inputs \(mask: "):
+    with pytest.raises(UserError, match=r"\(mask: "):
         materialize_model.main(arguments)
 
     refused = run_recipe(
         "materialize_model.py", "--model", other, "--mask", mask, "--out", tmp_path / "out"
     )
     assert refused.returncode == 2
-    assert "the mask was made for dense" in refused.stderr
+    assert "dense" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -335,7 +340,7 @@ def test_recipe_makes_reuses_refuses_and_goes_back(
     materialize_model.main([*back, "--reverse"])
     name = "model.safetensors"
     assert (tmp_path / "again" / name).read_bytes() == (dense / name).read_bytes()
-    with pytest.raises(ValueError, match="--reverse takes neither"):
+    with pytest.raises(UserError, match=r"--reverse.*--mask"):
         materialize_model.Options("m", Path("out"), mask=Path("mask.json"), reverse=True)
 
 
