@@ -8,3 +8,17 @@ nor transformers.
 from bosch.hybrid.registration import register_with_transformers
 
 register_with_transformers()
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module 'bosch' has no attribute {name!r}")
+    import tomllib
+    from importlib.metadata import version
+
+    from bosch.run.checkout import find_checkout
+
+    if (root := find_checkout()) is None:
+        return version("bosch-hybrid")
+    # A checkout may not be installed, or was installed when its version was another.
+    return str(tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["version"])

@@ -12,14 +12,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILE = "calibration.safetensors"
 
@@ -42,7 +41,7 @@ class Question:
 class Haystack:
     """A text with its needles, questions and their answers: one prefill judges them all."""
 
-    ids_T: Tensor  # int64
+    ids_T: "Tensor"  # int64
     questions: tuple[Question, ...]
 
 
@@ -64,6 +63,9 @@ class Calibration:
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
     """Write the set's file into a folder. Same set, same bytes."""
+    import torch  # here, for --help and wrong command lines load no torch
+    from safetensors.torch import save
+
     rows = [
         (number, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop)
         for number, haystack in enumerate(calibration.haystacks)
@@ -80,6 +82,8 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(folder: Path) -> Calibration:
+    from safetensors import SafetensorError, safe_open
+
     path = folder / FILE
     if not path.is_file():
         raise MissingFileError(

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
 from bosch.data.needles import (
@@ -186,6 +184,8 @@ def encode(context: Context, tokenizer: Any) -> Haystack:
         ids += encode_behind(ids, answer, tokenizer)
         needle = spans[context.questions[number].outputs[0]]
         questions.append(Question(range(start, len(ids)), needle, context.task))
+    import torch
+
     return Haystack(torch.tensor(ids), tuple(questions))
 
 

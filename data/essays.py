@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
 
 SPANS_FOLDER = Path(__file__).parent / "punkt_spans"
@@ -176,7 +177,7 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
     except ImportError as error:
         raise UserError(
             f"The essays of {name} must be cut into sentences by nltk, which is not installed. "
-            'Install the extra with `pip install -e ".[eval]"`.'
+            f"Install it: {how_to_install('nltk', 'eval')}"
         ) from error
     folder = find_punkt_folder(name, punkt, nltk.data.path)
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 
 
@@ -75,7 +76,7 @@ def wonderwords_keys() -> KeyWords:
     except ImportError as error:
         raise UserError(
             "Word keys come from the package wonderwords, which is not installed. "
-            'Install the extra with `pip install -e ".[eval]"`.'
+            f"Install it: {how_to_install('wonderwords', 'eval')}"
         ) from error
     words = RandomWord(enhanced_prefixes=False)
     return KeyWords(

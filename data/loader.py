@@ -13,17 +13,19 @@ that predict nothing across an end."""
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bosch.data.ahead import map_ahead
 from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import MANIFEST, read_sealed_json, verify_folder
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 IGNORED = -100  # a label that is no target, as torch's cross entropy has it
 
@@ -34,23 +36,25 @@ T = TypeVar("T")
 class Batch:
     """Rows of one rank. Documents end where rows do, too."""
 
-    ids_BT: Tensor  # int64
-    labels_BT: Tensor  # the next token, or IGNORED behind the last one of a document
-    position_ids_BT: Tensor  # from 0 in each document
-    cu_seqlens: Tensor  # int32, 0 first, over the flattened rows
+    ids_BT: "Tensor"  # int64
+    labels_BT: "Tensor"  # the next token, or IGNORED behind the last one of a document
+    position_ids_BT: "Tensor"  # from 0 in each document
+    cu_seqlens: "Tensor"  # int32, 0 first, over the flattened rows
     max_seqlen: int  # of the longest document
     num_targets: int  # labels that count, in these rows
     sequences: tuple[int, ...]  # numbers of the rows in tokens.bin
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: "torch.device | str") -> "Batch":
         """On a device; copied while the host goes on if the tensors are pinned."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
         """In memory that a GPU can copy from by itself."""
-        return self._map(Tensor.pin_memory)
+        return self._map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+    def _map(self, function: "Callable[[Tensor], Tensor]") -> "Batch":
+        from torch import Tensor
+
         moved: dict[str, Any] = {
             name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -66,6 +70,8 @@ class Sequences:
 
     def batch(self, numbers: NDArray[np.int64], document_mask: bool = True) -> Batch:
         """The rows of these numbers. Without the document mask each row counts as one document."""
+        import torch  # here, for --help and wrong command lines load no torch
+
         num_rows, num_tokens = len(numbers), self.rows.shape[1]
         ids_BT = self.rows[numbers].astype(np.int64)
         starts = [

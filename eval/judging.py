@@ -19,6 +19,7 @@ from bosch.eval.settings import FAST, PLAIN, SUITES, GenerationSettings, Label, 
 from bosch.eval.suites import gsm8k, longbench, niah
 from bosch.model import load_model, load_tokenizer, read_model_config, read_shape
 from bosch.plugins import list_plugins, suggest
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
 from bosch.run.plan import follow_reference
@@ -136,7 +137,7 @@ def check_data(judging: Judging) -> None:
             say(longbench.describe_data(run.settings))
             longbench.check_packages(run.settings)
     if judging.lm_eval_tasks and not find_spec("lm_eval"):
-        raise UserError("lm-eval's tasks need its package: pip install 'bosch-hybrid[lm-eval]'")
+        raise UserError(f"lm-eval's tasks need its package: {how_to_install('lm-eval', 'lm-eval')}")
 
 
 def check_calibration(config: Config, run_path: Path) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import tyro
 
+from bosch.command_line import parse
 from bosch.eval.report.archive import is_archive
 from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import write_report
@@ -46,7 +47,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = tyro.cli(Options, args=arguments, prog="compare_runs.py", description=__doc__)
+    options = parse(Options, arguments)
     progress.set_up()
     folders = find_runs(options.runs or sorted(Path("runs").glob("*/")))
     if options.rebuild_tb:

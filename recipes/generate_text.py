@@ -11,21 +11,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
-from torch import Tensor
-from transformers import Cache, PreTrainedTokenizerBase, TextStreamer
 
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
-from bosch.hybrid.cache import kv_bytes
-from bosch.hybrid.models import head_size
 from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import Cache, PreTrainedTokenizerBase, TextStreamer
 
 
 @dataclass(frozen=True)
@@ -75,21 +74,28 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def pick_device(asked: str) -> str:
+    import torch  # here, for --help and wrong command lines load no torch
+
     has_gpu = torch.cuda.is_available()
     if asked == "cuda" and not has_gpu:
         raise UserError("--device cuda: torch finds no CUDA device here; leave it out for the CPU.")
     return ("cuda" if has_gpu else "cpu") if asked == "auto" else asked
 
 
-def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, options: Options) -> None:
+def generate(
+    model: Any, tokenizer: "PreTrainedTokenizerBase", ids: "Tensor", options: Options
+) -> None:
     """Print the text as it comes, then speed and cache."""
+    import torch
+    from transformers import TextStreamer
+
     torch.manual_seed(options.seed)
     sampling: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
     if options.temperature > 0:
         drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
         sampling = {"do_sample": True, **drawn}
     chunks = {"prefill_chunk_size": options.prefill_chunk} if options.prefill_chunk else {}
-    streamer = TimedStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    streamer = TimedStreamer(TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
     ids = ids.to(model.device)
     result = model.generate(
         ids,
@@ -110,21 +116,27 @@ def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, option
     print(describe_cache(result.past_key_values, model))
 
 
-class TimedStreamer(TextStreamer):
+class TimedStreamer:
     """Prints text as it comes. `times`: of the prompt, then of each token; the first ends the
     reading of the prompt.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, streamer: "TextStreamer") -> None:
         self.times: list[float] = []
+        self._streamer = streamer
 
-    def put(self, value: Tensor) -> None:
+    def put(self, value: "Tensor") -> None:
         self.times.append(time.perf_counter())
-        super().put(value)
+        self._streamer.put(value)
+
+    def end(self) -> None:
+        self._streamer.end()
 
 
-def describe_cache(cache: Cache, model: Any) -> str:
+def describe_cache(cache: "Cache", model: Any) -> str:
+    from bosch.hybrid.cache import kv_bytes
+    from bosch.hybrid.models import head_size
+
     config, held, used = model.config, int(cache.get_seq_length()), kv_bytes(cache)
     entries = config.num_hidden_layers * config.num_key_value_heads * held
     dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values

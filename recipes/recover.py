@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bosch.command_line import Command, as_near, as_typed, parse_command
+from bosch.command_line import Command, as_typed, next_command, parse_command
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
 from bosch.eval.judging import check_calibration, check_data, judging_of
@@ -136,8 +136,7 @@ def say_results(run_path: Path) -> None:
     say(f"report in {run_path / 'report' / 'report.html'}; to look further:")
     runs = shlex.quote(str(run_path.parent))
     say(f"  {as_typed('tensorboard')} --logdir {runs}")
-    recipe = as_near(Path(compare_runs.__file__))
-    say(f"  {as_typed('python')} {recipe} {runs}/*")
+    say(f"  {next_command('compare', compare_runs)} {runs}/*")
 
 
 if __name__ == "__main__":

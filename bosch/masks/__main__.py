@@ -1,25 +1,26 @@
-"""The commands of `python -m bosch.masks`: import, export, show.
+"""The commands `bosch mask import`, `export` and `show`, or `python -m bosch.masks import`.
 
-    python -m bosch.masks import full_attention_heads.tsv --format duo --model DIR --window 256 \\
+    bosch mask import full_attention_heads.tsv --format duo --model DIR --window 256 \\
         --ratio 0.5 --out mask.json
-    python -m bosch.masks export mask.json --format headwise --out headwise.json
-    python -m bosch.masks show mask.json --png mask.png
+    bosch mask export mask.json --format headwise --out headwise.json
+    bosch mask show mask.json --png mask.png
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import tyro
 from rich.console import Console
 
 from bosch.assets import asset_folder
+from bosch.command_line import Commands, run_subcommand
 from bosch.masks.formats import Request, export_mask, import_mask
 from bosch.masks.mask import MaskFile, describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_rows, mask_title
 from bosch.model import read_model_info
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError
 
 Format = Literal["duo", "headwise", "layer_types"]
 
@@ -60,16 +61,13 @@ class Show:
     debug: bool = False  # show tracebacks
 
 
-Command = (
-    Annotated[Import, tyro.conf.subcommand("import")]
-    | Annotated[Export, tyro.conf.subcommand("export")]
-    | Annotated[Show, tyro.conf.subcommand("show")]
-)
-
-
-def main(args: list[str] | None = None) -> None:
-    command: Import | Export | Show = tyro.cli(Command, args=args, prog="python -m bosch.masks")
-    exit_on_user_error(lambda: RUN[type(command)](command), command.debug)
+def main(arguments: Sequence[str] | None = None) -> None:
+    commands: Commands = {
+        "show": (Show, run_show),
+        "import": (Import, run_import),
+        "export": (Export, run_export),
+    }
+    run_subcommand("python -m bosch.masks", commands, arguments)
 
 
 def run_import(command: Import) -> None:
@@ -128,8 +126,6 @@ def _report(out: Path, notes: tuple[str, ...]) -> None:
         print(f"note: {note}")
     print(f"wrote {out}")
 
-
-RUN: dict[type, Callable[[Any], None]] = {Import: run_import, Export: run_export, Show: run_show}
 
 if __name__ == "__main__":
     main()

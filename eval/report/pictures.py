@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.ticker import EngFormatter
 
 from bosch.eval.report.compare import Comparison, kind_means
 from bosch.eval.report.measures import Measure
@@ -299,5 +298,7 @@ def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
 
 
 def _count_tokens(axis: "Axes") -> None:
+    from matplotlib.ticker import EngFormatter
+
     axis.set_xlabel("tokens that mask and weights learned from")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
