@@ -134,8 +134,10 @@ def _sentence_in_box(box: str, sentence: str | None) -> str:
     text = " ".join(line.strip() for line in body)
     if option := re.match(r"Error parsing (--[\w.-]+)[^:]*: ", text):
         # Of a type like `int | None` it says why each part failed; the last one is ours.
-        reason = re.sub(r"^no type matching .*[\]>]: ", "", text[option.end() :])
-        return f"{option[1]}: {sentence or reason}"
+        reason = sentence or re.sub(r"^no type matching .*[\]>]: ", "", text[option.end() :])
+        reason = re.sub(r"could not convert .*: (.*)", r"\1 is not a number.", reason)
+        reason = re.sub(r"invalid literal for int.*: (.*)", r"\1 is not a whole number.", reason)
+        return f"{option[1]}: {reason}"
     if sentence is not None:
         return sentence
     if text.startswith("Missing from"):
@@ -144,6 +146,8 @@ def _sentence_in_box(box: str, sentence: str | None) -> str:
         return f"{' and '.join(names)}: missing; --help describes what is needed."
     if lacking := re.match(r"Missing value for argument '(.*)'. Expected (\d+)", text):
         return f"{lacking[1]}: {lacking[2]} value{'s' * (lacking[2] != '1')} expected."
+    if choice := re.match(r"invalid choice ('.*') for argument '(.*)'. Expected one of (.*)", text):
+        return f"{choice[2]}: {choice[1]} is not one of {choice[3]}"
     return re.sub(r"\. ([A-Z])", lambda match: f"; {match[1].lower()}", text)
 
 
@@ -151,6 +155,7 @@ def describe_unknown(word: str, options: Sequence[str], all_by: str = "--help") 
     name = re.sub(r"=.*", "", word).replace("_", "-")
     if not name.startswith("-"):
         return f"{word!r} belongs to no option; see --help."
+    options = [option for option in options if option != "--help"]
     # `--length` for `--calibration.length`: with the section left out, the end of the name says
     # what was meant.
     meant = [option for option in options if option.endswith(f".{name.lstrip('-')}")]
@@ -181,6 +186,8 @@ def choose_word(
         print(f"{prog} COMMAND --help shows the options of a command.")
         raise SystemExit(0)
     word, *rest = arguments
+    if word.startswith("-"):
+        raise UserError(f"{prog} {word}: a command comes first, one of {', '.join(about)}.")
     if word not in about:
         raise UserError(f"{prog} {word}: no such command; {suggest(word, tuple(about))}")
     return word, rest

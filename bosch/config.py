@@ -214,11 +214,7 @@ class EvalConfig(JudgingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _must_rise("eval.checkpoints", self.checkpoints)
-        if not all(0 <= share <= 1 for share in self.checkpoints):
-            raise UserError(
-                f"eval.checkpoints must be shares of the training, from 0 to 1: {self.checkpoints}."
-            )
+        check_shares("eval.checkpoints", self.checkpoints)
 
 
 @dataclass(frozen=True)
@@ -312,6 +308,13 @@ def at_least(low: int, config: Any, section: str, *names: str) -> None:
         if value is not None and not low <= value < math.inf:
             option = f"{section}.{name}" if section else name
             raise UserError(f"{option} is {value}, it must be at least {low}.")
+
+
+def check_shares(option: str, shares: Sequence[float]) -> None:
+    """Refuse what is no rising list of shares of the training."""
+    _must_rise(option, shares)
+    if not all(0 <= share <= 1 for share in shares):
+        raise UserError(f"{option} must be shares of the training, from 0 to 1: {shares}.")
 
 
 def _must_rise(option: str, values: Sequence[float]) -> None:

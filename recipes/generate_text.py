@@ -20,7 +20,7 @@ from bosch.config import TokenCount, at_least
 from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up()
     folder = fetch_model(options.model)
     tokenizer = load_tokenizer(folder)
-    prompt = options.prompt if options.prompt_file is None else options.prompt_file.read_text()
+    prompt = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; a model needs a token to go on from.")
@@ -71,6 +71,15 @@ def main(arguments: Sequence[str]) -> None:
             file=sys.stderr,
         )
     generate(model, tokenizer, ids, options)
+
+
+def read_prompt(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise MissingFileError(f"--prompt-file {path}: there is no such file.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt-file {path} is not UTF-8 text: {error}.") from error
 
 
 def pick_device(asked: str) -> str:

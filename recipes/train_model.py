@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bosch.command_line import parse
-from bosch.config import Config, TokenCount, TrainConfig
+from bosch.config import Config, TokenCount, TrainConfig, at_least, check_shares
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import fetch_model
@@ -53,6 +53,10 @@ class Options:
     evaluated: tuple[float, ...] = (0.0, 1.0)  # shares of the steps at which models are exported
     document_mask: bool = True  # documents packed into one sequence do not see each other
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "", "budget")
+        check_shares("--evaluated", self.evaluated)
 
 
 def main(arguments: Sequence[str]) -> None:
