@@ -1,5 +1,5 @@
-"""From a command line to settings: tyro makes the options from dataclasses; here is what all
-commands share, and the command line of recover.py, whose preset is chosen first."""
+"""From a command line to settings. tyro makes options from dataclasses; this file holds what all
+commands share, and the command line of recover.py, where the preset decides the defaults."""
 
 import argparse
 import contextlib
@@ -37,7 +37,7 @@ CONSOLE = ("bosch ", "python -m bosch ")
 Commands = Mapping[str, tuple[Any, Callable[[Any], None]]]  # word -> its options, what runs it
 ChooseConfig = Callable[[str | None, str | None], tuple[Config, list[str]]]
 
-# What few users set: recover.py's --help leaves these out, --help-all shows them.
+# Rarely set: recover.py --help leaves these out, --help-all shows them.
 RARELY_SET: Mapping[type[Any], str] = {
     CalibrationConfig: "tasks",
     MaskConfig: "alpha gamma ratio_buckets max_variables max_layers razor_recent_share",
@@ -54,7 +54,7 @@ RARELY_SET: Mapping[type[Any], str] = {
 def parse(
     command: type[T], arguments: Sequence[str], default: T | None = None, short: Any = None
 ) -> T:
-    """The options of a recipe, described by its docstring. `short`: other names of options."""
+    """The options of a recipe, whose docstring is the help. `short`: short forms of options."""
     recipe = sys.modules[command.__module__]
     names = [word.partition("=") for word in arguments]
     words = ["".join([(short or {}).get(name, name), *rest]) for name, *rest in names]
@@ -223,15 +223,15 @@ def next_command(word: str, recipe: ModuleType) -> str:
 
 
 def as_typed(program: str) -> str:
-    """What starts a program of this environment from the working folder: its name where the
-    environment is active, else its path."""
+    """How to start a program of this environment: by name if the environment is active, else by
+    path."""
     path = Path(sys.executable).with_name(program)
     active = shutil.which(program)
     return program if active and Path(active) == path else as_near(path)
 
 
 def as_near(path: Path) -> str:
-    """A path as one types it: from the working folder on, if it lies in there."""
+    """A path relative to the working folder if it is inside, else as it is."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -241,38 +241,38 @@ def as_near(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Controls:
-    """Where the run is kept, and what becomes of stages that are there already."""
+    """Where the run is stored, and which stages to redo."""
 
     # Where defaults come from: tiny (the embedded model), smoke (seconds, for tests) or paper.
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     # Folder of the run; None: runs/<model>-<method>-r<ratio>.
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    # Make this stage (--dry-run names all) and what depends on it anew; old ones are set aside.
+    # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
     fresh: Annotated[str | None, tyro.conf.arg(metavar="STAGE")] = None
-    # Make this stage and all later ones anew.
+    # Redo this stage and all later ones.
     start: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE")] = None
-    # Stop before training: choose the groups and judge the untrained hybrid.
+    # Stop before training: choose the groups and evaluate the untrained hybrid.
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False
-    # Print all settings and what each stage would do, and do nothing.
+    # Print all settings and what each stage would do, then stop.
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
-    help_all: tyro.conf.FlagCreatePairsOff[bool] = False  # like --help, with rarely used options
+    help_all: tyro.conf.FlagCreatePairsOff[bool] = False  # show all options, with rarely used ones
 
 
 @dataclass(frozen=True)
 class Command:
     """Turn a model into a hybrid of full and windowed attention, and recover its quality.
 
-    Run the same command again and it goes on where it stopped. --help-all shows all options.
+    Run the same command again to resume where it stopped. --help-all shows all options.
     """
 
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     controls: Annotated[Controls, tyro.conf.arg(name="")] = field(default_factory=Controls)
-    chosen_by: tyro.conf.Suppress[tuple[str, ...]] = ()  # lines on the origin of the settings
+    chosen_by: tyro.conf.Suppress[tuple[str, ...]] = ()  # lines on where the settings come from
 
     @property
     def run_path(self) -> Path:
-        """The run's folder: as asked, else named after what tells runs apart."""
+        """--run-dir, else a folder named after model, method, ratio and seed."""
         options = [re.sub(r"[^\w=.,-]", "_", option) for option in self.config.mask.options]
         method = "-".join([self.config.method, *options])
         name = f"{Path(self.config.model).name}-{method}-r{self.config.ratio:g}"
@@ -305,7 +305,7 @@ def parse_command(
 
 @contextlib.contextmanager
 def leaving_out(rarely_set: Mapping[type[Any], str]) -> Iterator[None]:
-    """Meanwhile tyro does not see these fields: --help, which ends the process, is short."""
+    """Hide these fields from tyro meanwhile, for a short --help."""
     suppress: Any = tyro.conf.Suppress
     before = {settings: dict(settings.__annotations__) for settings in rarely_set}
     for settings, names in rarely_set.items():

@@ -191,9 +191,7 @@ class JudgingConfig:
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
     # Number format of the model; auto: bf16 on a GPU, fp32 on the CPU.
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    batch: int | None = speed_only(
-        None
-    )  # answers generated at once; None: the most that is safe
+    batch: int | None = speed_only(None)  # answers generated at once; None: the most that is safe
     prefill_chunk: TokenCount = speed_only(8_192)  # prompt tokens read at once
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from bosch.data.tokenizer_files import read_tokenizer
 from bosch.model import find_model
 from bosch.recipes.prepare_tokens import main
 from bosch.recipes.presets import smoke
+from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run.stage import Artifact, Stage
@@ -78,7 +79,7 @@ def test_command_packs_what_was_asked_and_finds_it_done_the_second_time(
     main(command(out=out))
     assert "mine: complete" in capsys.readouterr().out
     assert (out / "tokens.bin").stat().st_mtime_ns == began
-    with pytest.raises(ValueError, match="seed"):
+    with pytest.raises(UserError, match="seed"):
         main(command("--seed", "5", out=out))
 
 
@@ -86,21 +87,21 @@ def test_command_mixes_sources_by_weight(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     write_lines(corpus, 99, words=40)
     main(command("--source", f"{corpus}@0.25", "toy@0.75", out=tmp_path / "mix"))
-    told = read_sealed_json(tmp_path / "mix" / "tokens.json")["sources"]
-    assert [source["tokens_kept"] for source in told] == [512, 1536]
+    sources = read_sealed_json(tmp_path / "mix" / "tokens.json")["sources"]
+    assert [source["tokens_kept"] for source in sources] == [512, 1536]
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "named"),
     [
-        (["--model", "./nope"], "--model ./nope: there is no such folder"),
-        (["--source", "nowhere/"], "nowhere/: no such file or folder"),
-        (["--source", "toys"], "did you mean 'toy'"),
-        (["--tokens", "100"], "less than one sequence"),
+        (["--model", "./nope"], "--model ./nope"),
+        (["--source", "nowhere/"], "nowhere/"),
+        (["--source", "toys"], "toys.*'toy'"),
+        (["--tokens", "100"], "tokens.* 100"),
     ],
 )
-def test_command_names_mistakes(options: list[str], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+def test_command_names_mistakes(options: list[str], named: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=named):
         main(command(*options, out=tmp_path / "mine"))
     assert not (tmp_path / "mine" / "manifest.json").exists()
 
@@ -111,7 +112,7 @@ def test_refused_source_does_not_bar_the_corrected_one(
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"content": "line of mine. " * 999}) + "\n")
     all_there_is = command("--tokens", "None", out=tmp_path / "mine")
-    with pytest.raises(ValueError, match="did you mean 'content'"):
+    with pytest.raises(UserError, match="'content'"):
         main([*all_there_is, "--source", str(corpus)])
     main([*all_there_is, "--source", f"{corpus}?field=content"])
     verify_folder(tmp_path / "mine")
@@ -180,10 +181,10 @@ def test_stage_takes_a_mix(tmp_path: Path) -> None:
 def test_tokens_of_another_run_are_used_where_they_lie(packed: Path) -> None:
     (shared,) = (packed.parent / "shared").glob("tokens-*")
     for folder in (packed / "tokens", shared):
-        found = build(reusing(folder))
-        assert isinstance(found, Artifact)
-        assert found.folder.samefile(shared)
-        assert found.fingerprint == build(smoke()).fingerprint
+        reused = build(reusing(folder))
+        assert isinstance(reused, Artifact)
+        assert reused.folder.samefile(shared)
+        assert reused.fingerprint == build(smoke()).fingerprint
     assert isinstance(build(smoke()), Stage)
     build(reusing(packed / "tokens", tokens=LENGTH * 3))  # fewer than there are
 
@@ -195,7 +196,7 @@ def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_
     write_lines(corpus, 30, words=20)
     config = from_sources(str(corpus))
     with (
-        pytest.raises(ValueError, match=r"prepare_tokens\.py --epochs N .*--data\.tokens-from"),
+        pytest.raises(UserError, match=r"--epochs N .*--data\.tokens-from"),
         RunFolder(tmp_path / "run", say=lambda line: None) as run,
     ):
         run.complete(stage_of(config))
@@ -204,21 +205,19 @@ def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_
     main(command("--source", str(corpus), *budget, out=out))
     assert isinstance(build(reusing(out)), Artifact)
     tokens = open_tokens(out, read_tokenizer(config.model).hash)
-    with pytest.raises(ValueError, match=r"--data\.tokens .*prepare_tokens\.py .*--epochs"):
+    with pytest.raises(UserError, match=r"--data\.tokens .*--epochs"):
         Loader(tokens, 2).batch(BUDGET // LENGTH // 2)
 
 
 @pytest.mark.parametrize(
-    ("data", "sentence"),
+    ("data", "named"),
     [
-        ({"tokens": BUDGET * 2}, "16 sequences, .* and this run needs 32"),
-        ({"sequence_length": 128}, "sequences of 256 tokens, and this run needs 128"),
+        ({"tokens": BUDGET * 2}, "16 sequences.* 32"),
+        ({"sequence_length": 128}, "256.* 128"),
     ],
 )
-def test_tokens_that_do_not_fit_are_refused(
-    packed: Path, data: dict[str, int], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_tokens_that_do_not_fit_are_refused(packed: Path, data: dict[str, int], named: str) -> None:
+    with pytest.raises(UserError, match=named):
         build(reusing(packed / "tokens", **data))
 
 
@@ -226,12 +225,12 @@ def test_tokens_of_another_tokenizer_are_refused(packed: Path, tmp_path: Path) -
     asset = find_model(smoke().model)
     assert asset is not None
     config = replace(smoke(), model=str(with_another_tokenizer(asset, tmp_path / "model")))
-    with pytest.raises(ValueError, match="tokens of another tokenizer"):
+    with pytest.raises(UserError, match="another tokenizer"):
         build(reusing(packed / "tokens", config))
 
 
 def test_unfinished_missing_and_damaged_tokens_are_refused(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not complete"):
+    with pytest.raises(UserError, match=str(tmp_path)):
         build(reusing(tmp_path))
     (shared,) = (packed.parent / "shared").glob("tokens-*")
     copy = shutil.copytree(shared, tmp_path / "copy")
