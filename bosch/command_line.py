@@ -34,11 +34,11 @@ T = TypeVar("T")
 RULE = re.compile(r"[╰ ]?[─-]{9}")  # a line across a box of tyro's
 # How sys.argv begins in a program that the command `bosch` has started (bosch/__main__.py).
 CONSOLE = ("bosch ", "python -m bosch ")
-Commands = Mapping[str, tuple[Any, Callable[[Any], None]]]  # word -> its options, what runs it
+Commands = Mapping[str, tuple[type, Callable[[Any], None]]]  # word -> its options, what runs it
 ChooseConfig = Callable[[str | None, str | None], tuple[Config, list[str]]]
 
 # Rarely set: recover.py --help leaves these out, --help-all shows them.
-RARELY_SET: Mapping[type[Any], str] = {
+RARELY_SET: Mapping[type, str] = {
     CalibrationConfig: "tasks",
     MaskConfig: "alpha gamma ratio_buckets max_variables max_layers razor_recent_share",
     PackingConfig: "held_out_sequences min_document_tokens workers",
@@ -52,7 +52,10 @@ RARELY_SET: Mapping[type[Any], str] = {
 
 
 def parse(
-    command: type[T], arguments: Sequence[str], default: T | None = None, short: Any = None
+    command: type[T],
+    arguments: Sequence[str],
+    default: T | None = None,
+    short: Mapping[str, str] | None = None,
 ) -> T:
     """The options of a recipe, whose docstring is the help. `short`: short forms of options."""
     recipe = sys.modules[command.__module__]
@@ -97,14 +100,14 @@ def read_options(
         sentence = _sentence_in_box(printed.getvalue(), find_setting_error(stop))
         # A misspelled option leaves the right one missing.
         if "missing" in sentence and not passes_on:
-            _refuse_unknown([word for word in arguments if word[:2] == "--"], command, tyro_options)
+            _check_known([word for word in arguments if word[:2] == "--"], command, tyro_options)
         raise UserError(sentence) from None
     if not passes_on:
-        _refuse_unknown(unknown, command, tyro_options)
+        _check_known(unknown, command, tyro_options)
     return settings, unknown
 
 
-def _refuse_unknown(words: Sequence[str], command: type[Any], tyro_options: Any) -> None:
+def _check_known(words: Sequence[str], command: type, tyro_options: Mapping[str, object]) -> None:
     if not words:
         return
     options = option_names(command, **tyro_options)
@@ -126,6 +129,7 @@ def find_setting_error(stop: SystemExit) -> str | None:
 
 def _sentence_in_box(box: str, sentence: str | None) -> str:
     """What tyro says in a box, as one sentence. `sentence`: of the check of ours that failed."""
+    box = re.sub(r"\x1b\[[\d;]*m", "", box)  # colors, on a terminal
     # Below the title, without the frame, up to the line that leads to --help or to a helptext.
     lines = [re.sub(r"^[│ ] |\s*│?$", "", line) for line in box.splitlines()[1:]]
     if lines and RULE.match(lines[0]):
@@ -164,7 +168,7 @@ def describe_unknown(word: str, options: Sequence[str], all_by: str = "--help") 
     return f"{word}: no such option; {hint}{all_by} shows all."
 
 
-def option_names(command: type[Any], **tyro_options: Any) -> list[str]:
+def option_names(command: type, **tyro_options: Any) -> list[str]:
     """Every long option of a command, as `--calibration.length`."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
@@ -304,7 +308,7 @@ def parse_command(
 
 
 @contextlib.contextmanager
-def leaving_out(rarely_set: Mapping[type[Any], str]) -> Iterator[None]:
+def leaving_out(rarely_set: Mapping[type, str]) -> Iterator[None]:
     """Hide these fields from tyro meanwhile, for a short --help."""
     suppress: Any = tyro.conf.Suppress
     before = {settings: dict(settings.__annotations__) for settings in rarely_set}

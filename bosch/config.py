@@ -238,18 +238,19 @@ class Config:
         at_least(0, self, "", "seed")
 
 
-def shared_fields(part: type[Any], whole: Any) -> dict[str, Any]:
+def shared_fields(part: type[Any], whole: object) -> dict[str, Any]:
     """The values in `whole` of the fields that the class `part` has too."""
     return {f.name: getattr(whole, f.name) for f in fields(part) if hasattr(whole, f.name)}
 
 
-def fill_in(stored: Mapping[str, Any]) -> dict[str, Any]:
+def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
     """A config as a run stored it, with defaults for settings that are newer than the run."""
     config: dict[str, Any] = json.loads(json.dumps(asdict(Config())))
     for name, value in stored.items():
         known = config.get(name)
-        are_sections = isinstance(known, dict) and isinstance(value, dict)
-        config[name] = known | value if are_sections else value
+        if isinstance(known, dict) and isinstance(value, dict):  # a section
+            value = known | value
+        config[name] = value
     evaluation = config["eval"]
     if isinstance(evaluation, dict) and evaluation.pop("longbench", None) == "toy":  # its old name
         evaluation["longbench_data"] = "toy"
@@ -287,21 +288,21 @@ def describe_changes(before: Config, after: Config) -> list[str]:
     return [f"{name} {_show(old[name])} -> {_show(new[name])}" for name in changed]
 
 
-def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flatten(settings: object, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for name, value in vars(settings).items():
         is_section = is_dataclass(value)
         flat |= _flatten(value, f"{name}.") if is_section else {prefix + name: value}
     return flat
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(_show, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def at_least(low: int, config: Any, section: str, *names: str) -> None:
+def at_least(low: int, config: object, section: str, *names: str) -> None:
     """Refuse fields that are below `low` or not finite. None passes."""
     for name in names:
         value = getattr(config, name)

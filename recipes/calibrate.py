@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -76,7 +76,7 @@ def make_stage(
     for path in against:
         if not path.is_file():
             raise MissingFileError(f"--against {path}: no such file.")
-    decisive: dict[str, Any] = plain(settings) | {
+    decisive: dict[str, object] = plain(settings) | {
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
         "against": [hash_file(path) for path in against],
     }

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -148,7 +148,7 @@ def make_stage(
     tokens_before: int = 0,
 ) -> Stage:
     """`tokens_before`: tokens of the budget that learning the mask has used."""
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "train": settings,
         "tokens": budget_tokens,
         "evaluated": evaluated_shares,

@@ -275,17 +275,37 @@ finally:
 """
 
 
+def run_program(
+    folder: Path, *words: str, stdout: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        text=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+    )
+
+
 @pytest.mark.parametrize("line", WITHOUT_TORCH)
 def test_a_mistake_in_the_command_line_loads_no_torch(line: str, inputs: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *shlex.split(line)],
-        cwd=inputs,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_program(inputs, *shlex.split(line))
     check(done.returncode, done.stdout, done.stderr, line, WRONG_LINES[line])
+
+
+@pytest.mark.parametrize("line", ["recover --ratio half", "sweep", "recover --train.kernels fast"])
+def test_on_a_terminal_it_is_the_same_sentence(
+    line: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There tyro colors what it prints, and wraps it."""
+    monkeypatch.setenv("COLUMNS", "40")
+    reader, terminal = os.openpty()
+    done = run_program(inputs, *shlex.split(line), stdout=terminal)
+    os.close(terminal)
+    os.close(reader)
+    check(done.returncode, "", done.stderr, line, WRONG_LINES[line])
+    assert "\x1b" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -301,13 +321,6 @@ def test_a_mistake_in_the_command_line_loads_no_torch(line: str, inputs: Path) -
     ],
 )
 def test_help_loads_no_torch(program: str, inputs: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *program.split(), "--help"],
-        cwd=inputs,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_program(inputs, *program.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "--help" in done.stdout
