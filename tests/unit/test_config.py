@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bosch.command_line import Command, as_near, as_typed, parse_command
+from bosch.command_line import Command, as_near, as_typed, next_command, parse_command
 from bosch.config import (
     CalibrationConfig,
     Config,
@@ -23,7 +23,7 @@ from bosch.config import (
     parse_count,
     warn_of_window,
 )
-from bosch.recipes import presets
+from bosch.recipes import compare_runs, presets
 from bosch.run.errors import UserError
 
 
@@ -189,7 +189,7 @@ def test_changes_are_described_by_the_names_of_the_command_line() -> None:
     assert describe_changes(Config(), smaller) == ["window 1024 -> 64", "mask.kappa 100 -> 30"]
 
 
-def test_a_window_as_long_as_the_texts_is_warned_of() -> None:
+def test_a_window_as_long_as_the_texts_gets_a_warning() -> None:
     tiny = presets.tiny()  # 64 tokens of 512 and 1,024
     short = dataclasses.replace(tiny.calibration, length=512)
     assert warn_of_window(tiny) == []
@@ -201,7 +201,7 @@ def test_a_window_as_long_as_the_texts_is_warned_of() -> None:
     assert warn_of_window(dataclasses.replace(tiny, window=2_000, ratio=0.0)) == []
 
 
-def test_commands_are_told_as_they_can_be_typed(
+def test_commands_are_printed_as_they_can_be_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "here" / ".venv" / "bin"
@@ -217,6 +217,21 @@ def test_commands_are_told_as_they_can_be_typed(
     assert as_near(tmp_path / "elsewhere") == str(tmp_path / "elsewhere")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin")
     assert as_typed("tensorboard") == "tensorboard"
+
+
+def test_the_next_command_is_of_the_kind_that_started_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    monkeypatch.chdir(Path(__file__).parents[2])
+    python = as_typed("python")
+    for program, command in {
+        "recipes/recover.py": f"{python} recipes/compare_runs.py",
+        "bosch recover": f"{as_typed('bosch')} compare",
+        "python -m bosch recover": f"{python} -m bosch compare",
+    }.items():
+        monkeypatch.setattr(sys, "argv", [program])
+        assert next_command("compare", compare_runs) == command
 
 
 def test_a_run_from_before_a_setting_has_its_default() -> None:
