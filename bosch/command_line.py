@@ -88,6 +88,9 @@ def read_options(
 ) -> tuple[T, list[str]]:
     """The settings, and with `passes_on` the words that belong to no option. UserError for whatever
     the user got wrong."""
+    prog, description = tyro_options.get("prog", ""), tyro_options.get("description")
+    if description and prog.startswith(CONSOLE):
+        tyro_options["description"] = _examples_for(prog, description)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -105,6 +108,13 @@ def read_options(
     if not passes_on:
         _check_known(unknown, command, tyro_options)
     return settings, unknown
+
+
+def _examples_for(prog: str, description: str) -> str:
+    """A recipe's docstring with its examples as the command `bosch` would run them."""
+    module = f"-m {prog.removeprefix('python -m ')}"
+    launched = re.sub(r"(accelerate launch.*?) recipes/\w+\.py", rf"\1 {module}", description)
+    return re.sub(r"python recipes/\w+\.py", prog, launched)
 
 
 def _check_known(words: Sequence[str], command: type, tyro_options: Mapping[str, object]) -> None:

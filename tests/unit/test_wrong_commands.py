@@ -324,3 +324,4 @@ def test_help_loads_no_torch(program: str, inputs: Path) -> None:
     done = run_program(inputs, *program.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "--help" in done.stdout
+    assert "python recipes/" not in done.stdout
