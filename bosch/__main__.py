@@ -59,12 +59,18 @@ def run_program(name: str, arguments: Sequence[str]) -> None:
 
 
 def suite_programs() -> dict[str, tuple[str, str]]:
-    """Suites with a command of their own: those that define `main`."""
+    """Suites with a command of their own: those that define `main`. None is imported: a broken one
+    breaks no other program."""
     (folder,) = importlib.import_module(SUITES).__path__
+    texts = {
+        suite: (Path(folder) / f"{suite}.py").read_text("utf-8", errors="replace")
+        for suite in list_plugins(SUITES)
+        if suite not in PROGRAMS
+    }
     return {
         suite: (f"{SUITES}.{suite}", f"Build or score examples of the suite {suite}.")
-        for suite in list_plugins(SUITES)
-        if re.search(r"^def main\(", (Path(folder) / f"{suite}.py").read_text("utf-8"), re.M)
+        for suite, text in texts.items()
+        if re.search(r"^def main\(", text, re.MULTILINE)
     }
 
 

@@ -173,5 +173,5 @@ def test_the_command_of_the_wheel_works_beside_modules_of_these_names(
 def test_the_version_is_that_of_pyproject() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert bosch.__version__ == project["version"]
-    with pytest.raises(AttributeError, match="__nothing__"):
-        _ = bosch.__nothing__
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = bosch.no_such_name  # type: ignore[attr-defined]
