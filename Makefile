@@ -4,12 +4,12 @@ PYTHON ?= python3
 RATIO ?= 0.75
 ARGS ?=
 WORKERS ?= 2
-# Names of benchmarks (python -m benchmarks) that `make gpu` measures once its tests pass.
+# Names of benchmarks (python -m benchmarks) that `make gpu` runs after its tests.
 BENCHMARKS ?=
 CHECKED := bosch benchmarks launch  # bosch/data, eval, training and recipes are links
 
 SETUP := $(PYTHON) launch/setup_environment.py
-# Test processes run side by side, so each one keeps to a single thread.
+# Test processes run side by side, so each one uses a single thread.
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -34,7 +34,7 @@ slow: ## tests too long for every commit
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m slow $(ARGS)
 
-faults: ## kill counts: stages killed at many points
+faults: ## kill tests: stages killed at many points
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m faults $(ARGS)
 
@@ -44,7 +44,7 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 	.venv/bin/python -m benchmarks gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
 	exit $$status
 
-study: ## the paper's tables in miniature, on the embedded model (hours; again to go on)
+study: ## the paper's tables in miniature, on the embedded model (hours; run it again to resume)
 	@$(SETUP)
 	.venv/bin/python recipes/sweep.py --methods bosch,bosch_plus,bosch_layer,fisher,interleave \
 		--ratios .25,.5,.75,.875 --seeds 3 --baseline bosch --windows 16,32,128,256 \
@@ -52,4 +52,4 @@ study: ## the paper's tables in miniature, on the embedded model (hours; again t
 
 clean: ## remove .venv and caches; run folders stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find $(CHECKED) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find -L $(CHECKED) tests -name __pycache__ -type d -prune -exec rm -rf {} +

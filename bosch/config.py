@@ -1,6 +1,6 @@
-"""Settings: one frozen dataclass a stage, and `Config`, which holds them all. The defaults are the
-paper's; named setups are functions in recipes/presets.py. The comment behind a field is its text in
---help."""
+"""Settings: a frozen dataclass for each stage, and `Config`, which holds them all. The defaults are
+the paper's; presets are functions in recipes/presets.py. The comment on a field is its --help text.
+"""
 
 import json
 import math
@@ -18,7 +18,7 @@ from bosch.run.fingerprint import speed_only
 
 
 def parse_count(text: str) -> int:
-    """A number of tokens as people write it: 2.5B, 300M, 16k, 4096."""
+    """A number of tokens, written as 2.5B, 300M, 16k or 4096."""
     match = re.fullmatch(r"([\d_.]+)([kmb]?)", text.strip().lower())
     try:
         if not match:
@@ -30,7 +30,7 @@ def parse_count(text: str) -> int:
             f"{text!r} is not a number of tokens; write 2.5B, 300M, 16k or 4096."
         ) from None
     if count % 1:
-        raise UserError(f"{text!r} is {count} tokens, which is not a whole number.")
+        raise UserError(f"{text!r} is {count} tokens; it must be a whole number.")
     return int(count)
 
 
@@ -48,23 +48,23 @@ TokenCount = Annotated[
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """The examples on which the search and the static methods judge a mask."""
+    """The examples that masks are scored on."""
 
-    examples: int = 64  # number of questions that score a mask
-    length: TokenCount = 32_768  # tokens of a text, with its questions and answers
-    questions_per_context: int = 1  # questions about one text; more of them cost less time
-    tasks: tuple[str, ...] = ()  # needle tasks, in equal shares; none: the paper's six
-    # Filler text around the needles: a file or folder of essays, or toy for the built-in toy world.
+    examples: int = 64  # questions that a mask is scored on
+    length: TokenCount = 32_768  # tokens of a text, its questions and answers included
+    questions_per_context: int = 1  # questions on each text; more of them are faster to score
+    tasks: tuple[str, ...] = ()  # needle tasks, in equal shares; none given: the paper's six
+    # Text around the needles: a file or folder of essays, or toy for the built-in toy world.
     essays: str = "PaulGrahamEssays.json"
-    # Folder with the English Punkt data, if the essays have to be cut into sentences.
+    # Folder with nltk's English Punkt data; needed for essays that are not split into sentences.
     punkt: str | None = speed_only(None)
 
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")
         if self.examples % self.questions_per_context:
             raise UserError(
-                f"calibration.examples is {self.examples}, which calibration.questions_per_context "
-                f"({self.questions_per_context}) does not divide; take a multiple."
+                f"calibration.examples is {self.examples}; it must be a multiple of "
+                f"calibration.questions_per_context, which is {self.questions_per_context}."
             )
 
 
@@ -72,16 +72,16 @@ class CalibrationConfig:
 class MaskConfig:
     """The search for the mask."""
 
-    kappa: int = 100  # masks tried per layer: more find better masks and take longer
-    alpha: float = 100.0  # penalty in NOMAD's loss for missing the number of windowed groups
-    gamma: float = 0.2  # how far the normalized score may rise above the dense model's
-    ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # ratios a layer may get
-    max_variables: int = 49  # most groups searched together; NOMAD's quadratic model takes no more
-    max_layers: int | None = None  # most layers searched together; None: max(1, 32 // groups)
-    razor_recent_share: float = 0.25  # method razor: part of an example that is recent
+    kappa: int = 100  # masks tried per layer: more take longer and find better masks
+    alpha: float = 100.0  # weight in NOMAD's loss of a wrong number of windowed groups
+    gamma: float = 0.2  # headroom of the normalized score above the dense model's
+    ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # ratios that a layer can get
+    max_variables: int = 49  # most groups in one search; NOMAD's quadratic model has this limit
+    max_layers: int | None = None  # most layers in one search; None: max(1, 32 // groups)
+    razor_recent_share: float = 0.25  # method razor: share of an example that counts as recent
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    # Settings of the chosen method, as granularity=layer; search_mask.py --method NAME --help
-    # lists them.
+    # Settings of the chosen method, for example granularity=layer; `bosch search --method NAME
+    # --help` lists them.
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -96,11 +96,11 @@ class MaskConfig:
 class PackingConfig:
     """How documents become sequences of tokens."""
 
-    sequence_length: TokenCount = 32_768  # tokens of a sequence in training
-    tokens: TokenCount | None = None  # tokens to pack: 2.5B, 300M or a number; None: all there is
-    held_out_sequences: int = 16  # sequences kept for the validation loss, beside the budget
+    sequence_length: TokenCount = 32_768  # tokens of a training sequence
+    tokens: TokenCount | None = None  # tokens to pack: 2.5B, 300M or a number; None: all
+    held_out_sequences: int = 16  # sequences for the validation loss, not counted in tokens
     min_document_tokens: int = 0  # leave out documents with fewer tokens
-    workers: int = speed_only(0)  # processes that turn text into tokens; 0: one for each core
+    workers: int = speed_only(0)  # processes that tokenize; 0: one for each core
 
     def __post_init__(self) -> None:
         at_least(2, self, "data", "sequence_length")
@@ -115,50 +115,50 @@ class PackingConfig:
 class DataConfig(PackingConfig):
     """The tokens the hybrid is trained on."""
 
-    # Training text: toy (built in), prolong-64k, hf:owner/name, or files of yours; several with
-    # @weight behind each.
+    # Training text: toy (built in), prolong-64k, hf:owner/name, or your own files; to mix several,
+    # add @WEIGHT to each.
     source: tuple[str, ...] = ("prolong-64k",)
     tokens: TokenCount = 2_500_000_000  # tokens to train on: 2.5B, 300M or a number
-    document_mask: bool = True  # documents packed into one sequence do not see each other
-    tokens_from: str | None = None  # folder of tokens packed before, to be used instead
+    document_mask: bool = True  # documents in one sequence do not attend to each other
+    tokens_from: str | None = None  # use the packed tokens in this folder instead
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.source:
-            raise UserError("data.source is empty; name at least one source of text, as toy.")
+            raise UserError("data.source is empty; name a source of text, for example toy.")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Continual pretraining of the hybrid."""
 
-    batch_sequences: int = 64  # sequences in a step, over all GPUs
-    micro_batch_sequences: int | None = speed_only(None)  # on a GPU at once; None: what fits
-    peak_learning_rate: float = 1e-5  # learning rate after the warm-up
-    warmup_share: float = 0.1  # share of the steps in which the learning rate rises
+    batch_sequences: int = 64  # sequences in a step, over all GPUs together
+    micro_batch_sequences: int | None = speed_only(None)  # sequences on a GPU at once; None: as fit
+    peak_learning_rate: float = 1e-5  # learning rate after the warmup
+    warmup_share: float = 0.1  # share of the steps with a rising learning rate
     floor_share: float = 0.0  # learning rate at the end, as a share of the peak
-    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
-    weight_decay: float = 0.1  # of AdamW, on matrices only
-    clip_norm: float = 1.0  # largest norm of the gradient
+    betas: tuple[float, float] = (0.9, 0.95)  # AdamW's betas
+    weight_decay: float = 0.1  # AdamW's weight decay, on matrices only
+    clip_norm: float = 1.0  # the gradient is clipped to this norm
     precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    # Fused kernels: liger needs a GPU; auto takes it where it can be had.
+    # Fused kernels: liger needs a GPU; auto uses it where it is available.
     kernels: Literal["auto", "liger", "torch"] = "auto"
-    max_steps: int | None = None  # fewer steps than the tokens give; None: all of them
-    spike: Literal["log", "skip"] = "log"  # when the loss jumps: say so, or leave the step out
-    checkpoint_steps: int = speed_only(50)  # steps between two checkpoints to resume from
-    keep_checkpoints: int = speed_only(2)  # newest of these to keep; evaluated steps' all stay
-    async_checkpoints: bool = speed_only(False)  # write checkpoints while training goes on
-    # Save memory by computing blocks twice; None: as the accelerate config says, else on GPUs.
+    max_steps: int | None = None  # at most this many steps; None: as the tokens give
+    spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
+    checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
+    keep_checkpoints: int = speed_only(2)  # how many of these to keep; evaluated steps are all kept
+    async_checkpoints: bool = speed_only(False)  # write checkpoints in the background
+    # Recompute activations to save memory; None: as the accelerate config says, else on GPUs.
     activation_checkpointing: bool | None = speed_only(None)
-    # Keep weights and optimizer in host memory; None: as the accelerate config says, else not.
+    # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.
     cpu_offload: bool | None = speed_only(None)
     # Free a block's gathered weights after its forward pass; None: as the accelerate config says,
     # else yes.
     reshard_after_forward: bool | None = speed_only(None)
-    # Share gradients out after every micro-batch; off is faster and takes more memory.
+    # Reduce gradients after every micro-batch; without it training is faster and needs more memory.
     sync_every_micro_batch: bool = speed_only(True)
-    compile: bool = speed_only(False)  # use torch.compile, block by block
+    compile: bool = speed_only(False)  # torch.compile each block
 
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
@@ -166,28 +166,28 @@ class TrainConfig:
         at_least(0, self, "train", "weight_decay")
         for name in ("peak_learning_rate", "clip_norm"):
             if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"train.{name} is {getattr(self, name)}, it must be above 0.")
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0.")
         for name in ("warmup_share", "floor_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"train.{name} is {getattr(self, name)}, a share is from 0 to 1.")
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"train.betas are {self.betas}, each must be in [0, 1).")
+            raise UserError(f"train.betas are {self.betas}; each must be in [0, 1).")
 
 
 @dataclass(frozen=True)
 class JudgingConfig:
-    """What a model is judged by."""
+    """How a model is evaluated."""
 
-    samples: int | None = None  # examples a task, for all tasks at once
-    niah_tasks: tuple[str, ...] = ()  # needle-in-a-haystack tasks; none: the paper's six
-    # Lengths of the needle tasks' texts, in tokens.
+    samples: int | None = None  # examples of each task, for every suite
+    niah_tasks: tuple[str, ...] = ()  # needle-in-a-haystack tasks; none given: the paper's six
+    # Text lengths of the needle tasks, in tokens.
     niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)
-    niah_samples: int = 500  # examples of each needle task at each length
-    niah_essays: str | None = None  # filler text of needle tasks, or toy; None: the calibration's
-    # LongBench's data.zip, a folder of its files, a hub id, or toy for built-in tasks like them.
+    niah_samples: int = 500  # examples of each needle task and length
+    niah_essays: str | None = None  # essays of the needle tasks, or toy; None: the calibration's
+    # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
     longbench_data: str = "zai-org/LongBench"
-    longbench_rows: int | None = None  # examples of each data set, its first ones; None: all
-    # Averages over the paper's seven categories, which need GSM8K, or over LongBench's own six.
+    longbench_rows: int | None = None  # the first examples of each data set; None: all
+    # Average over the paper's seven categories (with GSM8K), or over LongBench's own six.
     longbench_categories: Literal["paper", "official"] = "paper"
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
     gsm8k_tasks: tuple[str, ...] = ("gsm8k_cot",)  # prompts of the suite gsm8k
@@ -196,8 +196,8 @@ class JudgingConfig:
     # Number format of the model; auto: bf16 on a GPU, fp32 on the CPU.
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    batch: int | None = speed_only(None)  # answers written at once; None: as many as are safe
-    prefill_chunk: TokenCount = speed_only(8_192)  # tokens of a prompt read at once
+    batch: int | None = speed_only(None)  # answers generated at once; None: the most that is safe
+    prefill_chunk: TokenCount = speed_only(8_192)  # prompt tokens read at once
 
     def __post_init__(self) -> None:
         if self.samples is not None:
@@ -207,14 +207,14 @@ class JudgingConfig:
         at_least(1, self, "eval", *names)
         _must_rise("eval.niah_lengths", self.niah_lengths)
         if min(self.niah_lengths, default=0) < 1:
-            raise UserError(f"eval.niah_lengths must be 1 or more: {self.niah_lengths}.")
+            raise UserError(f"eval.niah_lengths must be at least 1, not {self.niah_lengths}.")
 
 
 @dataclass(frozen=True)
 class EvalConfig(JudgingConfig):
-    """What the dense model, step 0 and checkpoints are judged by."""
+    """How the dense model, step 0 and the checkpoints are evaluated."""
 
-    # When models are judged, as shares of the training.
+    # When to evaluate, as shares of the training.
     checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)
     suites: tuple[str, ...] = ("niah", "longbench")  # names of files in eval/suites
 
@@ -222,22 +222,18 @@ class EvalConfig(JudgingConfig):
         if not self.suites:
             raise UserError("eval.suites is empty; name at least one suite, as niah.")
         super().__post_init__()
-        _must_rise("eval.checkpoints", self.checkpoints)
-        if not all(0 <= share <= 1 for share in self.checkpoints):
-            raise UserError(
-                f"eval.checkpoints must be shares of the training, from 0 to 1: {self.checkpoints}."
-            )
+        check_shares("eval.checkpoints", self.checkpoints)
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides what a run does."""
+    """All settings of a run."""
 
-    model: str = "tiny-qwen3"  # Hugging Face folder or hub id, or an embedded model
+    model: str = "tiny-qwen3"  # a Hugging Face folder or hub id, or an embedded model
     ratio: float = 0.75  # share of the model's KV groups that get the sliding window
     method: str = "bosch"  # what chooses these groups: a file of bosch/methods
     window: TokenCount = 1_024  # window size in tokens, including the current token
-    seed: int = 0  # seed of all random choices
+    seed: int = 0  # seed of everything random
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     mask: MaskConfig = field(default_factory=MaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -250,26 +246,27 @@ class Config:
         at_least(0, self, "", "seed")
 
 
-def shared_fields(part: type[Any], whole: Any) -> dict[str, Any]:
-    """The values of a settings class's fields in another one that has them too."""
+def shared_fields(part: type[Any], whole: object) -> dict[str, Any]:
+    """The values in `whole` of the fields that the class `part` has too."""
     return {f.name: getattr(whole, f.name) for f in fields(part) if hasattr(whole, f.name)}
 
 
-def fill_in(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A config as a run has kept it, with the defaults of settings that are newer than the run."""
+def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
+    """A config as a run stored it, with defaults for settings that are newer than the run."""
     config: dict[str, Any] = json.loads(json.dumps(asdict(Config())))
     for name, value in stored.items():
         known = config.get(name)
-        both = isinstance(known, dict) and isinstance(value, dict)
-        config[name] = known | value if both else value
-    judged = config["eval"]
-    if isinstance(judged, dict) and judged.pop("longbench", None) == "toy":  # once its own setting
-        judged["longbench_data"] = "toy"
+        if isinstance(known, dict) and isinstance(value, dict):  # a section
+            value = known | value
+        config[name] = value
+    evaluation = config["eval"]
+    if isinstance(evaluation, dict) and evaluation.pop("longbench", None) == "toy":  # its old name
+        evaluation["longbench_data"] = "toy"
     return config
 
 
 def describe_config(config: Config) -> list[str]:
-    """Every setting, a line a section."""
+    """Every setting, one line for each section."""
     sections = {name: vars(value) for name, value in vars(config).items() if is_dataclass(value)}
     dials = {name: value for name, value in vars(config).items() if name not in sections}
     lines = {"": dials, **{f"{name}: ": values for name, values in sections.items()}}
@@ -280,41 +277,41 @@ def describe_config(config: Config) -> list[str]:
 
 
 def warn_of_window(config: Config) -> list[str]:
-    """A warning if there are texts that end within the window: there no group loses anything."""
+    """A warning if some texts are no longer than the window: they measure nothing."""
     lengths = {
         "calibration.length": config.calibration.length,
         "data.sequence_length": config.data.sequence_length,
         "eval.niah_lengths": max(config.eval.niah_lengths),
     }
-    within = [f"{name} {tokens:,}" for name, tokens in lengths.items() if tokens <= config.window]
-    if not within or not config.ratio:
+    short = [f"{name} {tokens:,}" for name, tokens in lengths.items() if tokens <= config.window]
+    if not short or not config.ratio:
         return []
-    return [f"warning: a window of {config.window:,} tokens hides nothing from {', '.join(within)}"]
+    return [f"warning: a window of {config.window:,} tokens covers all of {', '.join(short)}"]
 
 
 def describe_changes(before: Config, after: Config) -> list[str]:
-    """The settings in which two configs differ, as `window 1024 -> 64`. Models do not count."""
+    """How two configs differ, the model aside: `window 1024 -> 64`."""
     old, new = _flatten(before), _flatten(after)
     changed = [name for name in old if old[name] != new[name] and name != "model"]
     return [f"{name} {_show(old[name])} -> {_show(new[name])}" for name in changed]
 
 
-def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flatten(settings: object, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for name, value in vars(settings).items():
-        inside = is_dataclass(value)
-        flat |= _flatten(value, f"{name}.") if inside else {prefix + name: value}
+        is_section = is_dataclass(value)
+        flat |= _flatten(value, f"{name}.") if is_section else {prefix + name: value}
     return flat
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(_show, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def at_least(low: int, config: Any, section: str, *names: str) -> None:
-    """Refuse fields below `low`, and those that are no finite number. None is "off" and passes."""
+def at_least(low: int, config: object, section: str, *names: str) -> None:
+    """Refuse fields that are below `low` or not finite. None passes."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value < math.inf:
@@ -322,6 +319,13 @@ def at_least(low: int, config: Any, section: str, *names: str) -> None:
             raise UserError(f"{option} is {value}, it must be at least {low}.")
 
 
+def check_shares(option: str, shares: Sequence[float]) -> None:
+    """Refuse shares of the training that do not rise or are not from 0 to 1."""
+    _must_rise(option, shares)
+    if not all(0 <= share <= 1 for share in shares):
+        raise UserError(f"{option} must be shares of the training from 0 to 1, not {shares}.")
+
+
 def _must_rise(option: str, values: Sequence[float]) -> None:
     if not values or list(values) != sorted(set(values)):
-        raise UserError(f"{option} must rise, they are {values}.")
+        raise UserError(f"{option} must be in rising order, not {values}.")

@@ -195,6 +195,7 @@ def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haysta
         ids += encode_after(ids, answer, tokenizer)
         needle = spans[context.questions[number].outputs[0]]
         questions.append(Question(range(start, len(ids)), needle, context.task))
+
     return Haystack(torch.tensor(ids), tuple(questions))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
 
 SPANS_FOLDER = Path(__file__).parent / "punkt_spans"
@@ -187,7 +188,8 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
         from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
     except ImportError as error:
         raise UserError(
-            f"Splitting {name} into sentences needs nltk, which is not installed: pip install nltk."
+            f"Splitting {name} into sentences needs nltk, which is not installed: "
+            f"{how_to_install('nltk', 'eval')}"
         ) from error
     folder = find_punkt_folder(name, punkt, nltk.data.path)
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 
 
@@ -74,8 +75,8 @@ def wonderwords_keys() -> KeyWords:
         from wonderwords import RandomWord
     except ImportError as error:
         raise UserError(
-            "Needle keys are drawn from wonderwords, which is not installed: pip install "
-            "wonderwords."
+            "Needle keys are drawn from wonderwords, which is not installed: "
+            f"{how_to_install('wonderwords', 'eval')}"
         ) from error
     words = RandomWord(enhanced_prefixes=False)
     return KeyWords(

@@ -23,6 +23,7 @@ from bosch.eval.settings import (
 )
 from bosch.eval.suites._interface import Request
 from bosch.model import load_model, load_tokenizer, read_model_config, read_shape
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
 from bosch.run.plan import follow_reference
@@ -99,7 +100,7 @@ def check_data(judging: Judging, model: str) -> None:
             say(description)
         run.call("check", positions)
     if judging.lm_eval_tasks and not find_spec("lm_eval"):
-        raise UserError("lm-eval's tasks need its package: pip install 'bosch-hybrid[lm-eval]'")
+        raise UserError(f"lm-eval's tasks need its package: {how_to_install('lm-eval', 'lm-eval')}")
 
 
 def check_calibration(config: Config, run_path: Path) -> int:

@@ -15,6 +15,7 @@ from bosch.eval.rows import write_rows
 from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
 from bosch.plugins import suggest
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def run_lm_eval(
     except ImportError as error:
         raise UserError(
             f"The package lm-eval cannot be loaded ({error}). "
-            "Install it: pip install 'bosch-hybrid[lm-eval]'"
+            f"Install it: {how_to_install('lm-eval', 'lm-eval')}"
         ) from error
     metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
     if lengths:

@@ -1,13 +1,13 @@
-"""Makes `.venv` and installs this project into it, or finds that it is up to date and leaves it.
+"""Creates `.venv` and installs this project into it, or reuses it if it is up to date.
 
-Run by the Makefile with the machine's own Python, so it needs nothing but the standard library:
+The Makefile runs this with the machine's own Python, so it needs only the standard library:
     python3 launch/setup_environment.py [EXTRA ...]          for example: dev eval
 
-`.venv/setup.json` records what was installed. It says "not finished" before anything else is
-written and is finished last, so a set-up that was killed is never taken for a whole one.
+`.venv/setup.json` records what was installed. It is written first, as "not finished", and marked
+finished last, so a set-up that was killed is never taken for a complete one.
 """
 
-from __future__ import annotations  # lets a Python that is too old reach the sentence that says so
+from __future__ import annotations  # so that a Python that is too old reaches the message about it
 
 import fcntl
 import hashlib
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 RECORD_FILE = ENVIRONMENT / "setup.json"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
-# Asked of the environment's interpreter; -I keeps PYTHONPATH and the working folder out of it.
+# Run by the environment's interpreter; -I keeps PYTHONPATH and the working folder out of it.
 PROBE = "import sys, importlib.util as u; print(sys.version_info[:2], all(map(u.find_spec, {})))"
 
 
@@ -39,7 +39,7 @@ def main(extras: list[str]) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print("set-up: another one is at work on .venv; waiting for it", flush=True)
+        print("set-up: another one is running on .venv; waiting for it", flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     action, reason = decide(extras)
     print(f"set-up: {action} .venv ({reason})", flush=True)
@@ -48,16 +48,16 @@ def main(extras: list[str]) -> None:
 
 
 def check_python(version: tuple[int, int], has_ensurepip: bool) -> None:
-    found = f"{version[0]}.{version[1]}"
+    running = f"{version[0]}.{version[1]}"
     if version < (3, 11):
         sys.exit(
-            f"Python 3.11 or newer is needed, and {sys.executable} is {found}. "
+            f"Python 3.11 or newer is needed, and {sys.executable} is {running}. "
             "Name another one: make recover PYTHON=python3.12"
         )
     if not has_ensurepip:
         sys.exit(
-            f"{sys.executable} cannot make virtual environments. On Debian and Ubuntu install "
-            f"the part they split off: apt install python{found}-venv"
+            f"{sys.executable} cannot create virtual environments. On Debian and Ubuntu this is a "
+            f"package of its own: apt install python{running}-venv"
         )
 
 
@@ -68,7 +68,7 @@ def decide(extras: list[str]) -> tuple[str, str]:
     record = read_record()
     if record is not None and not record.get("finished"):
         return "build", "the last set-up did not finish"
-    if record and record["folder"] != str(ENVIRONMENT):  # scripts in .venv/bin name their folder
+    if record and record["folder"] != str(ENVIRONMENT):  # scripts in .venv/bin contain its path
         return "build", f"it was made in {record['folder']}"
     needed = ("pip", "torch", "transformers", "accelerate") if record else ("pip",)
     try:
@@ -78,9 +78,9 @@ def decide(extras: list[str]) -> tuple[str, str]:
     if answer != f"{sys.version_info[:2]} True\n":
         return "build", f"its Python does not run, is another or lacks {' or '.join(needed)}"
     if record is None:
-        return "update", "this set-up did not make it"
+        return "update", "this set-up did not create it"
     if record["fingerprint"] != fingerprint():
-        return "update", "what has to be installed has changed"
+        return "update", "the requirements have changed"
     if absent := sorted(set(extras) - set(record["extras"])):
         return "update", f"it lacks the extras {', '.join(absent)}"
     return "reuse", "it is up to date"
@@ -92,7 +92,7 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
     record = {"folder": str(ENVIRONMENT), "fingerprint": fingerprint(), "extras": extras}
     RECORD_FILE.write_text(json.dumps(record | {"finished": False}))
     if from_nothing:
-        for path in ENVIRONMENT.iterdir():  # all but the record, which has to outlive a kill here
+        for path in ENVIRONMENT.iterdir():  # not the record, which must survive a kill here
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path != RECORD_FILE:
@@ -103,29 +103,29 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
         torch = re.findall(r'"(torch\b[^"]*)"', requirements())[0]
         plan = [*pip, "--dry-run", "--quiet", "--no-deps", "--report", "-", torch]
         answer = subprocess.run(plan, capture_output=True, check=False)
-        if answer.returncode == 0:  # where it fails, the installation fails too and says why
+        if answer.returncode == 0:  # if it fails, so does the installation, and says why
             print(describe_cuda_download(json.loads(answer.stdout)), end="", flush=True)
     project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     # pip inherits the lock: when only this process is killed, the next set-up waits for pip too.
     if subprocess.run([*pip, "--editable", project], pass_fds=[lock], check=False).returncode:
-        sys.exit("set-up: pip could not install the packages; its own message is above")
+        sys.exit("set-up: pip could not install the packages; its message is above")
     if subprocess.run([PYTHON, "-I", "-c", "import torch, transformers"], check=False).returncode:
-        sys.exit("set-up: the packages cannot be imported, for the reason above")
+        sys.exit("set-up: the installed packages cannot be imported; the reason is above")
     RECORD_FILE.write_text(json.dumps(record | {"finished": True}))
 
 
 def fingerprint() -> str:
-    """Hash of what decides the contents."""
+    """Hash of everything that decides what is installed."""
     return hashlib.sha256((requirements() + Path(__file__).read_text()).encode()).hexdigest()
 
 
 def requirements() -> str:
-    """The part of pyproject.toml that installs something: settings of other tools stand behind."""
+    """The part of pyproject.toml that decides what is installed; settings of tools follow it."""
     return (ROOT / "pyproject.toml").read_text().partition("\n[tool.ruff")[0]
 
 
 def read_record() -> dict[str, Any] | None:
-    """None: no set-up of ours was here. What cannot be read is of one that did not finish."""
+    """None if this set-up has never run here; empty if the record is damaged: it did not finish."""
     try:
         return dict(json.loads(RECORD_FILE.read_text())) if RECORD_FILE.exists() else None
     except (ValueError, TypeError):
@@ -133,13 +133,13 @@ def read_record() -> dict[str, Any] | None:
 
 
 def is_linux_without_gpu() -> bool:
-    """Where pip could fetch CUDA packages that nothing here can use."""
+    """Whether pip may download CUDA packages that are of no use here."""
     driver = Path("/proc/driver/nvidia/version")
     return sys.platform == "linux" and not driver.exists() and not shutil.which("nvidia-smi")
 
 
 def describe_cuda_download(report: dict[str, Any]) -> str:
-    """From pip's report on torch: what to print, nothing where its build needs no CUDA packages."""
+    """The message for pip's report on torch; empty if that build needs no CUDA packages."""
     for metadata in (package["metadata"] for package in report["install"]):
         needed = [re.split(r"[^\w.-]", line)[0] for line in metadata.get("requires_dist", [])]
         if cuda := [name for name in needed if name.startswith(("nvidia-", "cuda-"))]:
@@ -156,4 +156,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.exit("set-up: stopped; run the same command again to go on")
+        sys.exit("set-up: stopped; run the same command again to continue")

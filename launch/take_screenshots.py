@@ -1,8 +1,8 @@
-"""Pictures of what users see: TensorBoard over a folder of runs, and reports.
+"""Takes screenshots of TensorBoard, over a folder of runs, and of reports.
 
     python launch/take_screenshots.py --runs runs --report comparison/report.html --out pictures
 
-Needs Chromium or Chrome (Debian: apt-get install chromium) and nothing from Python but TensorBoard.
+Needs Chromium or Chrome (Debian: apt-get install chromium) and the package tensorboard.
 """
 
 import argparse
@@ -14,8 +14,7 @@ import urllib.request
 from pathlib import Path
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# Page of TensorBoard -> the end of its address: only the curves that runs are compared by, as they
-# are (without smoothing).
+# Page of TensorBoard -> the end of its address. Only the curves for comparing runs, unsmoothed.
 PAGES = {
     "curves": "#scalars&tagFilter=^tokens%2F(niah%2Faverage|longbench%2Faverage|train%2Floss)"
     "&_smoothingWeight=0",
@@ -25,8 +24,8 @@ PAGES = {
     "text": "#text",
 }
 WIDTH, HEIGHT = 1500, 1100
-REPORT_HEIGHT = 9_000  # of three runs; what is longer is cut off
-# Chromium's own clock runs ahead while a page waits, so this is less in ours.
+REPORT_HEIGHT = 9_000  # fits three runs; longer reports are cut off
+# In Chromium's virtual time, which runs faster than real time while a page waits.
 PAGE_MILLISECONDS = 30_000
 START_SECONDS = 120
 
@@ -39,9 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        sys.exit(
-            f"error: none of {', '.join(BROWSERS)} is installed; a browser takes the pictures."
-        )
+        sys.exit(f"error: none of {', '.join(BROWSERS)} is installed; screenshots need a browser.")
     options.out.mkdir(parents=True, exist_ok=True)
     for report in options.report:
         name = f"report-{report.resolve().parent.name}.png"
@@ -53,12 +50,12 @@ def main() -> None:
 
 
 def start_tensorboard(runs: Path) -> str:
-    """Its address, once it has read all files: until then it lists more and more runs. It ends with
-    this process."""
+    """Its address, once it has read all files: until then its list of runs grows. It ends with this
+    process."""
     from tensorboard import program
 
     if not runs.is_dir():
-        sys.exit(f"error: {runs} is no folder of runs.")
+        sys.exit(f"error: {runs} is not a folder of runs.")
     server = program.TensorBoard()
     server.configure(logdir=str(runs), port=0, load_fast="false")
     address, before = server.launch().rstrip("/"), b""

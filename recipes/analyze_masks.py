@@ -19,6 +19,7 @@ from typing import Any
 
 import tyro
 
+from bosch.command_line import parse
 from bosch.config import at_least
 from bosch.masks import analysis_pictures as pictures
 from bosch.masks.mask import GroupMask, read_mask
@@ -56,7 +57,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = tyro.cli(Options, args=arguments, prog="analyze_masks.py", description=__doc__)
+    options = parse(Options, arguments)
     progress.set_up()
     masks = read_masks(options.masks)
     chains = find_chains(masks)

@@ -1,9 +1,9 @@
-"""Builds the calibration set, on which masks are scored: the stage `calibration`.
+"""Builds the calibration set that masks are scored on: the stage `calibration`.
 
     python recipes/calibrate.py --model DIR --length 512 --questions-per-context 4 --out calibration
     python recipes/calibrate.py --model Qwen/Qwen3-1.7B-Base --essays PaulGrahamEssays.json
 
-`--against FILES` names test examples, as the NIAH suite builds them or evaluations keep them; a set
+`--against FILES` names test examples, built by `bosch niah build` or kept by an evaluation. A set
 that shares a needle with one of them is refused.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -35,11 +35,11 @@ VERSION = 1  # raised when the same settings give other examples
 
 @dataclass(frozen=True)
 class Options:
-    """Build the examples on which masks are scored."""
+    """Build the examples that masks are scored on."""
 
-    model: str  # whose tokenizer: a Hugging Face folder or hub id
+    model: str  # model whose tokenizer is used: a Hugging Face folder or hub id
     calibration: Annotated[CalibrationSettings, tyro.conf.arg(name="")]
-    against: tuple[Path, ...] = ()  # test examples it must share nothing with
+    against: tuple[Path, ...] = ()  # test examples that must share no needle with it
     out: Path = Path("calibration")  # folder to write
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
@@ -76,32 +76,32 @@ def make_stage(
     for path in against:
         if not path.is_file():
             raise MissingFileError(f"--against {path}: no such file.")
-    decides: dict[str, Any] = plain(settings) | {
+    decisive: dict[str, object] = plain(settings) | {
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
         "against": [hash_file(path) for path in against],
     }
     essays = Path(settings.essays)
     if essays.is_file():
-        decides["essays"] = hash_file(essays)
+        decisive["essays"] = hash_file(essays)
     elif essays.is_dir() and settings.essays != TOY:
-        decides["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
+        decisive["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
 
     def run(folder: Path) -> None:
         tokenizer = load_tokenizer(model)
-        known_by = describe_tokenizer(tokenizer).hash
-        write_set(folder, settings, tokenizer, known_by, read_inputs(against))
+        tokenizer_hash = describe_tokenizer(tokenizer).hash
+        write_set(folder, settings, tokenizer, tokenizer_hash, read_inputs(against))
 
-    return Stage(name, run=run, settings=decides, version=VERSION, shared=shared)
+    return Stage(name, run=run, settings=decisive, version=VERSION, shared=shared)
 
 
 def read_inputs(paths: Sequence[Path]) -> Iterator[str]:
-    """The texts of test examples: what the NIAH suite builds, or what evaluations keep of it."""
+    """The texts of test examples, from files of `bosch niah build` or of an evaluation."""
     for path in paths:
         for number, row in enumerate(read_rows(path), start=1):
             text = row.get("input", row.get("prompt"))
             if not isinstance(text, str):
                 raise UserError(
-                    f"--against {path}: row {number} has neither a field `input` nor `prompt`."
+                    f"--against {path}: row {number} has no text in a field `input` or `prompt`."
                 )
             yield text
 

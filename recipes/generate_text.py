@@ -11,21 +11,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
-from torch import Tensor
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
-from bosch.hybrid.cache import kv_bytes
-from bosch.hybrid.models import head_size
 from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import Cache, PreTrainedTokenizerBase, TextStreamer
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up()
     folder = fetch_model(options.model)
     tokenizer = load_tokenizer(folder)
-    prompt = options.prompt if options.prompt_file is None else read_prompt(options.prompt_file)
+    prompt = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
@@ -80,18 +79,25 @@ def read_prompt(path: Path) -> str:
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise MissingFileError(f"--prompt-file {path}: there is no such file.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"--prompt-file {path} is not a text in UTF-8: {error}.") from error
+        raise UserError(f"--prompt-file {path} is not UTF-8 text: {error}.") from error
 
 
 def pick_device(option: str) -> str:
+    import torch  # here, for --help and wrong command lines load no torch
+
     has_gpu = torch.cuda.is_available()
     if option == "cuda" and not has_gpu:
         raise UserError("--device cuda: torch finds no CUDA device; leave it out to use the CPU.")
     return ("cuda" if has_gpu else "cpu") if option == "auto" else option
 
 
-def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, options: Options) -> None:
+def generate(
+    model: Any, tokenizer: "PreTrainedTokenizerBase", ids: "Tensor", options: Options
+) -> None:
     """Print the text while it is generated, then speed and cache size."""
+    import torch
+    from transformers import TextStreamer
+
     torch.manual_seed(options.seed)
     sampling: dict[str, bool | float | int] = {
         "do_sample": False,
@@ -103,7 +109,7 @@ def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, option
         sampling = {"do_sample": True, "temperature": options.temperature}
         sampling |= {"top_k": options.top_k, "top_p": options.top_p}
     chunks = {"prefill_chunk_size": options.prefill_chunk} if options.prefill_chunk else {}
-    streamer = TimedStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    streamer = TimedStreamer(TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
     ids = ids.to(model.device)
     result = model.generate(
         ids,
@@ -124,21 +130,27 @@ def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: Tensor, option
     print(describe_cache(result.past_key_values, model))
 
 
-class TimedStreamer(TextStreamer):
+class TimedStreamer:
     """Prints text while it is generated. `times`: when the prompt was passed, then of each token.
     The first token comes when the prompt has been read.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, **kwargs: bool) -> None:
-        super().__init__(tokenizer, **kwargs)
+    def __init__(self, streamer: "TextStreamer") -> None:
         self.times: list[float] = []
+        self._streamer = streamer
 
-    def put(self, value: Tensor) -> None:
+    def put(self, value: "Tensor") -> None:
         self.times.append(time.perf_counter())
-        super().put(value)
+        self._streamer.put(value)
+
+    def end(self) -> None:
+        self._streamer.end()
 
 
-def describe_cache(cache: Cache, model: PreTrainedModel) -> str:
+def describe_cache(cache: "Cache", model: Any) -> str:
+    from bosch.hybrid.cache import kv_bytes
+    from bosch.hybrid.models import head_size
+
     config, held, used = model.config, int(cache.get_seq_length()), kv_bytes(cache)
     entries = config.num_hidden_layers * config.num_key_value_heads * held
     dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values

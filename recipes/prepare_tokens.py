@@ -1,11 +1,11 @@
-"""Packs training text into tokens of a model: the stage `tokens`.
+"""Tokenizes training text and packs it into sequences: the stage `tokens`.
 
     python recipes/prepare_tokens.py --source toy --tokens 1M --sequence-length 1024 --out tokens
     python recipes/prepare_tokens.py --model DIR --source corpus/@0.7 toy@0.3 --tokens 10M
     python recipes/prepare_tokens.py --model Qwen/Qwen3-1.7B-Base --source prolong-64k --tokens 2.5B
 
-What a source can be is told in data/sources/open.py. `--seq-len` is short for --sequence-length.
-Run the same command again and it goes on where it stopped."""
+data/sources/open.py describes the sources. `--seq-len` is short for --sequence-length. Run the same
+command again to resume where it stopped."""
 
 import sys
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ from bosch.run.progress import say
 
 @dataclass(frozen=True)
 class Options:
-    """Pack training text into sequences of a model's tokens."""
+    """Tokenize training text and pack it into sequences."""
 
-    model: str  # whose tokenizer: a Hugging Face folder or hub id
-    source: tuple[str, ...]  # training text; several with @weight behind each
+    model: str  # model whose tokenizer is used: a Hugging Face folder or hub id
+    source: tuple[str, ...]  # training text; to mix several, add @WEIGHT to each
     packing: Annotated[PackConfig, tyro.conf.arg(name="")]
     out: Path = Path("tokens")  # folder to write
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error

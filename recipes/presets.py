@@ -1,10 +1,10 @@
 """Named setups: functions that return a config. A variant calls one and replaces two fields.
 
-`paper` carries every value of the paper's settings that is one; a test holds them. The rest of that
-page are rules that the code keeps everywhere, under any preset: an example counts when all its
-answer tokens are right, prefill only, one calibration set for all methods and none of it in the
-test set; candidates no more than the budget are enumerated; a static score of a group is the mean
-over its query heads; training is AdamW under FSDP.
+`paper` has every value that the paper gives, checked by a test. The paper's other rules hold under
+any preset: an example counts when all its answer tokens are right, prefill only, one calibration
+set for all methods and none of it in the test set; candidates no more than the budget are
+enumerated; a static score of a group is the mean over its query heads; training is AdamW under
+FSDP.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ from bosch.run.errors import UserError
 
 TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
-TOY_POSITIONS = 4_096  # a model with fewer, as the embedded ones, is for the toy world
+TOY_POSITIONS = 4_096  # models with fewer, as the embedded ones, use the toy world
 
-# Sequences of 32k at once on a GPU. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16 they
-# would be 128 sequences a step, not 64. Of 8B and 14B it says no number.
+# Sequences of 32k on a GPU at once. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16 GPUs
+# it would make 128 sequences a step, not 64. For 8B and 14B the paper gives no number.
 MICRO_BATCH_SEQUENCES = {
     "Qwen/Qwen3-1.7B-Base": 8,
     "Qwen/Qwen3-8B-Base": 4,
@@ -39,8 +39,7 @@ MICRO_BATCH_SEQUENCES = {
 
 
 def tiny(model: str = TINY_MODEL) -> Config:
-    """The embedded model on a laptop: the whole chain in minutes, with settings of its own instead
-    of the paper's."""
+    """The embedded model on a laptop: the whole chain in minutes, with its own settings."""
     return Config(
         model=model,
         window=64,
@@ -53,8 +52,8 @@ def tiny(model: str = TINY_MODEL) -> Config:
         ),
         mask=MaskConfig(kappa=30),
         data=DataConfig(source=("toy",), tokens=786_432, sequence_length=1_024),
-        # Small batches: on so few tokens the number of steps decides. Peaks of 1e-3 and 3e-3 bring
-        # back as much of NIAH; of toy LongBench the smaller keeps more.
+        # Small batches: with so few tokens the number of steps matters most. Peaks of 1e-3 and 3e-3
+        # recover the same share of NIAH; on toy LongBench 1e-3 keeps more.
         train=TrainConfig(
             batch_sequences=2, peak_learning_rate=1e-3, precision="fp32", kernels="torch"
         ),
@@ -70,8 +69,7 @@ def tiny(model: str = TINY_MODEL) -> Config:
 
 
 def smoke(model: str = SMOKE_MODEL) -> Config:
-    """Seconds long, on the two-layer model: every stage runs, and nothing is learned. For tests of
-    the chain."""
+    """Seconds on the two-layer model: every stage runs, and nothing is learned. For tests."""
     config = tiny(model)
     return replace(
         config,
@@ -91,8 +89,7 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
 
 
 def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:
-    """The paper's settings, for its four models as they are, for any other scaled to the model's
-    positions."""
+    """The paper's settings for its four models; for another model, scaled to its positions."""
     config = scaled_paper(model)
     if model not in PAPER_SHAPES:
         return config
@@ -104,9 +101,9 @@ def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:
 
 
 def scaled_paper(model: str) -> Config:
-    """The paper's settings for any model and machine: lengths no longer than the model's positions,
-    the window in proportion, the same number of tokens in a batch, and whatever attention backend,
-    kernels and memory there are."""
+    """The paper's settings for any model and machine: lengths up to the model's positions, the
+    window in proportion, as many tokens in a batch, and the attention backend, kernels and memory
+    that are available."""
     config = Config(
         model=model,
         calibration=CalibrationConfig(tasks=PAPER_TASKS),
@@ -134,8 +131,7 @@ PRESETS: dict[str, Callable[..., Config]] = {"tiny": tiny, "smoke": smoke, "pape
 
 
 def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
-    """The setup for `--preset` and `--model`, either of which may be left out, and the lines that
-    say what was chosen."""
+    """The config for `--preset` and `--model`, both optional, and lines on what was chosen."""
     if preset is not None:
         return (PRESETS[preset](model) if model else PRESETS[preset]()), [f"preset {preset}"]
     if model is None:
@@ -146,14 +142,14 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
 
 
 def for_stage(arguments: Sequence[str]) -> Config:
-    """Where a stage's own command has its defaults from: `tiny` for the embedded models and others
-    as small, hybrids among them, else the paper's settings scaled to the model."""
+    """The defaults of a single stage's command: `tiny` for the embedded models and others as small,
+    hybrids included, else the paper's settings scaled to the model."""
     model = peek(arguments, "model")["model"] or TINY_MODEL
     return tiny(model) if read_shape(model).positions < TOY_POSITIONS else scaled_paper(model)
 
 
 def check_model(model: str) -> None:
-    """Refuse, before hours are spent on it, a model that can become no hybrid."""
+    """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
     if model in PAPER_SHAPES:
         return
     from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
@@ -163,7 +159,7 @@ def check_model(model: str) -> None:
 
 
 def check_lengths(config: Config) -> None:
-    """Refuse texts that are longer than the model reads."""
+    """Refuse texts that are longer than the model's positions."""
     check_length("--calibration.length", config.calibration.length, config.model)
     check_length("--data.sequence-length", config.data.sequence_length, config.model)
     check_length("--eval.niah-lengths", max(config.eval.niah_lengths), config.model)
@@ -172,4 +168,4 @@ def check_lengths(config: Config) -> None:
 def check_length(option: str, tokens: int, model: str) -> None:
     positions = read_shape(model).positions
     if tokens > positions:
-        raise UserError(f"{option} {tokens}: {model} has {positions:,} positions.")
+        raise UserError(f"{option} {tokens}: {model} has {positions:,} positions; ask for less.")

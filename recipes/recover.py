@@ -4,7 +4,7 @@
     accelerate launch recipes/recover.py --ratio 0.75 --model Qwen/Qwen3-1.7B-Base --preset paper
     accelerate launch recipes/recover.py --ratio 0              # the control: dense, trained
 
-Run the same command again and it goes on where it stopped.
+Run the same command again to resume where it stopped.
 """
 
 import shlex
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bosch.command_line import Command, as_near, as_typed, parse_command
+from bosch.command_line import Command, as_typed, next_command, parse_command
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
@@ -80,22 +80,22 @@ def main(arguments: Sequence[str]) -> None:
 def build_chain(
     config: Config, run_path: Path, complete: Complete, zero_shot: bool = False
 ) -> list[Stage]:
-    """The stages in their order. Training hands each checkpoint to its evaluation, a stage of its
-    own, which `complete` completes."""
+    """The stages in their order. Each checkpoint of the training is evaluated by its own stage,
+    which training runs through `complete`."""
     calibration = calibrate.build(config)
     tokens = packed.build(config)
     dense = evaluate_model.build(config)
     learns = learns_from_tokens(config.method)
-    spent = learning_tokens(config)
+    mask_tokens = learning_tokens(config)
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)
-    start = evaluate_model.build_step(config, run_path, 0, spent, model)
-    chosen = [calibration, dense, *([tokens] if learns else []), mask, model, start]
+    start = evaluate_model.build_step(config, run_path, 0, mask_tokens, model)
+    untrained = [calibration, dense, *([tokens] if learns else []), mask, model, start]
     if zero_shot:
-        return [*own(chosen), compare_runs.build(run_path, [dense, start])]
+        return [*only_stages(untrained), compare_runs.build(run_path, [dense, start])]
 
     def evaluate(step: int, tokens: int, folder: Path) -> None:
-        if step:  # step 0 was judged before training
+        if step:  # step 0 is evaluated before training
             complete(checkpoints[step])
 
     train = train_model.build(config, model, tokens, on_checkpoint=evaluate)
@@ -105,28 +105,29 @@ def build_chain(
         for step in schedule.evaluated_steps
         if step
     }
-    judged = [dense, start, *checkpoints.values()]
+    evaluations = [dense, start, *checkpoints.values()]
     trained = [*([] if learns else [tokens]), train, *checkpoints.values()]
-    return [*own([*chosen, *trained]), compare_runs.build(run_path, [train, *judged])]
+    report = compare_runs.build(run_path, [train, *evaluations])
+    return [*only_stages([*untrained, *trained]), report]
 
 
-def own(stages: Sequence[Stage | Artifact]) -> list[Stage]:
-    """Without artifacts of other runs: there is nothing to be made."""
+def only_stages(stages: Sequence[Stage | Artifact]) -> list[Stage]:
+    """Without the artifacts of other runs, which are complete."""
     return [stage for stage in stages if isinstance(stage, Stage)]
 
 
 def introduce(command: Command) -> None:
-    """Say what this run is, before work begins."""
+    """Print what this run will do, before work begins."""
     config = command.config
     say(f"run folder {command.run_path}")
     say(describe_budget(config))
     settings = describe_config(config)
     for line in [*command.chosen_by, *settings, *warn_of_window(config)]:
         say(line)
-    if spent := learning_tokens(config):
+    if mask_tokens := learning_tokens(config):
         say(
-            f"{spent:,} of the {config.data.tokens:,} tokens are for learning the mask, training "
-            "gets the rest"
+            f"{mask_tokens:,} of the {config.data.tokens:,} tokens are used to learn the mask, the "
+            "rest to train"
         )
 
 
@@ -135,11 +136,10 @@ def say_results(run_path: Path) -> None:
     for line in summarize(comparison):
         say(line)
     compare_runs.warn(comparison)
-    say(f"report in {run_path / 'report' / 'report.html'}; to look further:")
+    say(f"report in {run_path / 'report' / 'report.html'}; for details:")
     runs = shlex.quote(str(run_path.parent))
     say(f"  {as_typed('tensorboard')} --logdir {runs}")
-    recipe = as_near(Path(compare_runs.__file__))
-    say(f"  {as_typed('python')} {recipe} {runs}/*")
+    say(f"  {next_command('compare', compare_runs)} {runs}/*")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from pathlib import Path
 
 import tyro
 
-from bosch.command_line import parse_command
+from bosch.command_line import called_as, parse_command, read_options
 from bosch.config import Config, fill_in
 from bosch.eval.judging import judging_of
 from bosch.eval.report.archive import append_run, read_archive
@@ -99,12 +99,8 @@ class Chain:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options, rest = tyro.cli(
-        Options,
-        args=arguments,
-        prog="sweep.py",
-        description=__doc__,
-        return_unknown_args=True,
+    options, rest = read_options(
+        Options, arguments, passes_on=True, prog=called_as("sweep.py"), description=__doc__
     )
     progress.set_up()
     chains = list_chains(options, rest)

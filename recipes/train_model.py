@@ -1,12 +1,12 @@
-"""Trains the hybrid on packed tokens, to recover what the windows cost: the stage `train`.
+"""Trains the hybrid on packed tokens, to recover its quality: the stage `train`.
 
     python recipes/train_model.py --model hybrid --tokens tokens --out train
     accelerate launch recipes/train_model.py --model hybrid --tokens tokens --out train
     accelerate launch --use_fsdp --num_processes 2 recipes/train_model.py ...      # 2 CPU processes
 
---model may be a dense model too, whose training is the control. Run the same command again and it
-goes on after its last checkpoint; Ctrl-C, SIGTERM and a file STOP in the folder end it after the
-step, everything saved.
+--model may also be a dense model, as a control. Run the same command again to resume from the last
+checkpoint. Ctrl-C, SIGTERM or a file named STOP in the folder end the training after the current
+step, with everything saved.
 """
 
 import os
@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from bosch.command_line import parse
-from bosch.config import Config, TokenCount, TrainConfig
+from bosch.config import Config, TokenCount, TrainConfig, at_least, check_shares
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import fetch_model
@@ -36,22 +36,26 @@ if TYPE_CHECKING:
 
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
-# on_checkpoint(step, tokens trained on, folder of the model), on all ranks
+# on_checkpoint(step, tokens trained on so far, folder of the model), on all ranks
 OnCheckpoint = Callable[[int, int, Path], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train a model, hybrid or dense, on packed tokens."""
+    """Train a hybrid or dense model on packed tokens."""
 
-    model: str  # folder of the hybrid, or of a dense model; a hub id
+    model: str  # folder or hub id of a hybrid or dense model
     tokens: Path  # folder that prepare_tokens.py wrote
     out: Path  # folder to write
     train: Annotated[TrainConfig, tyro.conf.arg(name="")]
     budget: TokenCount | None = None  # tokens to train on; None: all in the folder, once
-    evaluated: tuple[float, ...] = (0.0, 1.0)  # shares of the steps at which models are exported
-    document_mask: bool = True  # documents packed into one sequence do not see each other
+    evaluated: tuple[float, ...] = (0.0, 1.0)  # export the model after these shares of the steps
+    document_mask: bool = True  # documents in one sequence do not attend to each other
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "", "budget")
+        check_shares("--evaluated", self.evaluated)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -147,8 +151,8 @@ def make_stage(
     on_checkpoint: OnCheckpoint | None = None,
     tokens_before: int = 0,
 ) -> Stage:
-    """`tokens_before`: of the budget, set aside for learning the mask."""
-    facts: dict[str, Any] = {
+    """`tokens_before`: tokens of the budget that learning the mask has used."""
+    facts: dict[str, object] = {
         "train": settings,
         "tokens": budget_tokens,
         "evaluated": evaluated_shares,
@@ -176,7 +180,7 @@ def make_stage(
         )
         stopped_by = train(job)
         if stopped_by is not None:
-            say(f"{name}: stopped by {stopped_by}, and saved; the same command goes on from here")
+            say(f"{name}: stopped by {stopped_by}, and saved; the same command resumes here")
             raise SystemExit(0)
 
     return Stage(name, run=run, settings=facts, inputs=inputs, version=VERSION, ranks="all")

@@ -1,25 +1,26 @@
-"""The commands for mask files: import, export, show.
+"""The commands `bosch mask import`, `export` and `show`, or `python -m bosch.masks import`.
 
-    python -m bosch.masks import full_attention_heads.tsv --format duo --model DIR --window 256 \\
+    bosch mask import full_attention_heads.tsv --format duo --model DIR --window 256 \\
         --ratio 0.5 --out mask.json
-    python -m bosch.masks export mask.json --format headwise --out headwise.json
-    python -m bosch.masks show mask.json --png mask.png
+    bosch mask export mask.json --format headwise --out headwise.json
+    bosch mask show mask.json --png mask.png
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 from rich.console import Console
 
 from bosch.assets import asset_folder
+from bosch.command_line import Commands, run_subcommand
 from bosch.masks.formats import Request, export_mask, import_mask
 from bosch.masks.mask import MaskFile, describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_lines, mask_title
 from bosch.model import read_model_info
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError
 
 Format = Literal["duo", "headwise", "layer_types"]
 
@@ -60,28 +61,13 @@ class Show:
     debug: bool = False  # show the traceback of an error
 
 
-Command = (
-    Annotated[Import, tyro.conf.subcommand("import")]
-    | Annotated[Export, tyro.conf.subcommand("export")]
-    | Annotated[Show, tyro.conf.subcommand("show")]
-)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    command: Import | Export | Show = tyro.cli(
-        Command, args=arguments, prog="python -m bosch.masks"
-    )
-    exit_on_user_error(lambda: run(command), command.debug)
-
-
-def run(command: Import | Export | Show) -> None:
-    match command:
-        case Import():
-            run_import(command)
-        case Export():
-            run_export(command)
-        case Show():
-            run_show(command)
+    commands: Commands = {
+        "show": (Show, run_show),
+        "import": (Import, run_import),
+        "export": (Export, run_export),
+    }
+    run_subcommand("python -m bosch.masks", commands, arguments)
 
 
 def run_import(command: Import) -> None:

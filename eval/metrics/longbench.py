@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -33,7 +34,7 @@ def cut_words(text: str) -> list[str]:
     except ImportError as error:
         raise UserError(
             "Chinese data sets are scored with the package jieba, which is not installed. "
-            'Install the extra with `pip install -e ".[eval]"`.'
+            f"Install it: {how_to_install('jieba', 'eval')}"
         ) from error
     jieba.setLogLevel(logging.WARNING)  # else it writes about its dictionary to stderr
     return list(jieba.cut(text, cut_all=False))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import EngFormatter
 
 from bosch.eval.report.compare import Comparison, seed_means
 from bosch.eval.report.runs import RunResults
@@ -312,5 +311,7 @@ def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
 
 
 def _label_tokens(axis: "Axes") -> None:
+    from matplotlib.ticker import EngFormatter
+
     axis.set_xlabel("training tokens")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))

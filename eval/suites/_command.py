@@ -7,8 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from bosch.command_line import run_subcommand
 from bosch.eval.rows import Row, read_rows, write_rows
-from bosch.run.errors import exit_on_user_error
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,8 @@ def score_command(
     args: Sequence[str] | None,
 ) -> None:
     """score_row: the scores of a row, whose place is for errors. describe: lines on all rows."""
-    command: Score = tyro.extras.subcommand_cli_from_dict(
-        {"score": Score},
-        prog=f"bosch {suite}",
-        description=description,
-        args=args,
-    )
 
-    def run() -> None:
+    def run(command: Score) -> None:
         scored = [
             row | score_row(row, f"{command.in_file}, row {number}")
             for number, row in enumerate(read_rows(command.in_file), 1)
@@ -44,4 +38,5 @@ def score_command(
         for line in [*describe(scored), f"wrote {command.out}: {len(scored)} rows"]:
             print(line)
 
-    exit_on_user_error(run, command.debug)
+    prog = f"python -m bosch.eval.suites.{suite}"
+    run_subcommand(prog, {"score": (Score, run)}, args, description)

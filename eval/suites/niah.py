@@ -14,8 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
+from bosch.command_line import run_subcommand
 from bosch.data import needles
 from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
@@ -39,7 +38,7 @@ from bosch.eval.suites._interface import (
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, mean_over_lengths
 from bosch.model import load_tokenizer
 from bosch.plugins import suggest
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -309,10 +308,7 @@ class Build:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    command: Build = tyro.extras.subcommand_cli_from_dict(
-        {"build": Build}, prog="bosch niah", args=args
-    )
-    exit_on_user_error(lambda: run_build(command), command.debug)
+    run_subcommand("python -m bosch.eval.suites.niah", {"build": (Build, run_build)}, args)
 
 
 def run_build(command: Build) -> None:

@@ -16,6 +16,7 @@ from bosch.model import load_tokenizer
 from bosch.recipes.calibrate import build, main
 from bosch.recipes.presets import smoke
 from bosch.run import progress
+from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import read_sealed_json, verify_folder
 from bosch.run.plan import follow_reference
@@ -49,7 +50,7 @@ def test_same_command_finds_it_done_and_other_settings_are_refused(
 ) -> None:
     main(command(out=written))
     assert "calibration: complete" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="seed"):
+    with pytest.raises(UserError, match="seed"):
         main(command("--seed", "1", out=written))
 
 
@@ -62,11 +63,11 @@ def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
     # A line separator inside a text must not count as the end of a row.
     rows = [{field: "Nothing.\N{LINE SEPARATOR}Nothing at all."}, {field: f"Leaked. {text}"}]
     test.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
-    with pytest.raises(ValueError, match="test example 2 "):
+    with pytest.raises(UserError, match="test example 2"):
         main(command("--against", str(test), out=tmp_path / "calibration"))
     assert not (tmp_path / "calibration" / "manifest.json").exists()
     test.write_text('{"question": "Where?"}\n')
-    with pytest.raises(ValueError, match="row 1 has neither a field `input` nor `prompt`"):
+    with pytest.raises(UserError, match=r"row 1 .*`input` or `prompt`"):
         main(command("--against", str(test), out=tmp_path / "none"))
     test.write_text(json.dumps(rows[0]) + "\n")
     main(command("--against", str(test), out=tmp_path / "other"))
@@ -76,24 +77,24 @@ def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
 def test_written_set_is_checked_against_texts_that_come_later(written: Path) -> None:
     text = json.loads((written / "examples.jsonl").read_text().splitlines()[3])["text"]
     assert check_set(written, ["A text without needles.", "Another."]) == 2
-    with pytest.raises(ValueError, match="test example 2 "):
+    with pytest.raises(UserError, match="test example 2"):
         check_set(written, ["A text without needles.", text])
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "named"),
     [
-        (["--against", "nowhere.jsonl"], r"--against nowhere\.jsonl: no such file"),
-        (["--model", "./nope"], "--model ./nope: there is no such folder"),
-        (["--tasks", "niah_single"], "did you mean 'niah_single_"),
+        (["--against", "nowhere.jsonl"], r"--against nowhere\.jsonl"),
+        (["--model", "./nope"], "--model ./nope"),
+        (["--tasks", "niah_single"], "'niah_single'.*niah_single_1"),
         (["--tasks", "niah_single_1", "niah_single_1"], "niah_single_1"),
-        (["--length", "4096"], "--length 4096: tiny-qwen3-2layer has 2,048 positions"),
-        (["--length", "20"], " 20 tokens"),
-        (["--examples", "7", "--questions-per-context", "2"], "take a multiple"),
+        (["--length", "4096"], "--length 4096.*tiny-qwen3-2layer.*2,048"),
+        (["--length", "20"], "20 tokens"),
+        (["--examples", "7", "--questions-per-context", "2"], "examples.* 7.* 2"),
     ],
 )
-def test_command_names_mistakes(options: list[str], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+def test_command_names_mistakes(options: list[str], named: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=named):
         main(command(*options, out=tmp_path / "calibration"))
     assert not (tmp_path / "calibration" / "manifest.json").exists()
 
@@ -142,5 +143,5 @@ def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path
     own = json.loads(texts.read_text().splitlines()[0])
     leaked = Example(0, own["text"], ("1",), 4)
     write_examples(folder, [leaked], 3, describe_examples(needles, task, tokenizer_hash))
-    with pytest.raises(ValueError, match="test example 1 "):
+    with pytest.raises(UserError, match="test example 1"):
         check_calibration(config, run_path)

@@ -35,7 +35,8 @@ def test_ctrl_c_ends_in_one_sentence_and_the_shells_exit_code() -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     assert process.returncode == 130
-    assert errors == "interrupted; run the same command again to continue\n"
+    assert errors.startswith("interrupted")
+    assert errors.count("\n") == 1
 
 
 def test_a_reader_that_leaves_early_sees_no_traceback() -> None:

@@ -25,6 +25,7 @@ from bosch.hybrid.materialize import materialize
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import read_model_info
 from bosch.recipes import evaluate_model, presets
+from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
@@ -392,7 +393,7 @@ def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
     try:
         import lm_eval  # noqa: F401
     except ImportError:
-        with pytest.raises(Exception, match=r"pip install 'bosch-hybrid\[lm-eval\]'"):
+        with pytest.raises(UserError, match=how_to_install("lm-eval", "lm-eval")):
             command(*arguments, "--out", tmp_path / "judged")
         return
     command(*arguments, "--lengths", 256, "--out", tmp_path / "judged")

@@ -1,6 +1,6 @@
 """launch/: accelerate reads the configs, and starts what their comments say. SLURM's script parses.
 
-No process needs a GPU here: accelerate starts as many as it is told and leaves the rest to them.
+No process needs a GPU here: accelerate only starts as many as the config says.
 """
 
 import os

@@ -1,17 +1,24 @@
-"""What an installation holds: every module without the extras, the data files, a true README."""
+"""What an installation holds: every module without the extras, the data files, one top-level
+package and one command. And a true README."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
+import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import bosch
+
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ("bosch", "data", "training", "eval", "recipes")
 
 # What the extras install, and what pip leaves out on another system than Linux.
 OPTIONAL = (
@@ -21,22 +28,32 @@ OPTIONAL = (
 
 IMPORT_ALL = """
 import importlib, json, sys
-sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))  # None there makes an import fail
-for name in sys.argv[2:]:
+sys.path.insert(0, sys.argv[1])
+sys.modules |= dict.fromkeys(json.loads(sys.argv[2]))  # None there makes an import fail
+for name in sys.argv[3:]:
     importlib.import_module(name)
 """
 
 
 def module_names() -> list[str]:
-    files = (file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py"))
-    names = (".".join(file.relative_to(REPOSITORY).with_suffix("").parts) for file in files)
-    return sorted(name.removesuffix(".__init__") for name in names)
+    """Of every file below bosch/, its links followed: `bosch.data.pack`."""
+    folders = walk(REPOSITORY / "bosch")
+    files = (Path(folder) / name for folder, names in folders for name in names)
+    modules = (".".join(f.relative_to(REPOSITORY).with_suffix("").parts) for f in files)
+    return sorted(name.removesuffix(".__init__") for name in modules)
+
+
+def walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    for where, _, names in os.walk(folder, followlinks=True):
+        yield where, [name for name in names if name.endswith(".py")]
 
 
 def test_every_module_imports_without_the_optional_packages() -> None:
     names = module_names()
-    assert {"bosch", "data", "training", "eval", "recipes"} <= set(names)
-    command = [sys.executable, "-I", "-W", "error", "-c", IMPORT_ALL, json.dumps(OPTIONAL), *names]
+    parts = {"bosch", "bosch.data", "bosch.training", "bosch.eval", "bosch.recipes"}
+    assert parts <= set(names)
+    words = [str(REPOSITORY), json.dumps(OPTIONAL), *names]
+    command = [sys.executable, "-I", "-W", "error", "-c", IMPORT_ALL, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "", "an import prints nothing"
@@ -57,17 +74,104 @@ def test_readme_names_only_files_that_exist() -> None:
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
 
 
-@pytest.mark.slow
-def test_wheel_holds_the_modules_and_the_data_files(tmp_path: Path) -> None:
-    """Built as pip builds it, which fetches setuptools: no other test needs a network."""
-    source = tmp_path / "source"
-    for package in PACKAGES:
-        ignored = shutil.ignore_patterns("__pycache__", "*.md")
-        shutil.copytree(REPOSITORY / package, source / package, ignore=ignored)
+# ------------------------------------------------------------------------------------- the wheel
+
+PARTS = ("bosch", "data", "eval", "recipes", "training")
+# What users call their own files; the wheel must not meet them.
+HOSTILE = ("data", "eval", "recipes", "training", "launch", "presets", "config", "console")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built by setuptools from a copy of what is in the repository, beside folders not for it."""
+    source = tmp_path_factory.mktemp("source")
+    for name in PARTS:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=ignored)
+    for name in ("tests", "benchmarks", "bosch_notes"):
+        (source / name).mkdir()
+        (source / name / "__init__.py").touch()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
-    expected = {str(f.relative_to(source)) for f in source.glob("*/**/*") if f.is_file()}
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    subprocess.run([*command, str(tmp_path), str(source)], check=True)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        assert expected - set(wheel.namelist()) == set()
+    build = "from setuptools import build_meta; build_meta.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (file,) = source.parent.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bin` of an empty environment with the wheel in it, which borrows our dependencies."""
+    folder = tmp_path_factory.mktemp("elsewhere") / "venv"
+    venv.create(folder, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
+    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    top = {path.name for path in packages.iterdir()} - {"__pycache__"}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"bosch"}
+    # A path in a .pth file: what is there can be imported, and .pth files there are not read.
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder full of modules that are called as parts of ours are."""
+    for name in HOSTILE:
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name}.py of the user')\n")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('{name}/ of the user')\n")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))  # where a launcher's own config would be
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def output_of(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_holds_every_module_and_data_file_in_one_package(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"bosch"}
+    expected = {
+        str(Path(folder, name).relative_to(REPOSITORY))
+        for folder, _, files in os.walk(REPOSITORY / "bosch", followlinks=True)
+        for name in files
+        if not name.endswith(".pyc")
+    }
+    assert names >= expected
+    for data_file in ("eval/data/report.html.jinja", "assets/tiny-qwen3/model.safetensors"):
+        assert f"bosch/{data_file}" in names
+    assert any(name.startswith("bosch/data/punkt_spans/") for name in names)
+
+
+def test_the_command_of_the_wheel_works_beside_modules_of_these_names(
+    programs: Path, hostile: Path
+) -> None:
+    command = programs / "bosch"
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert output_of(command, "--version") == f"bosch {version}\n"
+    where = output_of(programs / "python", "-P", "-c", "import bosch; print(bosch.__file__)")
+    assert Path(where).is_relative_to(programs.parent)
+    assert "recover" in output_of(command, "--help")
+    # Starts `recover` in a process of its own, which trains the embedded model.
+    options = ("--methods", "interleave", "--ratios", ".5", "--preset", "smoke")
+    shown = output_of(command, "sweep", *options)
+    assert "failed" not in shown
+    run = hostile / "runs" / "tiny-qwen3-2layer-interleave-r0.5"
+    assert (run / "report" / "report.html").is_file()
+    shown = output_of(command, "mask", "show", run / "mask" / "mask.json")
+    assert shown == output_of(
+        programs / "python", "-m", "bosch", "mask", "show", run / "mask" / "mask.json"
+    )
+    assert "window" in shown
+
+
+def test_the_version_is_that_of_pyproject() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert bosch.__version__ == project["version"]
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = bosch.no_such_name  # type: ignore[attr-defined]

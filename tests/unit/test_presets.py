@@ -9,6 +9,7 @@ import pytest
 from bosch.assets import asset_folder
 from bosch.model import PAPER_SHAPES, ModelShape, find_model, read_model_config, read_shape
 from bosch.recipes.presets import choose, for_stage, paper, scaled_paper, smoke, tiny
+from bosch.run.errors import MissingFileError, UserError
 
 SIX_TASKS = tuple(
     f"niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)
@@ -113,11 +114,11 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
     # They do not grow with them.
     config = scaled_paper(model_folder(tmp_path / "long", positions=262_144))
     assert (config.calibration.length, config.window) == (32_768, 1_024)
-    with pytest.raises(ValueError, match="max_position_embeddings"):
+    with pytest.raises(UserError, match="max_position_embeddings"):
         read_shape(model_folder(tmp_path / "odd", positions=None))
 
 
-def test_model_without_preset_gets_the_paper_scaled_and_is_told(tmp_path: Path) -> None:
+def test_model_without_preset_gets_the_paper_scaled_and_a_line_says_so(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "short", positions=4_096)
     config, [line] = choose(None, model)
     assert config == scaled_paper(model)
@@ -144,5 +145,5 @@ def test_models_are_found_by_folder_by_shipped_name_and_by_hub_id(tmp_path: Path
     assert find_model(str(tmp_path)) == tmp_path
     assert find_model("Qwen/Qwen3-8B-Base") is None
     for missing in ("./nope", "nope", "/no/such/folder", "a/b/c"):
-        with pytest.raises(FileNotFoundError, match=f"--model {missing}: there is no such folder"):
+        with pytest.raises(MissingFileError, match=f"--model {missing}"):
             find_model(missing)

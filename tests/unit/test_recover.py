@@ -38,39 +38,35 @@ def recover(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "named"),
     [
-        (["--ratio", "1.2"], "ratio is 1.2"),
-        (["--ratio", "nan"], "ratio is nan"),
-        (["--window", "0"], "window is 0"),
-        (["--model", "./nope"], "--model ./nope: there is no such folder"),
-        (["--model", "nobody/nothing"], "--model nobody/nothing"),
-        (["--method", "bosh"], "--method bosh: no such method; did you mean 'bosch'?"),
-        (["--preset", "big"], "--preset big: no such preset"),
-        (["--preset"], "--preset: expected one argument"),
-        (["--ratoi", "0.5"], "--ratoi: no such option; did you mean --ratio?"),
-        (["0.5"], "'0.5' belongs to no option"),
-        (["--eval.niah-lengths", "4096"], "--eval.niah-lengths 4096: tiny-qwen3 has 2,048"),
-        (["--calibration.length", "4096"], "--calibration.length 4096: tiny-qwen3 has"),
-        (["--fresh", "maks"], "--fresh maks: no such stage; did you mean 'mask'?"),
+        (["--ratio", "nan"], ["ratio", "nan"]),
+        (["--model", "./nope"], ["--model ./nope"]),
+        (["--model", "nobody/nothing"], ["--model nobody/nothing"]),
+        (["--preset"], ["--preset"]),
+        (["0.5"], ["'0.5'"]),
+        (["--eval.niah-lengths", "4096"], ["4096", "tiny-qwen3", "2,048"]),
+        (["--calibration.length", "4096"], ["--calibration.length 4096", "tiny-qwen3"]),
     ],
 )
 def test_mistakes_end_in_one_sentence_and_code_2(
-    arguments: list[str], sentence: str, tmp_path: Path, recover: Recover
+    arguments: list[str], named: list[str], tmp_path: Path, recover: Recover
 ) -> None:
+    """More of them in test_wrong_commands.py."""
     run = recover(*arguments)
     assert run.returncode == 2
-    assert run.stderr.startswith(f"error: {sentence}")
+    assert run.stderr.startswith("error: ")
+    assert [words for words in named if words not in run.stderr] == []
     assert run.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_as_a_program_it_ends_the_same_way_and_debug_shows_the_traceback(tmp_path: Path) -> None:
     program = [sys.executable, str(recipe.__file__), "--method", "bosh"]
-    for more, code, told in (([], 2, "error: --method bosh"), (["--debug"], 1, "Traceback")):
+    for more, code, start in (([], 2, "error: --method bosh"), (["--debug"], 1, "Traceback")):
         run = subprocess.run([*program, *more], cwd=tmp_path, capture_output=True, text=True)
         assert run.returncode == code
-        assert run.stderr.startswith(told)
+        assert run.stderr.startswith(start)
 
 
 def test_ratio_that_no_count_meets_says_what_it_means(recover: Recover) -> None:
@@ -94,20 +90,20 @@ def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "named"),
     [
-        ("granularity=lay", "consa takes no such value"),
-        ("granular=layer", "did you mean 'granularity'?"),
-        ("granularity", "write NAME=VALUE"),
-        ("steps=some", "consa takes no such value"),
-        ("steps=0", "steps is 0, it must be at least 1"),
-        ("razor-recent-share=0.5", "did you mean"),
+        ("granularity=lay", "granularity=lay"),
+        ("granular=layer", "'granularity'"),
+        ("granularity", "NAME=VALUE"),
+        ("steps=some", "steps=some"),
+        ("steps=0", "steps is 0"),
+        ("razor-recent-share=0.5", "razor-recent-share=0.5"),
     ],
 )
-def test_options_of_a_method_are_checked(option: str, told: str, recover: Recover) -> None:
+def test_options_of_a_method_are_checked(option: str, named: str, recover: Recover) -> None:
     run = recover("--method", "consa", "--mask.options", option, "--dry-run")
     assert run.returncode == 2
-    assert told in run.stderr
+    assert named in run.stderr
     assert run.stderr.count("\n") == 1
 
 
@@ -128,34 +124,35 @@ def test_run_leaves_its_settings_and_its_log(tmp_path: Path, recover: Recover) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "named"),
     [
-        (["--train.attention", "flash"], "train.attention flash cannot run here: it needs a CUDA"),
-        (["--train.attention", "flsh"], "train.attention flsh: no such backend; did you mean"),
-        (["--train.kernels", "liger"], "train.kernels liger cannot run here"),
-        (["--preset", "smoke"], "a batch of 2 sequences cannot be split evenly over 3"),
+        (["--train.attention", "flash"], ["train.attention flash", "CUDA"]),
+        (["--train.attention", "flsh"], ["train.attention flsh", "'flash'"]),
+        (["--train.kernels", "liger"], ["train.kernels liger"]),
+        (["--preset", "smoke"], ["2 sequences", "3"]),
     ],
 )
-def test_what_these_processes_cannot_run_is_told_before_the_search(
-    arguments: list[str], sentence: str, tmp_path: Path, recover: Recover
+def test_what_these_processes_cannot_run_is_refused_before_the_search(
+    arguments: list[str], named: list[str], tmp_path: Path, recover: Recover
 ) -> None:
     world = {"RANK": "0", "WORLD_SIZE": "3"} if "smoke" in arguments else {}
     run = recover(*arguments, CUDA_VISIBLE_DEVICES="", **world)
     assert run.returncode == 2
-    assert run.stderr.startswith(f"error: {sentence}")
+    assert run.stderr.startswith("error: ")
+    assert [words for words in named if words not in run.stderr] == []
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "named"),
     [
-        ({"model_type": "phi3"}, "model_type 'phi3' is no family"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "model is quantized"),
-        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}, "sliding window of its"),
+        ({"model_type": "phi3"}, "'phi3'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}, "sliding"),
     ],
 )
 def test_a_model_that_becomes_no_hybrid_is_refused_before_anything_is_made(
-    changes: dict[str, object], sentence: str, tmp_path: Path, recover: Recover
+    changes: dict[str, object], named: str, tmp_path: Path, recover: Recover
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(asset_folder("tiny-qwen3-2layer"), model)
@@ -163,5 +160,5 @@ def test_a_model_that_becomes_no_hybrid_is_refused_before_anything_is_made(
     (model / "config.json").write_text(json.dumps(config | changes))
     run = recover("--preset", "smoke", "--model", str(model))
     assert run.returncode == 2
-    assert sentence in run.stderr
+    assert named in run.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -1,7 +1,7 @@
-"""The set-up behind `make recover` and `make test`: what it reuses, repairs and says beforehand.
+"""The set-up behind `make recover` and `make test`: what it reuses, repairs and announces.
 
-Each checkout here is small and of its own, set up by real processes. The packages it asks for
-are wheels of a few bytes in a folder, so that nothing is downloaded.
+Each checkout here is small and set up by real processes. The packages it requires are wheels of a
+few bytes in a folder, so that nothing is downloaded.
 """
 
 import json
@@ -101,7 +101,7 @@ def test_second_setup_reuses_the_first_until_extras_or_requirements_change(made:
     assert "reuse" in run(made), "an environment that has more serves a command that asks for less"
     project = made / "pyproject.toml"
     project.write_text(PROJECT.replace("torch>=2", "torch>=2.1"))
-    assert "update .venv (what has to be installed has changed)" in run(made)
+    assert "update .venv (the requirements have changed)" in run(made)
     assert "reuse" in run(made, "dev"), "an update keeps the extras that were there"
     project.write_text(project.read_text() + "\n[tool.ruff]\n")
     assert "reuse" in run(made), "settings of a linter install nothing"
@@ -128,7 +128,7 @@ def replace_interpreter(checkout: Path, target: str) -> None:
         (lambda c: replace_interpreter(c, "/bin/true"), "build", "its Python does not run"),
         (lambda c: remove(c, "torch.py"), "build", "or lacks pip or torch or"),
         (lambda c: remove(c, "pip"), "build", "or lacks pip"),
-        (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not make it"),
+        (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not create it"),
         (lambda c: shutil.rmtree(c / ".venv"), "build", "there is none"),
         (lambda c: None, "reuse", "it is up to date"),
     ],

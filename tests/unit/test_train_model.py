@@ -9,6 +9,7 @@ import pytest
 from bosch.assets import asset_folder
 from bosch.recipes import prepare_tokens, presets, train_model
 from bosch.run import progress
+from bosch.run.errors import UserError
 from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact
 from tests.odd_tokenizers import with_another_tokenizer
@@ -34,18 +35,18 @@ def test_command_trains_says_what_it_does_and_is_reused(
     tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "train"
-    with pytest.raises(ValueError, match="tokens"):  # and can be corrected
+    with pytest.raises(UserError, match="128"):  # and can be corrected
         train(tokens, out, "--budget", "128")
     train(tokens, out)
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in (
-        "2 steps of 256 tokens (1 x 2 sequences)",
-        "computes in fp32, kernels torch (as set)",
+        "2 steps of 256 tokens",
+        "fp32, kernels torch",
         "step 0: loss",
         "step 2: validation loss",
         f"trained model in {out / 'step-000002'}",
     ):
-        assert part in told
+        assert part in printed
     verify_folder(out)
     assert list(tmp_path.iterdir()) == [out]  # its curves too are in its own folder
     assert list((out / "tb" / "train").glob("events*"))
@@ -55,7 +56,7 @@ def test_command_trains_says_what_it_does_and_is_reused(
 
     train(tokens, out)
     assert "train: complete, reused" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"weight_decay: 0\.1 -> 0\.2"):
+    with pytest.raises(UserError, match=r"weight_decay: 0\.1 -> 0\.2"):
         train(tokens, out, "--weight-decay", "0.2")
 
 
@@ -67,17 +68,17 @@ def test_stop_file_ends_the_command_well_and_the_same_command_goes_on(
     with pytest.raises(SystemExit) as stop:
         train(tokens, out)
     assert stop.value.code == 0
-    assert "the same command goes on from here" in capsys.readouterr().out
+    assert "train: stopped by " in capsys.readouterr().out
     assert not (out / "manifest.json").exists()
     (tmp_path / "STOP").unlink(missing_ok=True)
     train(tokens, out)
-    assert "training resumes after step 1 of 2" in capsys.readouterr().out
+    assert "step 1 of 2" in capsys.readouterr().out
     verify_folder(out)
 
 
 def test_tokens_of_another_tokenizer_are_refused(tokens: Path, tmp_path: Path) -> None:
     model = with_another_tokenizer(asset_folder(presets.SMOKE_MODEL), tmp_path / "model")
-    with pytest.raises(ValueError, match="holds tokens of another tokenizer"):
+    with pytest.raises(UserError, match="another tokenizer"):
         train(tokens, tmp_path / "train", model=str(model))
 
 

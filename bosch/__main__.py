@@ -1,0 +1,78 @@
+"""The command `bosch`, and `python -m bosch`: a word for each program of the package.
+
+    bosch recover --ratio 0.75
+    bosch mask show mask.json
+    accelerate launch -m bosch recover --ratio 0.75
+
+A program is imported when it is chosen, so `bosch --help` is quick. The layers above `bosch` are
+named here as text and never imported by name: this file starts them and uses nothing of them.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import bosch
+from bosch.command_line import choose_word
+from bosch.plugins import list_plugins
+from bosch.run.errors import exit_on_user_error
+
+SUITES = "bosch.eval.suites"
+PROGRAMS = {  # word -> module and what it does
+    "recover": ("bosch.recipes.recover", "Run the whole chain on a model, from search to report."),
+    "calibrate": ("bosch.recipes.calibrate", "Build the examples on which masks are scored."),
+    "search": ("bosch.recipes.search_mask", "Choose the groups that get the sliding window."),
+    "materialize": ("bosch.recipes.materialize_model", "Write the hybrid model of a mask."),
+    "tokens": ("bosch.recipes.prepare_tokens", "Pack training text into tokens."),
+    "train": ("bosch.recipes.train_model", "Train a hybrid to recover its quality."),
+    "evaluate": ("bosch.recipes.evaluate_model", "Evaluate a model on NIAH, LongBench, GSM8K."),
+    "compare": ("bosch.recipes.compare_runs", "Compare runs and write a report."),
+    "sweep": ("bosch.recipes.sweep", "Run the chain for many methods, ratios and seeds."),
+    "generate": ("bosch.recipes.generate_text", "Generate text; print speed and cache size."),
+    "analyze": ("bosch.recipes.analyze_masks", "Compare masks with each other."),
+    "mask": ("bosch.masks.__main__", "Show, import or export a mask file."),
+}
+
+
+def main() -> None:
+    """Run what the command line names."""
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    start("python -m bosch" if is_module else "bosch", sys.argv[1:])
+
+
+def start(name: str, arguments: Sequence[str]) -> None:
+    """`name`: what the command is called in its usage lines."""
+    exit_on_user_error(lambda: run_program(name, arguments), debug="--debug" in arguments)
+
+
+def run_program(name: str, arguments: Sequence[str]) -> None:
+    if list(arguments) == ["--version"]:
+        print(f"bosch {bosch.__version__}")
+        return
+    programs = PROGRAMS | suite_programs()
+    about = {word: text for word, (_, text) in programs.items()}
+    word, rest = choose_word(name, about, arguments)
+    sys.argv = [f"{name} {word}", *rest]  # by which a program knows how it was called
+    importlib.import_module(programs[word][0]).main(rest)
+
+
+def suite_programs() -> dict[str, tuple[str, str]]:
+    """Suites with a command of their own: those that define `main`. None is imported: a broken one
+    breaks no other program."""
+    (folder,) = importlib.import_module(SUITES).__path__
+    texts = {
+        suite: (Path(folder) / f"{suite}.py").read_text("utf-8", errors="replace")
+        for suite in list_plugins(SUITES)
+        if suite not in PROGRAMS
+    }
+    return {
+        suite: (f"{SUITES}.{suite}", f"Build or score examples of the suite {suite}.")
+        for suite, text in texts.items()
+        if re.search(r"^def main\(", text, re.MULTILINE)
+    }
+
+
+if __name__ == "__main__":
+    main()
