@@ -1,1 +1,1 @@
-"""Programs that measure what a user chooses by (`python -m benchmarks`), and what they found."""
+"""Benchmarks (`python -m benchmarks`) and their results."""

@@ -1,8 +1,9 @@
-"""Measures one part of the toolkit: `python -m benchmarks latency`. Each file of benchmarks/ is one
-benchmark: `Options`, and `measure(options)`, which gives rows.
+"""Runs one benchmark: `python -m benchmarks latency`. Each file of benchmarks/ is a benchmark, with
+`Options` and `measure(options)`, which returns or yields result rows.
 
-A benchmark compares alternatives within one run, alternating, so that a busy machine slows both.
-`--out FILE` keeps the figures as JSON with device, versions and date, as in benchmarks/results/.
+A benchmark alternates between the alternatives that it compares, so that a busy machine slows all
+of them. `--out FILE` saves the figures as JSON with device, versions and date, as in
+benchmarks/results/.
 """
 
 import datetime
@@ -14,6 +15,7 @@ from typing import Any
 
 import tyro
 
+from benchmarks._options import Row
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
@@ -25,29 +27,30 @@ PACKAGE = "benchmarks"
 def main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print("usage: python -m benchmarks NAME [options], or NAME --help; NAME is one of")
+        print("usage: python -m benchmarks NAME [options]\n\nbenchmarks:")
         for name in list_plugins(PACKAGE):
-            print(f"  {name:12} {describe_plugin(PACKAGE, name)}")
+            print(f"  {name:10} {describe_plugin(PACKAGE, name)}")
+        print("\npython -m benchmarks NAME --help shows the options of one.")
         return
     exit_on_user_error(lambda: run_benchmark(name, arguments), debug="--debug" in arguments)
 
 
 def run_benchmark(name: str, arguments: list[str]) -> None:
-    """Print the rows that have a target; a benchmark shows its tables itself. The file is written
-    after each row, so that a run that is stopped keeps what it has measured."""
+    """Run a benchmark and print the rows that have a target. The benchmark prints its own tables.
+    The file is written after each row, so that a run that is stopped keeps its results."""
     benchmark = load_plugin(PACKAGE, name)
     about: dict[str, Any] = {
         "prog": f"python -m benchmarks {name}",
         "description": benchmark.__doc__,
     }
     options = tyro.cli(benchmark.Options, args=arguments, **about)
-    if hasattr(benchmark, "PRESETS"):  # what is not said otherwise is the preset's
+    if hasattr(benchmark, "PRESETS"):  # parse again, with the preset's values as defaults
         preset = benchmark.PRESETS[options.preset]
         options = tyro.cli(benchmark.Options, args=arguments, default=preset, **about)
     progress.set_up()
-    facts: dict[str, Any] = {"benchmark": name, "date": datetime.date.today().isoformat()}
+    facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
     facts |= {"machine": describe_machine(), **provenance()}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for row in benchmark.measure(options):
         rows.append(row)
         if options.out:
@@ -58,8 +61,8 @@ def run_benchmark(name: str, arguments: list[str]) -> None:
             print(describe_row(row))
 
 
-def describe_row(row: dict[str, Any]) -> str:
-    """`row` has a name, a value, a unit, and a target that it should reach or stay under."""
+def describe_row(row: Row) -> str:
+    """`row` has a name, a value, a unit, and a target: `at_least` or `at_most`."""
     if "at_least" in row:
         target, is_met = f"at least {row['at_least']:g}", row["value"] >= row["at_least"]
     else:
@@ -68,7 +71,7 @@ def describe_row(row: dict[str, Any]) -> str:
     return f"{row['name']:58} {row['value']:14,.4g} {row['unit']}   ({target}: {verdict})"
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, object]:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at its peak, and how it shows when there is not enough."""
+"""Peak memory of a piece of work, and recognizing out-of-memory errors."""
 
 import re
 from pathlib import Path
@@ -9,27 +9,27 @@ PROCESS = Path("/proc/self")
 
 
 class PeakMemory:
-    """The peak since it was made: of torch's allocations on a GPU, of the whole process on Linux,
-    else unknown.
+    """The peak since this was made: of torch's allocations on a GPU, else of the whole process,
+    which only Linux knows.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._is_told = device.type == "cuda" or _forget_resident_peak()
+        self._is_known = device.type == "cuda" or _reset_process_peak()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> int | None:
-        if not self._is_told:
+        if not self._is_known:
             return None
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        found = re.search(r"VmHWM:\s+(\d+) kB", (PROCESS / "status").read_text())
-        return int(found[1]) * 1024 if found else None
+        peak = re.search(r"VmHWM:\s+(\d+) kB", (PROCESS / "status").read_text())
+        return int(peak[1]) * 1024 if peak else None
 
 
-def _forget_resident_peak() -> bool:
-    """Start the count of the resident peak (VmHWM) anew. False where the system has none."""
+def _reset_process_peak() -> bool:
+    """Reset the peak of resident memory (VmHWM). False: the system cannot."""
     try:
         (PROCESS / "clear_refs").write_text("5")
     except OSError:
@@ -40,5 +40,5 @@ def _forget_resident_peak() -> bool:
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # What torch's allocator of host memory raises has no class of its own.
+    # torch's allocator of host memory has no error class of its own.
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -1,7 +1,7 @@
-"""Models of known shape with random weights, and hybrids that change ratio and window as they are.
+"""Models of known shape with random weights, and hybrids whose ratio and window can be changed.
 
-How long attention takes does not depend on what the weights are, nor on which groups of a layer
-have a window, so one set of weights serves every ratio.
+The time of attention depends neither on the weights nor on which groups of a layer are windowed, so
+one set of weights serves all ratios.
 """
 
 from itertools import pairwise
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
@@ -23,6 +22,7 @@ from bosch.hybrid.models import family_of, hybrid_config
 from bosch.masks.mask import num_windowed
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
+from bosch.training.model_start import read_config
 
 
 def _shape(
@@ -30,7 +30,7 @@ def _shape(
     intermediate_size: int,
     num_hidden_layers: int,
     num_attention_heads: int,
-    **others: Any,
+    **others: object,
 ) -> dict[str, Any]:
     return {
         "vocab_size": 151_936,
@@ -47,7 +47,7 @@ def _shape(
     }
 
 
-# From the config.json of the models' pages, so that no hub is needed.
+# From the models' config.json, so that nothing is downloaded.
 SHAPES = {
     "Qwen3-1.7B": _shape(2048, 6144, 28, 16, tie_word_embeddings=True),
     "Qwen3-4B": _shape(2560, 9728, 36, 32, tie_word_embeddings=True),
@@ -64,24 +64,24 @@ SHAPES = {
         num_experts_per_tok=8,
         moe_intermediate_size=768,
     ),
-    # 4 layers of 8 heads, each its own group: what a laptop core can do.
+    # 4 layers of 8 heads, each its own group: small enough for one core of a laptop.
     "mini": _shape(256, 768, 4, 8, vocab_size=1024, head_dim=64),
 }
 
 
 def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
-    """The config of a known name (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder, and the folder
-    if there are weights in it.
+    """The config of a known model (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder, and the folder
+    if it contains weights.
     """
     folder = Path(model)
     if folder.is_dir():
         has_weights = any(folder.glob("*.safetensors"))
-        return AutoConfig.from_pretrained(folder), folder if has_weights else None
+        return read_config(folder), folder if has_weights else None
     name = model.rsplit("/", 1)[-1].removesuffix("-Base")
     known = {shape.lower(): values for shape, values in SHAPES.items()}
     if name.lower() not in known:
         raise UserError(
-            f"--model {model}: neither a folder nor a known shape; {suggest(name, list(SHAPES))}"
+            f"--model {model}: neither a folder nor a known model; {suggest(name, list(SHAPES))}"
         )
     values = known[name.lower()]
     return (Qwen3MoeConfig if "num_experts" in values else Qwen3Config)(**values), None
@@ -90,7 +90,7 @@ def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
 def make_dense(
     config: PretrainedConfig, device: torch.device, dtype: torch.dtype, attention: str
 ) -> PreTrainedModel:
-    """Random weights, made where they are used."""
+    """A model with random weights, created on the device."""
     torch.manual_seed(0)
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -102,16 +102,16 @@ def make_dense(
 def make_hybrid(
     config: PretrainedConfig, folder: Path | None, device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """A hybrid with the weights of a folder, or random ones. `set_hybrid` gives it ratio and
+    """A hybrid with the weights of a folder, or with random ones. `set_hybrid` sets its ratio and
     window.
     """
     hybrid = config
     if getattr(config, "bosch", None) is None:
-        everything = spread_mask(0.0, config.num_hidden_layers, config.num_key_value_heads)
-        hybrid = hybrid_config(config, everything, window_tokens=1)
+        full = spread_mask(0.0, config.num_hidden_layers, config.num_key_value_heads)
+        hybrid = hybrid_config(config, full, window_tokens=1)
     if folder is None:
         return make_dense(hybrid, device, dtype, attention="bosch")
-    with torch.device(device):  # where the weights go
+    with torch.device(device):  # for the weights
         model: PreTrainedModel = family_of(hybrid).model_class.from_pretrained(
             folder, config=hybrid, dtype=dtype
         )
@@ -119,14 +119,14 @@ def make_hybrid(
 
 
 def set_hybrid(model: PreTrainedModel, ratio: float, window_tokens: int) -> None:
-    """Put this share of the groups on the window, as `spread_mask` does. The next cache follows."""
+    """Put this share of the groups on the window, as `spread_mask` does. Use new caches."""
     z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
     changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
     model.config.bosch = {**model.config.bosch, **changes}
 
 
 def spread_mask(ratio: float, num_layers: int, num_groups: int) -> list[list[int]]:
-    """z with the exact budget of a ratio, as even over the layers as it goes; full groups first."""
+    """z with the exact budget of a ratio, spread evenly over the layers; full groups come first."""
     budget = num_windowed(ratio, num_layers, num_groups)
     ends = [budget * layer // num_layers for layer in range(num_layers + 1)]
     windowed = [end - begin for begin, end in pairwise(ends)]

@@ -1,9 +1,8 @@
-"""Sides of a comparison, timed in turns in one process.
+"""Times the sides of a comparison in turns in one process.
 
-Other work on the machine slows whatever runs at that moment. So each round runs every side, one
-after the other, a figure is the median of its rounds, and a speed-up is the median of the speed-ups
-within a round. Where one CPU thread does all the work its CPU time is what counts, which other
-processes hardly change; elsewhere it is the time on the clock.
+Other work on the machine slows whatever runs at that moment. So each round runs every side once. A
+time is the median over rounds, and a speed-up is the median of the rounds' speed-ups. With one CPU
+thread we measure its CPU time, which other processes hardly affect; otherwise wall-clock time.
 """
 
 import math
@@ -20,12 +19,12 @@ def time_in_turns(
     device: torch.device,
     least_seconds: float = 0.02,
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each side in each round. A first call is not counted; a side quicker
-    than `least_seconds` is called several times a round.
+    """Seconds per call of each side in each round. The first calls are not counted. A side faster
+    than `least_seconds` is called several times per round.
     """
     calls = {}
     for name, side in sides.items():
-        seconds_of(side, device)  # compiles, fills caches, makes masks that are kept
+        seconds_of(side, device)  # compiles and fills caches
         calls[name] = max(1, math.ceil(least_seconds / max(seconds_of(side, device), 1e-9)))
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
@@ -42,7 +41,7 @@ def seconds_of(side: Callable[[], object], device: torch.device, calls: int = 1)
 
 
 def now(device: torch.device) -> float:
-    """Seconds on the clock that counts, once all work handed to the device is done."""
+    """CPU or wall-clock time in seconds, after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.process_time() if counts_cpu_time(device) else time.perf_counter()
@@ -53,7 +52,7 @@ def counts_cpu_time(device: torch.device) -> bool:
 
 
 def describe_device(device: torch.device) -> str:
-    """For a table's title."""
+    """For the title of a table."""
     if device.type != "cpu":
         return device.type
     return (
@@ -66,7 +65,7 @@ def speedup(slow: Sequence[float], fast: Sequence[float]) -> float:
 
 
 def short(tokens: int) -> str:
-    """A length as the papers write it: 64k, 1M; 1000 stays 1000."""
+    """A length in the short form of papers: 64k, 1M. 1000 stays 1000."""
     for size, unit in ((2**20, "M"), (2**10, "k")):
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size}{unit}"

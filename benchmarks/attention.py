@@ -1,8 +1,8 @@
-"""The attention backends that run here: windowed against full causal attention, in one layer.
+"""Time windowed against full causal attention in one layer, for each attention backend.
 
-On a CPU one head of 64 in one thread; `python -m benchmarks gpu` takes the heads of a model's
-layer. Full attention (by sdpa) and the window on every backend run in turns, length by length,
-forward alone and with the backward.
+By default one head of size 64 in one CPU thread. `python -m benchmarks gpu` uses the heads of a
+model's layer. Full attention (by sdpa) and the window on each backend run in turns at each length,
+once the forward pass alone and once with the backward pass.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size
 
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from benchmarks._memory import is_out_of_memory
-from benchmarks._options import DeviceOptions
+from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, short, speedup, time_in_turns
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid import dispatch
+from bosch.plugins import load_plugin
+from bosch.run.errors import UserError
 from bosch.run.progress import say
 from bosch.run.tables import show_rows
 
@@ -28,24 +30,23 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
-    lengths: tuple[int, ...] = (1024, 4096, 16_384)
-    window: int = 256
-    heads: int = 1
-    groups: int = 1
-    head_size: int = 64
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    backends: tuple[str, ...] | None = None
-    """None: sdpa on a CPU, every one that runs on a GPU."""
-    rounds: int = 7
+    lengths: tuple[int, ...] = (1024, 4096, 16_384)  # lengths of the text, in tokens
+    window: int = 256  # window size in tokens
+    heads: int = 1  # query heads
+    groups: int = 1  # KV heads
+    head_size: int = 64  # size of a head
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
+    backends: tuple[str, ...] | None = None  # None: sdpa on a CPU, all that run here on a GPU
+    rounds: int = 7  # how often each side is timed
 
 
 def gpu_options() -> tuple[Options, ...]:
-    """A layer of Qwen3-1.7B."""
+    """One layer of Qwen3-1.7B."""
     shape: dict[str, Any] = {"heads": 16, "groups": 8, "head_size": 128, "dtype": "bfloat16"}
     return (Options(lengths=(4096, 32_768), window=1024, **shape),)
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     device = options.start()
     rows = [
         row
@@ -58,12 +59,12 @@ def measure(options: Options) -> list[dict[str, Any]]:
         f"{describe_device(device)}; seconds",
         rows,
         {
-            "T": "tokens:,",
+            "tokens": "tokens:,",
             "pass": "pass",
             "backend": "backend",
             "full": "full_seconds:.5f",
             "window": "window_seconds:.5f",
-            "times as fast": "value:.2f",
+            "speed-up": "value:.2f",
         },
     )
     return rows
@@ -71,20 +72,21 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 def measure_length(
     tokens: int, needs_grad: bool, device: torch.device, options: Options
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     full = make_call(tokens, needs_grad, device, options)
     windowed = replace(full, window_tokens=options.window)
     sides = {FULL: timed(partial(dispatch.attend, full), full)}
     order = dispatch.ORDER_CUDA if device.type == "cuda" else dispatch.ORDER_ELSEWHERE
     for backend in options.backends or order:
+        load_plugin("bosch.backends", backend)  # an error if there is none of this name
         side = timed(partial(dispatch.attend, windowed, backend), windowed)
         try:
             side()
             sides[backend] = side
-        except Exception as error:  # it does not run here, takes no such call, or lacks memory
-            if not isinstance(error, ValueError) and not is_out_of_memory(error):
+        except Exception as error:  # the backend refuses, or memory is short
+            if not isinstance(error, UserError) and not is_out_of_memory(error):
                 raise
-            say(f"attention: {backend} at {short(tokens)} tokens is left out: {error}")
+            say(f"attention: skipped {backend} at {short(tokens)} tokens: {error}")
     seconds = time_in_turns(sides, options.rounds, device)
     what = "forward and backward" if needs_grad else "forward"
     for backend in list(sides)[1:]:
@@ -115,7 +117,7 @@ def make_call(
 
 
 def timed(attend: Callable[[], Tensor], call: AttentionCall) -> Callable[[], object]:
-    """What is timed: forward and backward of a call that has gradients, else the forward alone."""
+    """The function to time: forward, and backward too if the call needs gradients."""
     if call.needs_grad:
         inputs = (call.q_BHTD, call.k_BGSD, call.v_BGSD)
         return lambda: torch.autograd.grad(attend().sum(), inputs)

@@ -1,9 +1,9 @@
-"""Packing beside the bare tokenizer and beside datasets.map.
+"""Compare packing with the bare tokenizer and with datasets.map.
 
-All alternatives read the same toy documents with the same tokenizer on the same cores, in turns; a
-figure is the best of its rounds. The targets are for CPU time, of all processes together: other
-work on the machine hardly changes it. Beside it stands the time on the clock, which on a machine
-with other work says little."""
+All alternatives tokenize the same toy documents with the same tokenizer on the same cores, in
+turns. Each figure is the best of its rounds. The targets are for the CPU time of all processes,
+which other work on the machine hardly affects. Wall-clock time is shown too, but a busy machine
+distorts it."""
 
 import json
 import math
@@ -12,13 +12,16 @@ import resource
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks._options import BenchmarkOptions
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks._options import BenchmarkOptions, Row
 from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.source import WeightedSource
@@ -28,21 +31,21 @@ from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.progress import say
 from bosch.run.tables import show_rows
 
-AT_LEAST = {"encode_batch": 0.85, "datasets.map": 1.5}  # times its CPU time beside packing's
+AT_LEAST = {"encode_batch": 0.85, "datasets.map": 1.5}  # their CPU time relative to packing's
 
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
-    megabytes: int = 64
-    """Text that is packed."""
-    rounds: int = 3
+    megabytes: int = 64  # amount of text to pack
+    rounds: int = 3  # how often each alternative is timed
+    # Number of processes or threads.
     cores: int = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    seq_len: int = 32_768
+    seq_len: int = 32_768  # tokens in a sequence
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     documents = read_corpus(options)
     tokenizer = train_tokenizer(8000, 2000, seed=0)
     text = describe_tokenizer(tokenizer)
@@ -52,8 +55,8 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def read_corpus(options: Options) -> list[str]:
-    """About the wanted number of bytes. The toy world is told again and again: it is written slower
-    than it is read."""
+    """About `megabytes` of toy documents. Beyond 8,000 documents they are repeated, since writing
+    them takes longer than packing them."""
     documents: list[str] = []
     size = 0
     while size < options.megabytes * 1e6 and len(documents) < 8_000:
@@ -63,8 +66,12 @@ def read_corpus(options: Options) -> list[str]:
 
 
 def measure_packing(
-    documents: list[str], tokenizer: Any, text: TokenizerText, place: Path, options: Options
-) -> list[dict[str, Any]]:
+    documents: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    text: TokenizerText,
+    place: Path,
+    options: Options,
+) -> list[Row]:
     os.environ["RAYON_NUM_THREADS"] = str(options.cores)
     corpus = place / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
@@ -84,9 +91,13 @@ def measure_packing(
         )
         pack_documents([WeightedSource(FileSource(corpus), 1.0)], text, config, place / "packed")
 
-    tokens = encode()  # starts its threads
+    tokens = encode()  # also starts the tokenizer's threads
     mapped = partial(map_with_datasets, corpus, tokenizer, place / "mapped", options)
-    ways: dict[str, Any] = {"packing": pack, "encode_batch": encode, "datasets.map": mapped}
+    ways: dict[str, Callable[[], object]] = {
+        "packing": pack,
+        "encode_batch": encode,
+        "datasets.map": mapped,
+    }
     clock, processor = dict.fromkeys(ways, math.inf), dict.fromkeys(ways, math.inf)
     for number in range(options.rounds):
         for name, way in ways.items():
@@ -95,7 +106,7 @@ def measure_packing(
             clock[name] = min(clock[name], time.perf_counter() - begin)
             processor[name] = min(processor[name], cpu_seconds() - begin_cpu)
             say(f"round {number + 1}: {name} done")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in ways:
         row = {
             "name": f"packing against {name}, CPU",
@@ -114,22 +125,24 @@ def measure_packing(
             "": "side",
             "tokens/CPU second": "tokens_per_cpu_second:,.0f",
             "tokens/s": "tokens_per_second:,.0f",
-            "times packing's CPU time": "value:.2f",
-            "time on the clock": "clock:.2f",
+            "CPU time / packing": "value:.2f",
+            "wall time / packing": "clock:.2f",
         },
     )
     return rows
 
 
 def cpu_seconds() -> float:
-    """Of this process and of all children that have ended."""
+    """CPU time of this process and of its children that have ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def map_with_datasets(corpus: Path, tokenizer: Any, cache: Path, options: Options) -> None:
-    """What the language modeling examples of transformers do: tokenize, then join and cut every
-    column and copy the ids as labels, each a `datasets.map`."""
+def map_with_datasets(
+    corpus: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, options: Options
+) -> None:
+    """Do what transformers' language modeling examples do, with two `datasets.map`: tokenize; then
+    join and cut every column, and copy the ids as labels."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -148,7 +161,7 @@ def map_with_datasets(corpus: Path, tokenizer: Any, cache: Path, options: Option
         }
         return cut | {"labels": cut["input_ids"].copy()}
 
-    # Its processes are forked, and are the parallelism.
+    # datasets runs several processes itself.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     rows = datasets.load_dataset(
         "json", data_files=str(corpus), split="train", cache_dir=str(cache)

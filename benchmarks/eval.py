@@ -1,9 +1,9 @@
-"""NIAH by our generator beside plain `generate`: all speed-ups, each alone, and the same scores.
+"""Compare our generator on NIAH with plain `generate`: each speed-up alone, and all together.
 
-`generate` runs on the model as transformers loads it, with its own attention. Both sides read the
-same prompts one task after the other, in turns. `--run-on` takes the model's end token away, as
-base models behave that go on behind their answer to RULER's 128 tokens; a model that stops itself
-leaves little but the prompt to be saved.
+`generate` runs on the model as transformers loads it, with its own attention. All sides run the
+same prompts, task by task, in turns, and must get the same scores. `--run-on` disables the model's
+end token, so that it behaves like a base model, which goes on after its answer up to RULER's 128
+tokens. A model that stops by itself spends nearly all its time on the prompt.
 """
 
 import operator
@@ -14,22 +14,22 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks._options import DeviceOptions
+from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, now, short, speedup
 from bosch.data.needles import TOY_SIZES
 from bosch.eval.generate import Generator, Key
 from bosch.eval.judging import Judging, load_judged
 from bosch.eval.metrics.string_match import string_match_all
-from bosch.eval.settings import FAST, PLAIN
+from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError
-from bosch.model import fetch_model
+from bosch.model import fetch_model, load_tokenizer
 from bosch.run.progress import say
 from bosch.run.tables import show_rows
 
-TARGET = 3.0  # times as fast as plain generate, at RULER's number of tokens
+TARGET = 3.0  # speed-up over plain generate, with RULER's number of tokens
 RULER_TOKENS = 128
 GENERATE, EVERYTHING = "generate", "all speed-ups"
 SIDES = {
@@ -47,22 +47,19 @@ Side = Callable[[Examples], dict[Key, str]]
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
-    model: str = "tiny-qwen3"
-    """A folder or hub id, dense or hybrid."""
-    length: int = 2048
-    """Tokens of prompt and answer."""
+    model: str = "tiny-qwen3"  # a model folder or hub id, dense or hybrid
+    length: int = 2048  # tokens in prompt and answer together
+    # Examples of each of the six tasks. RULER uses 500. More examples share longer beginnings.
     samples: int = 32
-    """Of each of the six tasks. RULER takes 500; the more, the longer the beginnings they share."""
-    run_on: bool = True
-    """Ignore the model's end token, and generate RULER's 128 tokens. Else it stops by itself."""
-    rounds: int = 2
+    run_on: bool = True  # ignore the model's end token and always generate RULER's 128 tokens
+    rounds: int = 2  # how often each side is timed
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     device = options.start()
     folder = fetch_model(options.model)
     model: Any = load_judged(folder, Judging(())).to(device)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     stock: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
     stock.to(device).eval()
     if options.run_on:
@@ -85,10 +82,10 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return report(options, device, tasks, texts, seconds)
 
 
-def build_tasks(options: Options, tokenizer: Any) -> dict[str, Examples]:
-    """The examples of each task, ordered as the runner orders them."""
+def build_tasks(options: Options, tokenizer: PreTrainedTokenizerBase) -> dict[str, Examples]:
+    """The examples of each task, in the order in which an evaluation runs them."""
     length = options.length
-    if options.run_on:  # the toy sizes keep less room for the answer
+    if options.run_on:  # the toy sizes leave less room for the answer
         length -= RULER_TOKENS - TOY_SIZES.answer_tokens
     settings = niah.Settings(lengths=(length,), samples=options.samples)
     tasks = {}
@@ -96,7 +93,7 @@ def build_tasks(options: Options, tokenizer: Any) -> dict[str, Examples]:
         try:
             built = niah.build_examples(settings, task, tokenizer)
         except LeftOutError as error:
-            say(f"left out: {error}")
+            say(f"skipped: {error}")
             continue
         if options.run_on:
             built = [replace(example, max_new_tokens=RULER_TOKENS) for example in built]
@@ -120,9 +117,14 @@ def by_generate(model: Any, tokenizer: Any, examples: Examples) -> dict[Key, str
     return texts
 
 
-def by_generator(model: Any, tokenizer: Any, settings: Any, examples: Examples) -> dict[Key, str]:
-    found = Generator(model, tokenizer, settings).generate(examples)
-    return {generation.key: generation.text for generation in found}
+def by_generator(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: GenerationSettings,
+    examples: Examples,
+) -> dict[Key, str]:
+    generations = Generator(model, tokenizer, settings).generate(examples)
+    return {generation.key: generation.text for generation in generations}
 
 
 def report(
@@ -131,14 +133,14 @@ def report(
     tasks: dict[str, Examples],
     texts: dict[str, dict[Key, str]],
     seconds: dict[str, list[float]],
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     examples = [pair for members in tasks.values() for pair in members]
     scores = {
-        name: [string_match_all(found[key], example.answers) for key, example in examples]
-        for name, found in texts.items()
+        name: [string_match_all(by_key[key], example.answers) for key, example in examples]
+        for name, by_key in texts.items()
     }
     what = f"NIAH at {short(options.length)}, " + ("128 tokens" if options.run_on else "to the end")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in texts:
         row = {
             "name": f"{what}, {name}: faster than generate",
@@ -157,10 +159,10 @@ def report(
         rows,
         {
             "side": "side",
-            "s an example": "seconds_an_example:.3f",
-            "times as fast": "value:.2f",
+            "s/example": "seconds_an_example:.3f",
+            "speed-up": "value:.2f",
             "score": "score:.1f",
-            "scores that differ": "differing",
+            "different scores": "differing",
         },
     )
     differing = sum(row["differing"] for row in rows)

@@ -1,8 +1,8 @@
-"""All benchmarks that say what they measure on a GPU, one after the other, into one file.
+"""Run all benchmarks that have GPU settings, one after the other, and write one file.
 
 A benchmark takes part by defining `gpu_options()`, a tuple of its options. `make gpu` calls this
-after the gpu tests. The file, benchmarks/results/<device>-<date>.json, grows with each part. On a
-machine without a GPU nothing is measured or written, and that is no error.
+after the GPU tests. The file, benchmarks/results/<device>-<date>.json, is written after each part.
+Without a GPU this does nothing and is not an error.
 """
 
 import datetime
@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
-from benchmarks._options import BenchmarkOptions
+from benchmarks._options import BenchmarkOptions, Row
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
@@ -33,31 +32,32 @@ def default_file() -> Path:
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
-    out: Path = field(default_factory=default_file)
-    only: tuple[str, ...] = ()
-    """Names of benchmarks. None given: all that have a part for a GPU."""
+    out: Path = field(default_factory=default_file)  # JSON file for the figures
+    only: tuple[str, ...] = ()  # benchmarks to run; empty: all that have GPU settings
 
 
-def measure(options: Options) -> Iterator[dict[str, Any]]:
+def measure(options: Options) -> Iterator[Row]:
     if not torch.cuda.is_available():
-        say("gpu: there is no CUDA device here. Nothing is measured, nothing is written.")
+        say("gpu: no CUDA device, so nothing is measured or written")
         raise SystemExit(0)
     for name, benchmark in gpu_parts(options.only).items():
         yield from measure_part(name, benchmark)
 
 
 def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:
-    """The benchmarks that take part."""
+    """The benchmarks that have GPU settings."""
     names = only or tuple(name for name in list_plugins(PACKAGE) if name != Path(__file__).stem)
     modules = {name: load_plugin(PACKAGE, name) for name in names}
     parts = {name: module for name, module in modules.items() if hasattr(module, "gpu_options")}
-    if left := set(only) - set(parts):
-        raise UserError(f"--only {min(left)}: nothing of this benchmark is for a GPU.")
+    if others := set(only) - set(parts):
+        raise UserError(
+            f"--only {min(others)}: this benchmark has no GPU settings; run it by its name."
+        )
     return parts
 
 
-def measure_part(name: str, benchmark: ModuleType, **changes: Any) -> Iterator[dict[str, Any]]:
-    """Its rows, with its name in each. `changes` make it small."""
+def measure_part(name: str, benchmark: ModuleType, **changes: object) -> Iterator[Row]:
+    """The benchmark's rows, with its name in each. `changes`: other options, for tests."""
     begin = time.monotonic()
     for options in benchmark.gpu_options():
         for row in benchmark.measure(replace(options, **changes)):

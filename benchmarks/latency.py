@@ -1,13 +1,13 @@
-"""The paper's figures 5 and 6: prefill and decoding in tokens/s and peak memory, by length.
+"""Measure prefill and decoding speed and peak memory by length: the paper's figures 5 and 6.
 
-Figure 5 varies the ratio at one window, figure 6 the window at one ratio; ratio 0 is full attention
-everywhere. Batch 1, the prompt in chunks. A point that runs out of memory is kept as missing, with
-what was in use. Weights are random unless --model is a folder that has some: they change no time.
-`--preset paper` is the paper's study (8B, up to 1M tokens, one large GPU), `--preset mini` takes
-seconds on a CPU.
+Figure 5 varies the ratio at one window, figure 6 the window at one ratio. Ratio 0 is full attention
+everywhere. Batch 1, with the prompt in chunks. A point that runs out of memory is recorded as
+missing, with the memory in use. Weights are random, which does not affect the times, unless --model
+is a folder with weights. `--preset paper` is the paper's study (8B, up to 1M tokens, one large
+GPU); `--preset mini` takes seconds on a CPU.
 
-The peak of each step, a chunk or a decoded token, is noted; p90 is the 90th percentile over the
-steps of a point. On a GPU it is what torch has allocated, on a CPU the whole process.
+Peak memory is measured for each step (a chunk or a decoded token). p90 is the 90th percentile over
+the steps of a point. On a GPU it is torch's allocated memory, on a CPU that of the whole process.
 """
 
 import gc
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from benchmarks._memory import PeakMemory, is_out_of_memory
 from benchmarks._models import make_hybrid, random_ids, read_shape, set_hybrid
-from benchmarks._options import DeviceOptions
+from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, now, short
 from bosch.hybrid.cache import kv_bytes
 from bosch.run.progress import say, track
@@ -38,25 +38,19 @@ FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_by
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
-    preset: Literal["mini", "paper"] = "mini"
-    """What is not said is this preset's."""
+    preset: Literal["mini", "paper"] = "mini"  # where the defaults of all other options come from
+    # A known model (mini, Qwen3-1.7B, Qwen3-8B, Qwen3-14B) or a model folder, dense or hybrid.
     model: str = "mini"
-    """A known shape (mini, Qwen3-1.7B, Qwen3-8B, Qwen3-14B) or a folder, plain or hybrid."""
-    lengths: tuple[int, ...] = (512, 1024, 2048)
-    """Tokens of the prompt."""
-    ratios: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.875)
-    window: int = 64
-    """Of the ratios."""
-    windows: tuple[int, ...] = (16, 32, 64, 128, 256)
-    window_ratio: float = 0.75
-    """Of the windows."""
-    chunk: int = 256
-    """Tokens of the prompt that are read at once."""
-    tokens: int = 8
-    """Decoded after each prompt."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    lengths: tuple[int, ...] = (512, 1024, 2048)  # lengths of the prompt, in tokens
+    ratios: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.875)  # ratios to measure with --window
+    window: int = 64  # window size in tokens for --ratios
+    windows: tuple[int, ...] = (16, 32, 64, 128, 256)  # window sizes to measure with --window-ratio
+    window_ratio: float = 0.75  # ratio for --windows
+    chunk: int = 256  # tokens of the prompt to read at once
+    tokens: int = 8  # tokens to decode after each prompt
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
+    # Time limit. When it is over, the remaining (longest) prompts are skipped. None: no limit.
     minutes: float | None = None
-    """After this time what is left is skipped, the longest prompts. None: no limit."""
 
 
 PAPER = Options(
@@ -73,22 +67,22 @@ PRESETS = {"mini": Options(), "paper": PAPER}
 
 
 def gpu_options() -> tuple[Options, ...]:
-    """What fits into minutes."""
+    """Takes a few minutes."""
     lengths, windows = (64 * K, 256 * K), (256, 1024, 4096)
     return (replace(PAPER, model="Qwen3-1.7B", lengths=lengths, windows=windows, minutes=4),)
 
 
 class OutOfTimeError(Exception):
-    """--minutes have passed."""
+    """The time limit, --minutes, is over."""
 
 
-def measure(options: Options) -> Iterator[dict[str, Any]]:
-    """A row a point, from the short prompts to the long. A prompt is missing where a shorter one
-    with the same settings is: it needs more.
+def measure(options: Options) -> Iterator[Row]:
+    """One row per point, from short prompts to long ones. If a prompt is missing, so are longer
+    ones with the same settings.
     """
     device = options.start()
     config, folder = read_shape(options.model)
-    say(f"latency: {options.model}, {'random weights' if folder is None else 'its own weights'}")
+    say(f"latency: {options.model}, {'random' if folder is None else 'its own'} weights")
     model = make_hybrid(config, folder, device, getattr(torch, options.dtype))
     warm_up(model, options, device)
     settings = [(ratio, options.window) for ratio in options.ratios]
@@ -101,7 +95,7 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
     with track("latency", len(lengths) * len(settings), "prompts") as bar:
         for tokens, (ratio, window) in product(lengths, settings):
             point = f"{short(tokens)} tokens, ratio {ratio:g}, window {window}"
-            row: dict[str, Any] = {
+            row: Row = {
                 "name": f"{options.model}, {point}",
                 "model": options.model,
                 "tokens": tokens,
@@ -114,7 +108,7 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
                 set_hybrid(model, ratio, window)
                 ids = random_ids(config, tokens, device)
                 row |= measure_prompt(model, ids, options, deadline)
-                # What an error's frames and the cache held goes back before the next point.
+                # Free the cache, and what the frames of an error hold, before the next point.
                 gc.collect()
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
@@ -134,9 +128,9 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
         f"chunks of {options.chunk}",
         rows,
         {
-            "T": "tokens:,",
+            "tokens": "tokens:,",
             "ratio": "ratio",
-            "W": "window",
+            "window": "window",
             "prefill tokens/s": "prefill_tokens_per_second:,.0f",
             "decode tokens/s": "decode_tokens_per_second:,.1f",
             "p90 peak bytes": "p90_peak_bytes:,.0f",
@@ -147,7 +141,7 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
 
 
 def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> None:
-    """Kernels are chosen and loaded, libraries take their workspaces."""
+    """Let libraries choose kernels and allocate their workspaces."""
     ids = random_ids(model.config, min(2 * options.chunk, min(options.lengths)), device)
     for ratio in (0.0, 0.5):
         set_hybrid(model, ratio, options.window)
@@ -157,23 +151,23 @@ def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> N
 
 def measure_prompt(
     model: PreTrainedModel, ids_BT: Tensor, options: Options, deadline: float
-) -> dict[str, Any]:
-    """The figures of one prompt, or why they are missing. Which tokens are decoded changes no
-    time.
+) -> Row:
+    """The figures of one prompt, or why they are missing. Which tokens are decoded does not affect
+    the time.
     """
-    # What `generate` would take: transformers' own, which a hybrid turns into one of its own.
+    # The cache that `generate` would make. A hybrid replaces it by its own.
     memory, cache = PeakMemory(ids_BT.device), DynamicCache(config=model.config)
     prompt, answer = ids_BT.split(options.chunk, dim=1), ids_BT[:, : options.tokens].split(1, dim=1)
     try:
-        read = list(run_steps(model, prompt, cache, deadline))
-        held = kv_bytes(cache)
-        written = list(run_steps(model, answer, cache, deadline))
-        peaks = [float(peak) for _, peak in read + written if peak is not None]
+        prefill = list(run_steps(model, prompt, cache, deadline))
+        cache_bytes = kv_bytes(cache)
+        decode = list(run_steps(model, answer, cache, deadline))
+        peaks = [float(peak) for _, peak in prefill + decode if peak is not None]
         return {
-            "prefill_tokens_per_second": ids_BT.shape[1] / sum(seconds for seconds, _ in read),
-            "decode_tokens_per_second": 1 / median(seconds for seconds, _ in written),
+            "prefill_tokens_per_second": ids_BT.shape[1] / sum(seconds for seconds, _ in prefill),
+            "decode_tokens_per_second": 1 / median(seconds for seconds, _ in decode),
             "p90_peak_bytes": float(np.quantile(peaks, 0.9)) if peaks else None,
-            "kv_bytes": held,
+            "kv_bytes": cache_bytes,
         }
     except OutOfTimeError:
         return {"missing": "out of time"}
@@ -187,8 +181,8 @@ def measure_prompt(
 def run_steps(
     model: PreTrainedModel, pieces: Iterable[Tensor], cache: Cache, deadline: float = math.inf
 ) -> Iterator[tuple[float, int | None]]:
-    """Seconds and peak bytes of each piece of a text, read into the cache. Of its logits only the
-    last token's.
+    """Seconds and peak bytes for reading each piece of a text into the cache. Logits are computed
+    for its last token only.
     """
     for ids_BT in pieces:
         memory, begin = PeakMemory(ids_BT.device), now(ids_BT.device)

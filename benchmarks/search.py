@@ -1,9 +1,8 @@
-"""Searches with every acceleration beside the same searches with none: layer-forwards and time, and
-what each acceleration brings.
+"""Compare mask searches with all accelerations and with none: layer-forwards and time.
 
-All sides must end in the same mask, or the benchmark fails. A layer-forward is one layer over one
-text of the calibration set, parts of a layer by their share (bosch/search/layers.py). Seconds are
-those of the evaluations, on the clock; static rankings to start from are not in them.
+All sides must find the same mask, or the benchmark fails. A layer-forward is one layer over one
+text of the calibration set; parts of a layer count by their share (bosch/search/layers.py). Seconds
+are the wall-clock time of the evaluations, without the static rankings to start from.
 """
 
 import json
@@ -13,45 +12,39 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks._options import BenchmarkOptions
+from benchmarks._options import BenchmarkOptions, Row
 from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings
 from bosch.recipes import calibrate, presets, search_mask
-from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact
 from bosch.run.tables import show_rows
 from bosch.search.settings import Accelerations
 
-TARGET = 4.0  # times less work with all than with none
-WITH_TARGET = ("bosch_plus", "global_swap")  # for NOMAD no evaluation may end early
+TARGET = 4.0  # how many times less work with all accelerations than with none
+WITH_TARGET = ("bosch_plus", "global_swap")  # NOMAD cannot end evaluations early
 NONE, ALL = "none", "all"
 SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in (bool, "bool"))
 
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
+    # An embedded model. All other settings are those of the preset `tiny`.
     model: str = presets.TINY_MODEL
-    """A shipped model; settings are those of the preset `tiny` but for the following."""
-    methods: tuple[str, ...] = ("bosch_plus", "global_swap", "bosch")
-    ratios: tuple[float, ...] = (0.75, 0.5)
-    examples: int = presets.tiny().calibration.examples
-    """Calibration questions, four in a context."""
-    kappa: int = presets.tiny().mask.kappa
-    """Evaluations a layer."""
-    switches: bool = False
-    """Switch the accelerations off one at a time, too."""
-    threads: int = 1
-    runs: Path = Path("runs/search")
-    """Where the calibration set and static rankings are kept."""
+    methods: tuple[str, ...] = ("bosch_plus", "global_swap", "bosch")  # searches to compare
+    ratios: tuple[float, ...] = (0.75, 0.5)  # ratios to search masks for
+    examples: int = presets.tiny().calibration.examples  # calibration questions, four per context
+    kappa: int = presets.tiny().mask.kappa  # masks tried per layer
+    switches: bool = False  # also switch off the accelerations one at a time
+    threads: int = 1  # CPU threads that torch uses
+    runs: Path = Path("runs/search")  # folder for the calibration set and static rankings
 
 
-def measure(options: Options) -> Iterator[dict[str, Any]]:
+def measure(options: Options) -> Iterator[Row]:
     torch.set_num_threads(options.threads)
     config = presets.tiny(options.model)
     config = replace(
@@ -68,23 +61,20 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
         sides |= {f"no {name}": replace(Accelerations(), **{name: False}) for name in SWITCHES}
     rows = []
     for ratio, method in product(options.ratios, options.methods):
-        every: dict[str, Any] = {}
+        with_all: Row = {}
         for side, accelerations in sides.items():
-            asked = replace(config, method=method, ratio=ratio)
-            found = search(asked, accelerations, calibration, folder / "rankings")
-            every = every or found
-            if found["z"] != every["z"]:
-                raise UserError(
-                    f"{method} at {ratio:g}: the mask is another with {side} of the accelerations "
-                    "than with all. This is a mistake in bosch/search; nothing was measured."
-                )
+            job = replace(config, method=method, ratio=ratio)
+            result = search(job, accelerations, calibration, folder / "rankings")
+            with_all = with_all or result
+            # An acceleration that changes the mask is a bug in bosch/search.
+            assert result["z"] == with_all["z"], f"{method} at {ratio:g}: another mask with {side}"
             row = {
                 "name": f"{method} at {ratio:g}, layer-forwards: {side} against all",
-                "value": found["layer_forwards"] / every["layer_forwards"],
+                "value": result["layer_forwards"] / with_all["layer_forwards"],
                 "unit": "x",
                 "side": side,
-                **found,
-                "times_as_long": found["seconds"] / every["seconds"],
+                **result,
+                "times_as_long": result["seconds"] / with_all["seconds"],
             }
             if side == NONE and method in WITH_TARGET:
                 row["at_least"] = TARGET
@@ -100,16 +90,16 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
             "evaluations": "evaluations",
             "layer-forwards": "layer_forwards:,.0f",
             "seconds": "seconds:.1f",
-            "times the work": "value:.2f",
-            "times the time": "times_as_long:.2f",
+            "work / all": "value:.2f",
+            "time / all": "times_as_long:.2f",
         },
     )
 
 
 def search(
     config: Config, accelerations: Accelerations, calibration: Artifact, rankings: Path
-) -> dict[str, Any]:
-    """What one search took. It begins with nothing but static rankings: no memo is read."""
+) -> Row:
+    """The cost of one search. It starts without a memo, but with the static rankings if saved."""
     settings = default_settings(config.method, config.mask)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "mask"

@@ -1,9 +1,8 @@
-"""Tokens a second of our training loop beside Hugging Face's Trainer: same model, rows, precision
-and batch, in turns.
+"""Compare the speed of our training loop with Hugging Face's Trainer, on the same model and data.
 
 Sides: the Trainer on the dense model, our loop on the dense model, and our loop on a hybrid with
-the same weights. What counts is the time from one optimizer step to the next, whoever makes it;
-starting, loading and exporting do not. Each side's peak memory is that of a process of its own.
+the same weights, in turns, with the same precision and batch. We time from one optimizer step to
+the next, without starting, loading and exporting. Peak memory is measured in one process per side.
 """
 
 import gc
@@ -19,14 +18,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks._memory import PeakMemory
 from benchmarks._models import make_dense, read_shape, spread_mask
-from benchmarks._options import DeviceOptions
+from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, now, short, speedup
-from benchmarks.plan import count_weights
+from benchmarks.estimate import count_weights
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.models import deploy
@@ -36,33 +36,31 @@ from bosch.run.tables import show_rows
 from bosch.training.flops import peak_flops, training_flops
 
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
-# Of the Trainer's speed. Met where the tiny model trains on a CPU with the default options.
+# Speed relative to the Trainer. Holds for the tiny model on a CPU with the default options.
 AT_LEAST = {DENSE: 1.0, "ours, ratio 0.75": 1.15}
 Side = Callable[[], None]  # trains for options.steps + 1 steps
 
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
+    # A folder, an embedded model, or a known model (mini, Qwen3-1.7B) with random weights.
     model: str = TINY_MODEL
-    """A folder, an embedded model, or a known shape (mini, Qwen3-1.7B), which gets random
-    weights."""
-    length: int = 2048
-    window: int = 64
+    length: int = 2048  # tokens in a sequence
+    window: int = 64  # window size in tokens
+    # Shares of KV groups on the sliding window, one hybrid for each.
     ratios: tuple[float, ...] = (0.75,)
-    batch: int = 2
-    """Sequences of a step, all at once."""
-    steps: int = 3
-    """Timed in a round, behind one that is not."""
-    rounds: int = 3
-    precision: Literal["fp32", "bf16"] = "fp32"
+    batch: int = 2  # sequences in a step, computed at once
+    steps: int = 3  # steps timed in each round, after one that is not timed
+    rounds: int = 3  # how often each side is timed
+    precision: Literal["fp32", "bf16"] = "fp32"  # number format of the computation
 
 
 def gpu_options() -> tuple[Options, ...]:
-    """One sequence of the paper's recovery data, with Liger and the fastest backend."""
+    """One sequence as long as the paper's, with Liger's kernels and the fastest backend."""
     return (Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16"),)
 
 
-def measure(options: Options) -> list[dict[str, Any]]:
+def measure(options: Options) -> list[Row]:
     device = options.start()
     with tempfile.TemporaryDirectory() as folder:
         models = save_models(options, Path(folder), device)
@@ -87,17 +85,17 @@ def measure(options: Options) -> list[dict[str, Any]]:
             lengths = [options.length] * options.batch
             flops[name] = training_flops(config, count_weights(config).active, lengths)
     peak = peak_flops(device)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in sides:
-        a_second = flops[name] / median(seconds[name])
+        flops_per_second = flops[name] / median(seconds[name])
         row = {
             "name": f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer",
             "value": speedup(seconds[TRAINER], seconds[name]),
             "unit": "times",
             "side": name,
             "tokens_per_second": options.batch * options.length / median(seconds[name]),
-            "tflops_per_second": a_second / 1e12,
-            "mfu": a_second / peak if peak and options.precision == "bf16" else None,
+            "tflops_per_second": flops_per_second / 1e12,
+            "mfu": flops_per_second / peak if peak and options.precision == "bf16" else None,
             "peak_bytes": peaks[name],
         }
         if device.type == "cpu" and name in AT_LEAST:
@@ -110,7 +108,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
         {
             "side": "side",
             "tokens/s": "tokens_per_second:,.0f",
-            "times the Trainer": "value:.2f",
+            "speed-up": "value:.2f",
             "MFU": "mfu:.1%",
             "peak bytes": "peak_bytes:,",
         },
@@ -119,7 +117,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def save_models(options: Options, folder: Path, device: torch.device) -> dict[str, Path]:
-    """The dense model and the hybrids made from it, a folder each."""
+    """The folders of the dense model and of the hybrids made from it."""
     name = options.model
     dense = find_model(name) if "/" in name or name.startswith("tiny") else None
     if dense is None:
@@ -136,7 +134,7 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
     return models
 
 
-def make_rows(options: Options, model: Path) -> np.ndarray[Any, Any]:
+def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
     vocab_size = AutoConfig.from_pretrained(model).vocab_size
     shape = (options.batch * (options.steps + 1), options.length)
     return np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.uint32)
@@ -145,13 +143,13 @@ def make_rows(options: Options, model: Path) -> np.ndarray[Any, Any]:
 def train_with_ours(options: Options, model: Path) -> None:
     from bosch.training.loop import TrainJob, train
 
-    rows, nothing = make_rows(options, model), np.empty(0, np.uint64)
+    sequences, no_ends = random_sequences(options, model), np.empty(0, np.uint64)
     tokens = TokenFolder(
         Path("memory"),
         {"seq_len": options.length},
-        Sequences(rows, nothing),
-        Sequences(rows[:0], nothing),
-        np.arange(len(rows), dtype=np.uint32)[None],
+        Sequences(sequences, no_ends),
+        Sequences(sequences[:0], no_ends),
+        np.arange(len(sequences), dtype=np.uint32)[None],
     )
     settings = TrainConfig(
         batch_sequences=options.batch,
@@ -160,7 +158,7 @@ def train_with_ours(options: Options, model: Path) -> None:
         checkpoint_steps=10**6,
     )
     with tempfile.TemporaryDirectory() as folder:
-        train(TrainJob(settings, model, tokens, Path(folder) / "train", rows.size, ()))
+        train(TrainJob(settings, model, tokens, Path(folder) / "train", sequences.size, ()))
 
 
 def train_with_trainer(options: Options, folder: Path, device: torch.device) -> None:
@@ -169,7 +167,7 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", use_cache=False
     )
-    rows = torch.from_numpy(make_rows(options, folder).astype(np.int64))
+    sequences = torch.from_numpy(random_sequences(options, folder).astype(np.int64))
     on_gpu = device.type != "cpu"
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
@@ -180,7 +178,7 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
             adam_beta2=0.95,
             weight_decay=0.1,
             bf16=options.precision == "bf16",
-            gradient_checkpointing=on_gpu,  # what ours does there too, as Liger's kernels
+            gradient_checkpointing=on_gpu,  # as in our loop on GPUs, like Liger's kernels
             use_liger_kernel=on_gpu,
             use_cpu=not on_gpu,
             save_strategy="no",
@@ -188,12 +186,12 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
             report_to="none",
             disable_tqdm=True,
         )
-        examples: Any = [{"input_ids": row, "labels": row} for row in rows]
+        examples: Any = [{"input_ids": ids, "labels": ids} for ids in sequences]
         Trainer(model, arguments, train_dataset=examples).train()
 
 
 def seconds_of_a_step(side: Side, device: torch.device) -> float:
-    """From the end of one optimizer step to that of the next, whichever optimizer makes it."""
+    """From the end of one optimizer step to the end of the next, in either loop."""
     ends: list[float] = []
     handle = register_optimizer_step_post_hook(lambda *_: ends.append(now(device)))
     try:
@@ -202,12 +200,12 @@ def seconds_of_a_step(side: Side, device: torch.device) -> float:
         handle.remove()
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the next side, or a process beside this one, needs the room
+        torch.cuda.empty_cache()  # for the next side, or for another process
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
 def peak_memory(options: Options, side: Side, device: torch.device) -> int | None:
-    """Of this process; but for what importing takes, it does nothing else."""
+    """Run one side in this process, which does nothing else, and return its peak memory."""
     options.start()
     peak = PeakMemory(device)
     side()

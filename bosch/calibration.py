@@ -1,32 +1,31 @@
-"""The calibration set as the search and the static methods read it: token ids, and where in them
-the answers and the needles stand.
+"""The calibration set as the search and the static methods read it: token ids, and the positions of
+the answers and the needles.
 
-data/calibration.py builds the set; `bosch` imports nothing of `data`, so the types that both speak
-are here, with the file that passes between them. `calibration.safetensors` holds `ids` (all texts,
-one behind another), `ends` (where each text ends in them) and `questions` (Q, 5): number of the
-text, start and stop of the answer, start and stop of the needle, counted in that text. Its metadata
-field `tasks` is a JSON list with the task of each question.
+data/calibration.py builds the set. `bosch` does not import `data`, so the types that both use are
+defined here, with the file that passes between them. `calibration.safetensors` holds `ids` (all
+texts, concatenated), `ends` (where each text ends) and `questions` (Q, 5): index of the text, start
+and stop of the answer, start and stop of the needle, as positions in that text. Its metadata field
+`tasks` is a JSON list with the task of each question.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILE = "calibration.safetensors"
 
 
 @dataclass(frozen=True)
 class Question:
-    """One example of the score S: it counts when every answer token is the arg-max."""
+    """One example of the score S: correct if every answer token is the arg-max."""
 
     answer: range  # positions of the answer's tokens
     needle: range  # positions of the sentence that holds the answer
@@ -34,15 +33,15 @@ class Question:
 
     @property
     def predicting(self) -> range:
-        """Positions whose next token is an answer token."""
+        """Positions that predict an answer token."""
         return range(self.answer.start - 1, self.answer.stop - 1)
 
 
 @dataclass(frozen=True)
 class Haystack:
-    """A text with its needles, questions and their answers: one prefill judges them all."""
+    """A text with its needles, questions and answers: one prefill scores all of them."""
 
-    ids_T: Tensor  # int64
+    ids_T: "Tensor"  # int64
     questions: tuple[Question, ...]
 
 
@@ -58,13 +57,16 @@ class Calibration:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text."""
+        """Number of tokens of the longest text."""
         return max(len(haystack.ids_T) for haystack in self.haystacks)
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
     """Write the set's file into a folder. Same set, same bytes."""
-    rows = [
+    import torch  # here: --help and wrong command lines load no torch
+    from safetensors.torch import save
+
+    positions = [
         (number, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop)
         for number, haystack in enumerate(calibration.haystacks)
         for q in haystack.questions
@@ -73,13 +75,15 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     tensors = {
         "ids": torch.cat([haystack.ids_T for haystack in calibration.haystacks]).long(),
         "ends": lengths.cumsum(0),
-        "questions": torch.tensor(rows, dtype=torch.long).reshape(-1, 5),
+        "questions": torch.tensor(positions, dtype=torch.long).reshape(-1, 5),
     }
     tasks = [q.task for haystack in calibration.haystacks for q in haystack.questions]
     write_atomically(folder / FILE, save(tensors, {"tasks": json.dumps(tasks)}))
 
 
 def read_calibration(folder: Path) -> Calibration:
+    from safetensors import SafetensorError, safe_open
+
     path = folder / FILE
     if not path.is_file():
         raise MissingFileError(
@@ -87,13 +91,30 @@ def read_calibration(folder: Path) -> Calibration:
         )
     try:
         with safe_open(path, "pt") as file:
-            ids, ends, rows = (file.get_tensor(name) for name in ("ids", "ends", "questions"))
+            ids, ends, positions = (file.get_tensor(name) for name in ("ids", "ends", "questions"))
             tasks = json.loads((file.metadata() or {})["tasks"])
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is not a calibration set: {error}.") from error
+    has_shapes = isinstance(tasks, list) and positions.shape == (len(tasks), 5)
+    has_shapes = has_shapes and ids.dim() == ends.dim() == 1
+    if not has_shapes or not is_within(positions, ends, len(ids)):
+        raise UserError(f"{path} is not a calibration set: its questions do not fit its texts.")
     questions: list[list[Question]] = [[] for _ in ends]
-    for (number, *bounds), task in zip(rows.tolist(), tasks, strict=True):
+    for (text, *bounds), task in zip(positions.tolist(), tasks, strict=True):
         answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
-        questions[number].append(Question(answer, needle, task))
-    texts = zip(ids.tensor_split(ends[:-1]), questions, strict=True)
-    return Calibration([Haystack(text, tuple(asked)) for text, asked in texts])
+        questions[text].append(Question(answer, needle, task))
+    haystacks = zip(ids.tensor_split(ends[:-1]), questions, strict=True)
+    return Calibration([Haystack(ids_T, tuple(of_text)) for ids_T, of_text in haystacks])
+
+
+def is_within(positions_Q5: "Tensor", ends_N: "Tensor", num_tokens: int) -> bool:
+    """Whether texts end in order at the last token, and every range lies in its text."""
+    lengths_N = ends_N.diff(prepend=ends_N.new_zeros(1))
+    if not len(ends_N) or ends_N[-1] != num_tokens or bool((lengths_N < 1).any()):
+        return False
+    texts_Q, bounds_Q22 = positions_Q5[:, 0], positions_Q5[:, 1:].unflatten(1, (2, 2))
+    if bool(((texts_Q < 0) | (texts_Q >= len(ends_N))).any()):
+        return False
+    starts_Q2, stops_Q2 = bounds_Q22.unbind(-1)
+    is_inside = (starts_Q2 >= 0) & (starts_Q2 <= stops_Q2)
+    return bool((is_inside & (stops_Q2 <= lengths_N[texts_Q, None])).all())

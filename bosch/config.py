@@ -189,6 +189,9 @@ class JudgingConfig:
     # Averages over the paper's seven categories, which need GSM8K, or over LongBench's own six.
     longbench_categories: Literal["paper", "official"] = "paper"
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
+    gsm8k_tasks: tuple[str, ...] = ("gsm8k_cot",)  # prompts of the suite gsm8k
+    # Settings of suites, as mine.rows=5 for the setting rows of eval/suites/mine.py.
+    options: tuple[str, ...] = ()
     # Number format of the model; auto: bf16 on a GPU, fp32 on the CPU.
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     batch: int | None = speed_only(None)  # answers written at once; None: as many as are safe
@@ -211,8 +214,11 @@ class EvalConfig(JudgingConfig):
 
     # When models are judged, as shares of the training.
     checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)
+    suites: tuple[str, ...] = ("niah", "longbench")  # names of files in eval/suites
 
     def __post_init__(self) -> None:
+        if not self.suites:
+            raise UserError("eval.suites is empty; name at least one suite, as niah.")
         super().__post_init__()
         _must_rise("eval.checkpoints", self.checkpoints)
         if not all(0 <= share <= 1 for share in self.checkpoints):

@@ -1,27 +1,35 @@
-"""Models: where they are found, what their folders say before any weight is loaded, and how they
-and their tokenizers are loaded. Importing this file loads neither torch nor transformers.
+"""Models: how they are found, what their folders say before any weight is loaded, and how models
+and tokenizers are loaded. Importing this file loads neither torch nor transformers.
 
 A model is named by a Hugging Face folder, a hub id (owner/name), or the name of an embedded one.
 """
 
 import contextlib
 import json
+import os
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bosch.assets import asset_folder
-from bosch.run.errors import MissingFileError, UserError
+from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
 
-# Of config.json: what decides nothing that the model computes, and changes when it is saved again.
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PACKAGE = Path(__file__).parent
+
+# Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model's shape, and what tells it from others of the same shape."""
+    """A model's shape, and what distinguishes it from other models of this shape."""
 
     id: str  # hub id, or the folder's name
     revision: str | None  # commit on the hub; None for a folder that is not a hub snapshot
@@ -36,11 +44,11 @@ class ModelInfo:
         for name in ("num_layers", "num_groups", "num_query_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise UserError(
-                    f"{self.id}: {name} is {getattr(self, name)}, it must be 1 or more."
+                    f"{self.id}: {name} is {getattr(self, name)}; it must be 1 or more."
                 )
         if self.num_query_heads % self.num_groups:
             raise UserError(
-                f"{self.id}: {self.num_query_heads} query heads cannot be shared out evenly among "
+                f"{self.id}: {self.num_query_heads} query heads cannot be divided evenly among "
                 f"{self.num_groups} KV heads."
             )
 
@@ -49,7 +57,7 @@ class ModelInfo:
         return f"{self.id} ({mark[:12]})" if mark else self.id
 
     def describe(self) -> str:
-        """Name and shape, for messages in which two models are told apart."""
+        """Name and shape, for messages about two models."""
         return f"{self} with {self.num_layers} layers x {self.num_groups} groups"
 
     @property
@@ -61,8 +69,8 @@ class ModelInfo:
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def is_same_model(self, other: "ModelInfo") -> bool:
-        """By weights where both have a hash; else by id, and revision where both have one. Of a
-        model of the hub a folder elsewhere, a copy of it, has the last part of the id."""
+        """By weights if both have a hash; otherwise by id, and by revision if both have one. A
+        folder may be a copy of a hub model: then its name is the last part of the id."""
         if not self.has_shape_of(other):
             return False
         if self.weight_hash and other.weight_hash:
@@ -74,14 +82,14 @@ class ModelInfo:
 
 
 class ModelShape(NamedTuple):
-    """What a setup must know of a model before it is loaded."""
+    """What has to be known about a model before it is loaded."""
 
     num_layers: int
     num_groups: int  # KV heads a layer
     positions: int
 
 
-# Of the paper's models, so that planning a run fetches nothing.
+# The paper's models, so that planning a run does not access the hub.
 PAPER_SHAPES = {
     "Qwen/Qwen3-1.7B-Base": ModelShape(28, 8, 32_768),
     "Qwen/Qwen3-8B-Base": ModelShape(36, 8, 32_768),
@@ -94,77 +102,87 @@ PAPER_SHAPES = {
 
 
 def find_model(model: str) -> Path | None:
-    """The folder of a model that is on this machine; None for a hub id. A path that leads nowhere
-    is refused."""
+    """The folder of a model on this machine; None for a hub id. A path that does not exist is
+    refused."""
     if Path(model).is_dir():
         return Path(model)
     if "/" not in model and (asset := asset_folder().parent / model).is_dir():
         return asset
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise MissingFileError(
-            f"--model {model}: there is no such folder; pass a Hugging Face model folder or a hub "
-            "id (owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
+            f"--model {model}: there is no such folder; pass a Hugging Face model folder, a hub id "
+            "(owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
         )
     return None
 
 
 def fetch_model(model: str) -> Path:
-    """The folder of a model; one on the hub is fetched, its safetensors files and what is small."""
+    """The folder of a model. A hub model is downloaded: safetensors files and all small files."""
     if (folder := find_model(model)) is not None:
         return folder
     from huggingface_hub import snapshot_download
 
-    with _explain_hub(model):
+    with explain_library_errors(_not_fetched(model), MissingFileError):
         return Path(snapshot_download(model, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*/*"]))
 
 
 def fetch_config(model: str) -> Path:
-    """A folder with the model's config.json; of a model on the hub nothing else is fetched."""
+    """A folder with the model's config.json. Of a hub model only that file is downloaded."""
     if (folder := find_model(model)) is not None:
         return folder
     from huggingface_hub import hf_hub_download
 
-    with _explain_hub(model):
+    with explain_library_errors(_not_fetched(model), MissingFileError):
         return Path(hf_hub_download(model, "config.json")).parent
 
 
-@contextlib.contextmanager
-def _explain_hub(model: str) -> Iterator[None]:
-    """One sentence in place of the hub's errors."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+def _not_fetched(model: str) -> str:
+    return f"--model {model} is not a folder on this machine and cannot be fetched from the hub"
 
+
+@contextlib.contextmanager
+def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> Iterator[None]:
+    """Turn any error of a library that is called inside into `PROBLEM: its reason`. transformers,
+    tokenizers and the hub raise errors of every type on damaged files.
+
+    An error in our own code that the library calls, such as a family's config class, is left alone.
+    """
     try:
         yield
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise MissingFileError(
-            f"--model {model} is no folder here, and the hub did not give it: {_reason(error)}"
-        ) from error
+    except Exception as error:
+        # The first two frames are this function and the `with` block.
+        frames = traceback.extract_tb(error.__traceback__)[2:]
+        is_ours = any(frame.filename.startswith(f"{PACKAGE}{os.sep}") for frame in frames)
+        if is_user_error(error) or is_ours:
+            raise
+        raise kind(f"{problem}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = " ".join(str(error).split())
+    if not text or isinstance(error, LookupError | TypeError | AttributeError):
+        text = f"{type(error).__name__} {text}".strip()
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 # ------------------------------------------------------------------------- what its folder says
 
 
 def read_shape(model: str) -> ModelShape:
-    """Shape of a model from its config.json, which is fetched from the hub if need be."""
+    """Shape of a model from its config.json, which is fetched from the hub if necessary."""
     if model in PAPER_SHAPES and find_model(model) is None:
         return PAPER_SHAPES[model]
-    config = read_model_config(fetch_config(model))
-    positions = config.get("max_position_embeddings")
-    if not isinstance(positions, int) or positions < 1:
-        raise UserError(
-            f"{model}: its config.json says no max_position_embeddings ({positions!r})."
-        )
-    return ModelShape(config["num_hidden_layers"], config["num_key_value_heads"], positions)
+    folder = fetch_config(model)
+    config = read_model_config(folder)
+    names = ("num_hidden_layers", "num_key_value_heads", "max_position_embeddings")
+    return ModelShape(*(_count(config, name, folder) for name in names))
 
 
 def read_model_info(folder: Path) -> ModelInfo:
     """Shape and identity of the model in a folder.
 
-    The path of a snapshot in the hub's cache names model and commit; elsewhere weights are hashed.
+    The path of a snapshot in the hub's cache contains model and commit; for other folders the
+    weights are hashed.
     """
     config = read_model_config(folder)
     model_id, revision = _hub_name(folder)
@@ -179,26 +197,26 @@ def read_model_info(folder: Path) -> ModelInfo:
     )
 
 
-def describe_source(model: str) -> str | dict[str, Any]:
-    """A model as a stage's settings tell it: one on the hub by its id, so that planning a run
+def describe_source(model: str) -> str | dict[str, object]:
+    """A model in a stage's settings: a hub model is given by its id, so that planning a run
     downloads nothing."""
     folder = find_model(model)
     return model if folder is None else describe_model(folder)
 
 
-def describe_model(folder: Path) -> dict[str, Any]:
-    """All that decides what the model in a folder computes, for a stage's settings: its weights and
-    its config, of which a window or the stretch of its positions can be edited."""
+def describe_model(folder: Path) -> dict[str, object]:
+    """What decides the output of the model in a folder, for a stage's settings: its weights and its
+    config, in which for example a window or the scaling of positions may be edited."""
     config = read_model_config(folder)
     deciding = {name: value for name, value in config.items() if name not in NO_DECISION}
     return {**asdict(read_model_info(folder)), "config": fingerprint(deciding)}
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json, and what it leaves out of the shape as transformers has it."""
+    """The folder's config.json; missing fields of the shape are completed by transformers."""
     if not folder.is_dir():
         raise MissingFileError(
-            f"{folder} is not a folder; a model is a folder with config.json and safetensors files."
+            f"{folder} is not a folder; pass a model folder with config.json and safetensors files."
         )
     path = folder / "config.json"
     if not path.is_file():
@@ -213,20 +231,20 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file whose outermost value is an object."""
+    """The content of a JSON file that holds an object."""
     if not path.is_file():
         raise MissingFileError(f"{path} does not exist.")
     try:
         content = json.loads(path.read_bytes().decode())
     except ValueError as error:  # a JSONDecodeError or UnicodeDecodeError
-        raise UserError(f"{path} is not a JSON file: {error}.") from error
+        raise UserError(f"{path} is not a valid JSON file: {error}.") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} must hold one JSON object, not a {type(content).__name__}.")
+        raise UserError(f"{path} holds a {type(content).__name__}; it must hold a JSON object.")
     return content
 
 
 def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
-    """What a config.json may leave out. Each family has its own defaults: where it says no
+    """Values that a config.json may leave out. Each family has its own defaults: without
     num_key_value_heads, Llama has as many as query heads, Qwen2 has 32.
     """
     from transformers import CONFIG_MAPPING
@@ -234,26 +252,28 @@ def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise UserError(
-            f"{path} leaves out num_hidden_layers, num_attention_heads, num_key_value_heads or "
-            f"head_dim, and transformers knows no model_type {model_type!r} that would give it."
+            f"{path} lacks num_hidden_layers, num_attention_heads, num_key_value_heads or head_dim,"
+            f" and its model_type {model_type!r}, which could provide a default, is unknown to "
+            "transformers."
         )
-    completed = CONFIG_MAPPING[model_type].from_dict(config)
+    with explain_library_errors(f"{path} is not a valid config"):
+        completed = CONFIG_MAPPING[model_type].from_dict(config)
     heads = getattr(completed, "num_attention_heads", None)
-    found = {
+    values = {
         "num_hidden_layers": getattr(completed, "num_hidden_layers", None),
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(completed, "num_key_value_heads", None) or heads,
         "head_dim": getattr(completed, "head_dim", None)
         or (heads and getattr(completed, "hidden_size", 0) // heads),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
-def _count(config: dict[str, Any], name: str, folder: Path) -> int:
+def _count(config: dict[str, object], name: str, folder: Path) -> int:
     value = config.get(name)
     if type(value) is not int or value < 1:
         raise UserError(
-            f"{folder / 'config.json'}: {name} is {value!r}, it must be a whole number from 1 on."
+            f"{folder / 'config.json'}: {name} is {value!r}; it must be a whole number, 1 or more."
         )
     return value
 
@@ -274,48 +294,63 @@ def _hash_weights(folder: Path) -> str | None:
 # ------------------------------------------------------------------------------------ loading it
 
 
-def load_tokenizer(model: str | Path) -> Any:
-    """The tokenizer of a folder or model; one on the hub is fetched."""
+def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder or of a hub model, which is fetched."""
     from transformers import AutoTokenizer
 
     folder = find_model(str(model))
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
+    problem = f"{folder or model} has no tokenizer that can be loaded"
+    with explain_library_errors(problem):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder or model, local_files_only=folder is not None
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"{model} has no tokenizer that can be loaded: {_reason(error)}") from error
-    if len(tokenizer) < 2:  # what some classes make of a folder without tokenizer files
-        raise UserError(f"{model} has no tokenizer that can be loaded: its vocabulary is empty.")
+    if len(tokenizer) < 2:  # some classes accept a folder without tokenizer files
+        raise UserError(f"{problem}: its vocabulary is empty.")
     return tokenizer
 
 
-def find_tokenizer(folder: Path) -> Any:
-    """None where the folder has none that can be loaded."""
+def find_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer of a folder; None if it has none that can be loaded."""
     try:
         return load_tokenizer(folder)
-    except ValueError:
+    except UserError:
         return None
 
 
-def load_for_search(folder: Path) -> Any:
-    """The dense model, ready for search mode: on a GPU in its own number format, on the CPU in
-    float32."""
+def load_for_search(folder: Path, attention_backend: str = "auto") -> "PreTrainedModel":
+    """The dense model, ready for search mode: in its own dtype on a GPU, in float32 on the CPU."""
     import torch
 
     on_gpu = torch.cuda.is_available()
     dtype, device = ("auto", "cuda") if on_gpu else (torch.float32, "cpu")
-    return load_model(folder, dtype, device, attn_implementation="bosch")
+    return load_model(folder, dtype, device, attention_backend, attn_implementation="bosch")
 
 
-def load_model(folder: Path, dtype: Any, device: str, **arguments: Any) -> Any:
-    """The model of a folder, dense or hybrid, ready to be asked. `arguments`: of transformers'
-    from_pretrained."""
+def load_model(
+    folder: Path,
+    dtype: "torch.dtype | str",
+    device: str,
+    attention_backend: str = "auto",
+    **arguments: Any,
+) -> "PreTrainedModel":
+    """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
+    bosch/backends. `arguments` go to from_pretrained of transformers, which would only warn of
+    missing weights and start with random ones.
+    """
     from transformers import AutoModelForCausalLM
 
     if not any(folder.glob("*.safetensors")):
-        raise MissingFileError(f"{folder} holds no safetensors, so the model has no weights.")
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, **arguments
-    )
+        raise MissingFileError(f"{folder} has no safetensors files, so the model has no weights.")
+    with explain_library_errors(f"The model in {folder} cannot be loaded"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **arguments
+        )
+    model: Any = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
+        raise UserError(
+            f"The safetensors files in {folder} lack {len(missing)} weights that config.json asks "
+            f"for, such as {missing[0]}."
+        )
+    if attention_backend != "auto":
+        model.config.bosch_backend = attention_backend
     return model.to(device).eval()

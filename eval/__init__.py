@@ -1,1 +1,1 @@
-"""Judging a model: task suites, generation, and the comparison of runs."""
+"""Evaluation of models: task suites, generation, and reports that compare runs."""

@@ -1,16 +1,16 @@
-"""Greedy generation for lists of examples, on any causal model of transformers, dense or hybrid.
+"""Greedy generation for lists of examples, on any causal transformers model, dense or hybrid.
 
-The plain way is `model.generate` without sampling, until the example's `Stop` says so. Everything
-else is speed, has a switch, and changes no score:
+The plain way is `model.generate` without sampling, until the example's `Stop`. Everything else is a
+speed-up that can be switched off and changes no score:
 
-- stop once all answers stand in the text, where the score cannot change any more;
-- read the answer as a draft behind the prompt, and decode on from where the model leaves it;
-- compute only keys and values in the top layer where nothing but them is needed of a position;
-- read a beginning that two prompts share (shots, a context, a haystack) once;
+- stop when the text contains all answers, because the score cannot change after that;
+- append the expected answer to the prompt as a draft, and decode from its first wrong token on;
+- compute only keys and values in the top layer where a position's output is not needed;
+- prefill a beginning that prompts share (shots, a context, a haystack) only once;
 - decode several sequences at once.
 
-All but the first add up sums in another order. An example with a token that leads by less than
-rounding can explain (`MARGINS`) is done once more in the plain way.
+All but the first change the order of floating-point sums. An example where a token leads by less
+than rounding can explain (`MARGINS`) is generated again in the plain way.
 """
 # T tokens, N rows of logits, V vocabulary
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from bosch.eval.metrics.string_match import string_match_all
 from bosch.eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
@@ -32,18 +32,18 @@ from bosch.eval.top_layer import last_rows_only
 from bosch.hybrid.cache import kv_bytes
 from bosch.run.errors import UserError
 
-Key = tuple[str, int, int]  # task, length, index: what an example is known by
+Key = tuple[str, int, int]  # task, length, index: identifies an example
 
-# By how much the likeliest token must lead the next, in logits, to be beyond rounding. In float32
-# leads were seen to change by 3e-6 times the largest logit at most (8 and 28 layers, 2k tokens).
+# Lead of the likeliest token over the second, in logits, that rounding cannot reverse. In float32
+# leads changed by at most 3e-6 times the largest logit (measured: 8 and 28 layers, 2k tokens).
 MARGINS = {torch.float64: 1e-6, torch.float32: 5e-4, torch.float16: 0.1, torch.bfloat16: 0.5}
-LEAST_SHARED = 1 / 8  # of a prompt: copying a shorter beginning saves next to nothing
-CPU_POOL_BYTES = 2**31  # caches that wait for a batch
+MIN_SHARED = 1 / 8  # of a prompt: copying a shorter beginning saves next to nothing
+CPU_POOL_BYTES = 2**31  # caches waiting for a batch
 
 
 @dataclass(frozen=True)
 class Generation:
-    key: Key  # as it came with the example
+    key: Key
     text: str
     tokens: tuple[int, ...]
     ended: str  # by: end token, stop string, answered, length
@@ -51,17 +51,17 @@ class Generation:
 
 @dataclass
 class Job:
-    """One example on its way."""
+    """One example being generated."""
 
     key: Key
     example: Example
     prompt: list[int]
-    draft: list[int]  # what a right answer begins with
-    tokens: list[int] = field(default_factory=list)  # generated; the last was not read yet
+    draft: list[int]  # tokens of the expected answer
+    tokens: list[int] = field(default_factory=list)  # generated; the last is not in the cache yet
     text: str = ""
     ended: str | None = None
-    is_plain: bool = True  # so far computed as the plain way does
-    is_certain: bool = True  # no token was too close to call
+    is_plain: bool = True  # computed in the plain way so far
+    is_certain: bool = True  # no token so far was too close to call
     cache: Cache | None = None
 
     @property
@@ -70,12 +70,12 @@ class Job:
 
 
 class Generator:
-    """A model that generates. `max_positions`: an example that needs more is an error, not cut."""
+    """Generates with a model. Examples that need more than `max_positions` raise UserError."""
 
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         settings: GenerationSettings = FAST,
         max_positions: int | None = None,
     ) -> None:
@@ -89,12 +89,13 @@ class Generator:
         self.margin = MARGINS[model.dtype]
         self.batch_margin = self.margin if self.is_exact or settings.batch is None else 0.0
         self.end_ids = end_tokens(model, tokenizer)
-        self.num_redone = 0  # examples with a token that was too close to call
-        self._trunk: tuple[list[int], Cache] | None = None  # the last prompt, if the next shares it
+        self.num_redone = 0  # examples generated again in the plain way
+        # The last prompt and its cache, if the next prompt begins like it.
+        self._trunk: tuple[list[int], Cache] | None = None
 
     def generate(self, examples: Iterable[tuple[Key, Example]]) -> Iterator[Generation]:
-        """Each example's generation, in the order in which they get done. Examples that share a
-        beginning should come one after the other."""
+        """Yield each example's generation as it gets done. Examples whose prompts share a beginning
+        should be neighbors."""
         pool: list[Job] = []
         jobs = (self._encode(key, example) for key, example in examples)
         for job, following in pairwise(chain(jobs, [None])):
@@ -112,17 +113,17 @@ class Generator:
         yield from map(self._finish, pool)
 
     def _encode(self, key: Key, example: Example) -> Job:
-        prompt = self.tokenizer(example.prompt)["input_ids"]
-        # The last token of an answer is never read.
+        prompt, name = self.tokenizer(example.prompt)["input_ids"], f"{key[0]}, example {key[2]}"
+        # The last token of an answer is never fed to the model.
         needed = len(prompt) + example.max_new_tokens - 1
         if self.max_positions is not None and needed > self.max_positions:
             raise UserError(
-                f"{key}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new ones "
-                f"do not fit the model's {self.max_positions:,} positions, and nothing is cut off. "
-                "Ask for a smaller length, or stretch the positions with --yarn."
+                f"{name}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new "
+                f"ones do not fit the model's {self.max_positions:,} positions, and prompts are "
+                "not truncated. Ask for a smaller length, or stretch the positions with --yarn."
             )
         if not prompt:
-            raise UserError(f"{key}: the prompt is empty; a model needs a token to go on from.")
+            raise UserError(f"{name}: the prompt is empty; a model needs at least one token.")
         draft: list[int] = []
         if self.settings.draft_answers and example.answers:
             blank = "" if example.prompt[-1:].isspace() else " "
@@ -134,39 +135,40 @@ class Generator:
 
     @torch.inference_mode()
     def _read(self, job: Job, following: Job | None) -> None:
-        """The prompt and the answer's draft, in one pass. In half precision, where the plain way is
-        left as seldom as can be, one after the other, and only if the first token agrees."""
+        """Prefill the prompt together with the answer's draft. In half precision, where any
+        deviation from the plain way usually has to be redone, the draft follows only if the first
+        token is right."""
         is_shared = self._is_shared(job.prompt, following)
         cache, num_read = self._begin(job, keep=is_shared)
         draft = job.draft if self.is_exact else []
         job.is_plain = num_read == 0 and not draft and not self._skips_rows
         logits_NV = self._prefill(cache, job.prompt + draft, num_read, 1 + len(draft))
         self._trunk = (job.prompt, cache) if is_shared else None
-        self._accept_along(job, logits_NV)
+        self._accept_draft(job, logits_NV)
         if not self.is_exact and job.is_open and job.draft[:1] == job.tokens:
             self._try_draft(job, cache)
         if not self.is_exact and not job.is_plain and not job.ended:
-            job.is_certain = False  # too seldom beyond rounding to be worth a try
+            job.is_certain = False  # leads are rarely large enough to try
         if job.is_open:
-            is_own = self._trunk is None and cache.get_seq_length() == num_positions(job)
-            job.cache = cache if is_own else copy_cache(cache, num_positions(job))
+            can_keep = self._trunk is None and cache.get_seq_length() == num_positions(job)
+            job.cache = cache if can_keep else copy_cache(cache, num_positions(job))
 
     @property
     def _skips_rows(self) -> bool:
         return self.settings.short_top_layer and self.is_exact
 
     def _is_shared(self, prompt: Sequence[int], following: Job | None) -> bool:
-        """Whether the next prompt begins like this one, and copying that is worth it."""
+        """Whether the next prompt begins like this one for long enough to copy the cache."""
         settings = self.settings
         if following is None or not settings.share_prefixes:
             return False
         may_end_with_draft = settings.stop_when_answered and settings.draft_answers
         if not (self.is_exact or (may_end_with_draft and following.example.stop.when_answered)):
             return False
-        return common_length(prompt, following.prompt) >= LEAST_SHARED * len(following.prompt)
+        return common_length(prompt, following.prompt) >= MIN_SHARED * len(following.prompt)
 
     def _begin(self, job: Job, keep: bool) -> tuple[Cache, int]:
-        """A cache to read the prompt into, and how many of its tokens are in there already."""
+        """A cache for the prompt, and how many of the prompt's tokens it already holds."""
         if self._trunk is not None:
             prompt, trunk = self._trunk
             num_shared = min(common_length(prompt, job.prompt), len(job.prompt) - 1)
@@ -179,41 +181,41 @@ class Generator:
     def _prefill(
         self, cache: Cache, tokens: Sequence[int], num_read: int, num_logits: int
     ) -> Tensor:
-        """The logits of the last tokens, once the cache has read those from `num_read` on."""
+        """Feed the tokens from `num_read` on to the model, in chunks; logits of the last ones."""
         chunk, first_needed = self.settings.prefill_chunk, len(tokens) - num_logits
         while num_read + chunk <= first_needed:
             self._forward(cache, tokens[num_read : num_read + chunk], 1)
             num_read += chunk
         if num_logits > 1:
-            keep_everything(cache)  # a draft read in vain must leave a hybrid's cache again
+            keep_everything(cache)  # so that a wrong draft can be removed from a hybrid's cache
         return self._forward(cache, tokens[num_read:], num_logits)
 
     def _try_draft(self, job: Job, cache: Cache) -> None:
-        """Half precision: take over all of the draft, to the end of the answer, or nothing."""
+        """Half precision: accept the draft up to the end of the answer, or none of it."""
         first, was_plain = list(job.tokens), job.is_plain
         job.is_plain = False
         keep_everything(cache)
-        self._accept_along(job, self._forward(cache, job.draft, len(job.draft)))
+        self._accept_draft(job, self._forward(cache, job.draft, len(job.draft)))
         if not job.ended:
             job.tokens, job.text = first, self._decode_text(first)
             job.is_plain, job.is_certain = was_plain, True
 
-    def _accept_along(self, job: Job, logits_NV: Tensor) -> None:
-        """Append tokens as long as they are the draft's, which was read, and one more."""
+    def _accept_draft(self, job: Job, logits_NV: Tensor) -> None:
+        """Append the draft's tokens as far as the model agrees, and one token of the model's."""
         ids, leads = likeliest(logits_NV)
-        for row in range(len(ids)):
+        for i in range(len(ids)):
             if not job.is_open or job.tokens != job.draft[: len(job.tokens)]:
                 break
-            at = slice(row, row + 1)
-            self._accept(job, logits_NV[at], ids[at], leads[at], self.margin)
+            one = slice(i, i + 1)
+            self._accept(job, logits_NV[one], ids[one], leads[one], self.margin)
 
     def _forward(self, cache: Cache, tokens: Sequence[int], num_logits: int) -> Tensor:
-        """The logits of the last tokens, once the cache has read them all."""
+        """Run all tokens through the model; logits of the last ones."""
         ids = torch.tensor([tokens], device=self.model.device)
-        rows = num_logits if self._skips_rows else None
-        # Without this a model computes the logits of the whole prompt; some know no other way.
+        num_rows = num_logits if self._skips_rows else None
+        # Without this the model computes logits for the whole prompt. Some models cannot do less.
         keep = {"logits_to_keep": num_logits} if self.model._supports_logits_to_keep() else {}
-        with last_rows_only(self.model, rows):
+        with last_rows_only(self.model, num_rows):
             output = self.model(ids, past_key_values=cache, use_cache=True, **keep)
         logits_TV: Tensor = output.logits[0, -num_logits:]
         return logits_TV
@@ -222,14 +224,14 @@ class Generator:
 
     @torch.inference_mode()
     def _decode(self, jobs: list[Job]) -> None:
-        """The rest of what waits, side by side, a token each at a time."""
+        """Decode the waiting jobs together to their ends, one token each per step."""
         if not jobs:
             return
         is_alone, device = len(jobs) == 1, self.model.device
         cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
         lengths_N1 = torch.tensor([[num_positions(job)] for job in jobs], device=device)
         longest = int(lengths_N1.max())
-        # Padding is in front.
+        # Padding is on the left.
         mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).long()
         for job in jobs:
             job.cache, job.is_plain = None, job.is_plain and is_alone
@@ -243,20 +245,20 @@ class Generator:
             output = self.model(ids_N1, past_key_values=cache, use_cache=True, **padding)
             logits_NV = output.logits[:, -1]
             ids, leads = likeliest(logits_NV)
-            for row, job in enumerate(jobs):
+            for i, job in enumerate(jobs):
                 if job.is_open:
-                    at = slice(row, row + 1)
-                    self._accept(job, logits_NV[at], ids[at], leads[at], self.batch_margin)
-            rows = [row for row, job in enumerate(jobs) if job.is_open]
-            if len(rows) <= len(jobs) / 2:  # not sooner: dropping some copies the others
-                jobs = [jobs[row] for row in rows]
+                    one = slice(i, i + 1)
+                    self._accept(job, logits_NV[one], ids[one], leads[one], self.batch_margin)
+            still_open = [i for i, job in enumerate(jobs) if job.is_open]
+            if len(still_open) <= len(jobs) / 2:  # not sooner: dropping some copies the others
+                jobs = [jobs[i] for i in still_open]
                 if jobs:
-                    kept = torch.tensor(rows, device=device)
-                    cache.batch_select_indices(kept)
-                    mask_NT = mask_NT[kept]
+                    open_N = torch.tensor(still_open, device=device)
+                    cache.batch_select_indices(open_N)
+                    mask_NT = mask_NT[open_N]
 
     def _finish(self, job: Job) -> Generation:
-        """What is uncertain is done once more in the plain way, which knows no uncertainty."""
+        """The job's result. An uncertain one is generated again in the plain way."""
         if job.is_certain:
             assert job.ended is not None
             return Generation(job.key, job.text, tuple(job.tokens), job.ended)
@@ -267,7 +269,7 @@ class Generator:
     def _accept(
         self, job: Job, logits_NV: Tensor, ids: list[int], leads: list[float], margin: float
     ) -> None:
-        """Append the likeliest token, and see whether that is the end."""
+        """Append the likeliest token, and check whether the text ends with it."""
         stop, end_ids = job.example.stop, self.end_ids
         if stop.newline_token:
             newline = self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
@@ -294,14 +296,14 @@ class Generator:
             job.ended = "length"
 
     def _decode_text(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _is_full(self, pool: Sequence[Job]) -> bool:
-        room = CPU_POOL_BYTES
+        max_bytes = CPU_POOL_BYTES
         if self.model.device.type == "cuda":
-            room = torch.cuda.mem_get_info(self.model.device)[0] // 2  # joined they need as much
-        return sum(kv_bytes(job.cache) for job in pool if job.cache is not None) > room
+            # Half of what is free: joining the caches takes the same amount once more.
+            max_bytes = torch.cuda.mem_get_info(self.model.device)[0] // 2
+        return sum(kv_bytes(job.cache) for job in pool if job.cache is not None) > max_bytes
 
 
 def num_positions(job: Job) -> int:
@@ -310,29 +312,29 @@ def num_positions(job: Job) -> int:
 
 
 def in_plain_way(settings: GenerationSettings) -> GenerationSettings:
-    """PLAIN, with what ends a text and how a prompt is read as in `settings`."""
+    """PLAIN, but with the stopping rule and the prefill chunk of `settings`."""
     stop, chunk = settings.stop_when_answered, settings.prefill_chunk
     return replace(PLAIN, stop_when_answered=stop, prefill_chunk=chunk)
 
 
 def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
-    """The likeliest token of each row, and by how much it leads the next."""
+    """The likeliest token of each row, and its lead over the second."""
     best_N2 = logits_NV.float().topk(2).values
     return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
 
 
-def check_takes_cache(model: Any) -> None:
-    """Models that are recurrent throughout keep their past under other names."""
+def check_takes_cache(model: PreTrainedModel) -> None:
+    """Refuse fully recurrent models, whose past is in another argument."""
     others = {"cache_params", "state"} & set(inspect.signature(model.forward).parameters)
     if others and "past_key_values" not in inspect.signature(model.forward).parameters:
         raise UserError(
-            f"{type(model).__name__} keeps no keys and values (its past is `{others.pop()}`); only "
-            "models with attention layers can be evaluated."
+            f"{type(model).__name__} has no KV cache (its past is `{others.pop()}`). Only models "
+            "with attention layers can be evaluated."
         )
 
 
-def end_tokens(model: Any, tokenizer: Any) -> set[int]:
-    """What ends a text: as the model's generation settings say, else the tokenizer."""
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The end tokens in the model's generation settings, else the tokenizer's."""
     ends = model.generation_config.eos_token_id
     if ends is None:
         ends = tokenizer.eos_token_id
@@ -340,6 +342,6 @@ def end_tokens(model: Any, tokenizer: Any) -> set[int]:
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts have in common before they part."""
+    """How many tokens two texts share at their beginning."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

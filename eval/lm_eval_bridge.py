@@ -1,14 +1,14 @@
-"""Tasks of lm-evaluation-harness on a model of ours: for cross-checks, and for what no suite has.
+"""Tasks of lm-evaluation-harness on our models, for cross-checks and for tasks no suite has.
 
-Its NIAH and LongBench are not RULER's and LongBench's own: it builds shorter prompts, cuts long
-ones on the left and strips predictions, so their scores differ from those of our suites. Values are
-as lm-eval gives them, most of them from 0 to 1. One process only.
+Its NIAH and LongBench differ from RULER's and LongBench's own: it builds shorter prompts, truncates
+long ones on the left and strips predictions, so its scores differ from our suites'. Values are as
+lm-eval reports them, most of them from 0 to 1. Runs in one process only.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bosch.eval.results import SCORES, make_rows, write_scores
 from bosch.eval.rows import write_rows
@@ -17,14 +17,17 @@ from bosch.eval.suites._interface import Result
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 SUITE = "lm-eval"
 SAMPLES = "samples.jsonl"
-NOT_RUN = -1  # lm-eval's NIAH has a metric for each length, and this value for the others
+NOT_RUN = -1  # lm-eval's NIAH has a metric for each length; this is its value if it was not run
 
 
 def run_lm_eval(
-    model: Any,
-    tokenizer: Any,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
     tasks: Sequence[str],
     label: Label,
     folder: Path,
@@ -33,9 +36,9 @@ def run_lm_eval(
     limit: int | None = None,
     batch: int = 1,
 ) -> None:
-    """Write scores.json with our rows and samples.jsonl with lm-eval's, unless they are there.
+    """Write scores.json with our rows and samples.jsonl with lm-eval's, unless they exist.
 
-    `max_length`: a longer prompt is cut on the left, as lm-eval does it. `lengths`: of its NIAH.
+    `max_length`: longer prompts are truncated on the left by lm-eval. `lengths`: of its NIAH.
     """
     if (folder / SCORES).is_file():
         return
@@ -57,37 +60,38 @@ def run_lm_eval(
             near = suggest(task, manager.all_tasks).split("?")[0]
             raise UserError(f"lm-eval has no task {task!r}; {near}?")
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=max_length)
-    found = simple_evaluate(
+    results = simple_evaluate(
         model=harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=True
     )
     folder.mkdir(parents=True, exist_ok=True)
     samples = [
         {"task": task} | json.loads(json.dumps(sample, default=str))
-        for task, members in found["samples"].items()
+        for task, members in results["samples"].items()
         for sample in members
     ]
     write_rows(folder / SAMPLES, samples)
     content = {
         "suite": SUITE,
-        "version": found["lm_eval_version"],
+        "version": results["lm_eval_version"],
         "limit": limit,
-        "rows": make_rows(label, SUITE, results_of(found)),
+        "rows": make_rows(label, SUITE, results_of(results)),
     }
     write_scores(folder, content)
 
 
-def results_of(found: Mapping[str, Any]) -> Iterator[Result]:
-    """lm-eval's numbers. A metric named by a length is RULER's string match at that length."""
-    for task, numbers in found["results"].items():
-        n = found["n-samples"].get(task, {}).get("effective", 0)  # groups have no number
+def results_of(results: Mapping[str, Any]) -> Iterator[Result]:
+    """Our form of what simple_evaluate returns. A metric that is a number is RULER's string match
+    at that length."""
+    for task, numbers in results["results"].items():
+        n = results["n-samples"].get(task, {}).get("effective", 0)  # task groups have none
         for name, value in numbers.items():
-            metric, _, way = name.partition(",")
-            if not way or metric.endswith("_stderr") or value == NOT_RUN:
+            metric, _, filter_name = name.partition(",")
+            if not filter_name or metric.endswith("_stderr") or value == NOT_RUN:
                 continue
-            stderr = numbers.get(f"{metric}_stderr,{way}")
+            stderr = numbers.get(f"{metric}_stderr,{filter_name}")
             error = float(stderr) if isinstance(stderr, int | float) else None
             if metric.isdigit():
                 yield Result(task, int(metric), "string_match_all", float(value), error, n)
             else:
-                full_name = metric if way == "none" else f"{metric} {way}"
+                full_name = metric if filter_name == "none" else f"{metric} {filter_name}"
                 yield Result(task, 0, full_name, float(value), error, n)

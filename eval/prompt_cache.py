@@ -1,21 +1,21 @@
-"""KV caches that generation can copy up to any position and put side by side.
+"""KV caches that can be copied up to any position and joined into a batch.
 
-So one prompt begins where another one's text ends (a context with several questions, the same
-haystack up to the first needle), and sequences of different lengths decode together.
+So prompts that begin alike (one context with several questions, one haystack up to the first
+needle) share a prefill, and sequences of different lengths decode together.
 """
-# B batch, G kv heads, S tokens held, D head size
+# B batch, G KV heads, S tokens held, D head size
 
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from bosch.hybrid.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache
 
 
-def new_cache(config: Any) -> Cache:
+def new_cache(config: PretrainedConfig) -> Cache:
     """An empty dynamic cache for a model of this config, dense or hybrid."""
     cache = DynamicCache(config=config)
     if getattr(config, "bosch", None) is not None:
@@ -26,25 +26,25 @@ def new_cache(config: Any) -> Cache:
 
 
 def can_copy(cache: Cache) -> bool:
-    """Whether the functions below understand it. A family's own windows and states they do not."""
+    """Whether the functions below support this cache: no native windows, no recurrent states."""
     return bool(cache.layers) and all(type(x) in (GrowingLayer, HybridLayer) for x in cache.layers)
 
 
 def keep_everything(cache: Cache) -> None:
-    """From now on window groups keep the positions that have left the window."""
+    """Let window groups keep positions that leave the window, from now on."""
     for layer in cache.layers:
         if isinstance(layer, HybridLayer):
             layer.activate_past_recording()
 
 
 def copy_cache(cache: Cache, num_tokens: int, whole: bool = False) -> Cache:
-    """The first positions of a cache of one sequence. `whole`: window groups get all of them, and
-    keep everything, so that the copy can be copied at any earlier position."""
+    """A copy of the first positions of a cache with one sequence. `whole`: window groups hold all
+    positions and keep every new one, so the copy can itself be copied at any position."""
     return _cache_of([_copy_layer(layer, num_tokens, whole) for layer in cache.layers])
 
 
 def join_caches(caches: Sequence[Cache]) -> Cache:
-    """One cache for several sequences. The shorter ones begin with padding, which the attention
+    """One cache for several sequences. Shorter ones are padded on the left, which the attention
     mask must hide."""
     if len(caches) == 1:
         return caches[0]
@@ -63,13 +63,13 @@ def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
         full = layer.full and _copy_layer(layer.full, num_tokens, whole)
         window = layer.window and _copy_layer(layer.window, num_tokens, whole)
         return HybridLayer(full, window, layer.num_full, layer.max_tokens)
-    first, kept = 0, num_tokens
+    first, size = 0, num_tokens
     if isinstance(layer, RollingLayer):
         first = layer.cumulative_length - layer.num_held
-        kept = num_tokens if whole else min(num_tokens, layer.window_tokens - 1)
-    begin = num_tokens - kept - first
-    assert begin >= 0, "the cache has not kept these positions"
-    keys, values = (x[:, :, begin : begin + kept] for x in (layer.keys, layer.values))
+        size = num_tokens if whole else min(num_tokens, layer.window_tokens - 1)
+    begin = num_tokens - size - first
+    assert begin >= 0, "the cache no longer holds these positions"
+    keys, values = (x[:, :, begin : begin + size] for x in (layer.keys, layer.values))
     return _filled_like(layer, keys, values, num_tokens, whole)
 
 
@@ -101,7 +101,7 @@ def _filled_like(
 
 
 def _pad_and_stack(rows_BGSD: Sequence[Tensor]) -> Tensor:
-    """(B, G, S, D), each row at the end of S."""
+    """(B, G, S, D), each row right-aligned in S."""
     longest = max(row.shape[2] for row in rows_BGSD)
     _, num_groups, _, head_size = rows_BGSD[0].shape
     out_BGSD = rows_BGSD[0].new_zeros(len(rows_BGSD), num_groups, longest, head_size)

@@ -1,23 +1,22 @@
-"""From scored examples to what is kept and shown: scores.json, rows, tables.
+"""Results of evaluations: scores.json, result rows, and tables for the terminal.
 
 A row is {run, step, tokens, suite, task, length, metric, value, stderr, n}; `step` is null for a
-dense model. scores.json of each suite holds its rows, `results.jsonl` those of a whole folder of
-evaluations.
+dense model. Each suite's scores.json holds its rows; `results.jsonl` holds those of all evaluations
+of a run.
 """
 
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bosch.eval.rows import write_rows
+from bosch.eval.rows import Row, write_rows
 from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
 from bosch.run.manifest import write_atomically
@@ -25,21 +24,21 @@ from bosch.run.plan import follow_reference
 
 SCORES = "scores.json"
 RESULTS = "results.jsonl"
-TABLE_COLUMNS = 100  # width of a table on the terminal and in the log
-NOT_SHOWN = ("string_match_part",)  # in tables: with one answer it is string_match_all
+TABLE_COLUMNS = 100  # width of a table in characters
+NOT_SHOWN = ("string_match_part",)  # in tables: with one answer it equals string_match_all
 
 
-def make_rows(label: Label, suite: str, results: Iterable[Result]) -> list[dict[str, Any]]:
+def make_rows(label: Label, suite: str, results: Iterable[Result]) -> list[Row]:
     return [asdict(label) | {"suite": suite} | asdict(result) for result in results]
 
 
-def write_scores(folder: Path, content: Mapping[str, Any]) -> None:
+def write_scores(folder: Path, content: Row) -> None:
     write_atomically(folder / SCORES, json.dumps(content, indent=1) + "\n")
 
 
-def collect_results(folder: Path, run: str) -> list[dict[str, Any]]:
-    """Every row of the evaluations in `folder`, the dense model's first, as results.jsonl has them.
-    Rows of a shared evaluation get this run's name."""
+def collect_results(folder: Path, run: str) -> list[Row]:
+    """All rows of the evaluations in `folder`, the dense model's first; writes results.jsonl. Rows
+    of a shared evaluation get this run's name."""
     rows = []
     for evaluation in sorted(path for path in folder.iterdir() if path.is_dir()):
         for path in sorted(follow_reference(evaluation).glob(f"*/{SCORES}")):
@@ -51,7 +50,7 @@ def collect_results(folder: Path, run: str) -> list[dict[str, Any]]:
 
 
 def describe_evaluation(folder: Path) -> list[str]:
-    """The tables of one evaluation as lines of text: a line a task, a column a length."""
+    """The tables of one evaluation as text: a line for each task, a column for each length."""
     lines: list[str] = []
     for path in sorted(folder.glob(f"*/{SCORES}")):
         content = json.loads(path.read_text("utf-8"))
@@ -59,12 +58,12 @@ def describe_evaluation(folder: Path) -> list[str]:
         lines += [f"left out: {reason}" for reason in content.get("left_out", ())]
         if floor := content.get("floor"):
             means = [row for row in floor["rows"] if row["task"] == "average"]
-            told = f"{means[0]['value']:.1f} on average" if means else "see scores.json"
-            lines.append(f"floor of a window of {floor['window_tokens']} tokens: {told}")
+            value = f"{means[0]['value']:.1f} on average" if means else "see scores.json"
+            lines.append(f"floor of a window of {floor['window_tokens']} tokens: {value}")
     return lines
 
 
-def draw_table(suite: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def draw_table(suite: str, rows: Sequence[Row]) -> list[str]:
     rows = [row for row in rows if row["metric"] not in NOT_SHOWN]
     lengths = sorted({row["length"] for row in rows}, key=lambda length: length or math.inf)
     table = Table(title=suite, title_justify="left", title_style="bold", box=box.SIMPLE)
@@ -73,16 +72,16 @@ def draw_table(suite: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for name in (*(f"{length:,}" if length else "score" for length in lengths), "n"):
         table.add_column(name, justify="right", no_wrap=True)
     for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
-        mine = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
-        values = [show_value(mine.get(length)) for length in lengths]
-        table.add_row(task, metric, *values, str(max(row["n"] for row in mine.values())))
+        cells = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
+        values = [show_value(cells.get(length)) for length in lengths]
+        table.add_row(task, metric, *values, str(max(row["n"] for row in cells.values())))
     text = io.StringIO()
     Console(file=text, width=TABLE_COLUMNS, color_system=None).print(table)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
-def show_value(row: Mapping[str, Any] | None) -> str:
+def show_value(row: Row | None) -> str:
     if row is None:
         return ""
-    spread = "" if row["stderr"] is None else f" ±{row['stderr']:.1f}"
-    return f"{row['value']:.1f}{spread}"
+    error = "" if row["stderr"] is None else f" ±{row['stderr']:.1f}"
+    return f"{row['value']:.1f}{error}"

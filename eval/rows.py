@@ -1,10 +1,11 @@
-"""Rows of data sets and predictions: JSONL (one object a line), plain or gzipped, and Parquet."""
+"""Reads and writes rows of data sets and predictions: JSONL (one JSON object per line), plain or
+gzipped, and Parquet. Finds the files of a data set."""
 
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,22 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
-        raise MissingFileError(f"{path}: no such file; name a JSONL file, one object a line.")
+        raise MissingFileError(
+            f"{path} does not exist; name a JSONL file, one JSON object per line."
+        )
     return parse_rows(path.read_bytes(), str(path))
 
 
 def parse_rows(content: bytes, name: str) -> list[Row]:
-    """The rows in the bytes of a file of this name."""
+    """The rows in a file's bytes. Its name gives the format."""
     if name.endswith(".parquet"):
         import pyarrow
         import pyarrow.parquet
 
         try:
             return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
-        except pyarrow.ArrowInvalid as error:
-            raise UserError(f"{name}: not a Parquet file ({error}).") from error
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"{name} is not a Parquet file ({error}).") from error
     gzipped = name.endswith(".gz")
     try:
         text = (gzip.decompress(content) if gzipped else content).decode("utf-8-sig")
@@ -40,28 +43,28 @@ def parse_rows(content: bytes, name: str) -> list[Row]:
         kind = "gzipped UTF-8" if gzipped else "UTF-8"
         raise UserError(f"{name}: rows must be {kind} text ({error}).") from error
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # only line feeds end a line
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): texts hold U+2028
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise UserError(f"{name}, line {number}: not JSON ({error}).") from error
         if not isinstance(row, dict):
-            raise UserError(f"{name}, line {number}: a row is a JSON object; this is {line[:40]}.")
+            raise UserError(f"{name}, line {number}: a row must be a JSON object, not {line[:40]}.")
         rows.append(row)
     return rows
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """All rows at once; a kill leaves the old file or none."""
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write all rows at once; a kill leaves the old file, or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(write_line(row) for row in rows))
 
 
-def write_line(row: Mapping[str, Any]) -> str:
+def write_line(row: Row) -> str:
     line = json.dumps(row, ensure_ascii=False)
-    # A text may hold half of a surrogate pair, which JSON can escape and UTF-8 cannot say.
+    # A text may hold half of a surrogate pair, which JSON can escape and UTF-8 cannot encode.
     return (json.dumps(row) if SURROGATES.search(line) else line) + "\n"
 
 
@@ -70,65 +73,65 @@ def write_line(row: Mapping[str, Any]) -> str:
 
 def require_text(row: Row, field: str, where: str) -> str:
     if not isinstance(value := row.get(field), str):
-        raise _wrong_field(field, "a text", value, where)
+        raise _wrong_field(field, "a string", value, where)
     return value
 
 
 def require_texts(row: Row, field: str, where: str) -> list[str]:
     value = row.get(field)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _wrong_field(field, "a list of texts", value, where)
+        raise _wrong_field(field, "a list of strings", value, where)
     return value
 
 
 def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> None:
     if len(rows) != num_rows:
         raise UserError(
-            f"{where} has {len(rows)} rows, but {name} has {num_rows}; get the whole set (--limit "
-            "takes its first rows)."
+            f"{where} has {len(rows)} rows, but {name} has {num_rows}. Get the whole data set; "
+            "--limit uses only its first rows."
         )
 
 
-def _wrong_field(field: str, kind: str, value: Any, where: str) -> UserError:
-    return UserError(f"{where}: the field `{field}` must be {kind}; this row has {value!r:.60}.")
+def _wrong_field(field: str, kind: str, value: object, where: str) -> UserError:
+    return UserError(f"{where}: the field `{field}` must be {kind}, not {value!r:.60}.")
 
 
-# ------------------------------------------------------------------- where data sets are found
+# ------------------------------------------------------------------------ files of a data set
 
 
 def find_one(
     folder: Path, subfolder: str, name: str, patterns: Sequence[str] = ("{}.parquet",)
 ) -> Path:
-    """The one file of a data set, in a folder or its subfolder, as JSONL or by other patterns."""
-    found = [
+    """The one file of a data set in a folder or its subfolder: JSONL, or one of the patterns."""
+    files = [
         path
         for place in (folder, folder / subfolder)
         for pattern in ("{}.jsonl", "{}.jsonl.gz", *patterns)
         for path in sorted(place.glob(pattern.format(name)))
     ]
-    return Path(the_only([str(path) for path in found], name, folder))
+    return Path(the_only([str(path) for path in files], name, folder))
 
 
-def the_only(found: Sequence[str], name: str, place: Path) -> str:
-    if not found:
+def the_only(files: Sequence[str], name: str, place: Path) -> str:
+    if not files:
         raise MissingFileError(
-            f"{place} holds no {name}: a file {name}.jsonl, .jsonl.gz or .parquet was looked for."
+            f"{place} has no data set {name}; add a file {name}.jsonl, .jsonl.gz or .parquet."
         )
-    if len(found) > 1:
-        raise UserError(f"{place} holds {name} more than once: {', '.join(found)}. Keep one.")
-    return found[0]
+    if len(files) > 1:
+        raise UserError(f"{place} has {name} more than once: {', '.join(files)}. Keep one of them.")
+    return files[0]
 
 
 @contextmanager
 def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
-    """For a source that is no path. Whatever a hub, a cache or a network answers becomes one
+    """For a source that is not a local path: errors of the hub, its cache or the network become one
     sentence. `forms`: what a source may be."""
     if not HUB_ID.fullmatch(hub_id):
-        raise MissingFileError(f"{hub_id}: no {what} there. Name {forms}.")
+        raise MissingFileError(f"{hub_id} does not exist. Name {forms}.")
     try:
         yield
     except Exception as error:
         raise MissingFileError(
-            f"{hub_id}: no such file or folder, and no {what} from the hub either "
+            f"{hub_id} is not a file or folder here, and the hub gave no {what} "
             f"({type(error).__name__}). Download it and name its path."
         ) from error

@@ -1,26 +1,26 @@
-"""Judges one model by several suites: predictions sample by sample, then scores.
+"""Evaluates one model by several suites: predictions example by example, then scores.
 
-    <folder>/niah/predictions.jsonl    a row an example, with its text and its scores
-                  scores.json          results, rows, the floor of a windowed model
-    <folder>/longbench/...
+    <folder>/SUITE/predictions.jsonl    a row for each example: prediction and scores
+                   scores.json          result rows, and the floor of a windowed model
 
-A prediction is appended and forced to the disk as soon as it is there, so that a killed run goes on
-behind it, with as many ranks as it then has. Each rank writes a file of its own; rank 0 waits for
-the others by their files, puts everything in order and scores it. Nothing is a collective.
+Each prediction is appended and synced to disk at once, so a killed run continues after the last
+one, with any number of ranks. Each rank writes its own file; rank 0 waits for the other ranks'
+files, orders all predictions and scores them. There are no collectives.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.examples import load_examples
 from bosch.eval.generate import Generator, Key
 from bosch.eval.results import make_rows, write_scores
-from bosch.eval.rows import parse_rows, read_rows, write_rows
+from bosch.eval.rows import Row, parse_rows, read_rows, write_rows
 from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.run.fingerprint import plain
@@ -29,21 +29,21 @@ from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import say, track
 
 PREDICTIONS = "predictions.jsonl"
-WORK = ".work"  # what ranks have predicted, until it is put together
+WORK = ".work"  # the ranks' predictions, until they are merged
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that an evaluation needs besides its folder."""
+    """Everything an evaluation needs except its folder."""
 
-    load_model: Callable[[], Any]  # called only if a prediction is missing
-    tokenizer: Any
+    load_model: Callable[[], PreTrainedModel]  # called only if predictions are missing
+    tokenizer: PreTrainedTokenizerBase
     suites: Sequence[SuiteRun]
-    examples_folder: Path  # where runs share examples
+    examples_folder: Path  # examples shared by runs
     label: Label
     generation: GenerationSettings = FAST
-    max_positions: int | None = None  # an example that needs more is an error
-    window_tokens: int | None = None  # of a windowed model: its floor is counted
+    max_positions: int | None = None  # an example that needs more raises UserError
+    window_tokens: int | None = None  # of a hybrid, whose floor is counted; None: a dense model
     rank: int = 0
     world: int = 1
 
@@ -53,11 +53,11 @@ class Evaluation:
 
 
 def evaluate(evaluation: Evaluation, folder: Path) -> None:
-    """Predict what is not yet predicted in `folder`, then score everything. All ranks call it; rank
-    0 returns when the scores are written, the others when their share is predicted."""
+    """Make the predictions that `folder` lacks, then score all. Every rank calls this; rank 0
+    returns when the scores are written, the others when their share is predicted."""
     todo = [run for run in evaluation.suites if not (folder / run.name / PREDICTIONS).is_file()]
     if todo:
-        # Leaving this block, rank 0 waits until every rank has.
+        # When rank 0 leaves this block it waits for the other ranks.
         with RunFolder(folder / WORK, evaluation.rank, evaluation.world, say):
             predict(evaluation, todo, folder / WORK)
     if evaluation.rank == 0:
@@ -70,7 +70,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> None:
 
 
 def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> None:
-    """This rank's share of the examples that nobody has predicted yet."""
+    """Predict this rank's share of the examples that no rank has predicted yet."""
     generator: Generator | None = None
     for run in runs:
         done = {key_of(row) for row in read_predictions(work, run.name)}
@@ -89,7 +89,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
             model, settings = evaluation.load_model(), evaluation.generation
             generator = Generator(model, evaluation.tokenizer, settings, evaluation.max_positions)
         path = work / f"{run.name}-{evaluation.rank}.jsonl"
-        whole_lines(path)  # what a kill left of a line would spoil the next one
+        whole_lines(path)  # removes a line that a kill cut short
         title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")
         with (
             path.open("ab") as file,
@@ -112,7 +112,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
 def all_examples(
     evaluation: Evaluation, run: SuiteRun, left_out: list[str]
 ) -> Iterator[tuple[Task, list[Example]]]:
-    """Each task with its examples. What cannot be made is left out, and `left_out` says why."""
+    """Each task with its examples. Of tasks that cannot be built `left_out` gets the reason."""
     for task in run.suite.list_tasks(run.settings):
         try:
             tokenizer, name = evaluation.tokenizer, evaluation.tokenizer_hash
@@ -124,19 +124,20 @@ def all_examples(
 
 
 def share_of_rank(examples: Sequence[Example], rank: int, world: int) -> list[Example]:
-    """Neighbors, whose prompts begin alike, cut so that all parts hold about as much text."""
+    """A rank's part of the examples sorted by prompt, so that shared beginnings stay together. All
+    parts have about the same amount of text."""
     total = sum(len(example.prompt) for example in examples)
-    mine, before = [], 0
+    share, before = [], 0
     for example in sorted(examples, key=lambda example: example.prompt):
         middle = before + len(example.prompt) / 2
         if rank * total <= middle * world < (rank + 1) * total:
-            mine.append(example)
+            share.append(example)
         before += len(example.prompt)
-    return mine
+    return share
 
 
-def read_predictions(work: Path, suite: str) -> list[dict[str, Any]]:
-    """The rows of all ranks, of this attempt and earlier ones."""
+def read_predictions(work: Path, suite: str) -> list[Row]:
+    """The rows of all ranks, from this attempt and earlier ones."""
     rows = []
     for path in sorted(work.glob(f"{suite}-*.jsonl")):
         content = path.read_bytes()
@@ -148,7 +149,7 @@ def task_key(task: Task, example: Example) -> Key:
     return task.name, task.length, example.index
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
+def key_of(row: Row) -> Key:
     return row["task"], row["length"], row["index"]
 
 
@@ -156,10 +157,10 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 
 def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
-    """Put the predictions in the order of tasks and examples, each with its scores, and sum up."""
+    """Write predictions.jsonl, ordered by task and example and with scores, and scores.json."""
     path = folder / run.name / PREDICTIONS
-    found = read_rows(path) if path.is_file() else read_predictions(folder / WORK, run.name)
-    predictions = {key_of(row): row for row in found}
+    saved = read_rows(path) if path.is_file() else read_predictions(folder / WORK, run.name)
+    predictions = {key_of(row): row for row in saved}
     left_out: list[str] = []
     rows, scored, floors = [], [], []
     for task, examples in all_examples(evaluation, run, left_out):
@@ -167,7 +168,7 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
             row = predictions[task_key(task, example)]
             scores = run.suite.score(run.settings, task, example, row["prediction"])
             rows.append(row | {"scores": scores})
-            light = replace(example, prompt="")  # the prompts of all tasks are gigabytes
+            light = replace(example, prompt="")  # all prompts together are gigabytes
             scored.append(Scored(task, light, scores))
             if evaluation.window_tokens is None or not hasattr(run.suite, "floor"):
                 continue
@@ -184,7 +185,9 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
         "rows": make_rows(evaluation.label, run.name, summarize(scored)),
     }
     if floors:
-        results = [result for result in summarize(floors) if result.metric == run.suite.METRIC]
+        results = summarize(floors)
+        if metric := getattr(run.suite, "METRIC", None):
+            results = [result for result in results if result.metric == metric]
         content["floor"] = {
             "window_tokens": evaluation.window_tokens,
             "rows": make_rows(evaluation.label, run.name, results),

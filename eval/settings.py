@@ -1,10 +1,13 @@
-"""What an evaluation is asked for. Loads no torch, so that a command can refuse quickly."""
+"""Settings of an evaluation. Does not import torch, so wrong options are refused quickly."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, is_dataclass
 from types import ModuleType
 from typing import Any
 
-from bosch.plugins import load_plugin
+from bosch.eval.suites._interface import Request
+from bosch.plugin_options import with_options
+from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
 SUITES = "bosch.eval.suites"
@@ -12,29 +15,80 @@ SUITES = "bosch.eval.suites"
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """A suite with its settings, and how many examples of each task, the first ones."""
+    """A suite with its settings, and how many examples of each task are used."""
 
     name: str
-    settings: Any
-    limit: int | None = None  # None: all
+    settings: Any  # the suite's Settings
+    limit: int | None = None  # the first ones; None: all
 
     @property
     def suite(self) -> ModuleType:
         return load_plugin(SUITES, self.name)
 
+    @property
+    def version_facts(self) -> dict[str, int]:
+        """The suite's VERSION, for fingerprints; empty if it has none."""
+        version = getattr(self.suite, "VERSION", None)
+        return {} if version is None else {"suite_version": version}
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call an optional function of the suite; None if the suite does not have it."""
+        optional = getattr(self.suite, function, None)
+        return None if optional is None else optional(self.settings, *arguments)
+
+
+def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, ...]:
+    """These suites, with settings from the command. UserError for an unknown suite or option."""
+    suites = {name: load_suite(name) for name in names}
+    options: dict[str, list[str]] = {name: [] for name in suites}
+    for word in request.config.options:
+        name, _, option = word.partition(".")
+        if name not in suites or not option:
+            raise UserError(
+                f"suite option {word}: write SUITE.NAME=VALUE with a suite that is run here: "
+                f"{', '.join(suites)}."
+            )
+        options[name].append(option)
+    runs = []
+    for name, suite in suites.items():
+        if hasattr(suite, "configure"):
+            settings, limit = suite.configure(request)
+        else:
+            settings, limit = suite.Settings(), request.config.samples
+        settings = with_options(name, settings, options[name], f"suite option {name}:")
+        runs.append(SuiteRun(name, settings, limit))
+    return tuple(runs)
+
+
+def load_suite(name: str) -> ModuleType:
+    """The file of eval/suites with this name."""
+    known = list_plugins(SUITES)
+    if name not in known:
+        raise UserError(
+            f"suite {name}: no such suite; {suggest(name, known)} evaluate_model.py also runs "
+            "lm-eval:TASK,TASK."
+        )
+    suite = load_plugin(SUITES, name)
+    if not is_dataclass(getattr(suite, "Settings", None)):
+        raise UserError(
+            f"suite {name}: {suite.__file__} has no dataclass Settings (it may be empty); "
+            "eval/suites/_interface.py shows how a suite is written."
+        )
+    return suite
+
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How texts are generated, not which: the scores are the same under each of them."""
+    """How texts are generated. The scores are the same under all of these settings."""
 
     stop_when_answered: bool = True
     draft_answers: bool = True
     share_prefixes: bool = True
-    short_top_layer: bool = True  # in float32; rows of a prompt whose output nobody reads
-    # Sequences decoded at once. None: 16 in float32, and 1 in half precision, where most long texts
-    # have a token that is too close to call. A number asked for there is taken without that check.
+    short_top_layer: bool = True  # float32 only: skip top-layer outputs that nothing reads
+    # Sequences decoded at once. None: 16 in float32 and 1 in half precision, where most long texts
+    # have a token too close to call. A batch set by hand in half precision turns that check off.
     batch: int | None = None
-    prefill_chunk: int = 8192  # tokens of a prompt that are read at once
+    prefill_chunk: int = 8192  # prompt tokens in one forward pass
 
     def __post_init__(self) -> None:
         for name in ("batch", "prefill_chunk"):
@@ -48,8 +102,8 @@ PLAIN = GenerationSettings(False, False, False, False, batch=1)
 
 @dataclass(frozen=True)
 class Label:
-    """What is evaluated, as the rows of results name it."""
+    """Which model is evaluated, as result rows name it."""
 
     run: str
     step: int | None = None  # None: the dense model
-    tokens: int | None = None  # that it took, the mask's among them
+    tokens: int | None = None  # trained on so far, including those for learning the mask

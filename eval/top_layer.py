@@ -1,5 +1,5 @@
-"""Reading a prompt for its last logits: the top layer's other rows are needed for their keys and
-values only, so their queries, attention and MLP are left out."""
+"""Prefill for the last logits only: at all other positions the top layer computes keys and values,
+and skips queries, attention and MLP."""
 # B batch, T tokens, M model size, D head size
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def last_rows_only(model: Any, num_rows: int | None) -> Iterator[None]:
     def forward(hidden_BTM: Tensor, **inputs: Any) -> Any:
         num_idle = hidden_BTM.shape[1] - num_rows
         is_masked = inputs.get("attention_mask") is not None
-        # Without a cache the rows behind would not see them.
+        # Without a cache the last positions would not see the others.
         if num_idle <= 0 or is_masked or inputs.get("past_key_values") is None:
             return whole(hidden_BTM, **inputs)
 

@@ -1,12 +1,12 @@
-"""Compares runs: curves, how far and how fast each recovers, masks and what they cost.
+"""Compares runs: recovery curves, how far and how fast each run recovers, masks and their cost.
 
     python recipes/compare_runs.py runs/*
     python recipes/compare_runs.py runs/*-r0.75 --baseline fisher
-    python recipes/compare_runs.py runs/study.jsonl            # runs that sweep.py --rows kept
+    python recipes/compare_runs.py runs/study.jsonl            # runs stored by sweep.py --rows
     python recipes/compare_runs.py runs/* --rebuild-tb
 
-Writes report.html (one file, for any browser), table.md, pictures and rows into --out. What is no
-run, such as runs/shared or a log, is passed over; parts that a run lacks are named in the report.
+Writes report.html (one file, for any browser), table.md, pictures and rows into --out. Folders and
+files that are not runs, such as runs/shared or a log, are skipped. The report names missing parts.
 """
 
 import sys
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import tyro
 
+from bosch.command_line import parse
 from bosch.eval.report.archive import is_archive
 from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import write_report
@@ -29,7 +30,7 @@ from bosch.run.lock import FolderInUseError
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 
-MOST_WARNINGS = 12  # on the terminal; the report holds all
+MOST_WARNINGS = 12  # on the terminal; the report lists all
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,16 @@ class Options:
     """Compare runs, and write a report."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """run folders, or files of finished runs (sweep.py --rows); none: all in runs/"""
-    out: Path = Path("comparison")  # folder of the report
-    baseline: str | None = None  # a method, or a run; the others are measured against it
+    """run folders, or files of finished runs (sweep.py --rows); none: all folders in runs/"""
+    out: Path = Path("comparison")  # folder for the report
+    baseline: str | None = None  # method or run that the others are compared with
     rebuild_tb: tyro.conf.FlagCreatePairsOff[bool] = False
-    """write the runs' TensorBoard files anew, and do nothing else"""
+    """only rebuild the TensorBoard files of the runs"""
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = tyro.cli(Options, args=arguments, prog="compare_runs.py", description=__doc__)
+    options = parse(Options, arguments)
     progress.set_up()
     folders = find_runs(options.runs or sorted(Path("runs").glob("*/")))
     if options.rebuild_tb:
@@ -59,14 +60,15 @@ def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str
     comparison = compare(runs, baseline)
     written = write_report(comparison, out)
     for table in (short_table(comparison), baseline_table(comparison)):
-        for line in align(table) if table.rows else ():
+        title = [f"{table.title}:"] if table.title else []
+        for line in [*title, *align(table)] if table.rows else ():
             say(line)
     warn(comparison)
-    say(f"report {written[0]}")
+    say(f"report in {written[0]}")
 
 
 def build(run_path: Path, made_from: Sequence[Stage]) -> Stage:
-    """The stage `report` of recover.py, on one run."""
+    """The stage `report` of recover.py, for one run."""
 
     def run(out: Path, **_: Artifact) -> None:
         write_report(compare([run_path]), out)
@@ -76,15 +78,15 @@ def build(run_path: Path, made_from: Sequence[Stage]) -> Stage:
 
 
 def find_runs(given: Sequence[Path]) -> list[Path]:
-    """Those of the folders that are runs. UserError if none is."""
+    """The run folders and archives among these paths. UserError if there are none."""
     for path in given:
         if not path.exists():
-            raise MissingFileError(f"{path}: there is no such folder or file; name runs: runs/*")
-    found = [path for path in given if is_run(path) or is_archive(path)]
-    if not found:
-        told = ", ".join(map(str, given)) or "runs/ holds none"
-        raise UserError(f"No run folders to compare: {told}. Name some: runs/*")
-    return found
+            raise MissingFileError(f"{path}: no such folder or file; name run folders, as runs/*")
+    runs = [path for path in given if is_run(path) or is_archive(path)]
+    if not runs:
+        listed = ", ".join(map(str, given)) or "runs/"
+        raise UserError(f"No runs to compare in {listed}; name run folders, such as runs/NAME.")
+    return runs
 
 
 def rebuild_tensorboard(folders: Sequence[Path]) -> None:
@@ -92,21 +94,20 @@ def rebuild_tensorboard(folders: Sequence[Path]) -> None:
 
     for folder in filter(Path.is_dir, folders):  # an archive has no curves
         try:
-            with RunFolder(folder, say=say):  # a run that trains is writing them
+            with RunFolder(folder, say=say):  # a run in progress writes its own
                 rebuild_tensorboard(folder)
         except FolderInUseError as error:
-            say(f"{folder / 'tb'} left as it is: {error}")
+            say(f"skipped {folder / 'tb'}: {error}")
         else:
-            say(f"{folder / 'tb'} written anew")
+            say(f"rebuilt {folder / 'tb'}")
 
 
 def warn(comparison: Comparison) -> None:
-    """What a reader must know before the numbers."""
-    told = warnings(comparison)
-    for line in told[:MOST_WARNINGS]:
+    lines = warnings(comparison)
+    for line in lines[:MOST_WARNINGS]:
         say(f"warning: {line}")
-    if len(told) > MOST_WARNINGS:
-        say(f"{len(told) - MOST_WARNINGS} more warnings in the report")
+    if len(lines) > MOST_WARNINGS:
+        say(f"{len(lines) - MOST_WARNINGS} more warnings in the report")
 
 
 if __name__ == "__main__":

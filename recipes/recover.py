@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
             decisions = run.plan(stages, controls.fresh, controls.start)
             refuse_blocked(decisions)
             if any("eval/" in one.stage.name and one.action != "reuse" for one in decisions):
-                check_data(judging_of(config))
+                check_data(judging_of(config), config.model)
             run.set_aside(redo)
             run.save_config(config, arguments)
         for stage in stages:

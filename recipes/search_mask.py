@@ -151,10 +151,10 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
     train on these tokens again: both share one budget."""
     from bosch.data.loader import open_tokens  # imports torch
     from bosch.data.tokenizer_files import read_tokenizer
-    from bosch.training.learner import LoopFit
+    from bosch.training.learner import LearnerTraining
 
     opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
-    loop = LoopFit(config.train, model, opened, config.data.document_mask)
+    loop = LearnerTraining(config.train, model, opened, config.data.document_mask)
 
     def train(*arguments: Any, **named: Any) -> None:
         if stopped_by := loop(*arguments, **named):

@@ -1,4 +1,4 @@
-"""What every test shares: no network, one thread a worker, fixed seeds, the shared test data."""
+"""What all tests share: no network, one thread per worker, fixed seeds, the shared test data."""
 
 import os
 import random
@@ -12,18 +12,18 @@ import pytest
 
 
 def pytest_configure() -> None:
-    # Before a test module imports the libraries that read these once, at their import.
+    # Before a test module imports the libraries, which read these once on import.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"  # test processes run side by side
     os.environ["MPLBACKEND"] = "agg"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it warns when a process with threads forks
-    # What a terminal or a CI may set: pipes are no terminals, and as wide as anywhere.
+    # A terminal or CI may set these: tests write to pipes, of the same width everywhere.
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         os.environ.pop(name, None)
     os.environ["COLUMNS"] = "100"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The same examples in every run, none refused for being slow, no folder of past failures.
+    # The same examples in every run, no deadline, no folder of past failures.
     hypothesis.settings.register_profile(
         "reproducible", derandomize=True, deadline=None, database=None
     )
@@ -32,7 +32,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
-    """Covers what draws from a global generator; torch and numpy only where they are in use."""
+    """Seeds the global generators; those of torch and numpy only if they are imported."""
     random.seed(0)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(0)
@@ -42,7 +42,7 @@ def fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_end() -> Iterator[None]:
-    """Take back what a command set up in this process: handlers, a process group, threads."""
+    """Undo what a command set up in this process: log handlers, a process group, threads."""
     yield
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)

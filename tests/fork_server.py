@@ -1,7 +1,7 @@
-"""Processes forked from one that has imported everything (`multiprocessing`'s fork server), so that
-a rank starts in a second and not in ten.
+"""Processes forked from one that has already imported everything (the fork server of
+`multiprocessing`), so that a rank starts in one second instead of ten.
 
-A process has one fork server, and what the first to use it asks for is what all get: so the list is
+A process has only one fork server, and its first user decides what it preloads. So the list is kept
 here, for all programs.
 """
 
@@ -20,7 +20,7 @@ PRELOADED = [
     "tests.faults.learned_mask_program",
     "tests.faults.search_program",
 ]
-PATIENCE = 600.0  # seconds until something that hangs is given up
+PATIENCE = 600.0  # seconds to wait for a process before the test fails
 
 _held: list[socket.socket] = []
 
@@ -34,8 +34,8 @@ def start(program: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def launch_environment(world: int) -> list[dict[str, str]]:
-    """What a launcher tells each rank. The port stays bound here, so that nobody else is given it
-    before rank 0 listens on it."""
+    """The environment of each rank as a launcher sets it. The port stays bound here, so that it is
+    not given to another process before rank 0 listens on it."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("localhost", 0))

@@ -1,8 +1,8 @@
-"""Processes that end themselves at an exact point: just before their n-th operation on a file of a
+"""Processes that kill themselves at an exact point: just before their n-th file operation in a
 folder.
 
-An audit hook of Python's sees every operation, so that tests reach each point between two of them
-without a clock. What heartbeats write is not counted, since it depends on the time.
+An audit hook of Python sees every operation, so tests reach each point between two operations
+without a clock. Writes of heartbeat threads are not counted, since they depend on the time.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-POINT = "tests.point"  # sys.audit(POINT, folder): a point that is no operation
+POINT = "tests.point"  # sys.audit(POINT, path): a point to be killed at that is no operation
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate", "shutil.rmtree", POINT)
 
 
@@ -24,19 +24,19 @@ def watch_operations(
     to: str = "itself",
     operations: Sequence[str] = OPERATIONS,
 ) -> list[int]:
-    """The number of operations so far, below any of the places. Before the one numbered `at` the
-    process sends a signal to itself, or to its parent."""
-    seen = [0]
-    begins = tuple(map(str, places))
+    """The number of operations so far below any of the places. Before operation number `at`, the
+    process sends a signal to itself or to its parent."""
+    num_operations = [0]
+    prefixes = tuple(map(str, places))
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in operations or not str(arguments[0]).startswith(begins):
+        if event not in operations or not str(arguments[0]).startswith(prefixes):
             return
         if threading.current_thread().name == "heartbeat":
             return
-        seen[0] += 1
-        if seen[0] == at:
+        num_operations[0] += 1
+        if num_operations[0] == at:
             os.kill(os.getppid() if to == "parent" else os.getpid(), signal.Signals[sends])
 
     sys.addaudithook(count)
-    return seen
+    return num_operations

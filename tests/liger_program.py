@@ -1,8 +1,8 @@
-"""Liger's kernels, run by Triton's interpreter, beside torch: `TRITON_INTERPRET=1 python
+"""Compares Liger's kernels, run by Triton's interpreter, with torch: `TRITON_INTERPRET=1 python
 tests/liger_program.py`.
 
-Prints each family whose loss and gradients agree, and leaves other models alone. Triton chooses its
-interpreter for a whole process, so this is no part of a test's own.
+Prints each family whose loss and gradients agree, and whose other models keep torch's classes. It
+is a separate program because Triton chooses its interpreter for the whole process.
 """
 
 import copy
@@ -27,9 +27,9 @@ from tests.model_factory import random_tokens, tiny_model
 TOLERANCE = 1e-6
 
 
-def mend_the_interpreter() -> None:
-    """Close two gaps of triton's interpreter: numbers come to a kernel as Python's floats, which
-    have no `to`, and libdevice's rsqrt computes nothing there."""
+def fix_the_interpreter() -> None:
+    """Fix two bugs of triton's interpreter: numbers reach a kernel as Python floats, which have no
+    `to`, and libdevice's rsqrt does not compute anything."""
     from liger_kernel.ops import rms_norm
 
     convert = interpreter._implicit_cvt
@@ -41,7 +41,7 @@ def mend_the_interpreter() -> None:
         return tl.tensor(handle, tl.float32)
 
     interpreter._implicit_cvt = convert_floats_too
-    rms_norm.rsqrt = lambda value: tl.math.rsqrt(value)  # looked up while a kernel runs
+    rms_norm.rsqrt = lambda value: tl.math.rsqrt(value)  # looked up when a kernel runs
 
 
 def loss_and_gradients(model: Any, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ def loss_and_gradients(model: Any, ids: Tensor, labels: Tensor) -> dict[str, Ten
 
 
 def main() -> None:
-    mend_the_interpreter()
+    fix_the_interpreter()
     kernels, _ = choose_kernels("auto", torch.device("cpu"))
     assert kernels == "liger", kernels
     ids = random_tokens(2, 11)
@@ -63,12 +63,16 @@ def main() -> None:
         plain = deploy(plain, [[1, 0, 1, 0]], 4).train()
         ours = copy.deepcopy(plain)
         install_loss_head(plain, "torch")
-        told = loss_and_gradients(plain, ids, labels)
+        expected = loss_and_gradients(plain, ids, labels)
         install_kernels(ours, kernels)
         install_loss_head(ours, kernels)
         for name, value in loss_and_gradients(ours, ids, labels).items():
             torch.testing.assert_close(
-                value, told[name], rtol=TOLERANCE, atol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}"
+                value,
+                expected[name],
+                rtol=TOLERANCE,
+                atol=TOLERANCE,
+                msg=lambda m, n=name: f"{n}: {m}",
             )
         for module in (ours.model.norm, ours.model.layers[0].mlp):
             assert module.forward.__func__.__module__.startswith("liger_kernel"), module

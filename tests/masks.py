@@ -21,7 +21,7 @@ MODEL = ModelInfo(
 
 @st.composite
 def masks(draw: st.DrawFn, uniform: bool = False) -> GroupMask:
-    """Any mask; with `uniform`, one in which every layer is all full or all windowed."""
+    """Any mask; with `uniform`, one in which each layer is either full or windowed."""
     num_layers, num_groups = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     bits = st.integers(0, 1)
     if uniform:
@@ -34,7 +34,7 @@ def masks(draw: st.DrawFn, uniform: bool = False) -> GroupMask:
 
 
 def model_of(mask: GroupMask, query_heads_per_group: int = 2) -> ModelInfo:
-    """A model that the mask fits."""
+    """A model of the mask's shape."""
     heads = mask.num_groups * query_heads_per_group
     return ModelInfo("org/any", None, "f" * 32, mask.num_layers, mask.num_groups, heads, 16)
 
@@ -44,7 +44,7 @@ def record_of(mask: GroupMask, query_heads_per_group: int = 2) -> MaskFile:
 
 
 def small_record() -> MaskFile:
-    """A record with something in every field, for MODEL."""
+    """A record for MODEL with a value in every field."""
     return MaskFile(
         GroupMask.from_rows(["1100", "0001"], 16),
         MODEL,

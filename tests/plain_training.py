@@ -1,5 +1,5 @@
-"""What training is compared with: forty lines of plain torch, no shards, no kernels of ours; and
-the small models and tokens that both train on."""
+"""Reference training for the tests, in forty lines of plain torch without shards or our kernels,
+and the small models and tokens that both train on."""
 
 import json
 import math
@@ -34,7 +34,7 @@ SETTINGS = TrainConfig(
 
 @dataclass
 class Trace:
-    """What training did."""
+    """Losses, gradient norms and final weights of a training run."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def model_folder(folder: Path, hybrid: bool = True, family: str = "qwen3", **changes: Any) -> Path:
-    """A tiny model in fp32; as a hybrid its layers are mixed, windowed, mixed."""
+    """A tiny model in fp32. As a hybrid, its three layers are mixed, windowed and mixed."""
     model: Any = tiny_model(family, initializer_range=0.1, **changes)
     if hybrid:
         model = deploy(model, MIXED, WINDOW)
@@ -65,7 +65,7 @@ def model_folder(folder: Path, hybrid: bool = True, family: str = "qwen3", **cha
 
 
 def tokens_in_memory(seed: int = 0, held_out: int = 3) -> TokenFolder:
-    """Random tokens whose documents end within the rows."""
+    """Random tokens, with several documents in a sequence."""
     generator = np.random.default_rng(seed)
 
     def sequences(count: int) -> Sequences:
@@ -81,7 +81,7 @@ def tokens_in_memory(seed: int = 0, held_out: int = 3) -> TokenFolder:
 
 
 def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool = True) -> Trace:
-    """The same training, a sequence or a few at a time."""
+    """The same training in plain torch."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="bosch"
     ).train()
@@ -122,7 +122,7 @@ def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool =
 
 
 def forward(model: Any, settings: TrainConfig, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
-    """The logits; in bf16 with a copy of each parameter that is made for this forward."""
+    """The logits. In bf16 they are computed with a bf16 copy of each parameter."""
     inputs = {"input_ids": ids_BT, "position_ids": positions_BT, "use_cache": False}
     if settings.precision == "fp32":
         return model(**inputs).logits

@@ -1,4 +1,4 @@
-"""Run folders as the stages leave them, made up: for tests of what reads runs."""
+"""Made-up run folders, laid out as the stages write them, for tests of what reads runs."""
 
 import json
 import random
@@ -31,9 +31,9 @@ class FakeRun:
     ratio: float = 0.75
     seed: int = 0
     steps: tuple[int | None, ...] = (None, 0, 100, 200)  # evaluated; None: the dense model
-    samples: int = 8  # examples a task and length
-    with_samples: bool = True  # keep single predictions
-    learning_tokens: int = 0  # of a learned mask; scores and losses are behind them
+    samples: int = 8  # examples per task and length
+    with_samples: bool = True  # write the predictions
+    learning_tokens: int = 0  # of a learned mask; training continues after them
     skill: Skill = lambda step, task: 0.9 if step is None else 0.1 + step / 400
 
     @property
@@ -42,7 +42,7 @@ class FakeRun:
         return f"tiny-qwen3-{self.method}-r{self.ratio:g}{seed}"
 
     def write(self, runs: Path) -> Path:
-        """The whole folder; its path."""
+        """Write the whole folder. Returns its path."""
         folder = runs / self.name
         folder.mkdir(parents=True)
         config = replace(presets.tiny(), method=self.method, ratio=self.ratio, seed=self.seed)
@@ -57,7 +57,7 @@ class FakeRun:
         return folder
 
     def write_as(self, command: Sequence[str], runs: Path) -> Path:
-        """As if recover.py had run this command, with the embedded model as it is."""
+        """Write what recover.py would have written for this command and the embedded model."""
         folder = self.write(runs)
         config = parse_command(command, tuple(presets.PRESETS), presets.choose).config
         content = {"config": asdict(config), "command": [*command]}
@@ -105,7 +105,7 @@ class FakeRun:
         write_suite(folder / "eval" / name / "longbench", label, scored, results, self.with_samples)
 
     def answers(self, step: int | None, tasks: Mapping[Task, Sequence[str]]) -> list[Scored]:
-        """Example i is right where the skill exceeds its difficulty, which all models share."""
+        """An example is right if the skill exceeds its difficulty, which all models share."""
         scored = []
         for task, metrics in tasks.items():
             difficulty = random.Random(f"{task}")

@@ -1,4 +1,4 @@
-"""A file system that is soon full, for the tests of what happens then."""
+"""A small file system, for tests of a full disk."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
-    """Mounted at `folder` meanwhile. The test is skipped where nothing can be mounted."""
+    """A file system of this size, mounted at `folder`. The test is skipped if mounting fails."""
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", f"size={kilobytes}k"]
     try:

@@ -1,4 +1,4 @@
-"""A program for launchers: trains a list of cases, one after the other, each in its own folder.
+"""A program to start with a launcher. Trains a list of cases in turn, each in its own folder.
 
     accelerate launch --use_fsdp --num_processes 2 tests/training_program.py cases.json
 

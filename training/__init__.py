@@ -1,1 +1,1 @@
-"""Continual pretraining of a hybrid model: the loop and what it is made of."""
+"""Continual pretraining of a hybrid model: the loop and its parts."""

@@ -1,13 +1,13 @@
-"""Checkpoints of a run: whole or not there, whatever was killed when, and checked before they are
-believed.
+"""Checkpoints of a training run. A kill at any moment leaves a complete one or none, and every
+checkpoint is verified before it is used.
 
     .step-000500.tmp/  each rank writes its part (DCP), then the sizes and checksums of its files
-    manifest.json      rank 0 lists all files, when every rank is done
+    manifest.json      when every rank is done, rank 0 lists all files
     step-000500/       a rename puts it in place
 
-DCP alone finds neither a flipped bit nor data of one save beside the table of contents of another;
-the manifest does. Resuming takes the newest checkpoint that is true. A damaged one is set aside as
-`.step-000500.bad`: under its old name it would be in the way when the run reaches that step again.
+The manifest reveals flipped bits, and data mixed with another save's table of contents. DCP alone
+finds neither. A run resumes from the newest intact checkpoint. A damaged one is renamed to
+`.step-000500.bad`, so that the run can save that step again.
 """
 
 import json
@@ -54,51 +54,52 @@ from bosch.training.checkpoint_content import (
 )
 from bosch.training.parallel import COLLECTIVE_TIMEOUT
 
-TRAINER = "trainer.json"  # what is no tensor
+Manifest = Mapping[str, Any]
+TRAINER = "trainer.json"  # everything that is not a tensor
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be written, or none can be read; the message says what to do."""
+    """A checkpoint cannot be written, or all of them are damaged."""
 
 
 class Checkpoints:
     """The checkpoints in one folder. Every rank calls every method but `poll`, in the same order,
     in the process group that training/parallel.py starts.
 
-    facts: settings a resumed run must share. circumstances: what may change between attempts and
-    then moves results in the last digits (micro-batch, kernels); a change is told. keep: rolling
-    checkpoints that stay, beside all milestones. asynchronous: files are written while training
-    goes on; at most one save is under way.
+    facts: settings that a resumed run must have too. circumstances: what may change between two
+    attempts, and changes the last digits of results (micro-batch, kernels); changes are logged.
+    keep: number of rolling checkpoints to keep; milestones are always kept. asynchronous: write
+    files while training goes on, at most one save at a time.
     """
 
     def __init__(
         self,
         folder: Path,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         keep: int,
         asynchronous: bool = False,
-        circumstances: Mapping[str, Any] | None = None,
+        circumstances: Mapping[str, object] | None = None,
     ) -> None:
         self.folder, self.keep = folder, keep
         self._ranks = Group.current()
-        self._facts: dict[str, Any] = plain(facts)
+        self._facts: dict[str, object] = plain(facts)
         self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
         self._resumed_from: int | None = None
         self._pending: _Save | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._group = self._ranks.gloo
         if asynchronous:
-            # Its messages come from a thread: on a shared group they would mix with others.
+            # Used from a thread: on a shared group its messages would mix with others.
             self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     # ------------------------------------------------------------------------------------- resuming
 
     def load_newest(self, state: TrainState) -> int:
-        """Load the newest checkpoint that is true. Its step; 0 if there is none."""
-        found = self._ranks.from_rank_0(self._find_newest)
-        if found is None:
+        """Load the newest intact checkpoint and return its step; 0 if there is none."""
+        newest = self._ranks.from_rank_0(self._find_newest)
+        if newest is None:
             return 0
-        path, manifest = found
+        path, manifest = newest
         tensors = self._ranks.all_succeed(lambda: self._matching_tensors(path, state))
         reader = CheckpointReader(path)
         dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.gloo)
@@ -106,36 +107,35 @@ class Checkpoints:
         self._resumed_from = int(manifest["step"])
         return self._resumed_from
 
-    def _find_newest(self) -> tuple[Path, dict[str, Any]] | None:
+    def _find_newest(self) -> tuple[Path, Manifest] | None:
         self._make_folder()
         for step, path in sorted(checkpoints_in(self.folder).items(), reverse=True):
             try:
                 manifest = verify_folder(path)
             except (DamagedArtifactError, FileNotFoundError) as damage:
                 aside = set_aside(path)
-                say(f"checkpoint of step {step} is damaged and set aside as {aside}: {damage}")
+                say(f"the checkpoint of step {step} is damaged, moved to {aside}: {damage}")
                 continue
             self._check_facts(path, manifest)
             return path, manifest
         if bad := sorted(path.name for path in self.folder.glob(".step-*.bad")):
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged ({', '.join(bad)}), and training is "
-                "not begun anew without being asked. Put back a good copy of one, or pass --fresh "
-                f"{self.folder.parent.name}."
+                f"every checkpoint in {self.folder} is damaged ({', '.join(bad)}). Restore a good "
+                "copy of one, or delete this folder to begin again."
             )
         return None
 
-    def _check_facts(self, path: Path, manifest: Mapping[str, Any]) -> None:
+    def _check_facts(self, path: Path, manifest: Manifest) -> None:
         if changed := differences(manifest["facts"], self._facts):
             raise UserError(
-                f"{path} was made with other settings ({changed}). Three ways on: another "
-                f"--run-dir, --fresh {self.folder.parent.name} to begin anew, or the old setting."
+                f"{path} was made with other settings ({changed}). Use the old setting, or delete "
+                f"{self.folder} to begin again."
             )
         if changed := differences(manifest["circumstances"], self._circumstances):
-            say(f"resumed with {changed}: results may differ in the last digits")
+            say(f"resumed with {changed}; results may differ in the last digits")
 
     def _matching_tensors(self, path: Path, state: TrainState) -> dict[str, Tensor]:
-        """Those of the state, ready to be loaded in place: the checkpoint has the same."""
+        """The state's tensors, to be loaded in place, once the checkpoint is known to have them."""
         there = CheckpointReader(path).read_metadata().state_dict_metadata
         prepare_optimizer(state, set(there))
         tensors, _ = describe_state(state)
@@ -145,18 +145,18 @@ class Checkpoints:
     def _restore_rest(
         self,
         path: Path,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         state: TrainState,
         tensors: Mapping[str, Tensor],
     ) -> None:
-        restore_extra(state, json.loads((path / TRAINER).read_text()), tensors)
+        restore_extra(path, state, json.loads((path / TRAINER).read_text()), tensors)
         if manifest["circumstances"]["ranks"] == self._ranks.world:
             restore_random_state(path / _random_state_name(self._ranks.rank))
 
     # --------------------------------------------------------------------------------------- saving
 
     def save(self, state: TrainState, step: int, milestone: bool) -> None:
-        """Save the state after `step` steps. Milestones stay; of the others the newest `keep`."""
+        """Save the state after `step` steps. Milestones are kept, and the newest `keep` others."""
         self.finish()
         tensors, rest = describe_state(state)
         save = _Save(step, milestone, self.folder / f".{step_name(step)}.tmp")
@@ -174,33 +174,33 @@ class Checkpoints:
                 self._ranks.from_rank_0(lambda: self._place(save))
             else:
                 saving: Any = dcp.async_save(tensors, **target)
-                saving = getattr(saving, "upload_completion", saving)  # as versions differ
+                saving = getattr(saving, "upload_completion", saving)  # newer torch
                 save.done = self._background.submit(self._describe_own_files, save, saving)
                 self._pending = save
 
     def poll(self) -> None:
-        """Put in place a save that was written meanwhile. Asks no other rank: costs nothing."""
+        """Put a background save in place if it is finished. Does not communicate."""
         save = self._pending
         if save and save.done and save.done.done():
             with self._explaining(save):
-                save.done.result()  # raises what the thread met
+                save.done.result()  # raises the thread's error
                 is_written = all(path.is_file() for path in self._descriptions(save))
                 if self._ranks.rank == 0 and is_written:
                     self._pending = None
                     self._place(save)
 
     def finish(self) -> None:
-        """Wait until a save under way is in its place."""
+        """Wait until a background save is finished and in place."""
         if self._background is None:
             return
         save, self._pending = self._pending, None
         with self._explaining(save):
-            # Rank 0 may have put it in place already (poll), the others do not know.
+            # Rank 0 may have put it in place already (poll); the others do not know.
             self._ranks.all_succeed(lambda: save.done.result() if save and save.done else None)
             self._ranks.from_rank_0(lambda: self._place(save) if save else None)
 
     def _open(self, save: "_Save") -> bool:
-        """Make its folder. False: the checkpoint is there already."""
+        """Make its folder. False: the checkpoint exists already."""
         if (self.folder / step_name(save.step) / MANIFEST).is_file():
             return False
         self._make_folder()
@@ -212,14 +212,14 @@ class Checkpoints:
         (self.folder / NO_RESULT).touch()
         remove_leftovers(self.folder)
 
-    def _write_rest(self, save: "_Save", rest: Any) -> None:
-        """What does not go through DCP."""
+    def _write_rest(self, save: "_Save", rest: object) -> None:
+        """Write what does not go through DCP."""
         save_random_state(save.folder / _random_state_name(self._ranks.rank))
         if self._ranks.rank == 0:
             (save.folder / TRAINER).write_text(json.dumps(rest))
 
-    def _describe_own_files(self, save: "_Save", saving: "Future[Any] | None" = None) -> None:
-        """Leave sizes and checksums of this rank's files, read while they are in memory."""
+    def _describe_own_files(self, save: "_Save", saving: "Future[object] | None" = None) -> None:
+        """Write sizes and checksums of this rank's files, while they are in the page cache."""
         if saving is not None:
             saving.result()
         rank = self._ranks.rank
@@ -232,12 +232,12 @@ class Checkpoints:
         write_atomically(self._descriptions(save)[rank], json.dumps(files))
 
     def _descriptions(self, save: "_Save") -> list[Path]:
-        """What each rank says of its files once they are written."""
+        """Each rank's list of its files, written after them."""
         return [save.folder / f".files-{rank:05d}.json" for rank in range(self._ranks.world)]
 
     def _place(self, save: "_Save") -> None:
-        """Rank 0, when everything is written: the manifest, the name, and older ones removed."""
-        files: dict[str, Any] = {}
+        """On rank 0, when all is written: manifest, final name, and removal of old checkpoints."""
+        files: dict[str, object] = {}
         for description in self._descriptions(save):
             files |= json.loads(description.read_text())
             description.unlink()
@@ -255,43 +255,43 @@ class Checkpoints:
         self._prune()
 
     def _prune(self) -> None:
-        """Remove old rolling checkpoints, but not the one this run came from: that one loads."""
+        """Remove old rolling checkpoints, except the one this run resumed from, which is good."""
         rolling = []
         for step, path in sorted(checkpoints_in(self.folder).items()):
             try:
                 milestone = read_sealed_json(path / MANIFEST)["milestone"]
             except (DamagedArtifactError, FileNotFoundError):
-                continue  # counts for nothing, and is looked at when it is needed
+                continue  # dealt with if a run resumes from it
             rolling += [] if milestone else [(step, path)]
         for step, path in rolling[: -self.keep]:
             if step != self._resumed_from:
-                # Renamed first: killed in between, half of it under its name would look damaged.
+                # Renamed first, or after a kill the rest would look like a damaged checkpoint.
                 hidden = path.rename(path.with_name(f".{path.name}.tmp"))
                 shutil.rmtree(hidden, ignore_errors=True)
 
     @contextmanager
     def _explaining(self, save: "_Save | None") -> Iterator[None]:
+        """One sentence if the machine refuses to write. Any other error is a bug and passes."""
         try:
             yield
         except (CheckpointException, OSError) as error:
+            if (cause := _refusal(error)) is None:
+                raise
             assert save is not None
-            if self._ranks.rank == 0:  # what was written may be what fills the disk
+            if self._ranks.rank == 0:  # the unfinished files may be what fills the disk
                 shutil.rmtree(save.folder, ignore_errors=True)
+            checkpoints = checkpoints_in(self.folder).items()
+            steps = [step for step, path in checkpoints if (path / MANIFEST).is_file()]
+            resumes = f"resumes after step {max(steps)}" if steps else "starts from the beginning"
             raise CheckpointError(
-                f"the checkpoint of step {save.step} cannot be written to {self.folder}: "
-                f"{_cause(error)}. {self._way_on()}"
+                f"the checkpoint of step {save.step} cannot be written to {self.folder}: {cause}. "
+                f"Free some space (or fix the cause) and run the same command again: it {resumes}."
             ) from error
-
-    def _way_on(self) -> str:
-        found = checkpoints_in(self.folder).items()
-        steps = [step for step, path in found if (path / MANIFEST).is_file()]
-        last = f"Step {max(steps)} is saved and whole" if steps else "There is no earlier one"
-        return f"{last}; make room (or mend what is wrong) and run the same command again."
 
 
 @dataclass
 class _Save:
-    """One save under way."""
+    """One save, perhaps still being written."""
 
     step: int
     milestone: bool
@@ -299,13 +299,16 @@ class _Save:
     done: "Future[None] | None" = None  # this rank's files, in the background
 
 
-def _cause(error: BaseException) -> str:
-    """What one rank met, in a few words; a full disk most of all."""
-    for rank, (inner, _) in getattr(error, "failures", {}).items():
-        return f"rank {rank}: {_cause(inner)}"
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno).lower()
-    return f"{type(error).__name__}: {error}"
+def _refusal(error: BaseException | None) -> str | None:
+    """What the machine refused, most often for a full disk. None: it was no OSError of any rank."""
+    if isinstance(error, OSError):
+        return os.strerror(error.errno).lower() if error.errno else str(error)
+    if isinstance(error, CheckpointException):
+        reasons = {rank: _refusal(inner) for rank, (inner, _) in error.failures.items()}
+        return next((f"rank {rank}: {reason}" for rank, reason in reasons.items() if reason), None)
+    if isinstance(error, RuntimeError):  # torch's, raised while it handles the file's error
+        return _refusal(error.__cause__ or error.__context__)
+    return None
 
 
 def _random_state_name(rank: int) -> str:
@@ -313,7 +316,7 @@ def _random_state_name(rank: int) -> str:
 
 
 # ----------------------------------------------------------------------------- folders by name
-# Whatever does not count has a dot in front: half-written, damaged, on its way out.
+# A leading dot hides what is incomplete, damaged or being removed.
 
 
 def step_name(step: int) -> str:
@@ -321,13 +324,13 @@ def step_name(step: int) -> str:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """By step. Whether they are whole is not asked. A copy under another name is the user's."""
+    """By step, complete or not. Copies under other names are the user's and are left alone."""
     steps = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
     return {int(number): path for number, path in steps if number.isdecimal()}
 
 
 def set_aside(path: Path) -> Path:
-    """Where a damaged checkpoint is kept from now on."""
+    """Rename a damaged checkpoint. Returns its new path."""
     number, aside = 1, path.with_name(f".{path.name}.bad")
     while aside.exists():
         number += 1

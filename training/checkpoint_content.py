@@ -1,8 +1,8 @@
-"""What a checkpoint holds, as torch.distributed.checkpoint (DCP) and JSON take it.
+"""The content of a checkpoint: tensors for torch.distributed.checkpoint (DCP), the rest as JSON.
 
-Every tensor goes to DCP under a flat name, `optimizer.model.norm.weight.exp_avg`; numbers and lists
-go to a JSON file. DCP would pickle them, and reading a pickle runs whatever it names. Its own table
-of contents, `.metadata`, is a pickle too: it is read with only DCP's own classes allowed.
+Every tensor goes to DCP under a flat name, such as `optimizer.model.norm.weight.exp_avg`. Numbers
+and lists go to a JSON file: DCP would pickle them, and loading a pickle can run any code. DCP's
+table of contents, `.metadata`, is a pickle too. We load it allowing only DCP's own classes.
 """
 
 import pickle
@@ -10,24 +10,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from bosch.run.errors import UserError
 
-WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in parameters' names, of no meaning here
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # left out of parameters' names
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that a step changes. Data order and learning rate are functions of the step."""
+    """Everything that a step changes. Data order and learning rate are functions of the step."""
 
     model: nn.Module  # its parameters are DTensors, sharded by fully_shard
     optimizer: Optimizer
@@ -37,14 +42,14 @@ class TrainState:
 # ---------------------------------------------------------------------------------- there and back
 
 
-def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors by name, sharing memory with the state, and what else the extra parts hold."""
-    # The model first: this also brings all parameters to their shards.
+def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """The tensors by name, sharing memory with the state, and the other values of extra parts."""
+    # The model first, since this also reshards all parameters.
     tensors = {f"model.{name}": tensor for name, tensor in _model_tensors(state.model).items()}
     for name, parameter in _named_parameters(state):
         moments = state.optimizer.state.get(parameter, {})
         tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in moments.items()}
-    rest: dict[str, Any] = {}
+    rest: dict[str, dict[str, object]] = {}
     for part_name, part in state.extra.items():
         rest[part_name] = {}
         for key, value in part.state_dict().items():
@@ -56,43 +61,50 @@ def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def prepare_optimizer(state: TrainState, names: set[str]) -> None:
-    """Give a fresh optimizer the state for which there are tensors, to be loaded in place."""
+    """Give a new optimizer the state that the checkpoint has tensors for, to load them in place."""
     optimizer = state.optimizer
     if any(name.startswith("optimizer.") for name in names) and not optimizer.state:
-        _init_optim_state(optimizer)  # by a step of no length
+        _init_optim_state(optimizer)  # makes a step with learning rate 0
     for name, parameter in _named_parameters(state):
         # A parameter that never had a gradient has no moments.
-        if not any(found.startswith(f"optimizer.{name}.") for found in names):
+        if not any(other.startswith(f"optimizer.{name}.") for other in names):
             optimizer.state.pop(parameter, None)
 
 
-def restore_extra(state: TrainState, rest: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Hand their loaded values to the extra parts. Model and optimizer were loaded in place."""
+def restore_extra(
+    path: Path, state: TrainState, rest: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Give the extra parts their loaded values. Model and optimizer were loaded in place."""
     if rest["extra"].keys() != state.extra.keys():
-        raise UserError(
-            f"the checkpoint holds {sorted(rest['extra'])} beside model and optimizer, and this "
-            f"run has {sorted(state.extra)}."
-        )
+        parts, needed = (", ".join(sorted(names)) for names in (rest["extra"], state.extra))
+        refuse_checkpoint(path, f"beside model and optimizer it has {parts}, this run {needed}")
     for name, part in state.extra.items():
-        start = f"extra.{name}."
-        own = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
-        part.load_state_dict(rest["extra"][name] | own)
+        prefix = f"extra.{name}."
+        loaded = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        part.load_state_dict(rest["extra"][name] | loaded)
 
 
-def compare_names(path: Path, wanted: Mapping[str, Tensor], there: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another model. DCP alone would leave out, or cast, without a word."""
-    for name in sorted(wanted.keys() | there.keys()):
+def compare_names(
+    path: Path, needed: Mapping[str, Tensor], there: Mapping[str, STORAGE_TYPES]
+) -> None:
+    """Refuse a checkpoint of another model. DCP alone would silently skip or convert tensors."""
+    for name in sorted(needed.keys() | there.keys()):
         if name not in there:
-            why = f"it lacks {name}, which this run's model or optimizer has"
-        elif name not in wanted:
-            why = f"it holds {name}, which this run's model or optimizer lacks"
-        else:
-            ours, found = wanted[name], there[name]
-            mine, theirs = _kind(ours.shape, ours.dtype), _kind(found.size, found.properties.dtype)
-            if mine == theirs:
-                continue
-            why = f"{name} is {theirs} in it and {mine} in this run"
-        raise UserError(f"{path} does not fit: {why}.")
+            refuse_checkpoint(path, f"it lacks {name}, which this run's model or optimizer has")
+        if name not in needed:
+            refuse_checkpoint(path, f"it has {name}, which this run's model or optimizer lacks")
+        ours, theirs = needed[name], there[name]
+        assert isinstance(theirs, TensorStorageMetadata)
+        mine, saved = _kind(ours.shape, ours.dtype), _kind(theirs.size, theirs.properties.dtype)
+        if mine != saved:
+            refuse_checkpoint(path, f"in it {name} is {saved}, in this run {mine}")
+
+
+def refuse_checkpoint(path: Path, reason: str) -> NoReturn:
+    raise UserError(
+        f"{path} does not fit this run: {reason}. Delete {path.parent} to begin again, or write to "
+        "another folder."
+    )
 
 
 def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
@@ -100,7 +112,7 @@ def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Any]:
-    """Parameters, tied ones once, and the buffers that are saved."""
+    """Parameters (tied ones once) and the buffers that are saved."""
     tensors = get_model_state_dict(model)
     once = {plain_name(name) for name, _ in model.named_parameters()}
     again = {plain_name(name) for name, _ in model.named_parameters(remove_duplicate=False)} - once
@@ -108,7 +120,7 @@ def _model_tensors(model: nn.Module) -> dict[str, Any]:
 
 
 def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
-    """Those the optimizer moves: the model's, and what an extra module may bring along."""
+    """Those in the optimizer: the model's, and those of extra parts that are modules."""
     modules = {"": state.model}
     modules |= {f"{n}.": part for n, part in state.extra.items() if isinstance(part, nn.Module)}
     names = {
@@ -118,16 +130,12 @@ def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
     }
     for group in state.optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter not in names:
-                raise UserError(
-                    "the optimizer moves a parameter that neither the model nor an extra module "
-                    "has, so a checkpoint could not name it."
-                )
+            assert parameter in names, "the optimizer has a parameter of no module"
             yield names[parameter], parameter
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what checkpointing of activations and compilation put into it."""
+    """A parameter's name without the parts that activation checkpointing and compilation add."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -137,9 +145,9 @@ def plain_name(name: str) -> str:
 
 
 def save_random_state(path: Path) -> None:
-    """torch's generators in this process. Only dropout draws from them."""
+    """The state of torch's generators in this process. Only dropout uses them."""
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    with path.open("wb") as file:  # given a path, torch hides a full disk in an error of its own
+    with path.open("wb") as file:  # given a path, torch would not say that the disk is full
         torch.save({"torch": torch.get_rng_state(), "cuda": cuda}, file)
 
 
@@ -154,11 +162,17 @@ def restore_random_state(path: Path) -> None:
 
 
 class CheckpointReader(FileSystemReader):
-    """DCP's reader, whose table of contents may name no other classes than its own."""
+    """DCP's reader, but its table of contents may only contain DCP's own classes."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata: Metadata = _MetadataUnpickler(file).load()
+            try:
+                metadata: Metadata = _MetadataUnpickler(file).load()
+            except pickle.UnpicklingError as error:
+                raise UserError(
+                    f"{file.name} {error}, which no checkpoint of ours does. Somebody may have "
+                    "changed it to run code: delete this checkpoint."
+                ) from error
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -173,22 +187,22 @@ METADATA_CLASSES = {
     "torch": ["Size"],
     "torch.serialization": ["_get_layout"],
     "pathlib": ["PosixPath"],
-    "pathlib._local": ["PosixPath"],  # where Python 3.13 keeps it
+    "pathlib._local": ["PosixPath"],  # in Python 3.13
 }
 
 
-def _enum_member(kind: Any, name: str) -> Enum:
-    """Python 3.11.2, Debian 12's, pickles a member of an enumeration as getattr(class, name)."""
+def _enum_member(kind: object, name: str) -> Enum:
+    """Python 3.11.2 (in Debian 12) pickles a member of an enumeration as getattr(class, name)."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
-        raise UserError(f".metadata wants {name} of {kind}, which no checkpoint of ours does.")
+        raise pickle.UnpicklingError(f"asks for {name} of {kind}")
     return kind[name]
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in METADATA_CLASSES.get(module, ()):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
-        raise UserError(f".metadata names {module}.{name}, which no checkpoint of ours does.")
+        raise pickle.UnpicklingError(f"names {module}.{name}")

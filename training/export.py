@@ -1,7 +1,7 @@
-"""The model of one step as an ordinary Hugging Face folder, written while its weights stay sharded.
+"""Exports the model of one step as an ordinary Hugging Face folder, while its weights stay sharded.
 
-The folder is the twin of the one training began with: the same files, names and types of tensors,
-with the weights of now. Rank 0 writes it file by file, and holds the tensors of one file meanwhile.
+The folder has the same files as the one training began with, with the same tensor names and types,
+and the current weights. Rank 0 writes it file by file and holds the tensors of one file at a time.
 """
 
 import shutil
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from bosch.hybrid.materialize import copy_companions
@@ -31,15 +32,16 @@ from bosch.run.manifest import (
     write_sealed_json,
 )
 from bosch.training.checkpoint_content import plain_name
+from bosch.training.parallel import whole
 
 TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# What copy_companions leaves behind because it makes it anew; here it is the source's own.
-OF_THE_SOURCE = ("config.json", "README.md", "mask.png", "model.safetensors.index.json", "*.py")
+# Files that copy_companions skips, since materializing writes its own. Here we copy the source's.
+ALSO_COPIED = ("config.json", "README.md", "mask.png", "model.safetensors.index.json", "*.py")
 
 
-def export_model(model: Any, source: Path, folder: Path, ranks: Group) -> None:
-    """Write the model to `folder`. Every rank calls this. A folder that is complete is left as it
-    is; one that a kill left half-written is made anew."""
+def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Group) -> None:
+    """Write the model to `folder`. Every rank calls this. A complete folder is left as it is; one
+    that a kill left half-written is replaced."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     if not ranks.from_rank_0(lambda: _begin(folder, temporary)):
         return
@@ -48,7 +50,7 @@ def export_model(model: Any, source: Path, folder: Path, ranks: Group) -> None:
         with safe_open(source / name, framework="pt") as file:
             metadata = file.metadata()
         tensors = weights.gather(source / name, keep=ranks.rank == 0)
-        ranks.from_rank_0(partial(save_file, tensors, temporary / name, metadata))
+        ranks.from_rank_0(partial(_save, tensors, temporary / name, metadata))
     ranks.from_rank_0(lambda: _complete(source, temporary, folder))
 
 
@@ -61,9 +63,19 @@ def _begin(folder: Path, temporary: Path) -> bool:
     return True
 
 
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # also for a full disk
+        raise UserError(
+            f"{path} cannot be written: {error}. Free some space (or fix the cause) and run the "
+            "same command again."
+        ) from error
+
+
 def _complete(source: Path, temporary: Path, folder: Path) -> None:
     copy_companions(source, temporary)
-    for pattern in OF_THE_SOURCE:
+    for pattern in ALSO_COPIED:
         for path in source.glob(pattern):
             shutil.copyfile(path, temporary / path.name)
     files = describe_files(temporary)
@@ -74,12 +86,13 @@ def _complete(source: Path, temporary: Path, folder: Path) -> None:
 
 
 class Weights:
-    """A sharded model's tensors under the names that its files have for them.
+    """A sharded model's tensors under the names that they have in the folder `source`. Making this
+    refuses a folder whose tensors cannot be written back.
 
     The experts of a layer are one tensor in the model and many in the files.
     """
 
-    def __init__(self, model: Any, source: Path) -> None:
+    def __init__(self, model: PreTrainedModel, source: Path) -> None:
         self._model = model
         tensors: Any = get_model_state_dict(model)
         self._tensors: Mapping[str, Tensor] = tensors
@@ -92,18 +105,14 @@ class Weights:
         self._check(source)
 
     def gather(self, file: Path, keep: bool) -> dict[str, Tensor]:
-        """The tensors of a file, whole, on the CPU, for ranks that `keep` them. All call this."""
-        kept: dict[str, Tensor] = {}
-        for name, old in sorted(load_file(file).items()):  # mapped: types and shapes alone are read
+        """A file's tensors, whole and on the CPU; empty without `keep`. Every rank calls this."""
+        tensors: dict[str, Tensor] = {}
+        for name, old in sorted(load_file(file).items()):  # mapped: only types and shapes are read
             tensor = self._gather_one(name, old.dtype)
-            if tensor.shape != old.shape:
-                raise UserError(
-                    f"{name} has the shape {list(tensor.shape)} in training and {list(old.shape)} "
-                    f"in {file}."
-                )
+            assert tensor.shape == old.shape, f"{name}: {tensor.shape}, in {file} {old.shape}"
             if keep:
-                kept[name] = tensor.cpu().contiguous()
-        return kept
+                tensors[name] = tensor.cpu().contiguous()
+        return tensors
 
     def _gather_one(self, name: str, dtype: torch.dtype) -> Tensor:
         key = self._owner[name]
@@ -118,32 +127,37 @@ class Weights:
         return pieces
 
     def _check(self, source: Path) -> None:
-        """Nothing of the model may stay behind, and nothing of the files be made up."""
+        """The model's parameters and the tensors in the files must be the same."""
         in_files: dict[str, Tensor] = {}  # mapped, not read
         for file in weight_files(source):
             in_files |= load_file(source / file)
         for name, tensor in in_files.items():
             if tensor.dtype not in TRAINED:
-                raise UserError(f"{source}: {name} is {tensor.dtype}, which is not trained.")
+                raise UserError(
+                    f"{source}: {name} is {tensor.dtype}, which cannot be trained. Pass the model "
+                    "with weights in bf16, fp16 or fp32."
+                )
         if unknown := sorted(in_files.keys() - self._owner.keys()):
-            raise UserError(f"{source} has {unknown[0]}, which the trained model lacks.")
+            raise UserError(
+                f"{source} has a tensor {unknown[0]}, but by its config.json the model has none of "
+                "that name. Save the model again with save_pretrained."
+            )
         written = {self._owner[name] for name in in_files}
         for names in _names_by_parameter(self._model):
             if not written & names and names <= self._tensors.keys():
-                raise UserError(f"the model has {min(names)}, for which {source} has no place.")
+                raise UserError(f"{source} lacks {min(names)}, which its config.json asks for.")
 
 
 def _names_by_parameter(model: nn.Module) -> Iterable[set[str]]:
-    """Names of each parameter; tied ones have several."""
+    """The names of each parameter. Tied parameters have several."""
     names: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(plain_name(name))
     return names.values()
 
 
-def _whole(tensor: Any) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
-    on_device: Any = tensor.to(tensor.device_mesh.device_type)  # an offloaded one is on the CPU
-    whole: Tensor = on_device.full_tensor()
-    return whole
+    # An offloaded one is on the CPU.
+    return whole(tensor.to(tensor.device_mesh.device_type))

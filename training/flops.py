@@ -1,20 +1,18 @@
-"""How many floating-point operations a training step needs, for its share of the device's peak.
+"""FLOPs of a training step, from which its share of the device's peak (MFU) is computed.
 
     FLOPs of a batch = 6 * N * tokens + 12 * head size * pairs
 
-N counts the weights that multiply (the head does, the lookup of embeddings does not, of the experts
-the active ones); a pair is one query of one head that sees one key, where windows and the ends of
-documents count. What is computed a second time to save memory does not count.
+N counts the weights used in products: the head and the active experts, but not the embedding
+lookup. A pair is one query of one head that sees one key; windows and ends of documents limit them.
+Recomputation to save memory does not count.
 """
 
-from typing import Any
-
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid.models import head_size
 
-# Dense bf16 operations a second, from the makers' data sheets, by a part of the device's name.
+# Dense bf16 FLOPs per second, from the data sheets, by a part of the device's name.
 PEAK_FLOPS = {
     "A100": 312e12,
     "A800": 312e12,
@@ -30,17 +28,17 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Of one device in bf16; None where it is not known."""
+    """FLOPs per second of one device in bf16. None: not known."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
-def count_active_weights(model: Any) -> int:
-    """N of a model, which may be on meta, and may be sharded."""
+def count_active_weights(model: PreTrainedModel) -> int:
+    """N of a model, which may be on the meta device or sharded."""
     config = model.config
-    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     num_experts = getattr(config, "num_experts", None) or 1
     count = 0
     for name, parameter in model.named_parameters():
@@ -54,13 +52,13 @@ def count_active_weights(model: Any) -> int:
 
 
 def visible_pairs(length: int, window: int | None) -> int:
-    """Of one head and one document: query i sees itself and those before it, at most `window`."""
-    reach = length if window is None else min(window, length)
-    return reach * (reach + 1) // 2 + (length - reach) * reach
+    """Of one head and one document. A query sees `window` keys up to its own; None: all of them."""
+    most = length if window is None else min(window, length)
+    return most * (most + 1) // 2 + (length - most) * most
 
 
 def training_flops(config: PretrainedConfig, num_weights: int, lengths: list[int]) -> int:
-    """Forward and backward over documents of these lengths."""
+    """Forward and backward pass over documents of these lengths."""
     groups = config.num_key_value_heads
     hybrid = getattr(config, "bosch", None)
     num_full = hybrid["num_full"] if hybrid else [groups] * config.num_hidden_layers

@@ -1,47 +1,50 @@
-"""Which kernels compute norms, MLPs and the loss: Liger's on GPUs, torch's elsewhere."""
+"""Chooses and installs the kernels for norms, MLPs and the loss: Liger's on GPUs, else torch's."""
 
 import os
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from bosch.hybrid.models import PREFIX
 from bosch.run.errors import UserError
+from bosch.run.progress import say
 
 
-def choose_kernels(asked: str, device: torch.device) -> tuple[str, str]:
-    """(liger or torch, why). What was asked for by name and cannot run is an error."""
+def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
+    """(liger or torch, the reason). Setting liger where it cannot run is an error."""
     reason = None
     if find_spec("liger_kernel") is None:
-        reason = "liger-kernel is not installed"
-    # Triton's interpreter runs the kernels anywhere: for tests, thousands of times as slow.
+        reason = "liger-kernel is not installed (pip install liger-kernel)"
+    # Triton's interpreter runs the kernels anywhere, thousands of times slower. Tests use it.
     elif device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        reason = f"its kernels are for GPUs, and this device is a {device.type}"
-    if asked == "liger" and reason is not None:
+        reason = f"Liger's kernels need a GPU, and this device is a {device.type}"
+    if setting == "liger" and reason is not None:
         raise UserError(f"train.kernels liger cannot run here: {reason}. Use auto or torch.")
-    if asked != "auto":
-        return asked, "as asked"
+    if setting != "auto":
+        return setting, "as set"
     return ("torch", reason) if reason is not None else ("liger", "this device is a GPU")
 
 
-def install_kernels(model: Any, kernels: str) -> None:
-    """Liger's RMSNorm and SwiGLU in this one model of one of our families.
+def install_kernels(model: PreTrainedModel, kernels: str) -> None:
+    """Use Liger's RMSNorm and SwiGLU in this one model, which is of one of our families.
 
-    Liger also puts its classes in the place of transformers' own, for every model to come: those go
-    back, so that all evaluations of a run compute with the same kernels. Its rotary embeddings are
-    left out, which it can change for a whole process alone. The loss is not here: training/loss.py
-    calls its kernel.
+    Liger also replaces transformers' own classes for all later models. We restore them, so that all
+    evaluations of a run use the same kernels. Liger's rotary embeddings are not used, since Liger
+    can only replace them for the whole process. training/loss.py calls the kernel for the loss.
     """
     if kernels != "liger":
         return
     from liger_kernel import transformers as liger
 
     family = model.config.model_type.removeprefix(PREFIX)
+    apply = getattr(liger, f"apply_liger_kernel_to_{family}", None)
+    if apply is None:
+        say(f"Liger has no kernels for the family {family}; torch computes its norms and MLPs")
+        return
     module = import_module(f"transformers.models.{family}.modeling_{family}")
-    own = dict(vars(module))
-    apply = getattr(liger, f"apply_liger_kernel_to_{family}")
+    before = dict(vars(module))
     apply(
         rope=False,
         rms_norm=True,
@@ -50,4 +53,4 @@ def install_kernels(model: Any, kernels: str) -> None:
         fused_linear_cross_entropy=False,
         model=model,
     )
-    vars(module).update(own)
+    vars(module).update(before)

@@ -1,5 +1,5 @@
-"""The training loop as what a method of learned masks is handed, the `Fit` of
-bosch/method.py, but for what a stop means.
+"""The training loop for methods that learn their mask: the `fit` of bosch/method.py's Learning,
+except that it returns why it stopped.
 """
 
 import math
@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,14 +20,14 @@ from bosch.training.parallel import start_world
 
 
 @dataclass(frozen=True)
-class LoopFit:
-    """Training as it is set up for the recovery, with the method's own length."""
+class LearnerTraining:
+    """Training with the settings of the recovery, but with the length that the method wants."""
 
     settings: TrainConfig
     model: Path  # folder of the dense model
     tokens: TokenFolder
     document_mask: bool = True
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what a resumed run must share
+    facts: Mapping[str, object] = field(default_factory=dict)  # a resumed run must have the same
 
     def __call__(
         self,
@@ -40,10 +39,10 @@ class LoopFit:
         weights_rate: float | None = None,
         weights_out: Path | None = None,
     ) -> str | None:
-        """None: finished; else why it stopped, everything saved."""
+        """None if it finished. Else why it stopped early, with everything saved."""
         tokens = cut_sequences(self.tokens, sequence_tokens)
         micro = self.settings.micro_batch_sequences
-        if micro is not None:  # no more than in the recovery, and a divisor of a rank's share
+        if micro is not None:  # at most that of the recovery, and a divisor of a rank's share
             micro = math.gcd(micro, batch_sequences // start_world().size)
         settings = replace(
             self.settings,
@@ -60,7 +59,7 @@ class LoopFit:
             budget_tokens=num_steps * batch_sequences * sequence_tokens,
             evaluated_shares=() if weights_out is None else (1.0,),
             document_mask=self.document_mask,
-            # How long a method learns may hang on the number of ranks: not in mid-course.
+            # These may depend on the number of ranks, which must not change while a method learns.
             facts=dict(self.facts)
             | {"batch_sequences": batch_sequences, "sequence_tokens": sequence_tokens},
             learner=learner,
@@ -73,10 +72,10 @@ class LoopFit:
 
 
 def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
-    """The same tokens in shorter sequences: the first parts of all packed ones, then the second, so
-    that neighbors in the order are not of one text."""
+    """The same tokens in shorter sequences: first the first parts of all sequences, then the second
+    parts, so that neighbors in the order are from different texts."""
     parts, rest = divmod(tokens.seq_len, sequence_tokens)
-    assert rest == 0  # whoever planned has seen to it
+    assert rest == 0, "the method chooses a length that divides the packed one"
     if parts == 1:
         return tokens
 
@@ -94,8 +93,7 @@ def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
 
 
 def move(exported: Path, target: Path) -> None:
-    """A kill behind this, and before the method has noted its end, makes the export once more."""
-    if target.is_dir():
+    if target.is_dir():  # a kill came after this rename, and the model was exported again
         shutil.rmtree(exported)
         return
     exported.rename(target)

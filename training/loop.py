@@ -1,11 +1,11 @@
-"""Continual pretraining: from a model's folder and packed tokens to checkpoints and exports.
+"""Continual pretraining: reads a model folder and packed tokens, writes checkpoints and exports.
 
-    train/checkpoints/step-000500/   what resuming needs (training/checkpoint.py)
+    train/checkpoints/step-000500/   for resuming (training/checkpoint.py)
     train/step-000500/               the model at an evaluated step, an ordinary Hugging Face folder
-    train/metrics.jsonl              a line a step
+    train/metrics.jsonl              one line per step
 
-Data order and learning rate are functions of the step, so that a run that was killed goes on as if
-it had not been: with as many processes as before, bit for bit.
+Data order and learning rate are functions of the step. So a run that was killed and resumed with
+the same number of processes gives the same results, bit for bit.
 """
 # B sequences of a micro-batch, T tokens
 
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +26,11 @@ from bosch.run.group import Group
 from bosch.run.progress import say, track
 from bosch.training.checkpoint import Checkpoints
 from bosch.training.checkpoint_content import TrainState
-from bosch.training.export import export_model
+from bosch.training.export import Weights, export_model
 from bosch.training.guards import Guards, describe_first_losses, without_windows
 from bosch.training.kernels import choose_kernels
 from bosch.training.loss import model_loss
-from bosch.training.metrics import Meter, MetricsLog
+from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import start_model
 from bosch.training.optimizer import (
     add_learner,
@@ -51,63 +50,65 @@ from bosch.training.parallel import (
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.signals import Interruption
 
-# on_checkpoint(step, tokens trained on, folder of the model). All ranks call it, at every evaluated
-# step, and once more after a kill: it must find its own work done.
+# on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
+# step. After a kill it is called again for the same step, and must recognize work it has done.
 OnCheckpoint = Callable[[int, int, Path], None]
-MicroBatch = tuple[dict[str, Any], Tensor]  # what the model is called with, and the labels
+ModelInputs = dict[str, object]
+MicroBatch = tuple[ModelInputs, Tensor]  # and the labels
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What is trained, on what, how, and where it goes."""
+    """What to train, on which tokens, with which settings, and where to write."""
 
     settings: TrainConfig
     model: Path  # folder of the hybrid, or of a dense model
     tokens: TokenFolder
     folder: Path
     budget_tokens: int
-    evaluated_shares: tuple[float, ...] = (0.0, 1.0)  # of the steps
+    evaluated_shares: tuple[float, ...] = (0.0, 1.0)  # when to evaluate, as shares of the steps
     document_mask: bool = True
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what a resumed run must share
+    facts: Mapping[str, object] = field(default_factory=dict)  # a resumed run must have the same
     on_checkpoint: OnCheckpoint | None = None
-    learner: Learner | None = None  # parameters of a method that are trained along with the model
-    run_folder: Path | None = None  # in whose `tb` the curves are; None: what `folder` is in
-    tokens_before: int = 0  # of the budget, set aside for learning the mask
+    learner: Learner | None = None  # a method's parameters, trained together with the model
+    run_folder: Path | None = None  # its `tb` gets the curves; None: the parent of `folder`
+    tokens_before: int = 0  # tokens of the budget that learning the mask has used
 
 
 def train(job: TrainJob) -> str | None:
-    """None: finished; else why it stopped before (a signal, a STOP file), everything saved."""
+    """None if it finished. Else why it stopped early, with everything saved: a signal's name or a
+    STOP file."""
     run = Run(job)
     settings, schedule, world, model = job.settings, run.schedule, run.world, run.model
     optimizer, parameters, learner = run.state.optimizer, trained_parameters(model), job.learner
-    # The curves of a mask stand beside those of the training.
+    # TensorBoard shows the curves of a learned mask next to those of the training.
     curves = "train" if learner is None else "mask"
     log = MetricsLog(job.folder, world.rank, curves, job.run_folder)
-    meter = Meter(model, schedule, world)
+    timer = StepTimer(model, schedule, world)
 
     with Interruption(job.folder) as interruption:
         first = run.checkpoints.load_newest(run.state)
         log.start(first + 1 if first else 0)
         if first:
-            say(f"training goes on after step {first:,} of {schedule.num_steps:,}")
+            say(f"training resumes after step {first:,} of {schedule.num_steps:,}")
         else:
             run.check_start()
             log.write({"step": 0, "tokens": schedule.tokens_at(0), **run.validation_loss(0)})
-        if first in schedule.evaluated_steps:  # a kill may have come in the midst of it
+        if first in schedule.evaluated_steps:  # a kill may have interrupted this
             run.publish(first)
 
         batches = prefetch(run.make_batch, range(first, schedule.num_steps))
         total, begin = schedule.tokens_at(schedule.num_steps), schedule.tokens_at(first)
         with track("train", total, "tokens", begin) as bar, closing(batches):
-            meter.restart()
+            timer.restart()
             for done, batch in batches:
-                step = done + 1  # steps that are made once this one is
+                step = done + 1  # number of steps once this one is made
                 rate = learning_rate(settings, done, schedule.num_steps)
                 set_rates(optimizer, rate, learner, done)
-                meter.lap("data")
+                timer.record("data")
 
-                # Every target of the whole batch counts the same. fully_shard averages gradients
-                # over the ranks: times their number it is the sum.
+                # Every target of the whole batch has the same weight. fully_shard averages the
+                # gradients over the ranks, so multiply by their number to get the sum.
                 scale = world.size / run.loader.num_targets(done)
                 micro_batches = list(split(batch.to(world.device), schedule.micro_batch_sequences))
                 loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
@@ -115,7 +116,7 @@ def train(job: TrainJob) -> str | None:
                     is_last = number == len(micro_batches)
                     set_gradient_sync(model, is_last or settings.sync_every_micro_batch)
                     inputs = run.with_backend(inputs)
-                    if learner is not None:  # anew: each micro-batch has a backward of its own
+                    if learner is not None:  # anew for the backward of each micro-batch
                         inputs = inputs | learner.model_arguments(done)
                     loss = model_loss(model, inputs, labels_BT, scale)
                     loss.backward()
@@ -135,7 +136,7 @@ def train(job: TrainJob) -> str | None:
                 if learner is not None:
                     learner.after_step(step)
                     gates = {"gate_grad_norm": gate_norm, **learner.figures()}
-                meter.lap("compute")
+                timer.record("compute")
 
                 is_evaluated = step in schedule.evaluated_steps
                 log.write(
@@ -147,7 +148,7 @@ def train(job: TrainJob) -> str | None:
                         "grad_norm": float(norm),
                         "skipped_steps": run.guards.skipped,
                         **({"skipped": skipped} if skipped else {}),
-                        **meter.figures(batch, counted=learner is None),
+                        **timer.figures(batch, with_flops=learner is None),
                         **gates,
                         **(run.validation_loss(step) if is_evaluated else {}),
                     }
@@ -159,9 +160,9 @@ def train(job: TrainJob) -> str | None:
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step, milestone=is_evaluated)
                 if is_evaluated and not (reason and step < schedule.num_steps):
-                    run.checkpoints.finish()  # a kill during hours of evaluation shall not lose it
+                    run.checkpoints.finish()  # evaluation may take hours: save before it
                     run.publish(step)
-                meter.lap("checkpoint")
+                timer.record("checkpoint")
                 if reason and step < schedule.num_steps:
                     run.checkpoints.finish()
                     return reason
@@ -170,7 +171,7 @@ def train(job: TrainJob) -> str | None:
 
 
 class Run:
-    """What the loop works with, checked and told, and what it does at single steps."""
+    """Sets up what the loop needs, and does what is not done at every step."""
 
     def __init__(self, job: TrainJob) -> None:
         settings, world = job.settings, start_world()
@@ -187,21 +188,20 @@ class Run:
             job.tokens_before,
         )
         self.loader = Loader(job.tokens, schedule.batch_sequences, job.document_mask)
-        self.loader.sequences(
-            schedule.num_steps - 1
-        )  # refuses a plan that is longer than the tokens
+        self.loader.sequences(schedule.num_steps - 1)  # an error if there are too few tokens
         for line in describe_environment(settings):
             say(line)
         say(schedule.describe())
         say(f"{switches.describe()}, kernels {kernels} ({why})")
-        if schedule.evaluated_steps and (
-            behind := schedule.num_steps - schedule.evaluated_steps[-1]
-        ):
-            say(f"warning: the last {behind:,} steps are in no exported model; evaluate at 1.0 too")
+        last_export = max(schedule.evaluated_steps, default=schedule.num_steps)
+        if behind := schedule.num_steps - last_export:
+            say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
         self.model = start_model(job.model, world, switches, kernels)
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
+        if any(schedule.evaluated_steps):
+            Weights(self.model, job.model)  # a model that cannot be exported is refused now
         self.state = TrainState(self.model, optimizer, {"guards": self.guards})
         if job.learner is not None:
             add_learner(optimizer, job.learner, world)
@@ -213,20 +213,20 @@ class Run:
             settings.async_checkpoints,
             {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": kernels},
         )
-        # Made at once: ranks that are saving because their launcher is gone can meet nobody new.
+        # Made now: when the launcher has died, ranks can still save, but make no new group.
         self.ranks = Group.current()
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
         return batch.pin() if self.world.device.type == "cuda" else batch
 
-    def with_backend(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def with_backend(self, inputs: ModelInputs) -> ModelInputs:
         name = self.job.settings.attention
         return inputs if name == "auto" else inputs | {"bosch_backend": name}
 
     @torch.no_grad()
     def mean_loss(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """Over all targets of all ranks. Each rank brings as many micro-batches as any other."""
+        """Over all targets of all ranks. All ranks must pass the same number of micro-batches."""
         total = targets = 0.0
         self.model.eval()
         for inputs, labels_BT in micro_batches:
@@ -238,13 +238,13 @@ class Run:
         return total / targets
 
     def validation_loss(self, step: int) -> dict[str, float]:
-        """On the held-out slice, if there is one; told in a line too."""
+        """On the held-out slice, if there is one. Also logged."""
         micro, rank, size = self.schedule.micro_batch_sequences, self.world.rank, self.world.size
         num_sequences = len(self.loader.tokens.held_out.rows)
         if not num_sequences:
             return {}
         batches = list(self.loader.held_out(micro, rank, size))
-        # A forward is a collective: who has fewer sequences computes others, which do not count.
+        # A forward is a collective: a rank with fewer sequences computes some without targets.
         idle = next(self.loader.held_out(1))
         idle.labels_BT.fill_(IGNORED)
         most = math.ceil(math.ceil(num_sequences / size) / micro)
@@ -255,17 +255,17 @@ class Run:
         return {"validation_loss": loss}
 
     def check_start(self) -> None:
-        """Tell whether the model is what was meant: its loss beside that without windows."""
+        """Log the loss at the start, with and without windows: is it the right model?"""
         batch = self.make_batch(0).to(self.world.device)
         part = next(split(batch, self.schedule.micro_batch_sequences))
         loss = self.mean_loss([part])
-        with without_windows(self.model) as full:
-            full_loss = self.mean_loss([part]) if full else None
+        with without_windows(self.model) as has_windows:
+            full_loss = self.mean_loss([part]) if has_windows else None
         for line in describe_first_losses(loss, full_loss, self.model.config.vocab_size):
             say(line)
 
     def publish(self, step: int) -> None:
-        """Export the model of an evaluated step, and let it be evaluated."""
+        """Export the model of an evaluated step and call on_checkpoint."""
         folder = self.job.folder / f"step-{step:06d}" if step else self.job.model
         if step:
             export_model(self.model, self.job.model, folder, self.ranks)
@@ -276,5 +276,8 @@ class Run:
 def split(batch: Batch, num_sequences: int) -> Iterator[MicroBatch]:
     for begin in range(0, len(batch.sequences), num_sequences):
         rows = slice(begin, begin + num_sequences)
-        inputs = {"input_ids": batch.ids_BT[rows], "position_ids": batch.position_ids_BT[rows]}
+        inputs: ModelInputs = {
+            "input_ids": batch.ids_BT[rows],
+            "position_ids": batch.position_ids_BT[rows],
+        }
         yield inputs, batch.labels_BT[rows]

@@ -1,28 +1,30 @@
-"""The loss without the logits: the head's product and the cross entropy in one, chunk by chunk.
+"""The loss without storing the logits: head and cross entropy together, chunk by chunk.
 
-For one sequence of 32,768 tokens and a vocabulary of 151,936 the logits and their gradient would
-take 50 GB. Here a chunk of rows is multiplied, its loss and gradients are computed, and it is gone.
+For one sequence of 32,768 tokens and a vocabulary of 151,936, the logits and their gradient would
+take 50 GB. Here only the logits of one chunk exist at a time.
 """
 # B batch, T tokens, N = B * T rows, H hidden size, V vocabulary
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from bosch.data.loader import IGNORED
 
-# Whose logits exist at once. With 2,048 tokens in the vocabulary 512 rows take 90 % of the time of
-# 2,048 on a CPU, whose caches they fit; fewer would read a large head's weight too often.
+# Rows whose logits exist at once. On a CPU with a vocabulary of 2,048, chunks of 512 rows take 90 %
+# of the time of 2,048, as they fit its caches. Smaller ones would read a large head too often.
 CHUNK_ROWS = 512
 
 
 class LossHead(nn.Linear):
-    """A model's head that returns the loss of `labels_BT` where they are set, logits where not.
+    """A model's head that returns the loss when `labels_BT` is set, and logits when not.
 
-    The model's own forward calls it, so that no forward is replaced, and hooks of fully_shard run.
-    The loss is the sum over the targets times `scale`; labels are those of the next tokens already.
+    The model's own forward calls it: no forward is replaced, and fully_shard's hooks run. The loss
+    is the sum over the targets times `scale`. Labels are already shifted: those of the next tokens.
     """
 
     labels_BT: Tensor | None = None
@@ -35,18 +37,23 @@ class LossHead(nn.Linear):
         return head_loss(hidden_BTH, self.weight, self.labels_BT, self.scale, self.kernels)
 
 
-def install_loss_head(model: Any, kernels: str) -> LossHead:
-    """Make the head of a causal language model a LossHead. Names and ties of weights stay."""
-    head: Any = model.lm_head
+def install_loss_head(model: PreTrainedModel, kernels: str) -> LossHead:
+    """Make the head of a causal language model a LossHead. Weight names and ties stay the same."""
+    head = model.get_submodule("lm_head")
+    assert isinstance(head, nn.Linear)
     assert head.bias is None, "no family's head has a bias"
     head.__class__ = LossHead
+    assert isinstance(head, LossHead)
     head.kernels = kernels
     return head
 
 
-def model_loss(model: Any, inputs: dict[str, Any], labels_BT: Tensor, scale: float) -> Tensor:
-    """Sum of the losses of all targets, times `scale`, by a call of the whole model."""
-    head = model.lm_head
+def model_loss(
+    model: PreTrainedModel, inputs: Mapping[str, object], labels_BT: Tensor, scale: float
+) -> Tensor:
+    """Sum of the losses of all targets, times `scale`. Calls the whole model."""
+    head = model.get_submodule("lm_head")
+    assert isinstance(head, LossHead)
     head.labels_BT, head.scale = labels_BT, scale
     try:
         loss: Tensor = model(**inputs, use_cache=False).logits
@@ -59,7 +66,7 @@ def head_loss(
     hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor, scale: float, kernels: str
 ) -> Tensor:
     hidden_NH, labels_N = hidden_BTH.flatten(0, 1), labels_BT.flatten()
-    if not torch.is_grad_enabled():  # within a kernel that cannot be seen, but what requires them
+    if not torch.is_grad_enabled():  # kernels only look at requires_grad
         weight_VH = weight_VH.detach()
     if kernels == "liger":
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
@@ -70,7 +77,7 @@ def head_loss(
             labels_N,
             ignore_index=IGNORED,
             reduction="sum",
-            accum_dtype=torch.float32,  # the gradient of a bf16 weight, summed up over chunks
+            accum_dtype=torch.float32,  # for the sum of a bf16 weight's gradient over chunks
         )
         return total * scale
     loss: Tensor = ChunkedCrossEntropy.apply(hidden_NH, weight_VH, labels_N, scale)
@@ -78,9 +85,9 @@ def head_loss(
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Gradients come with the loss, chunk by chunk, and no product is computed twice.
+    """Computes the gradients together with the loss, so that no product is computed twice.
 
-    Each chunk is plain autograd: with a single one, every number is that of the usual two lines.
+    Each chunk uses plain autograd: with one chunk, the numbers are those of linear + cross_entropy.
     """
 
     @staticmethod
@@ -105,7 +112,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if grad_hidden_NH is not None:
                 grads = torch.autograd.grad(part, (hidden, weight))
                 grad_hidden_NH[chunk] = grads[0]
-                # In fp32: a sum of many chunks in bf16 loses the small ones.
+                # In fp32, since a bf16 sum over many chunks loses small summands.
                 grad = grads[1].float()
                 grad_weight_VH = grad if grad_weight_VH is None else grad_weight_VH.add_(grad)
         if needs_grad:

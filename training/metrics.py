@@ -1,8 +1,7 @@
-"""metrics.jsonl: what a run did, a line a step, and the truth behind every curve; and the meter of
-a step's time and speed.
+"""metrics.jsonl, the record of a training run with one line per step; and the timing of a step.
 
-Each line is forced to the disk before the next step. TensorBoard files are made from it, and made
-anew whenever a run goes on, so that no point is there twice and none is missing.
+Each line is forced to disk before the next step. The TensorBoard files are made from it, and are
+rebuilt whenever a run resumes, so that no point is missing or there twice.
 """
 
 import json
@@ -11,9 +10,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from bosch.data.loader import Batch
 from bosch.run.errors import UserError
@@ -27,35 +26,35 @@ from bosch.training.schedule import TrainSchedule
 
 
 class MetricsLog:
-    """The log in a training stage's folder; only rank 0 writes."""
+    """metrics.jsonl in a training stage's folder. Only rank 0 writes."""
 
     def __init__(
         self, folder: Path, rank: int, curves: str = "train", run_folder: Path | None = None
     ) -> None:
-        """curves: what they are called in TensorBoard, in `tb` of run_folder (None: the parent)."""
+        """curves: their name in TensorBoard. run_folder: holds `tb`; None: the folder's parent."""
         self.path, self._name = folder / METRICS, curves
         self._run = run_folder or folder.parent
         self._writes = rank == 0
         self._curves: TrainingCurves | None = None
 
     def start(self, step: int) -> None:
-        """The next rows begin at `step`: drop those of an attempt that had come further."""
+        """The next row is that of `step`. Drop later rows of an earlier attempt."""
         if not self._writes:
             return
         rows = read_metrics(self.path) if self.path.is_file() else []
-        kept = [row for row in rows if row["step"] < step]
-        if len(kept) < len(rows):
-            say(f"metrics: dropped {len(rows) - len(kept)} rows that are made again")
+        earlier = [row for row in rows if row["step"] < step]
+        if len(earlier) < len(rows):
+            say(f"metrics: dropped {len(rows) - len(earlier)} rows of steps that are repeated")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._explaining():
-            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._curves = TrainingCurves(self._run, kept, self._name)
+            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in earlier))
+        self._curves = TrainingCurves(self._run, earlier, self._name)
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """A row has `step` and `tokens`, and figures; its time is added."""
+    def write(self, row: Mapping[str, object]) -> None:
+        """Append a row: `step`, `tokens` and figures. The time of day is added."""
         if not self._writes:
             return
-        assert self._curves is not None, "start comes first"
+        assert self._curves is not None, "call start first"
         timed = {**row, "time": round(time.time(), 3)}
         with self._explaining(), self.path.open("ab") as file:
             append_line(file, timed)
@@ -68,15 +67,16 @@ class MetricsLog:
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno else str(error)
             raise UserError(
-                f"{self.path} cannot be written: {reason}. The last checkpoint is whole; make room "
-                "(or mend what is wrong) and run the same command again."
+                f"{self.path} cannot be written: {reason}. Free some space (or fix the cause) and "
+                "run the same command again: it resumes from the last checkpoint."
             ) from error
 
 
-class Meter:
-    """Laps of a step: waiting for data, computing, and checkpoints with their evaluations."""
+class StepTimer:
+    """Measures the time and throughput of a step. Its time is split into waiting for data,
+    computing, and checkpoints with their evaluations."""
 
-    def __init__(self, model: Any, schedule: TrainSchedule, world: World) -> None:
+    def __init__(self, model: PreTrainedModel, schedule: TrainSchedule, world: World) -> None:
         self.schedule, self.world, self.config = schedule, world, model.config
         self.num_weights = count_active_weights(model)
         self.peak = peak_flops(world.device)
@@ -86,19 +86,19 @@ class Meter:
     def restart(self) -> None:
         self._since = time.perf_counter()
 
-    def lap(self, name: str) -> None:
-        """All since the lap before was this."""
+    def record(self, name: str) -> None:
+        """Book the time since the last call under this name."""
         if name == "compute" and self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
         now = time.perf_counter()
         self.seconds[name] = now - self._since
         self._since = now
 
-    def figures(self, batch: Batch, counted: bool = True) -> dict[str, float]:
-        """Of this step; the time of a checkpoint is told with the step behind it.
+    def figures(self, batch: Batch, with_flops: bool = True) -> dict[str, float]:
+        """Times and throughput of this step. A checkpoint's time is in the figures of the next one.
 
-        The share of the peak (MFU) counts what a step needs: nothing that is computed twice. Not
-        counted: steps that gates take part in, whose work the formula does not know.
+        The share of the peak (MFU) counts what a step needs, not what is recomputed to save memory.
+        with_flops: no for steps with learned gates, whose work the formula does not know.
         """
         busy = self.seconds["data"] + self.seconds["compute"]
         tokens_per_second = self.schedule.batch_tokens / busy
@@ -107,7 +107,7 @@ class Meter:
             "tokens_per_second": tokens_per_second,
             "tokens_per_second_per_device": tokens_per_second / self.world.size,
         }
-        if counted:
+        if with_flops:
             lengths = batch.cu_seqlens.diff().tolist()
             flops = training_flops(self.config, self.num_weights, lengths) / busy
             figures["tflops_per_device"] = flops / 1e12

@@ -1,9 +1,7 @@
-"""The model that is trained, from its folder: built without memory, sharded, then filled rank by
-rank.
+"""Loads the model to train: built on the meta device, sharded, then each rank reads its own part.
 
-No rank ever holds more than its own part and one slice of a file. What is in no file, the tables of
-rotary embeddings, is made anew: after a start without memory it would be zeros, whose loss looks
-plausible.
+No rank ever holds more than its own part and one slice of a file. Buffers that are in no file, the
+tables of rotary embeddings, are computed again: left at zero they would give a plausible loss.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,46 +10,62 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-import bosch  # noqa: F401  makes transformers know hybrids and their attention
+import bosch  # noqa: F401  registers hybrids and their attention with transformers
 from bosch.hybrid.attention import NAME
+from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
+from bosch.model import read_model_config
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
 from bosch.training.parallel import Switches, World, local, shard_model, state_device
 
 
-def start_model(folder: Path, world: World, switches: Switches, kernels: str) -> Any:
+def start_model(folder: Path, world: World, switches: Switches, kernels: str) -> PreTrainedModel:
     """The model of a folder, in fp32, sharded, ready to train. Every rank calls this."""
-    model = build_on_meta(AutoConfig.from_pretrained(folder, local_files_only=True))
+    model: Any = build_on_meta(read_config(folder))
     install_kernels(model, kernels)
     install_loss_head(model, kernels)
     shard_model(model, world, switches)
     device = state_device(world, switches)
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
-    if is_tied:  # parameters that leave the meta device are new ones, unless they are sharded
+    if is_tied:  # moving off the meta device makes new parameters, unless they are sharded
         model.lm_head.weight = model.model.embed_tokens.weight
     load_weights(model, folder)
     make_buffers(model, world.device)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert not tensor.is_meta, f"{name} was never filled"
-    return model.train()
+    model.train()
+    return model
 
 
-def build_on_meta(config: PretrainedConfig) -> Any:
-    """The model with the shapes of its weights and nothing in them."""
+def read_config(folder: Path) -> PretrainedConfig:
+    """From config.json. The model must be of a family that can be a hybrid."""
+    read_model_config(folder)  # says what is missing
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{folder / 'config.json'} cannot be loaded: {reason}") from error
+    family_of(config)
+    return config
+
+
+def build_on_meta(config: PretrainedConfig) -> PreTrainedModel:
+    """The model with the shapes of its weights, but no memory for them."""
     config.use_cache = False
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=NAME
         )
+    return model
 
 
 # ------------------------------------------------------------------------------------------ weights
@@ -60,9 +74,14 @@ def build_on_meta(config: PretrainedConfig) -> Any:
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Fill each parameter's local part from the folder's safetensors files."""
     with ExitStack() as stack:
-        slices: dict[str, Any] = {}  # of every tensor in the files
+        slices: dict[str, Any] = {}  # by name of the tensor
         for file_name in weight_files(folder):
-            file = stack.enter_context(safe_open(folder / file_name, framework="pt"))
+            try:
+                file = stack.enter_context(safe_open(folder / file_name, framework="pt"))
+            except SafetensorError as error:
+                raise UserError(
+                    f"{folder / file_name} is not a complete safetensors file: {error}."
+                ) from error
             slices |= {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  no mapping
         filled: set[int] = set()
         for name, parameter in model.state_dict(keep_vars=True).items():
@@ -72,21 +91,27 @@ def load_weights(model: nn.Module, folder: Path) -> None:
             read = find_reader(name, slices)
             if read is None:
                 raise UserError(
-                    f"{folder} has no weights {name!r}, which its config.json asks for; the "
-                    "folder is incomplete, or of another model."
+                    f"{folder} has no weights {name!r}, which its config.json asks for. It is "
+                    "incomplete or its config.json is that of another model."
+                )
+            shape = list(parameter.shape)
+            if name in slices and (there := slices[name].get_shape()) != shape:
+                raise UserError(
+                    f"{folder}: {name} has the shape {there}, but by config.json it would be "
+                    f"{shape}. Pass a folder whose config.json belongs to its weights."
                 )
             with torch.no_grad():
                 fill(parameter, read)
 
 
-Reader = Callable[[int, int], Tensor]  # rows from, to (the first dimension)
+Reader = Callable[[int, int], Tensor]  # (begin, end) of the first dimension -> these rows
 
 
 def find_reader(name: str, slices: Mapping[str, Any]) -> Reader | None:
     """How to read a parameter's rows; None if the files do not have it.
 
-    A model's experts are one tensor a layer, and the files hold them one by one: a row of the
-    tensor is an expert.
+    The model has one tensor for the experts of a layer, with one row per expert. The files hold the
+    experts one by one.
     """
     if name in slices:
         return lambda begin, end: slices[name][begin:end]
@@ -106,7 +131,7 @@ def find_reader(name: str, slices: Mapping[str, Any]) -> Reader | None:
 
 
 def fill(parameter: Tensor, read: Reader) -> None:
-    """Copy a parameter's rows of this rank, whatever type the file has them in."""
+    """Copy this rank's rows of a parameter, converting from the file's type."""
     target, begin = local(parameter.detach()), 0
     if isinstance(parameter, DTensor):
         _, offset = compute_local_shape_and_global_offset(
@@ -121,16 +146,16 @@ def fill(parameter: Tensor, read: Reader) -> None:
 
 
 def make_buffers(model: nn.Module, device: torch.device) -> None:
-    """Every buffer as a module made anew has it. A rotary table of zeros would train, a little
-    worse."""
+    """Compute every buffer as a new module would. With a rotary table of zeros a model would still
+    train, a little worse."""
     for module in model.modules():
         if not module._buffers:
             continue
         config = getattr(module, "config", None)
         if config is None:
             raise UserError(
-                f"{type(module).__name__} has buffers that no file holds, and no config to make "
-                "them anew from; this model cannot be trained here."
+                f"{type(module).__name__} has buffers that are in no file, and no config to "
+                "compute them from, so this model cannot be trained here. Pass another one."
             )
         fresh = dict(type(module)(config).named_buffers(recurse=False))
         for name in dict(module.named_buffers(recurse=False)):

@@ -1,28 +1,29 @@
-"""AdamW over sharded fp32 parameters, and over what a method learns along with a model."""
+"""AdamW for sharded fp32 parameters, and for what a method learns together with the model."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from bosch.config import TrainConfig
 from bosch.method import Learner
 from bosch.training.parallel import World, whole
 
 EPSILON = 1e-8
 
 
-def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.AdamW:
-    """AdamW of a TrainConfig: weight decay on matrices, none on norms and biases.
+def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices, but not on norms and biases.
 
-    Made before any forward: after one, the root's parameters are not those the optimizer must hold.
+    Call it before any forward: after one, the root module holds other parameters than the sharded
+    ones, which the optimizer needs.
     """
     parameters = trained_parameters(model)
     for parameter in parameters:
-        # AdamW at a learning rate of 1e-5 moves only 14 % of bf16 weights in 50 steps (measured):
-        # the rest of the updates is rounded away.
+        # With bf16 weights and a learning rate of 1e-5 most updates are rounded away: AdamW changes
+        # only 14 % of the weights in 50 steps (measured).
         assert parameter.dtype == torch.float32, f"a parameter is {parameter.dtype}"
     matrices = [p for p in parameters if p.ndim >= 2]
     vectors = [p for p in parameters if p.ndim < 2]
@@ -40,17 +41,17 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.AdamW:
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """In the model's order: a sum of norms depends on it in its last bit."""
+    """In the model's order: the last bit of the gradient norm depends on it."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """Of the whole gradient, the same number on every rank."""
+    """Norm of the whole gradient, the same number on every rank."""
     return whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
-# A method's learner has a few parameters, whole on every rank, in the same optimizer and the same
-# checkpoints. They stay out of the norm by which the model's gradient is clipped.
+# A method's learner has a few parameters, not sharded, in the same optimizer and checkpoints. They
+# do not count in the norm by which the model's gradient is clipped.
 
 
 def add_learner(optimizer: torch.optim.Optimizer, learner: Learner, world: World) -> None:
@@ -62,7 +63,7 @@ def add_learner(optimizer: torch.optim.Optimizer, learner: Learner, world: World
 def set_rates(
     optimizer: torch.optim.Optimizer, rate: float, learner: Learner | None, done: int
 ) -> None:
-    """The model's, and the learner's own."""
+    """Learning rates of the model and of the learner, after `done` steps."""
     for group in optimizer.param_groups:
         group["lr"] = rate
         if learner is not None and "peak" in group:
@@ -70,10 +71,10 @@ def set_rates(
 
 
 def finish_gradients(learner: Learner, world: World) -> float:
-    """Average them over the ranks, as fully_shard does the model's; their norm. The extra loss is
-    the same on every rank, so its gradient comes after the mean."""
+    """Average the learner's gradients over the ranks, as fully_shard does the model's, and return
+    their norm. The gradient of the extra loss, equal on all ranks, is added after the mean."""
     for parameter in learner.module.parameters():
-        if parameter.grad is None:  # no gate was between its ends
+        if parameter.grad is None:  # every gate was at 0 or 1
             parameter.grad = torch.zeros_like(parameter)
         if world.size > 1:
             dist.all_reduce(parameter.grad)

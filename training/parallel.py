@@ -1,8 +1,8 @@
-"""Processes and shards: the process group from what the launcher sets, the settings of the user's
-accelerate config, and `fully_shard`.
+"""Distributed training: the process group from the launcher's variables, the user's accelerate
+config, and `fully_shard`.
 
-`accelerate launch` starts the processes and no `Accelerator` is built: it does no FSDP on CPUs,
-where it silently becomes DDP or a number of unrelated runs. The same code runs as one process, as
+`accelerate launch` starts the processes, but we build no `Accelerator`: it does not support FSDP on
+CPUs, where it silently uses DDP or starts independent runs. The same code runs in one process, in
 two on a CPU, on eight GPUs and on many nodes.
 """
 
@@ -30,22 +30,23 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from bosch.backends._graphs import allow_graphs
+from bosch.config import TrainConfig
 from bosch.run.errors import UserError
 
-# A rank that hangs ends the job after this; one that dies is noticed at once. An evaluation at a
-# checkpoint, in which ranks do not meet, must fit into it.
+# A rank that hangs ends the job after this time; one that dies is noticed at once. An evaluation at
+# a checkpoint must take less, since ranks do not communicate during it.
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)
 
-# What `accelerate launch` sets of FSDP and what we make of it (`Switches`). All other FSDP_*
-# variables are named in a line and ignored.
-HONORED = {
+# The FSDP variables of `accelerate launch` that we use, and the fields of `Switches` they set. We
+# ignore other FSDP_* variables, and say so.
+USED_VARIABLES = {
     "FSDP_OFFLOAD_PARAMS": "cpu_offload",
     "FSDP_RESHARD_AFTER_FORWARD": "reshard_after_forward",
     "FSDP_ACTIVATION_CHECKPOINTING": "activation_checkpointing",
 }
-# Those that name no wish: accelerate sets them in every launch with --use_fsdp, or they ask for
-# what is done here anyway (a wrap per block, a start that loads the weights once).
-WITHOUT_MEANING = frozenset(
+# Ignored silently: accelerate sets them in every launch with --use_fsdp, or they ask for what we do
+# anyway (wrapping each block, loading the weights once).
+IGNORED_SILENTLY = frozenset(
     "FSDP_VERSION FSDP_SHARDING_STRATEGY FSDP_MIN_NUM_PARAMS FSDP_USE_ORIG_PARAMS "
     "FSDP_SYNC_MODULE_STATES FSDP_CPU_RAM_EFFICIENT_LOADING FSDP_AUTO_WRAP_POLICY "
     "FSDP_TRANSFORMER_CLS_TO_WRAP FSDP_BACKWARD_PREFETCH FSDP_STATE_DICT_TYPE".split()
@@ -57,7 +58,7 @@ WITHOUT_MEANING = frozenset(
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together."""
+    """This process and its device among the processes that train together."""
 
     rank: int
     size: int
@@ -65,7 +66,7 @@ class World:
     mesh: DeviceMesh
 
     def sum(self, *values: float) -> list[float]:
-        """Each value, added up over the ranks, in float64."""
+        """The sum of each value over the ranks, in float64."""
         total = torch.tensor(values, dtype=torch.float64)
         if self.size > 1:
             total = total.to(self.device)
@@ -74,12 +75,12 @@ class World:
 
 
 def start_world(environment: MutableMapping[str, str] = os.environ) -> World:
-    """Join the processes this one was started with; alone where there are none, without a port.
+    """Join the other processes of this launch. A single process opens no port.
 
-    May be called again: the process group is made once.
+    Later calls use the same process group.
     """
     refuse_silent_traps(environment)
-    # Set by every launch with --use_fsdp, these would make transformers leave weights on meta.
+    # Set by every launch with --use_fsdp. transformers would leave weights on the meta device.
     for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
         environment.pop(name, None)
     device = choose_device(environment)
@@ -105,35 +106,33 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
     local_rank = int(environment.get("LOCAL_RANK", 0))
     if local_rank >= torch.cuda.device_count():
         raise UserError(
-            f"process {local_rank} of this machine has no GPU: there are "
-            f"{torch.cuda.device_count()}. Start as many processes as GPUs (--num_processes)."
+            f"process {local_rank} on this machine has no GPU, since there are only "
+            f"{torch.cuda.device_count()}. Start one process per GPU (--num_processes)."
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
 def refuse_silent_traps(environment: Mapping[str, str]) -> None:
-    """Stop where accelerate starts something other than what was asked for."""
+    """Refuse launches in which accelerate would silently do something other than expected."""
     for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
         if is_true(environment.get(f"ACCELERATE_USE_{name}")):
             raise UserError(
-                f"the accelerate config asks for {what}, which this training does not use: it "
-                "shards with FSDP. Run `accelerate config` again, or pass --config_file with one "
-                "of the files in launch/."
+                f"the accelerate config asks for {what}, but training shards with FSDP. Run "
+                "`accelerate config` again or pass --config_file with one of the files in launch/."
             )
-    # For several processes without a GPU accelerate starts a single one, and says nothing.
+    # Asked for several processes without a GPU, accelerate silently starts a single one.
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
     if by_accelerate and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
         raise UserError(
-            "several processes were asked for, and accelerate has started a single one, as it does "
-            "on CPUs. For N processes: accelerate launch --use_fsdp --num_processes N "
-            "recipes/recover.py ... If one was asked for, MASTER_ADDR comes from your own "
-            "environment: unset it."
+            "accelerate has started only one process, as it does on CPUs even if asked for more. "
+            "For N processes use `accelerate launch --use_fsdp --num_processes N ...`. If you want "
+            "one process, unset MASTER_ADDR in your environment."
         )
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", "bf16"):
         raise UserError(
-            f"the accelerate config asks for mixed precision {precision}; training computes in "
+            f"the accelerate config asks for mixed precision {precision}, but training computes in "
             "bf16 or fp32. Pass --mixed_precision bf16."
         )
 
@@ -143,9 +142,9 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Switches:
-    """How the model is spread and computed, once settings, accelerate config and device agree."""
+    """How the model is sharded and computed, from settings, accelerate config and device."""
 
-    precision: str  # bf16 or fp32, to compute in
+    precision: str  # of the computation: bf16 or fp32
     activation_checkpointing: bool
     cpu_offload: bool
     reshard_after_forward: bool
@@ -154,40 +153,41 @@ class Switches:
     def describe(self) -> str:
         names = ("activation_checkpointing", "cpu_offload", "compile")
         switched_on = [name.replace("_", " ") for name in names if getattr(self, name)]
-        kept = [] if self.reshard_after_forward else ["blocks stay gathered after their forward"]
-        return ", ".join([f"computes in {self.precision}", *switched_on, *kept])
+        if not self.reshard_after_forward:
+            switched_on.append("blocks stay gathered after their forward")
+        return ", ".join([f"computes in {self.precision}", *switched_on])
 
 
 def choose_switches(
-    settings: Any, device: torch.device, environment: Mapping[str, str] = os.environ
+    settings: TrainConfig, device: torch.device, environment: Mapping[str, str] = os.environ
 ) -> Switches:
-    """Of a TrainConfig. A setting that is None is left to the accelerate config, and where that
-    says nothing to what suits the device."""
+    """A setting of None comes from the accelerate config, or else is what suits the device."""
     chosen = {"cpu_offload": False, "reshard_after_forward": True}
     chosen["activation_checkpointing"] = device.type == "cuda"
-    for variable, name in HONORED.items():
-        wish = environment.get(variable, "").lower()
-        # accelerate sets all three, whether the user said anything or not: `false` is its default
-        # of those that save memory, and no wish.
-        if wish in TRUE or (wish in FALSE - {""} and name == "reshard_after_forward"):
-            chosen[name] = wish in TRUE
-        if (value := getattr(settings, name)) is not None:
-            chosen[name] = value
+    for variable, name in USED_VARIABLES.items():
+        value = environment.get(variable, "").lower()
+        # accelerate always sets all three. For those that save memory `false` is its default, and
+        # need not be the user's choice.
+        if value in TRUE or (value in FALSE - {""} and name == "reshard_after_forward"):
+            chosen[name] = value in TRUE
+        if (setting := getattr(settings, name)) is not None:
+            chosen[name] = setting
     return Switches(settings.precision, compile=settings.compile, **chosen)
 
 
-def describe_environment(settings: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What the accelerate config says and this training does not do, a line each."""
+def describe_environment(
+    settings: TrainConfig, environment: Mapping[str, str] = os.environ
+) -> list[str]:
+    """One line for each part of the accelerate config that training ignores."""
     lines = []
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision == "bf16" and settings.precision != "bf16":
         lines.append(
-            "accelerate: mixed_precision bf16 is not used, since train.precision is "
-            f"{settings.precision}"
+            f"accelerate: mixed_precision bf16 is ignored; train.precision is {settings.precision}"
         )
     if environment.get("ACCELERATE_DYNAMO_BACKEND", "NO") != "NO" and not settings.compile:
-        lines.append("accelerate: dynamo_backend is not used; train.compile compiles the blocks")
-    known = WITHOUT_MEANING | HONORED.keys()
+        lines.append("accelerate: dynamo_backend is ignored; set train.compile to compile blocks")
+    known = IGNORED_SILENTLY | USED_VARIABLES.keys()
     ignored = [
         name
         for name, value in sorted(environment.items())
@@ -210,16 +210,16 @@ def is_true(value: str | None) -> bool:
 
 
 def shard_model(model: Any, world: World, switches: Switches) -> None:
-    """Shard a causal language model over the ranks in place, a group for each block. One process
-    that casts and offloads nothing keeps its parameters as they are: the groups would only copy.
+    """Shard a causal language model over the ranks in place, with one FSDP group per block. In fp32
+    without offloading, a single process does not shard, since the groups would only copy.
 
-    Norm and head stay in the root's group, which is whole from its forward to its backward: losses
-    read the head's weight without calling it as a linear layer. Tied embeddings belong to that
-    group too, because they are that weight; untied ones get a group of their own.
+    Norm and head are in the root's group, which stays gathered from forward to backward, because
+    the loss reads the head's weight without calling it as a linear layer. So are tied embeddings,
+    which are that weight. Untied embeddings get their own group.
     """
     layers = model.model.layers
     if switches.compile:
-        # Each block is a graph of its own, others where gradients are off or gates are learned.
+        # Each block has its own graph, and more of them without gradients or with learned gates.
         allow_graphs(8 * len(layers))
     for index, block in enumerate(layers):
         if switches.activation_checkpointing:
@@ -234,7 +234,7 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
         "reshard_after_forward": switches.reshard_after_forward,
     }
     if switches.precision != "fp32":
-        # Parameters are fp32 always; bf16 copies compute, and gradients are summed in fp32.
+        # Parameters stay fp32. bf16 copies compute, and gradients are summed in fp32.
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
@@ -248,25 +248,25 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
 
 
 def state_device(world: World, switches: Switches) -> torch.device:
-    """Where parameters and optimizer live."""
+    """Where parameters and optimizer state are kept."""
     return torch.device("cpu") if switches.cpu_offload else world.device
 
 
-def set_gradient_sync(model: nn.Module, wanted: bool) -> None:
-    """Whether the next backward averages gradients over the ranks."""
+def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
+    """Choose whether the next backward averages gradients over the ranks."""
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(wanted)
+        model.set_requires_gradient_sync(enabled)
 
 
 def reshard(model: nn.Module) -> None:
-    """After a forward without a backward: the root's parameters as the optimizer knows them."""
+    """After a forward without a backward: shard the root's parameters again, for the optimizer."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,27 +1,27 @@
-"""The plan of a training run and its learning rate: functions of settings, tokens and step."""
+"""Number of steps, batches and learning rate of a training run, from settings and tokens."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from bosch.config import TrainConfig
 from bosch.run.errors import UserError
 
-# Tokens at once on a device, where nothing else is asked for: one sequence of the paper's on a
-# GPU; on a CPU what stays near its caches.
+# Default number of tokens in a micro-batch: on a GPU one sequence of the paper, on a CPU what about
+# fits its caches.
 MICRO_BATCH_TOKENS = {"cuda": 32_768, "cpu": 8_192}
 
 
 @dataclass(frozen=True)
 class TrainSchedule:
-    """How many steps there are, and how the sequences of one are shared out."""
+    """How many steps there are, and how a step's sequences are split into micro-batches."""
 
     num_steps: int
-    batch_sequences: int  # of a step, over all ranks
-    micro_batch_sequences: int  # at once on a rank
+    batch_sequences: int  # in a step, over all ranks
+    micro_batch_sequences: int  # computed at once on a rank
     seq_len: int
     world_size: int
-    evaluated_steps: tuple[int, ...]  # an export, the validation loss and the evaluation
-    tokens_before: int = 0  # of the budget, set aside for learning the mask
+    evaluated_steps: tuple[int, ...]  # with validation loss, export and evaluation
+    tokens_before: int = 0  # tokens of the budget that learning the mask has used
 
     @property
     def batch_tokens(self) -> int:
@@ -29,7 +29,7 @@ class TrainSchedule:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of a rank in a step."""
+        """Micro-batches per step on each rank."""
         return self.batch_sequences // (self.micro_batch_sequences * self.world_size)
 
     def tokens_at(self, step: int) -> int:
@@ -42,12 +42,12 @@ class TrainSchedule:
         return (
             f"{self.num_steps:,} steps of {self.batch_tokens:,} tokens ({shares}), "
             f"{self.num_steps * self.batch_tokens:,} tokens in all; evaluated: "
-            f"{', '.join(f'{step:,}' for step in self.evaluated_steps)}"
+            f"{', '.join(f'{step:,}' for step in self.evaluated_steps) or 'at no step'}"
         )
 
 
 def make_schedule(
-    settings: Any,
+    settings: TrainConfig,
     budget_tokens: int,
     seq_len: int,
     evaluated_shares: tuple[float, ...],
@@ -55,10 +55,11 @@ def make_schedule(
     device_type: str,
     tokens_before: int = 0,
 ) -> TrainSchedule:
-    """The plan of a TrainConfig. Whole steps only: what is left of the budget is not trained on."""
+    """Only whole steps: what is left of the budget is not trained on."""
     if not all(0 <= share <= 1 for share in evaluated_shares):
         raise UserError(
-            f"models are evaluated at shares of the steps, from 0 to 1, not at {evaluated_shares}."
+            f"models are evaluated at shares of the steps, from 0 to 1, not at {evaluated_shares}. "
+            "Use 0.5 for 50 %."
         )
     batch = settings.batch_sequences
     left = budget_tokens - tokens_before
@@ -67,40 +68,43 @@ def make_schedule(
         num_steps = min(num_steps, settings.max_steps)
     if num_steps < 1:
         raise UserError(
-            f"the budget of {left:,} tokens is less than one step of {batch} sequences "
-            f"of {seq_len:,} tokens. Train on more tokens, or set train.batch_sequences lower"
-            + (f"; {tokens_before:,} are set aside for the mask." if tokens_before else ".")
+            f"{left:,} tokens are less than one step of {batch} sequences of {seq_len:,} tokens. "
+            "Train on more tokens or lower train.batch_sequences"
+            + (f"; learning the mask uses {tokens_before:,} tokens." if tokens_before else ".")
         )
     steps = sorted({round(share * num_steps) for share in evaluated_shares})
     micro = choose_micro_batch(settings, seq_len, world_size, device_type)
     return TrainSchedule(num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before)
 
 
-def choose_micro_batch(settings: Any, seq_len: int, world_size: int, device_type: str) -> int:
-    """Sequences at once on a rank: as asked, else what MICRO_BATCH_TOKENS and the batch allow."""
-    batch, asked = settings.batch_sequences, settings.micro_batch_sequences
+def choose_micro_batch(
+    settings: TrainConfig, seq_len: int, world_size: int, device_type: str
+) -> int:
+    """Sequences computed at once on a rank. Without a setting, the largest number that divides the
+    rank's share of the batch and stays within MICRO_BATCH_TOKENS."""
+    batch, micro = settings.batch_sequences, settings.micro_batch_sequences
     if batch % world_size:
         raise UserError(
-            f"a batch of {batch} sequences cannot be shared out evenly among {world_size} ranks; "
-            f"set train.batch_sequences to a multiple of {world_size}, or start other processes."
+            f"a batch of {batch} sequences cannot be split evenly over {world_size} processes. Set "
+            f"train.batch_sequences to a multiple of {world_size} or change --num_processes."
         )
     share = batch // world_size
     divisors = [n for n in range(1, share + 1) if share % n == 0]
-    if asked is None:
+    if micro is None:
         most = MICRO_BATCH_TOKENS.get(device_type, MICRO_BATCH_TOKENS["cpu"]) // seq_len
         return max(n for n in divisors if n <= max(1, most))
-    if asked not in divisors:
+    if micro not in divisors:
         raise UserError(
-            f"micro-batches of {asked} sequences on {world_size} ranks do not add up to a batch "
-            f"of {batch} ({batch} / {world_size} = {share} sequences a rank). Set "
-            f"train.micro_batch_sequences to one of {', '.join(map(str, divisors))}."
+            f"train.micro_batch_sequences {micro} does not divide the {share} sequences of a "
+            f"process (a batch of {batch} over {world_size} processes). Set it to one of "
+            f"{', '.join(map(str, divisors))}."
         )
-    return int(asked)
+    return micro
 
 
-def learning_rate(settings: Any, step: int, num_steps: int) -> float:
-    """Of the step that follows `step` finished ones: up in a line over the warm-up, then down a
-    cosine, which ends at the floor behind the last step."""
+def learning_rate(settings: TrainConfig, step: int, num_steps: int) -> float:
+    """For the step after `step` finished ones. Rises linearly in the warm-up, then falls along a
+    cosine that reaches the floor after the last step."""
     peak, warmup = settings.peak_learning_rate, round(settings.warmup_share * num_steps)
     if step < warmup:
         return float(peak * (step + 1) / warmup)

@@ -1,1 +1,1 @@
-"""Making and measuring the embedded models."""
+"""Training and measuring the embedded models."""

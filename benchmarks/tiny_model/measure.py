@@ -1,9 +1,9 @@
-"""Measures an embedded tiny model on held-out test worlds, for the table of its card:
-`python -m benchmarks.tiny_model.measure scores --model DIR --out F`.
+"""Measures an embedded tiny model on held-out test worlds, for the tables of its model card:
+`python -m benchmarks.tiny_model.measure scores --model DIR --out FILE`.
 
-NIAH at three lengths and toy LongBench, with full attention and with every group windowed by
-Hugging Face's own sliding window. A row a measurement is appended to a JSONL file; those that are
-there already are not made again.
+Runs NIAH at three lengths and toy LongBench, with full attention and with Hugging Face's own
+sliding window in every layer. Each measurement is appended to a JSONL file as one row. Measurements
+that are in the file already are skipped.
 """
 
 import json
@@ -12,42 +12,47 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks._options import Row
 from bosch.data.toy_world.tasks import DATASETS, longbench_rows
 from bosch.data.toy_world.tokenizer import END_OF_TEXT
 from bosch.eval.generate import Generator
 from bosch.eval.metrics.string_match import string_match_all
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError
+from bosch.model import fetch_model, load_tokenizer
+from bosch.run.errors import exit_on_user_error
+from bosch.training.model_start import read_config
 
-Scores = dict[str, float]  # of each task, in per cent
+Scores = dict[str, float]  # percent, by task
 BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class Options:
     command: tyro.conf.Positional[Literal["scores"]]
-    model: Path
-    out: Path
-    samples: int = 200
-    lengths: tuple[int, ...] = (512, 1024, 2048)
-    window: int = 64
-    seed: int = 0
+    model: str  # a model folder or the name of an embedded model
+    out: Path  # JSONL file for the scores
+    samples: int = 200  # examples per task
+    lengths: tuple[int, ...] = (512, 1024, 2048)  # lengths of the NIAH examples, in tokens
+    window: int = 64  # window size in tokens
+    seed: int = 0  # of the examples
 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    folder = fetch_model(options.model)
+    tokenizer = load_tokenizer(folder)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines = options.out.read_text().splitlines() if options.out.exists() else []
-    known = {json.loads(line)["name"] for line in lines}
+    done = {json.loads(line)["name"] for line in lines}
     for windowed in (False, True):
-        model = load(options.model, windowed, options.window)
+        model = load(folder, windowed, options.window)
         parts = {
             f"niah {length}": partial(measure_niah, model, tokenizer, length, options)
             for length in options.lengths
@@ -55,7 +60,7 @@ def main() -> None:
         parts["tasks"] = partial(measure_tasks, model, tokenizer, options)
         for part, measure in parts.items():
             name = f"{'windowed' if windowed else 'full'} {part}"
-            if name in known:
+            if name in done:
                 continue
             began = time.monotonic()
             row = {"name": name, "samples": options.samples, **measure()}
@@ -67,23 +72,25 @@ def main() -> None:
 
 
 def load(folder: Path, windowed: bool = False, window: int = 64) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(folder)
+    config = read_config(folder)
     if windowed:  # Hugging Face's own sliding window in every layer
         config.use_sliding_window, config.sliding_window = True, window
         config.layer_types = ["sliding_attention"] * config.num_hidden_layers
     return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
 
 
-def measure_niah(model: Any, tokenizer: Any, length: int, options: Options) -> dict[str, Any]:
+def measure_niah(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, options: Options
+) -> Row:
     examples = needle_examples(tokenizer, length, options.samples, options.seed)
     scores = ruler_scores(model, tokenizer, examples)
     return {"mean": mean(scores.values()), "scores": scores}
 
 
 def needle_examples(
-    tokenizer: Any, length: int, samples: int, seed: int
+    tokenizer: PreTrainedTokenizerBase, length: int, samples: int, seed: int
 ) -> dict[str, list[Example]]:
-    """Of the six tasks of the paper, those that fit into the length."""
+    """Examples of those of the paper's six tasks that fit into the length."""
     settings = niah.Settings(lengths=(length,), samples=samples, seed=seed)
     examples = {}
     for task in niah.list_tasks(settings):
@@ -94,18 +101,22 @@ def needle_examples(
     return examples
 
 
-def ruler_scores(model: Any, tokenizer: Any, examples: dict[str, list[Example]]) -> Scores:
-    """RULER's string match of greedy generation."""
-    asked = [((task, 0, e.index), e) for task, members in examples.items() for e in members]
-    texts = {made.key: made.text for made in Generator(model, tokenizer).generate(asked)}
+def ruler_scores(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Example]]
+) -> Scores:
+    """RULER's string match on greedy generation."""
+    pairs = [((task, 0, e.index), e) for task, members in examples.items() for e in members]
+    texts = {made.key: made.text for made in Generator(model, tokenizer).generate(pairs)}
     return {
         task: mean(100 * string_match_all(texts[task, 0, e.index], e.answers) for e in members)
         for task, members in examples.items()
     }
 
 
-def measure_tasks(model: Any, tokenizer: Any, options: Options) -> dict[str, Any]:
-    """Toy LongBench, answered exactly."""
+def measure_tasks(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: Options
+) -> Row:
+    """Toy LongBench, where only exact answers count."""
     scores: Scores = {}
     categories: dict[str, list[float]] = {}
     for name, dataset in DATASETS.items():
@@ -113,7 +124,7 @@ def measure_tasks(model: Any, tokenizer: Any, options: Options) -> dict[str, Any
         for row in longbench_rows(name, options.samples, options.seed, split="test"):
             prompt = dataset.prompt.format(**row)
             blank = "" if prompt.endswith("\n") else " "
-            # As LongBench judges them, few-shot sets by the first line and the others to the end.
+            # LongBench judges few-shot tasks by the first line, others by the whole answer.
             ending = "" if dataset.category == "few-shot" else END_OF_TEXT
             texts = (prompt, blank + row["answers"][0] + ending)
             pairs.append([tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
@@ -124,10 +135,10 @@ def measure_tasks(model: Any, tokenizer: Any, options: Options) -> dict[str, Any
 
 
 @torch.no_grad()
-def answered_exactly(model: Any, pairs: Sequence[Sequence[list[int]]]) -> list[bool]:
-    """Of prompts and answers: whether every token of the answer is the arg-max, so that greedy
-    generation gives exactly this answer. Teacher forcing in batches of like length; padding stands
-    on the right, where a causal model never sees it."""
+def answered_exactly(model: PreTrainedModel, pairs: Sequence[Sequence[list[int]]]) -> list[bool]:
+    """For each pair of prompt and answer, whether greedy generation would give exactly the answer:
+    every token of it is the argmax. Uses teacher forcing in batches of similar length. Padding is
+    on the right, where a causal model does not see it."""
     right: dict[int, bool] = {}
     batch: list[int] = []
     order = sorted(range(len(pairs)), key=lambda i: sum(map(len, pairs[i])))
@@ -156,4 +167,4 @@ def mean(values: Iterable[float]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_user_error(main, debug=False)

@@ -1,16 +1,17 @@
-"""Trains the embedded tiny models from nothing, on the toy world:
+"""Trains the embedded tiny models from scratch on the toy world:
 `python -m benchmarks.tiny_model.pretrain --out DIR`.
 
-The curriculum is a list of phases: dense recall of short facts first, then the NIAH templates and
-the toy LongBench tasks while the length doubles, then group-window dropout, which spreads the skill
-over many groups, then plain language modeling. Run the same command again and it goes on at the
-next step; the end is the same, bit for bit.
+The curriculum is a list of phases: recall of short facts, then the NIAH templates and toy LongBench
+tasks at growing lengths, then group-window dropout, which spreads skills over many groups, then
+plain language modeling. If it is killed, run the same command again: it resumes from its last
+checkpoint and ends with the same weights, bit for bit.
 """
 
 import copy
 import hashlib
 import json
 import os
+import pickle
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-import bosch  # noqa: F401  registers the attention whose groups can be windowed
+import bosch  # noqa: F401  registers the attention with a window per group
 from bosch.data.toy_world.lessons import LessonWriter, Mixture
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run import progress
@@ -32,15 +33,15 @@ VOCABULARY_SIZE = 2048
 WINDOW_TOKENS = 64
 NUM_GROUPS = 8
 CHECKPOINT_FILE = "checkpoint.pt"
-TRAINING_FILE = "training.json"  # beside a shipped model: the step of the plan it stands at
-# Of the tokens that are no answer, those whose loss is computed: the head is a fifth of a step.
+TRAINING_FILE = "training.json"  # in a shipped model's folder: at which step its training stopped
+# Share of the tokens outside answers that get a loss. The head takes a fifth of a step.
 TEXT_ROWS_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of the curriculum. The learning rate factor goes from the first to the second
-    value, geometrically."""
+    """One part of the curriculum. `rate`: first and last factor on the learning rate, which changes
+    geometrically."""
 
     name: str
     steps: int
@@ -48,18 +49,18 @@ class Phase:
     mixture: Mixture
     rate: tuple[float, float] = (1.0, 1.0)
     text_weight: float = 0.05
-    # Every group is windowed with probability p, p drawn anew each step from [0, this].
+    # In each step p is drawn from [0, this], and each group is windowed with probability p.
     most_windowed: float = 0.0
-    # In the end the weights are the mean of those before the phase and behind it, in bf16.
+    # At its end, take the mean of the weights before and after the phase, in bf16.
     is_averaged: bool = False
-    # Weights are rounded to bf16 and the optimizers begin anew: this is where training went on from
-    # a shipped model.
+    # At its start, round the weights to bf16 and reset the optimizers, as training did when it
+    # continued from a shipped model.
     from_shipped: bool = False
 
 
 @dataclass(frozen=True)
-class TinyPlan:
-    """Everything that decides the weights."""
+class Curriculum:
+    """Everything that determines the weights."""
 
     model: Qwen3Config
     phases: tuple[Phase, ...]
@@ -72,21 +73,21 @@ class TinyPlan:
         return sum(phase.steps for phase in self.phases)
 
     def fingerprint(self, step: int) -> str:
-        """Of all that decided the weights after `step` steps: phases still to come may change."""
+        """Of what determines the weights after `step` steps, so that later phases may change."""
         phases = []
         for phase in self.phases:
             if step <= 0:
                 break
             phases.append(changed_settings(phase))
             step -= phase.steps
-        settings: dict[str, Any] = {"model": self.model.to_diff_dict(), "phases": phases}
+        settings: dict[str, object] = {"model": self.model.to_diff_dict(), "phases": phases}
         settings |= {"tokens_per_step": self.tokens_per_step, "seed": self.seed}
         text = json.dumps(settings, sort_keys=True, default=changed_settings)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def changed_settings(settings: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults: a field added later changes no fingerprint."""
+    """The fields that differ from their defaults, so that new fields change no fingerprint."""
     return {
         field.name: getattr(settings, field.name)
         for field in fields(settings)
@@ -124,9 +125,9 @@ TEXT = Mixture(documents=0.45, needles=0.15, tasks=0.15, practice=0.05, hard_nee
 FAR_TEXT = replace(TEXT, documents=0.25, needles=0.25, tasks=0.1, hard_needles=0.35)
 
 
-def eight_layers() -> TinyPlan:
+def eight_layers() -> Curriculum:
     """The default model."""
-    return TinyPlan(
+    return Curriculum(
         model_config(8),
         (
             Phase("recall-64", 200, 64, Mixture(simple_recall=1.0), rate=(0.05, 1.0)),
@@ -150,23 +151,23 @@ def eight_layers() -> TinyPlan:
             Phase("far-1024", 200, 1024, FARTHER, rate=(0.02, 0.2)),
             Phase("far-2048", 500, 2048, FARTHER, rate=(0.2, 0.03)),
             Phase("ending-1024", 100, 1024, FARTHER, rate=(0.03, 0.01), text_weight=0.1),
-            # Longer than the model is used at: further questions end a lesson, so that lessons of
-            # 2,048 tokens seldom ask across all of them.
+            # Longer than the model's runs: since lessons end in further questions, those of 2,048
+            # tokens seldom ask about something at the other end.
             Phase("beyond-warm-up", 100, 2304, FARTHEST, rate=(0.02, 0.15)),
             Phase("beyond-2304", 2300, 2304, FARTHEST, rate=(0.15, 0.02)),
             Phase("beyond-ending", 150, 1024, FARTHEST, rate=(0.02, 0.01), text_weight=0.1),
-            # A language model of its world: else recovery would first of all teach it that.
+            # Language modeling of the toy world, or recovery would mostly teach that.
             Phase("text-warm-up", 50, 1024, TEXT, rate=(0.01, 0.12), text_weight=0.3),
             Phase("text", 400, 1024, TEXT, rate=(0.12, 0.01), text_weight=0.3),
-            # Alone it brings 2,048 tokens back, and loses at 1,024 what the phase before had found.
+            # Without averaging, it recovers 2,048 tokens but loses what 1,024 had gained.
             Phase("far-text", 250, 2304, FAR_TEXT, (0.06, 0.01), text_weight=0.3, is_averaged=True),
         ),
     )
 
 
-def two_layers() -> TinyPlan:
-    """16 groups in all: small enough to enumerate every mask."""
-    return TinyPlan(
+def two_layers() -> Curriculum:
+    """16 groups in total: small enough to enumerate every mask."""
+    return Curriculum(
         model_config(2),
         (
             Phase("recall-64", 300, 64, Mixture(simple_recall=1.0), rate=(0.05, 1.0)),
@@ -177,9 +178,9 @@ def two_layers() -> TinyPlan:
     )
 
 
-def smoke() -> TinyPlan:
-    """A few steps of every kind, for the tests."""
-    return TinyPlan(
+def smoke() -> Curriculum:
+    """A few steps of each kind, for the tests."""
+    return Curriculum(
         model_config(2),
         (
             Phase("recall-64", 2, 64, Mixture(simple_recall=1.0), rate=(0.1, 1.0)),
@@ -196,8 +197,8 @@ PRESETS = {"eight-layer": eight_layers, "two-layer": two_layers, "smoke": smoke}
 
 
 def initialize(model: Qwen3ForCausalLM, seed: int) -> None:
-    """Weights with standard deviation 1/sqrt(fan in), output projections a quarter of it: recall is
-    learned several times faster from here than from transformers' own start (std .02)."""
+    """Standard deviation 1/sqrt(fan in), and a quarter of it for output projections. Recall is
+    learned several times faster than from transformers' initialization (std 0.02)."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() != 2:
@@ -219,30 +220,32 @@ def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def phase_at(plan: TinyPlan, step: int) -> tuple[Phase, float, bool]:
+def phase_at(curriculum: Curriculum, step: int) -> tuple[Phase, float, bool]:
     """The phase of a step, its factor on the learning rate, and whether the step is its first."""
-    for phase in plan.phases:
-        if step < phase.steps:
+    first_step = 0
+    for phase in curriculum.phases:
+        done = step - first_step
+        if done < phase.steps:
             first, last = phase.rate
-            return phase, first * (last / first) ** (step / phase.steps), step == 0
-        step -= phase.steps
-    raise UserError(f"step {step} lies behind the last phase")
+            return phase, first * (last / first) ** (done / phase.steps), done == 0
+        first_step += phase.steps
+    raise IndexError(f"step {step} is after the last phase")
 
 
-def draw_group_mask(plan: TinyPlan, phase: Phase, step: int) -> list[list[int]] | None:
+def draw_group_mask(curriculum: Curriculum, phase: Phase, step: int) -> list[list[int]] | None:
     """z of this step under group-window dropout; None: full attention."""
     if not phase.most_windowed:
         return None
-    generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
+    generator = torch.Generator().manual_seed(curriculum.seed * 1_000_003 + step)
     share = torch.rand((), generator=generator) * phase.most_windowed
-    shape = plan.model.num_hidden_layers, NUM_GROUPS
+    shape = curriculum.model.num_hidden_layers, NUM_GROUPS
     return (torch.rand(shape, generator=generator) >= share).int().tolist()
 
 
 def training_loss(
     model: Qwen3ForCausalLM, ids: Tensor, weights: Tensor, z: list[list[int]] | None, step: int
 ) -> Tensor:
-    """Weighted mean of the loss, on every answer token and on a drawn share of the others."""
+    """Weighted mean of the loss on every answer token and on a random share of the others."""
     hybrid = {} if z is None else {"bosch_mask": z, "bosch_window": WINDOW_TOKENS}
     hidden = model.model(ids[:, :-1], use_cache=False, **hybrid).last_hidden_state.flatten(0, 1)
     targets, weight = ids[:, 1:].flatten(), weights[:, 1:].flatten()
@@ -262,7 +265,7 @@ def training_loss(
 def answers_right(
     model: Qwen3ForCausalLM, writer: LessonWriter, length: int, mixture: Mixture
 ) -> float:
-    """Share of the answers of held-out lessons whose every token is the arg-max."""
+    """Share of the answers in held-out lessons of which every token is the argmax."""
     ids, weights = writer.batch(0, max(1, 8192 // length), length, mixture, 0.0)
     predicted = model(ids[:, :-1], use_cache=False).logits.argmax(-1)
     is_answer = (weights[:, 1:] == 1).flatten()
@@ -274,14 +277,14 @@ def answers_right(
 
 
 class Training:
-    """A model on its way through a plan: its weights, its optimizers, and the steps done."""
+    """A model in training: its weights, its optimizers, and the number of steps done."""
 
-    def __init__(self, plan: TinyPlan):
-        self.plan, self.step = plan, 0
+    def __init__(self, curriculum: Curriculum):
+        self.curriculum, self.step = curriculum, 0
         self.before: dict[str, Tensor] = {}  # the weights before a phase that is averaged
-        self.model = Qwen3ForCausalLM(plan.model)
+        self.model = Qwen3ForCausalLM(curriculum.model)
         self.model.set_attn_implementation("bosch")
-        initialize(self.model, plan.seed)
+        initialize(self.model, curriculum.seed)
         self.start_optimizers()
 
     def start_optimizers(self) -> None:
@@ -289,8 +292,8 @@ class Training:
         self._peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
 
     def take_step(self, writer: LessonWriter) -> float:
-        """One step of the plan; its loss."""
-        phase, factor, is_first = phase_at(self.plan, self.step)
+        """Make one step. Returns its loss."""
+        phase, factor, is_first = phase_at(self.curriculum, self.step)
         if is_first and phase.from_shipped:
             with torch.no_grad():
                 for parameter in self.model.parameters():
@@ -301,11 +304,11 @@ class Training:
         for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
-        sequences = max(1, self.plan.tokens_per_step // phase.length)
+        sequences = max(1, self.curriculum.tokens_per_step // phase.length)
         ids, weights = writer.batch(
             self.step, sequences, phase.length, phase.mixture, phase.text_weight
         )
-        z = draw_group_mask(self.plan, phase, self.step)
+        z = draw_group_mask(self.curriculum, phase, self.step)
         loss = training_loss(self.model, ids, weights, z, self.step)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -314,23 +317,24 @@ class Training:
             optimizer.zero_grad()
         self.step += 1
         if self.before and (
-            self.step == self.plan.num_steps or phase_at(self.plan, self.step)[0] is not phase
+            self.step == self.curriculum.num_steps
+            or phase_at(self.curriculum, self.step)[0] is not phase
         ):
             self.average()
         return loss.item()
 
     @torch.no_grad()
     def average(self) -> None:
-        behind = self.rounded_weights()
+        after = self.rounded_weights()
         for name, parameter in self.model.named_parameters():
-            parameter.copy_((self.before[name].float() + behind[name].float()) / 2)
+            parameter.copy_((self.before[name].float() + after[name].float()) / 2)
         self.before = {}
 
     def rounded_weights(self) -> dict[str, Tensor]:
         return {name: p.detach().bfloat16() for name, p in self.model.named_parameters()}
 
     def save(self, path: Path) -> None:
-        state = {"plan": self.plan.fingerprint(self.step), "step": self.step}
+        state = {"plan": self.curriculum.fingerprint(self.step), "step": self.step}
         state |= {"model": self.model.state_dict(), "before": self.before}
         state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
         temporary = path.with_suffix(".new")
@@ -338,9 +342,16 @@ class Training:
         os.replace(temporary, path)
 
     def load(self, path: Path) -> None:
-        state = torch.load(path, weights_only=True)
-        if state["plan"] != self.plan.fingerprint(state["step"]):
-            raise UserError(f"{path} belongs to another plan; name another --out or --preset.")
+        try:
+            state = torch.load(path, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise UserError(
+                f"{path} is damaged; delete it to begin again, or restore it."
+            ) from error
+        if state["plan"] != self.curriculum.fingerprint(state["step"]):
+            raise UserError(
+                f"{path} was made with another --preset; use that one or another --out."
+            )
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -348,7 +359,7 @@ class Training:
         self.before = state.get("before", {})
 
     def publish(self, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-        """The model as it ships: bf16 weights, tokenizer, and where in the plan it stands."""
+        """Write the model as it ships: bf16 weights, tokenizer, and the step it is at."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = {
             name: value.bfloat16()
@@ -356,36 +367,36 @@ class Training:
             if name != "lm_head.weight"  # tied to the embeddings
         }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        config = copy.deepcopy(self.plan.model)
+        config = copy.deepcopy(self.curriculum.model)
         config.architectures, config.dtype = ["Qwen3ForCausalLM"], "bfloat16"
         config.save_pretrained(folder)
         GenerationConfig(
             eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
         ).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        state = {"step": self.step, "plan": self.plan.fingerprint(self.step)}
+        state = {"step": self.step, "plan": self.curriculum.fingerprint(self.step)}
         (folder / TRAINING_FILE).write_text(json.dumps(state) + "\n")
 
 
 def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Options") -> None:
-    """To the end of the plan."""
-    plan, out = training.plan, options.out
-    writer = LessonWriter(tokenizer, plan.seed)
-    held_out = LessonWriter(tokenizer, plan.seed, "calibration")
+    """To the end of the curriculum."""
+    curriculum, out = training.curriculum, options.out
+    writer = LessonWriter(tokenizer, curriculum.seed)
+    held_out = LessonWriter(tokenizer, curriculum.seed, "calibration")
     keep_log_lines(out / "log.jsonl", training.step)
     losses = []
-    with track("pretrain", plan.num_steps, "steps", done=training.step) as bar:
-        while training.step < plan.num_steps:
-            phase = phase_at(plan, training.step)[0]
+    with track("pretrain", curriculum.num_steps, "steps", done=training.step) as bar:
+        while training.step < curriculum.num_steps:
+            phase = phase_at(curriculum, training.step)[0]
             losses.append(training.take_step(writer))
             bar.advance()
-            is_last = training.step == plan.num_steps
+            is_last = training.step == curriculum.num_steps
             if training.step % options.report_every == 0 or is_last:
                 right = answers_right(training.model, held_out, phase.length, phase.mixture)
                 loss, losses = sum(losses) / len(losses), []
                 line = {"step": training.step, "phase": phase.name, "loss": loss, "answers": right}
                 bar.advance(0, phase=phase.name, loss=loss, answers=right)
-                bar.tell()
+                bar.report()
                 with open(out / "log.jsonl", "a") as log:
                     log.write(json.dumps(line) + "\n")
             if training.step % options.save_every == 0 or is_last:
@@ -393,20 +404,19 @@ def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Opti
 
 
 def keep_log_lines(path: Path, step: int) -> None:
-    """Drops what was logged behind the checkpoint that training goes on from."""
+    """Drop the lines after the checkpoint from which training resumes."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
 
 
 @dataclass(frozen=True)
 class Options:
-    out: Path
-    """Folder of the checkpoint, the log and the finished model."""
-    preset: Literal["eight-layer", "two-layer", "smoke"] = "eight-layer"
-    save_every: int = 50
-    report_every: int = 50
+    out: Path  # folder for the checkpoint, the log and the finished model
+    preset: Literal["eight-layer", "two-layer", "smoke"] = "eight-layer"  # which model to train
+    save_every: int = 50  # steps between checkpoints
+    report_every: int = 50  # steps between lines of the log
+    # Threads to compute with. Their number changes the order of sums, and so the weights.
     threads: int = 1
-    """Threads to compute with. Another number sums in another order, and ends in other weights."""
 
 
 def main() -> None:
@@ -417,15 +427,15 @@ def main() -> None:
     training = Training(PRESETS[options.preset]())
     if (options.out / CHECKPOINT_FILE).exists():
         training.load(options.out / CHECKPOINT_FILE)
-    plan = training.plan
+    curriculum = training.curriculum
     if (options.out / "tokenizer.json").exists():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(options.out)
     else:
-        tokenizer = train_tokenizer(VOCABULARY_SIZE, plan.tokenizer_texts, plan.seed)
+        tokenizer = train_tokenizer(VOCABULARY_SIZE, curriculum.tokenizer_texts, curriculum.seed)
         tokenizer.save_pretrained(options.out)
     train(training, tokenizer, options)
     training.publish(options.out / "model", tokenizer)
-    print(f"{options.out / 'model'}: step {training.step} of {plan.num_steps}")
+    print(f"{options.out / 'model'}: step {training.step} of {curriculum.num_steps}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The models that ship with the package: small enough for a laptop without a network, trained by
-benchmarks/tiny_model/pretrain.py."""
+"""The models that are shipped with the package: small enough for a laptop without a network. They
+were trained by benchmarks/tiny_model/pretrain.py."""
 
 from pathlib import Path
 
@@ -14,6 +14,6 @@ def asset_folder(name: str = DEFAULT_MODEL) -> Path:
     if not (folder / "config.json").is_file():
         shipped = sorted(path.parent.name for path in Path(__file__).parent.glob("*/config.json"))
         raise UserError(
-            f"no model {name!r} is shipped with the package; there are {', '.join(shipped)}"
+            f"No model {name!r} is shipped with the package; there are {', '.join(shipped)}."
         )
     return folder

@@ -1,3 +1,10 @@
-"""One file a model family; the file's name is the `model_type` it turns into a hybrid."""
+"""One file for each model family, named after the `model_type` of the plain models. It defines the
+names in NEEDS and, where they apply:
+
+    block_norms         the names of a block's norms (`BlockNorms` in bosch/hybrid/models.py).
+                        Without them the search runs every block as a whole, which takes longer.
+    head_dimensions     attention parameters beside the usual ones that have one part per head, and
+                        the dimension that holds the heads (bosch/hybrid/permute.py)
+"""
 
 NEEDS = ("plain_config_class", "plain_model_class", "config_class", "model_class")

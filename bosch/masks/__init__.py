@@ -1,2 +1,2 @@
-"""Masks: which groups keep full attention. Their file, other projects' formats, pictures, and what
-masks have in common."""
+"""Masks: which groups keep full attention. Their file, the formats of other projects, pictures, and
+comparisons."""

@@ -1,4 +1,4 @@
-"""The commands of `python -m bosch.masks`: import, export, show.
+"""The commands for mask files: import, export, show.
 
     python -m bosch.masks import full_attention_heads.tsv --format duo --model DIR --window 256 \\
         --ratio 0.5 --out mask.json
@@ -6,10 +6,10 @@
     python -m bosch.masks show mask.json --png mask.png
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -17,47 +17,47 @@ from rich.console import Console
 from bosch.assets import asset_folder
 from bosch.masks.formats import Request, export_mask, import_mask
 from bosch.masks.mask import MaskFile, describe_bytes, describe_ratio, read_mask, write_mask
-from bosch.masks.picture import draw_mask, mask_rows, mask_title
+from bosch.masks.picture import draw_mask, mask_lines, mask_title
 from bosch.model import read_model_info
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 
 Format = Literal["duo", "headwise", "layer_types"]
 
 
 @dataclass(frozen=True)
 class Import:
-    """Turn another project's mask into mask.json."""
+    """Convert another project's mask to mask.json."""
 
     file: tyro.conf.Positional[Path]  # the other project's file
     format: Format  # duo: TSV of DuoAttention, PruLong; headwise: rtp-llm; layer_types: HF
-    model: Path  # folder of the model that the mask is for, or an embedded model's name
-    out: Path = Path("mask.json")
-    window: int | None = None  # keys a query sees, its own included; None: what the file says
-    ratio: float | None = None  # share of groups on the window, met exactly (duo)
+    model: Path  # folder of the model that the mask is for, or the name of an embedded model
+    out: Path = Path("mask.json")  # file to write
+    window: int | None = None  # in tokens, including the current one; None: the file's own
+    ratio: float | None = None  # share of groups on the sliding window, met exactly (duo)
     threshold: float | None = None  # or: groups at or above it keep full attention (duo)
-    seed: int = 0  # of the tie-break among groups of equal value (duo)
-    debug: bool = False  # show tracebacks
+    seed: int = 0  # breaks ties between groups of equal value (duo)
+    debug: bool = False  # show the traceback of an error
 
 
 @dataclass(frozen=True)
 class Export:
     """Write a mask.json in another project's format."""
 
-    mask: tyro.conf.Positional[Path]
+    mask: tyro.conf.Positional[Path]  # a mask.json
     format: Format  # duo: TSV of DuoAttention, headwise: rtp-llm, layer_types: Hugging Face
-    out: Path
-    debug: bool = False  # show tracebacks
+    out: Path  # file to write
+    debug: bool = False  # show the traceback of an error
 
 
 @dataclass(frozen=True)
 class Show:
-    """Print a mask and its numbers."""
+    """Print a mask, its ratio, and the size of its KV cache."""
 
-    mask: tyro.conf.Positional[Path]
-    png: Path | None = None  # write the picture to this file too
-    context: tuple[int, ...] = (4096, 32768, 131072)  # tokens for which KV bytes are printed
-    bytes_per_value: int = 2  # of the KV cache's type
-    debug: bool = False  # show tracebacks
+    mask: tyro.conf.Positional[Path]  # a mask.json
+    png: Path | None = None  # also write the picture to this file
+    context: tuple[int, ...] = (4096, 32768, 131072)  # lengths for which KV bytes are printed
+    bytes_per_value: int = 2  # in the KV cache: 2 for bfloat16
+    debug: bool = False  # show the traceback of an error
 
 
 Command = (
@@ -67,12 +67,25 @@ Command = (
 )
 
 
-def main(args: list[str] | None = None) -> None:
-    command: Import | Export | Show = tyro.cli(Command, args=args, prog="python -m bosch.masks")
-    exit_on_user_error(lambda: RUN[type(command)](command), command.debug)
+def main(arguments: Sequence[str] | None = None) -> None:
+    command: Import | Export | Show = tyro.cli(
+        Command, args=arguments, prog="python -m bosch.masks"
+    )
+    exit_on_user_error(lambda: run(command), command.debug)
+
+
+def run(command: Import | Export | Show) -> None:
+    match command:
+        case Import():
+            run_import(command)
+        case Export():
+            run_export(command)
+        case Show():
+            run_show(command)
 
 
 def run_import(command: Import) -> None:
+    check_output("--out", command.out)
     embedded = asset_folder().parent / command.model.name
     is_name = not command.model.is_dir() and Path(embedded.name) == command.model
     model = read_model_info(embedded if is_name and embedded.is_dir() else command.model)
@@ -87,6 +100,7 @@ def run_import(command: Import) -> None:
 
 
 def run_export(command: Export) -> None:
+    check_output("--out", command.out)
     _report(command.out, export_mask(read_mask(command.mask), command.format, command.out))
 
 
@@ -94,11 +108,13 @@ def run_show(command: Show) -> None:
     shortest = min(command.context, default=1)
     for name, value in (("context", shortest), ("bytes-per-value", command.bytes_per_value)):
         if value < 1:
-            raise UserError(f"--{name} is {value}, it must be 1 or more.")
+            raise UserError(f"--{name} is {value}; it must be 1 or more.")
+    if command.png is not None:
+        check_output("--png", command.png)
     record = read_mask(command.mask)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{record.model}: {mask_title(record)}")
-    for row in mask_rows(record):
+    for row in mask_lines(record):
         console.print(row)
     for line in numbers(record, command.context, command.bytes_per_value):
         console.print(line)
@@ -107,13 +123,21 @@ def run_show(command: Show) -> None:
         console.print(f"wrote {command.png}")
 
 
+def check_output(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written because of its folder."""
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; name the file to write.")
+    if not path.parent.is_dir():
+        raise MissingFileError(f"{option} {path}: the folder {path.parent} does not exist.")
+
+
 def numbers(record: MaskFile, contexts: tuple[int, ...], bytes_per_value: int) -> list[str]:
     """The lines under the heat map."""
     mask, head_dim = record.mask, record.model.head_dim
-    asked = "" if record.ratio_asked is None else f" (asked {record.ratio_asked:g})"
+    requested = "" if record.ratio_asked is None else f" (requested {record.ratio_asked:g})"
     lines = [
         f"## full {mask.num_full}, :: window {mask.num_windowed} of {mask.num_total} groups; "
-        f"ratio {mask.ratio:.6g}{asked}; window {mask.window_tokens} tokens; unit {mask.unit}"
+        f"ratio {mask.ratio:.6g}{requested}; window {mask.window_tokens} tokens; unit {mask.unit}"
     ]
     for tokens in contexts:
         hybrid = mask.kv_bytes(tokens, head_dim, bytes_per_value)
@@ -128,8 +152,6 @@ def _report(out: Path, notes: tuple[str, ...]) -> None:
         print(f"note: {note}")
     print(f"wrote {out}")
 
-
-RUN: dict[type, Callable[[Any], None]] = {Import: run_import, Export: run_export, Show: run_show}
 
 if __name__ == "__main__":
     main()

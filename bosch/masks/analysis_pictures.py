@@ -1,4 +1,4 @@
-"""The pictures of the analyses, one function each. Same numbers, same bytes."""
+"""The pictures of the mask analyses, one function each. Same numbers, same bytes."""
 
 import itertools
 import math
@@ -18,15 +18,16 @@ COLUMNS = 4  # panels side by side
 
 
 def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> None:
-    """A heat map a panel: Jaccard distances of masks of one model and ratio."""
+    """One heat map per panel: the Jaccard distances between masks of one model and ratio."""
     size = 1.6 + 0.48 * max(map(len, panels.values()))
     figure, axes = _grid(len(panels), size + 0.6, size)
     image: Any = None
     for axis, (title, masks) in zip(axes, panels.items(), strict=True):
         values = np.full((len(masks), len(masks)), np.nan)
         for row, column in itertools.permutations(range(len(masks)), 2):
-            found = compare(masks[row].mask, masks[column].mask)
-            values[row, column] = found.distance if row > column else found.expected_distance
+            agreement = compare(masks[row].mask, masks[column].mask)
+            below = row > column
+            values[row, column] = agreement.distance if below else agreement.expected_distance
         image = axis.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
         for row, column in itertools.permutations(range(len(masks)), 2):
             color = "white" if values[row, column] < 0.6 else "black"
@@ -37,12 +38,12 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
         axis.set_yticks(range(len(masks)), labels, fontsize=7)
         axis.set_title(title, fontsize=9)
     figure.colorbar(image, ax=list(axes), label="Jaccard distance", shrink=0.8)
-    note = "Distance of windowed groups below the diagonal; above it that of random masks\n"
+    note = "Below the diagonal: distance of windowed groups. Above: the same for random masks\n"
     _finish(figure, note, path)
 
 
 def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
-    """Each layer's share of windowed groups, a row a mask."""
+    """Each layer's share of windowed groups, one row per mask."""
     num_layers = max(mask.mask.num_layers for _, mask in masks)
     figure, (axis,) = _grid(1, 2.6 + 0.26 * num_layers, 1.3 + 0.26 * len(masks))
     shares = np.full((len(masks), num_layers), np.nan)
@@ -58,7 +59,7 @@ def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
 
 def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[Any]]:
     """A figure with this many panels of this size in inches, and their axes."""
-    # A Figure of its own: pyplot would keep state and pick a display.
+    # Without pyplot, which would keep state and choose a display.
     from matplotlib.figure import Figure
 
     across = min(count, COLUMNS)

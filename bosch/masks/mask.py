@@ -28,14 +28,14 @@ class GroupMask:
     """
 
     z: tuple[tuple[int, ...], ...]  # [layer][group]
-    window_tokens: int  # keys a query sees, its own included
-    unit: Unit = "group"  # what was chosen; "layer": all groups of a layer are alike
+    window_tokens: int  # window size in tokens, including the current token
+    unit: Unit = "group"  # what was chosen; "layer": all groups of a layer are equal
 
     def __post_init__(self) -> None:
         check_window(self.window_tokens)
         if self.unit not in get_args(Unit):
             raise UserError(
-                f"unit is {self.unit!r}, it must be one of {', '.join(get_args(Unit))}."
+                f"unit is {self.unit!r}; it must be one of {', '.join(get_args(Unit))}."
             )
         if not self.z or not self.z[0]:
             raise UserError("A mask needs at least one layer with one group.")
@@ -46,18 +46,17 @@ class GroupMask:
                 )
             if any(type(bit) is not int or bit not in (0, 1) for bit in row):
                 raise UserError(
-                    f"Layer {layer} is {row}; each group is 1 (full attention) or 0 (window)."
+                    f"Layer {layer} is {row}; each group must be 1 (full attention) or 0 (window)."
                 )
             if self.unit == "layer" and len(set(row)) > 1:
-                raise UserError(
-                    f"The unit is 'layer', but the groups of layer {layer} differ: {row}."
-                )
+                raise UserError(f"unit is 'layer', but the groups of layer {layer} differ: {row}.")
 
     @classmethod
     def from_rows(
         cls, rows: Iterable[Iterable[Any]], window_tokens: int, unit: Unit = "group"
     ) -> "GroupMask":
-        """From any rows of zeros and ones: lists, arrays, tensors, booleans, strings ("0110")."""
+        """From zeros and ones, one row per layer: lists, arrays, tensors, booleans or strings
+        ("0110")."""
         return cls(tuple(tuple(_bit(value) for value in row) for row in rows), window_tokens, unit)
 
     @classmethod
@@ -69,7 +68,7 @@ class GroupMask:
         window_tokens: int,
         unit: Unit = "group",
     ) -> "GroupMask":
-        """Full attention but for the (layer, group) pairs in `windowed`."""
+        """Full attention except for the (layer, group) pairs in `windowed`."""
         rows = [[1] * num_groups for _ in range(num_layers)]
         for layer, group in windowed:
             if not (0 <= layer < num_layers and 0 <= group < num_groups):
@@ -103,26 +102,26 @@ class GroupMask:
 
     @property
     def ratio(self) -> float:
-        """Share of groups on the sliding window, as it is (not as it was asked)."""
+        """Actual share of groups on the sliding window; the requested one may differ."""
         return self.num_windowed / self.num_total
 
     @property
     def layer_ratios(self) -> tuple[float, ...]:
-        """The same share, layer by layer."""
+        """The same share for each layer."""
         return tuple(row.count(0) / self.num_groups for row in self.z)
 
     def meets(self, ratio: float) -> bool:
-        """Whether exactly as much is on the window as this ratio means."""
+        """Whether exactly as many groups (or layers) are windowed as this ratio stands for."""
         if self.unit == "layer":
             layers = num_windowed_layers(ratio, self.num_layers)
             return self.num_windowed == layers * self.num_groups
         return self.num_windowed == num_windowed(ratio, self.num_layers, self.num_groups)
 
     def kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
-        """Bytes of the KV cache of one text.
+        """Bytes of the KV cache for one text.
 
-        A windowed group keeps W-1 entries: the next token adds its own before it looks. (The static
-        cache holds W.)
+        A windowed group keeps W-1 entries, because the next token adds its own before it attends.
+        (The static cache keeps W.)
         """
         in_window = min(context_tokens, self.window_tokens - 1)
         entries = self.num_full * context_tokens + self.num_windowed * in_window
@@ -133,12 +132,12 @@ class GroupMask:
         return self.num_total * context_tokens * 2 * head_dim * bytes_per_value
 
     def row_texts(self) -> list[str]:
-        """One string of 0 and 1 a layer."""
+        """One string of 0 and 1 per layer."""
         return ["".join(map(str, row)) for row in self.z]
 
 
 def num_windowed(ratio: float, num_layers: int, num_groups: int) -> int:
-    """The budget M: how many of all groups a ratio puts on the window. Met exactly everywhere."""
+    """The budget M: the number of groups that a ratio puts on the window. Always met exactly."""
     check_ratio(ratio)
     return math.ceil(ratio * num_layers * num_groups - 1e-9)
 
@@ -149,16 +148,15 @@ def num_windowed_layers(ratio: float, num_layers: int) -> int:
 
 
 def describe_ratio(ratio: float, num_layers: int, num_groups: int, unit: Unit = "group") -> str:
-    """What a ratio comes to, for the user: `--ratio 0.33 means 22 of 64 groups, 0.34375`."""
+    """What a ratio means for a model: `--ratio 0.33 means 22 of 64 groups, 0.34375`."""
     total = num_layers * num_groups if unit == "group" else num_layers
-    chosen = num_windowed(ratio, total, 1)
-    realised = chosen / total
-    text = f"--ratio {ratio:g} means {chosen} of {total} {unit}s"
-    return text if math.isclose(realised, ratio) else f"{text}, {realised:.6g}"
+    count = num_windowed(ratio, total, 1)
+    text = f"--ratio {ratio:g} means {count} of {total} {unit}s"
+    return text if math.isclose(count / total, ratio) else f"{text}, {count / total:.6g}"
 
 
 def describe_bytes(count: float) -> str:
-    """Bytes as one reads them, in powers of 1,000."""
+    """A number of bytes for people, in powers of 1,000."""
     count = float(f"{count:.3g}")  # first, so that 999,999 is 1 MB and not 1,000 kB
     if count < 1000:
         return f"{count:.0f} bytes"
@@ -169,29 +167,29 @@ def describe_bytes(count: float) -> str:
 def check_ratio(ratio: float) -> None:
     if not 0 <= ratio <= 1:  # false for nan too
         raise UserError(
-            f"ratio is {ratio}, it must be from 0 to 1: the share of groups on the sliding window."
+            f"ratio is {ratio}; it must be from 0 to 1, the share of groups on the sliding window."
         )
 
 
 def check_window(window_tokens: int) -> None:
     if type(window_tokens) is not int or window_tokens < 1:
         raise UserError(
-            f"window is {window_tokens!r}, it must be 1 or more: the token itself counts."
+            f"window is {window_tokens!r}; it must be 1 or more tokens, including the current one."
         )
 
 
 @dataclass(frozen=True)
 class MaskFile:
-    """A mask and where it is from: what mask.json holds."""
+    """A mask and its origin: the content of mask.json."""
 
     mask: GroupMask
     model: ModelInfo
     method: str  # file name in bosch/methods, or import-<format>
-    ratio_asked: float | None = None  # None: no ratio was asked for (an import by threshold)
+    ratio_asked: float | None = None  # requested ratio; None: an import by threshold has none
     settings: Mapping[str, Any] = field(default_factory=dict)  # the method's
     seed: int | None = None  # None: nothing was random
-    score_trace: Mapping[str, Any] | None = None  # summary: evaluations, first and last score
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    score_trace: Mapping[str, object] | None = None  # summary: evaluations, first and last score
+    provenance: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         mask, model = self.mask, self.model
@@ -201,15 +199,17 @@ class MaskFile:
                 f"is {model.describe()}."
             )
         if self.ratio_asked is not None and not mask.meets(self.ratio_asked):
-            asked = describe_ratio(self.ratio_asked, mask.num_layers, mask.num_groups, mask.unit)
+            requested = describe_ratio(
+                self.ratio_asked, mask.num_layers, mask.num_groups, mask.unit
+            )
             raise UserError(
-                f"{asked}, but z has {mask.num_windowed} of {mask.num_total} groups on the window."
+                f"{requested}, but z has {mask.num_windowed} of {mask.num_total} groups on the "
+                "window."
             )
 
-    def origin(self) -> dict[str, Any]:
-        """All of it but z and the window, as JSON has it."""
-        kept = {name: getattr(self, name) for name in ORIGIN}
-        return kept | {
+    def origin(self) -> dict[str, object]:
+        """All fields except z and the window, as JSON."""
+        return {name: getattr(self, name) for name in ORIGIN} | {
             "unit": self.mask.unit,
             "ratio": self.mask.ratio,
             "model": asdict(self.model),
@@ -219,7 +219,7 @@ class MaskFile:
 
 
 ORIGIN = ("method", "ratio_asked", "settings", "seed", "score_trace", "provenance")
-# The fields of mask.json in their order, and of its field `model`, with their types in JSON.
+# The fields of mask.json in their order, with their types in JSON.
 FIELDS: dict[str, tuple[type, ...]] = {
     "schema_version": (int,),
     "mask_convention": (str,),
@@ -253,9 +253,9 @@ def write_mask(path: Path, record: MaskFile) -> None:
 
 
 def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
-    """Read mask.json, strictly. With `model`, a mask that was made for another one is refused.
+    """Read and check mask.json. With `model`, a mask made for another model is refused.
 
-    Every UserError is one sentence that names the file and the field.
+    Every UserError names the file and the field.
     """
     content = read_json_object(path)
     try:
@@ -272,79 +272,81 @@ def _read(content: dict[str, Any], model: ModelInfo | None) -> MaskFile:
     version = content.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise _WrongFieldError(
-            f"schema_version: {version!r} is unknown; this code reads version {SCHEMA_VERSION}."
+            f"schema_version: it is {version!r}, but this code reads version {SCHEMA_VERSION}."
         )
     _check_fields(content, FIELDS)
     _check_fields(content["model"], MODEL_FIELDS, "model.")
     for name, known in CONVENTIONS.items():
         if content[name] != known:
             raise _WrongFieldError(
-                f"{name}: it says {content[name]!r}, but this code reads {known!r}."
+                f"{name}: it is {content[name]!r}, but this code reads {known!r}."
             )
     with _naming("model"):
         made_for = ModelInfo(**content["model"])
     with _naming("window_tokens"):
         check_window(content["window_tokens"])
     with _naming("z"):
-        mask = _read_rows(content["z"], made_for, content["window_tokens"])
+        mask = _read_z(content["z"], made_for, content["window_tokens"])
     with _naming("unit"):
         mask = replace(mask, unit=content["unit"])
-    if not math.isclose(content["ratio"], mask.ratio, abs_tol=1e-9):
+    ratio = content["ratio"]
+    if not 0 <= ratio <= 1 or not math.isclose(ratio, mask.ratio, abs_tol=1e-9):
         raise _WrongFieldError(
-            f"ratio: it says {content['ratio']}, but z has {mask.num_windowed} of "
-            f"{mask.num_total} groups on the window, {mask.ratio:.6g}."
+            f"ratio: it is {ratio}, but z has {mask.num_windowed} of {mask.num_total} groups on "
+            f"the window, {mask.ratio:.6g}."
         )
     with _naming("ratio_asked"):
         record = MaskFile(mask, made_for, **{name: content[name] for name in ORIGIN})
     if model is not None and not model.is_same_model(made_for):
         raise _WrongFieldError(
             f"model: the mask was made for {made_for.describe()}, not for {model.describe()}; "
-            "search a new one, or pass the model it belongs to."
+            "search a new mask, or pass the model that it was made for."
         )
     return record
 
 
 def _check_fields(
-    content: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], prefix: str = ""
+    content: Mapping[str, object], known: Mapping[str, tuple[type, ...]], prefix: str = ""
 ) -> None:
     for name in [*known, *content]:
         if name not in content:
             raise _WrongFieldError(f"{prefix}{name}: it is missing.")
         if name not in known:
-            raise _WrongFieldError(f"{prefix}{name}: it is unknown; a mask.json has no such field.")
+            raise _WrongFieldError(f"{prefix}{name}: a mask.json has no such field.")
         if type(content[name]) not in known[name]:
             kinds = ["null" if kind is NoneType else kind.__name__ for kind in known[name]]
             raise _WrongFieldError(
-                f"{prefix}{name}: it is {content[name]!r}, it must be {' or '.join(kinds)}."
+                f"{prefix}{name}: it is {content[name]!r}; it must be {' or '.join(kinds)}."
             )
 
 
-def _read_rows(rows: list[Any], model: ModelInfo, window_tokens: int) -> GroupMask:
-    if len(rows) != model.num_layers:
-        raise UserError(f"it has {len(rows)} layers, but the file's model has {model.num_layers}.")
-    for layer, row in enumerate(rows):
+def _read_z(z: list[Any], model: ModelInfo, window_tokens: int) -> GroupMask:
+    if len(z) != model.num_layers:
+        raise UserError(f"it has {len(z)} layers, but the file's model has {model.num_layers}.")
+    for layer, row in enumerate(z):
         if type(row) is not str or len(row) != model.num_groups or set(row) - {"0", "1"}:
             raise UserError(
-                f"layer {layer} is {row!r}, it must be a string of {model.num_groups} groups, "
+                f"layer {layer} is {row!r}; it must be a string of {model.num_groups} groups, "
                 "each 0 or 1."
             )
-    return GroupMask.from_rows(rows, window_tokens)
+    return GroupMask.from_rows(z, window_tokens)
 
 
 @contextmanager
 def _naming(field_name: str) -> Iterator[None]:
-    """Put the field before what a ValueError says."""
+    """Put the field's name in front of the message of a UserError."""
     try:
         yield
-    except ValueError as error:
+    except UserError as error:
         raise _WrongFieldError(f"{field_name}: {error}") from error
 
 
 def _bit(value: Any) -> int:
-    """0 or 1 from what stands for it: a number, a boolean, a one-element tensor, a character."""
+    """0 or 1 from a number, a boolean, a one-element tensor or a character."""
     bit = {"0": 0, "1": 1}.get(value) if isinstance(value, str) else value
     if bit is None or not (bit == 0 or bit == 1):
         raise UserError(
-            f"{value!r} stands in a mask; each group is 1 (full attention) or 0 (sliding window)."
+            f"A mask has the value {value!r}; each group must be 1 (full attention) or 0 (sliding "
+            "window)."
         )
     return int(bit)

@@ -1,4 +1,4 @@
-"""Mask files by name: which of them can be compared, and which form a chain of rising ratios."""
+"""Names for mask files, which of them can be compared, and which form a chain of rising ratios."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ MASK = "mask.json"
 
 @dataclass(frozen=True)
 class NamedMask:
-    """A mask file, and what tells it from the others of its model and ratio."""
+    """A mask file, and a name that is unique among those of its model and ratio."""
 
     name: str
     path: Path
@@ -29,9 +29,10 @@ class NamedMask:
 
     @property
     def ratio(self) -> float:
-        """As asked: whole layers seldom meet it, and are compared with what was asked the same."""
-        asked = self.record.ratio_asked
-        return self.mask.ratio if asked is None else asked
+        """The requested ratio: masks of whole layers seldom meet it exactly, and are compared with
+        masks of the same request."""
+        requested = self.record.ratio_asked
+        return self.mask.ratio if requested is None else requested
 
     @property
     def full_name(self) -> str:
@@ -41,7 +42,7 @@ class NamedMask:
 def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
     """The masks in the order given, each file once."""
     if not paths:
-        raise UserError("No masks were named; pass mask.json files, or folders of runs.")
+        raise UserError("No masks were given; pass mask.json files or folders of runs.")
     files = list(dict.fromkeys(find_mask(path) for path in paths))
     masks = [NamedMask("", file, read_mask(file)) for file in files]
     groups = comparable(masks)
@@ -49,15 +50,15 @@ def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
 
 
 def find_mask(path: Path) -> Path:
-    """The mask.json that a path means: itself, or that of a run, or of its stage `mask`."""
+    """The mask.json of a path: the file itself, or that of a run or of its stage `mask`."""
     for file in (path, path / MASK, path / "mask" / MASK):
         if file.is_file():
             return file
-    raise MissingFileError(f"{path} is no {MASK}, and no folder of a run that has one.")
+    raise MissingFileError(f"{path} is neither a {MASK} nor the folder of a run that has one.")
 
 
 def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[NamedMask]]:
-    """Those of one model and ratio together, ratios rising."""
+    """Masks grouped by model and ratio, ratios rising."""
     groups: dict[tuple[str, float], list[NamedMask]] = {}
     for mask in masks:
         groups.setdefault((mask.model, mask.ratio), []).append(mask)
@@ -65,8 +66,8 @@ def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[Named
 
 
 def name_among(masks: Sequence[NamedMask], mask: NamedMask) -> str:
-    """The mask's method; with seed and window where that is not enough; or the folder of its run;
-    or its file.
+    """The shortest unique name: the method, with the seed, with the window, the folder of the run,
+    or the file.
     """
     candidates = zip(*map(possible_names, masks), strict=True)
     unique = next(names for names in candidates if len(set(names)) == len(names))
@@ -81,11 +82,11 @@ def possible_names(mask: NamedMask) -> tuple[str, ...]:
 
 
 def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:
-    """Masks that differ in their ratio alone, by rising ratio, two of them at least.
+    """Chains of at least two masks that differ only in their ratio, by rising ratio.
 
-    A mask without a seed, because nothing in it was drawn, goes with those of every seed that have
-    no mask of its ratio. Of several that differ in nothing that a mask file tells, as those of two
-    calibration sets, the last is taken.
+    A mask without a seed (nothing in it was random) joins the chain of every seed that has no mask
+    of its ratio. Of masks that differ in nothing that a mask file records, such as those of two
+    calibration sets, the last one is used.
     """
     kinds: dict[tuple[str, str, int], list[NamedMask]] = {}
     for mask in masks:
@@ -96,25 +97,28 @@ def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:
         seeds = {mask.record.seed for mask in members}
         for seed in sorted(seeds - {None} or seeds, key=str):
             by_ratio: dict[float, list[NamedMask]] = {}
-            # A seed's own masks come last, so that they count.
+            # Masks with the seed come last, so that they are used.
             for mask in sorted(members, key=lambda mask: mask.record.seed is not None):
                 if mask.record.seed in (seed, None):
                     by_ratio.setdefault(mask.ratio, []).append(mask)
             if len(by_ratio) > 1:
                 name = (method, "" if seed is None else f"s{seed}", model, f"W{window}")
                 chains[name] = [_last(by_ratio[ratio]) for ratio in sorted(by_ratio)]
-    told = [True, *(len(set(part)) > 1 for part in list(zip(*chains, strict=True))[1:])]
+    # Only the parts of a name that differ between chains, and always the method.
+    differs = [True, *(len(set(part)) > 1 for part in list(zip(*chains, strict=True))[1:])]
     return {
-        " ".join(part for part, is_told in zip(name, told, strict=True) if part and is_told): chain
+        " ".join(
+            part for part, is_used in zip(name, differs, strict=True) if part and is_used
+        ): chain
         for name, chain in chains.items()
     }
 
 
-def _last(alike: Sequence[NamedMask]) -> NamedMask:
-    *others, taken = alike
+def _last(equal: Sequence[NamedMask]) -> NamedMask:
+    *others, last = equal
     for other in others:
         say(
-            f"{other.path} has no part in turnover: {taken.path} is of the same method, ratio and "
-            "seed; analyze calibration sets one at a time"
+            f"{other.path} is left out of the turnover: {last.path} has the same method, ratio and "
+            "seed; analyze one calibration set at a time"
         )
-    return taken
+    return last

@@ -1,9 +1,9 @@
-"""What masks have in common, beside what random masks of the same ratios would have, and how they
-lie over depth.
+"""How similar masks are, compared with random masks of the same ratios, and how their windowed
+groups are distributed over depth.
 
-A mask stands for the set of its windowed groups (A in the paper): the Jaccard distance of figures
-2, 7 and 8 and the turnover of table 3 compare two such sets. The null model is exact: shared groups
-of random masks follow a hypergeometric distribution.
+A mask is treated as the set of its windowed groups (A in the paper): the Jaccard distance of
+figures 2, 7 and 8 and the turnover of table 3 compare two such sets. The null model is exact: the
+number of groups that random masks share follows a hypergeometric distribution.
 """
 
 import math
@@ -28,8 +28,8 @@ def windowed_groups(mask: GroupMask) -> frozenset[Group]:
 def check_same_shape(first: GroupMask, second: GroupMask) -> None:
     shapes = [(mask.num_layers, mask.num_groups) for mask in (first, second)]
     if shapes[0] != shapes[1]:
-        told = " and ".join(f"{layers} layers x {groups} groups" for layers, groups in shapes)
-        raise UserError(f"The masks have {told}; only masks of one model can be compared.")
+        text = " and ".join(f"{layers} layers x {groups} groups" for layers, groups in shapes)
+        raise UserError(f"The masks have {text}; only masks of one model can be compared.")
 
 
 def jaccard_distance(first: GroupMask, second: GroupMask) -> float:
@@ -46,7 +46,7 @@ def _distance(shared: int, num_first: int, num_second: int) -> float:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Windowed groups that two masks share, beside what random masks of their ratios share."""
+    """The windowed groups that two masks share, and how many random masks would share."""
 
     shared: int
     distance: float  # Jaccard's
@@ -68,14 +68,14 @@ def compare(first: GroupMask, second: GroupMask) -> Agreement:
 
 
 def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
-    """Chance of each number of shared windowed groups when the second mask is drawn at random. Of
-    two masks over whole layers, layers are drawn.
+    """Probability of each number of shared windowed groups if the second mask is drawn at random.
+    If both masks choose whole layers, layers are drawn.
     """
     size = first.num_groups if first.unit == second.unit == "layer" else 1
     total, marked, drawn = (
         count // size for count in (first.num_total, first.num_windowed, second.num_windowed)
     )
-    # Whole numbers until the division: no factorial overflows.
+    # Integers until the division, so that no factorial overflows.
     return {
         k * size: math.comb(marked, k)
         * math.comb(total - marked, drawn - k)
@@ -86,10 +86,10 @@ def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Turnover:
-    """How much a larger ratio gives up of what a smaller one had on the window (table 3)."""
+    """How many windowed groups of a smaller ratio are full again at a larger one (table 3)."""
 
-    raw: float  # T: share of the smaller mask's windowed groups that are full in the larger
-    normalized: float | None  # T~: T over the most it can be; None: it can only be 0
+    raw: float  # T: share of the smaller mask's windowed groups that are full in the larger mask
+    normalized: float | None  # T~: T divided by its maximum; None: the maximum is 0
     chance: float  # T of random masks
     normalized_chance: float | None
 
@@ -98,7 +98,7 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> Turnover:
     num_smaller = smaller.num_windowed
     if not 0 < num_smaller <= larger.num_windowed:
         raise UserError(
-            "Turnover goes from a ratio above 0 to one as large or larger, not from "
+            "Turnover goes from a ratio above 0 to an equal or larger one, not from "
             f"{smaller.ratio:g} to {larger.ratio:g}."
         )
     agreement = compare(smaller, larger)
@@ -114,8 +114,8 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> Turnover:
 
 
 def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:
-    """The first of the longest runs of neighboring layers that are full, fuller than the mask, or
-    windowed: its layers, none if no layer is of this kind.
+    """For each kind, the layers of the longest run of neighboring layers (the first of several):
+    full, fuller than the mask, windowed. Empty if no layer is of this kind.
     """
     shares, limit = mask.layer_ratios, mask.ratio - 1e-9
     kinds = {
@@ -126,5 +126,5 @@ def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:
     blocks = {}
     for kind, flags in kinds.items():
         runs = groupby(range(mask.num_layers), key=flags.__getitem__)
-        blocks[kind] = max((tuple(run) for is_so, run in runs if is_so), key=len, default=())
+        blocks[kind] = max((tuple(run) for flag, run in runs if flag), key=len, default=())
     return blocks

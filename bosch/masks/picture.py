@@ -1,22 +1,25 @@
-"""Pictures of a mask: `draw_mask` writes mask.png, `mask_rows` is the same for a terminal.
+"""Pictures of a mask: `draw_mask` writes mask.png, `mask_lines` draws the same for a terminal.
 
-Layers run from the bottom up, as text runs through the model; groups from left to right.
+The first layer is at the bottom; groups go from left to right.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from bosch.masks.mask import MaskFile
 
-FULL_COLOR = "#d95f02"  # orange: sees everything
-WINDOW_COLOR = "#c6dbef"  # pale blue: sees the window
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+
+FULL_COLOR = "#d95f02"  # orange: full attention
+WINDOW_COLOR = "#c6dbef"  # pale blue: sliding window
 
 
 def draw_mask(record: MaskFile, path: Path) -> None:
-    """Write the heat map beside each layer's share of windowed groups. Same mask, same bytes."""
-    # A Figure of its own: pyplot would keep state and pick a display.
+    """Write the heat map and each layer's share of windowed groups. Same mask, same bytes."""
+    # Without pyplot, which would keep state and choose a display.
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -37,7 +40,7 @@ def draw_mask(record: MaskFile, path: Path) -> None:
     ratio_axis.barh(
         [layer + 0.5 for layer in layers], mask.layer_ratios, height=0.8, color="#6baed6"
     )
-    of_all = ratio_axis.axvline(mask.ratio, color="#444444", linewidth=1, linestyle="--")
+    mean = ratio_axis.axvline(mask.ratio, color="#444444", linewidth=1, linestyle="--")
     ratio_axis.set(xlim=(0, 1), xticks=[0, 1], xlabel="share windowed")
     ratio_axis.tick_params(left=False, labelleft=False)
     for axis in (groups_axis, ratio_axis):
@@ -45,11 +48,11 @@ def draw_mask(record: MaskFile, path: Path) -> None:
             axis.spines[side].set_visible(False)
 
     figure.suptitle(f"{record.model.id}\n{mask_title(record)}", fontsize=10)
-    of_all.set_label("share of all groups")
+    mean.set_label("share of all groups")
     keys = [
         Patch(color=FULL_COLOR, label="full"),
         Patch(color=WINDOW_COLOR, label=f"window {mask.window_tokens}"),
-        of_all,
+        mean,
     ]
     figure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, format="png", metadata={"Software": None})
@@ -61,8 +64,8 @@ def mask_title(record: MaskFile) -> str:
     return f"{record.method}, {share}, window {mask.window_tokens}"
 
 
-def mask_rows(record: MaskFile) -> list[Text]:
-    """The heat map for a terminal, the last layer on top. Without colors: ## full, :: window."""
+def mask_lines(record: MaskFile) -> list[Text]:
+    """The heat map for a terminal, with the last layer on top. ## is full, :: is window."""
     mask = record.mask
     label = len(str(mask.num_layers - 1))
     lines = []
@@ -74,8 +77,8 @@ def mask_rows(record: MaskFile) -> list[Text]:
     return lines
 
 
-def _number(axis: Any, count: int) -> None:
-    """Whole numbers in the middle of the cells, about sixteen of them at most."""
+def _number(axis: "Axis", count: int) -> None:
+    """Label at most about sixteen cells, with integers at their centers."""
     step = max(1, -(-count // 16))
     places = range(0, count, step)
     axis.set_ticks([place + 0.5 for place in places], [str(place) for place in places])

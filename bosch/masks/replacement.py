@@ -1,9 +1,9 @@
-"""The replacement test of C.1: does the larger ratio's mask get worse when it takes back what the
-smaller ratio's mask had chosen?
+"""The replacement test of C.1: does the mask of a larger ratio get worse if it has to window the
+groups that the mask of a smaller ratio had chosen?
 
-As many of its windowed groups as the smaller mask has beside it, drawn at random, become full, and
-those of the smaller mask go on the window instead. The paper lacks a control: here the same groups
-are also replaced by random ones, which says how much any exchange costs.
+The smaller mask's windowed groups that are full in the larger mask become windowed; the same number
+of the larger mask's windowed groups, drawn at random, become full. The paper has no control: here
+the same groups are also replaced by random ones, which shows the cost of any exchange.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bosch.masks.mask import GroupMask, Unit, write_mask
 from bosch.masks.named_masks import NamedMask
@@ -24,9 +24,9 @@ ORIGINS: tuple[Origin, ...] = ("smaller", "random")
 def replace_groups(
     smaller: GroupMask, larger: GroupMask, origin: Origin, seed: int
 ) -> tuple[GroupMask, int]:
-    """The larger mask with some of its windowed groups replaced, and how many: whole layers if the
-    masks choose layers. With one seed, both origins replace the same groups. Random ones are drawn
-    from all that the larger mask leaves full, so they may be among the smaller mask's too.
+    """The larger mask with some of its windowed groups replaced, and how many (whole layers if the
+    masks choose layers). With the same seed, both origins replace the same groups. Random ones are
+    drawn from all full groups of the larger mask, so they may include the smaller mask's.
     """
     check_same_shape(smaller, larger)
     unit: Unit = "layer" if smaller.unit == larger.unit == "layer" else "group"
@@ -51,22 +51,22 @@ def replace_groups(
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The masks of one step of ratios and one origin, written to files."""
+    """The masks for one pair of ratios and one origin, written to files."""
 
-    step: str
+    step: str  # the two ratios
     origin: str  # "as chosen", "smaller" or "random"
     num_replaced: int
-    files: Mapping[Path, GroupMask]  # one a seed
+    files: Mapping[Path, GroupMask]  # one per seed
 
 
 def write_masks(
     name: str, smaller: NamedMask, larger: NamedMask, seeds: int, folder: Path
 ) -> list[Exchanged]:
-    """The masks of one step of a chain as mask files, in a folder of their own. Where the larger
-    ratio gives nothing up there is nothing to exchange.
+    """Write the masks for one pair of ratios into a folder of their own. Returns nothing if the
+    larger mask windows all that the smaller one does: there is nothing to exchange.
     """
     step = f"{name} {smaller.ratio:g} \N{RIGHTWARDS ARROW} {larger.ratio:g}"
-    own = f"{name.replace(' ', '-').replace('/', '-')}-{smaller.ratio:g}-{larger.ratio:g}"
+    folder /= f"{name.replace(' ', '-').replace('/', '-')}-{smaller.ratio:g}-{larger.ratio:g}"
     made = [Exchanged(step, "as chosen", 0, {larger.path: larger.mask})]
     for origin in ORIGINS:
         files = {}
@@ -80,9 +80,15 @@ def write_masks(
                 "swapped_in": origin,
                 "num_replaced": num_replaced,
             }
-            about: dict[str, Any] = {"method": "replacement", "settings": settings, "seed": seed}
-            record = replace(larger.record, mask=mask, score_trace=None, **about)
-            path = folder / own / f"{origin}-s{seed}.json"
+            record = replace(
+                larger.record,
+                mask=mask,
+                method="replacement",
+                settings=settings,
+                seed=seed,
+                score_trace=None,
+            )
+            path = folder / f"{origin}-s{seed}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_mask(path, record)
             files[path] = mask

@@ -2,16 +2,12 @@
 MaskConfig's fields of the same names, then the command line. Importing this file does not import
 torch; loading a method does if the method's file does."""
 
-import contextlib
 import dataclasses
-import io
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, get_args
 
-import tyro
-
-from bosch.command_line import find_setting_error
+from bosch import plugin_options
 from bosch.config import Config, MaskConfig, shared_fields
 from bosch.masks.mask import Unit, describe_ratio, num_windowed
 from bosch.method import MethodTraits
@@ -92,31 +88,9 @@ def default_settings(name: str, mask: MaskConfig) -> Any:
 
 def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
     """The settings, changed as words like `granularity=layer` say."""
-    known = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    for option in options:
-        name, _, value = option.partition("=")
-        name = name.replace("-", "_")
-        head = name.split(".")[0]  # of `accelerations.memory_gb`
-        if head not in known or not value:
-            raise UserError(
-                f"--mask.options {option}: write NAME=VALUE with a setting of {method}; "
-                f"{suggest(name, tuple(known))}"
-            )
-        if name in {field.name for field in dataclasses.fields(MaskConfig)}:
-            raise UserError(f"--mask.options {option}: --mask.{name} sets it for all methods.")
-        values = value.split(",") if isinstance(known[head], tuple) else [value]
-        words = [f"--{name.replace('_', '-')}", *values]
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                config = [tyro.conf.FlagConversionOff]
-                settings = tyro.cli(type(settings), args=words, default=settings, config=config)
-        except SystemExit as stop:
-            raise UserError(
-                find_setting_error(stop)
-                or f"--mask.options {option}: {method} takes no such value; "
-                f"search_mask.py --method {method} --help says which"
-            ) from None
-    return settings
+    hint = f"search_mask.py --method {method} --help says which"
+    dials = {field.name: f"--mask.{field.name}" for field in dataclasses.fields(MaskConfig)}
+    return plugin_options.with_options(method, settings, options, "--mask.options", hint, dials)
 
 
 def learning_tokens(config: Config) -> int:

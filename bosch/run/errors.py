@@ -1,9 +1,9 @@
-"""How a mistake of the user reaches the user: one sentence on stderr and exit code 2, no traceback
-unless --debug. Every command line runs in `exit_on_user_error(lambda: ..., debug)`.
+"""How a user's mistake ends a command: one sentence on stderr and exit code 2, with a traceback
+only under --debug. Every command line runs in `exit_on_user_error(lambda: ..., debug)`.
 
-What this project checks itself raises UserError, and so does what reads a file or a model for what
-its library says of it. Every other exception is a bug, of ours or of a plug-in: it keeps its
-traceback, and the process exits with 1.
+Our own checks raise UserError. Code that reads a file or loads a model turns the errors of the
+library it uses into a UserError that names the file. Every other exception is a bug, ours or a
+plug-in's: it keeps its traceback, and the process exits with 1.
 """
 
 import errno
@@ -15,11 +15,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 EXIT_CODE = 2
-INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
-UNHEARD = 141  # and of one that wrote to a closed pipe
+INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended
+CLOSED_PIPE = 141  # and for one that wrote to a closed pipe
 
-# What a machine refuses, wherever it happens: a full disk or quota, a folder that is not ours.
-REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+# Errors of the machine, wherever they happen: no permission, a full disk or quota, a name from the
+# command line that is too long for the file system.
+REFUSED = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENAMETOOLONG,
+}
 
 
 class UserError(ValueError):
@@ -27,11 +35,11 @@ class UserError(ValueError):
 
 
 class MissingFileError(UserError, FileNotFoundError):
-    """A file or folder that the user named, or that a complete one would hold, is not there."""
+    """A file or folder is missing that the user named, or that a complete folder would hold."""
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether an exception is told as one sentence."""
+    """Whether an exception is reported as one sentence."""
     is_refused = isinstance(error, OSError) and error.errno in REFUSED
     return isinstance(error, UserError) or is_refused
 
@@ -42,11 +50,11 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
         return function()
     try:
         return function()
-    except BrokenPipeError:  # whoever read our output has left: `recover.py --help | head`
+    except BrokenPipeError:  # the reader of our output has left: `recover.py --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(UNHEARD) from None
+        raise SystemExit(CLOSED_PIPE) from None
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
         if not is_user_error(error):

@@ -1,8 +1,8 @@
-"""Fingerprints: one short name for everything that decides a result, so that equal work is
-recognized and reused. It is the hash of a canonical JSON text.
+"""Fingerprints: a hash of everything that decides a result, so that equal work is recognized and
+reused. It is computed from a canonical JSON text.
 
-A stage's covers its name, version, settings and the fingerprints of its inputs, so it is known
-before anything has run, and a change early in the chain changes every name after it.
+The fingerprint of a stage covers its name, version, settings and the fingerprints of its inputs. So
+it is known before anything has run, and a change early in the chain changes all later ones.
 """
 
 import dataclasses
@@ -11,46 +11,48 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
 from bosch.run.errors import MissingFileError, UserError
 
+T = TypeVar("T")
+
 CHUNK_BYTES = 1 << 22
 _AFFECTS_RESULT = "affects_result"
 
 
-def speed_only(default: Any) -> Any:
-    """A config field that changes only how fast a result comes: fingerprints leave it out."""
+def speed_only(default: T) -> T:
+    """A config field that affects speed but not the result; fingerprints leave it out."""
     return dataclasses.field(default=default, metadata={_AFFECTS_RESULT: False})
 
 
-def fingerprint(value: Any) -> str:
-    """32 hexadecimal digits that stand for `value` (settings, mappings, nested as they come)."""
+def fingerprint(value: object) -> str:
+    """32 hexadecimal digits that identify `value` (settings and mappings, nested at will)."""
     text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def fingerprint_files(folder: Path) -> str:
-    """Fingerprint, by content, of all files below a folder that no stage of ours wrote, except
-    hidden ones."""
+    """Fingerprint of the content of all files below a folder, except hidden ones. For folders that
+    no stage wrote."""
     paths = sorted(folder.rglob("*"))
     files = [path for path in paths if path.is_file() and not is_hidden(path, folder)]
     if not files:
         raise MissingFileError(
-            f"{folder} holds no files; an input must be a folder with something in it."
+            f"{folder} holds no files; pass a folder with the files of the input."
         )
     return fingerprint({path.relative_to(folder).as_posix(): hash_file(path) for path in files})
 
 
 def is_hidden(path: Path, folder: Path) -> bool:
-    """Whether a name from folder to path begins with a dot: such files are book-keeping."""
+    """Whether a name between folder and path begins with a dot: such files are bookkeeping."""
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def hash_file(path: Path, sync: bool = False) -> str:
-    """xxh3 (128 bits) of a file's bytes. sync: force them to the disk first, for a manifest."""
+    """xxh3 (128 bits) of a file. sync: force its bytes to the disk first, for a manifest."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         if sync:
@@ -60,11 +62,11 @@ def hash_file(path: Path, sync: bool = False) -> str:
     return digest.hexdigest()
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON has it: dataclasses become dicts without speed-only fields, and 1.0 is 1."""
+def plain(value: object) -> Any:
+    """`value` as JSON: dataclasses become dicts without speed-only fields, and 1.0 becomes 1."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kept = [f for f in dataclasses.fields(value) if f.metadata.get(_AFFECTS_RESULT, True)]
-        return {f.name: plain(getattr(value, f.name)) for f in kept}
+        fields = [f for f in dataclasses.fields(value) if f.metadata.get(_AFFECTS_RESULT, True)]
+        return {f.name: plain(getattr(value, f.name)) for f in fields}
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

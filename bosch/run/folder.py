@@ -1,5 +1,5 @@
-"""A run's folder: completes stages in it, each once, for all ranks of a launch (the protocol is in
-bosch/run/stage.py)."""
+"""A run's folder: completes stages in it, each once, for all ranks of a launch. (The protocol is
+described in bosch/run/stage.py.)"""
 
 import contextlib
 import dataclasses
@@ -24,8 +24,8 @@ RUN = "run.json"
 
 
 def home_of(stage_folder: Path) -> Path:
-    """Where a stage's lock and curves are kept: in its run's folder, or in its own where it belongs
-    to no run, so that others may be made beside it."""
+    """Where a stage keeps its lock and its curves: in the folder of its run, or in its own folder
+    if it belongs to no run, so that other stages can be made next to it at the same time."""
     run_path = stage_folder.parent
     return run_path if (run_path / RUN).is_file() else stage_folder
 
@@ -41,12 +41,12 @@ class RunFolder:
         say: Callable[[str], None] = print,
         home: Path | None = None,
     ) -> None:
-        """home: what is locked, if it is not the whole folder (`home_of`)."""
+        """home: the folder to lock, if not the whole run folder (`home_of`)."""
         self.path, self.rank, self.world, self.say = path, rank, world, say
         self._lock = FolderLock(home or path, say)
         self._ranks = Ranks(home or path, rank, world)
         self._verified: set[Path] = set()
-        self._calls = 0  # tells the events of one stage from those of the next
+        self._calls = 0  # numbers the stages, so that their events differ
 
     def __enter__(self) -> Self:
         if self.rank == 0:
@@ -66,19 +66,19 @@ class RunFolder:
     def plan(
         self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None
     ) -> list[Decision]:
-        """As `plan_run`, remembering which folders were found true: no file is read twice."""
+        """Like `plan_run`, but remembers which folders are verified, so no file is read twice."""
         return plan_run(self.path, stages, fresh, start, self._verified)
 
     def save_config(self, config: Any, command: Sequence[str]) -> None:
-        """Leave in run.json what this run is: every setting, the command, versions and commit."""
+        """Describe the run in run.json: every setting, the command, versions and commit."""
         if self.rank == 0:
             content = {"config": dataclasses.asdict(config), "command": list(command)}
             text = json.dumps(content | manifest.provenance(), indent=1)
             manifest.write_atomically(self.path / RUN, text + "\n")
 
     def complete(self, stage: Stage) -> Artifact:
-        """The stage's artifact: reused if complete, else made. Every rank calls this, in the same
-        order; a stage that all ranks run may complete others on its way."""
+        """The stage's artifact: reused if it is complete, otherwise made. Every rank calls this in
+        the same order. A stage that all ranks run may complete other stages while it runs."""
         self._calls += 1
         artifact = Artifact(locate(self.path, stage), stage.fingerprint)
         if self.rank == 0:
@@ -88,8 +88,8 @@ class RunFolder:
         return artifact
 
     def set_aside(self, stages: Sequence[Stage]) -> None:
-        """Move stages out of the way so that they are made anew. Last first: a kill in between
-        leaves no stage whose input was already replaced."""
+        """Move stages to `replaced`, so that they are made again. The last one goes first: after a
+        kill in between, no stage is left whose input was already replaced."""
         for stage in reversed(stages) if self.rank == 0 else ():
             self._set_aside(self.path / stage.name, self.path / "replaced", stage)
             if stage.shared:
@@ -102,27 +102,27 @@ class RunFolder:
         record = LockRecord.read(folder)
         if record and record.owner.alive() is not False:
             raise FolderInUseError(
-                f"{folder} is being made by {record.owner}; wait until it ends before you make "
-                f"{stage.name} anew."
+                f"{folder} is in use by {record.owner}; wait until it ends, then use --fresh "
+                f"{stage.name} again."
             )
         self._verified.discard(folder)
         number = 1
-        while (kept := base / f"{stage.name.replace('/', '-')}-{number}").exists():
+        while (old := base / f"{stage.name.replace('/', '-')}-{number}").exists():
             number += 1
         base.mkdir(parents=True, exist_ok=True)
-        folder.rename(kept)
+        folder.rename(old)
         manifest.sync_directory(base)
         self.say(
-            f"{stage.name}: the old one is kept in {kept}; delete it when you no longer need it"
+            f"{stage.name}: the old one was moved to {old}; delete it when you no longer need it"
         )
 
     def _lead(self, stage: Stage, folder: Path, call: int) -> None:
         decision = self._examine(stage)
-        alone: Any = contextlib.nullcontext()
+        lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if stage.shared and decision.action != "reuse":
-            alone = FolderLock(folder, self.say, wait=True)
-        with alone:
-            decision = self._examine(stage)  # another run may have made it while this one waited
+            lock = FolderLock(folder, self.say, wait=True)
+        with lock:
+            decision = self._examine(stage)  # another run may have made it while we waited
             if decision.action == "reuse":
                 self.say(f"{stage.name}: {decision.reason}")
             else:
@@ -145,7 +145,7 @@ class RunFolder:
 
     def _make(self, stage: Stage, folder: Path, decision: Decision, call: int) -> None:
         if stage.derived and decision.action == "run":
-            shutil.rmtree(folder, ignore_errors=True)  # nothing in it that its inputs do not hold
+            shutil.rmtree(folder, ignore_errors=True)  # everything in it comes from its inputs
         folder.mkdir(parents=True, exist_ok=True)
         manifest.remove_leftovers(folder)
         self.say(f"{stage.name}: {decision.reason}")
@@ -161,8 +161,8 @@ class RunFolder:
                 self._ranks.wait_for(rank, f"{call} ran")
         except KeyboardInterrupt:
             self.say(
-                f"{stage.name}: interrupted; the same command, without --fresh or --from, goes on "
-                "from here"
+                f"{stage.name}: interrupted; run the same command without --fresh or --from to "
+                "continue"
             )
             raise
         except Exception as error:
@@ -189,11 +189,14 @@ class RunFolder:
 
 
 class WallTime:
-    """Seconds spent on a stage in each attempt, saved at every beat so that a killed one counts."""
+    """Seconds spent on a stage in each attempt, saved at every heartbeat so that killed attempts
+    count too."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".wall_seconds.json"
-        self.earlier: list[float] = json.loads(self.path.read_text()) if self.path.is_file() else []
+        self.earlier: list[float] = []
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # only a statistic
+            self.earlier = json.loads(self.path.read_text())
         self._begin = time.monotonic()
 
     def save(self) -> None:
@@ -208,16 +211,16 @@ class WallTime:
 
 
 def _forget_start(folder: Path) -> None:
-    """Refused before anything was made of these settings, they shall not bar the corrected ones.
-    What is being made can lie in a hidden folder."""
+    """After a user's error before the first file: without started.json, the corrected settings are
+    not refused as different ones. Unfinished files can be in a hidden folder."""
     files = [path for path in folder.rglob("[!.]*") if path.is_file() and RANKS not in path.parts]
     if files == [folder / STARTED]:
         (folder / STARTED).unlink()
 
 
 def _refer_to(shared: Path, folder: Path, stage: Stage) -> None:
-    """Leave in the run's own folder of the stage where its files are."""
+    """Write a reference to a shared stage's files into the run's own folder."""
     if not (folder / REFERENCE).is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        relative = os.path.relpath(shared, folder)  # so that the folder of all runs can be moved
+        relative = os.path.relpath(shared, folder)  # the folder of all runs can be moved
         manifest.write_sealed_json(folder / REFERENCE, {"folder": relative, "facts": stage.facts})

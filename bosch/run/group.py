@@ -1,17 +1,18 @@
-"""Small decisions that the ranks of a search or a training take together.
+"""Small decisions that the ranks of a search or a training make together.
 
-    value = agree(propose() if is_first() else None)    # what rank 0 has, on every rank
-    shares = gather(mine)                               # what each rank has, on every rank
-    Group.current().all_succeed(write_my_part)          # or the error of one, on every rank
+    value = agree(propose() if is_first() else None)    # rank 0's value, on every rank
+    shares = gather(mine)                               # every rank's value, on every rank
+    Group.current().all_succeed(write_my_part)          # an error on one rank is raised on all
 
-They travel over a gloo group of their own, on the CPU: nothing of it waits for a GPU, and it mixes
-with no other traffic. Every rank makes every call, in the same order; with one process all of it is
-plain Python. Waits that no collective can stand: bosch/run/ranks.py.
+The messages use a gloo group of their own on the CPU, so they never wait for a GPU or mix with
+other traffic. Every rank must make every call, in the same order. With one process nothing is sent.
+For waits that are too long for a collective, see bosch/run/ranks.py.
 """
 
 import functools
 import itertools
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,57 +25,59 @@ from torch.distributed.rendezvous import rendezvous
 from bosch.run.ranks import rank_and_world
 
 T = TypeVar("T")
-# A rank waits while another runs its share of an evaluation, or writes to a slow disk. The default
-# of half an hour would end a search for that. A rank that dies is noticed at once.
+# A rank may wait long while another runs its share of an evaluation or writes to a slow disk; the
+# default of half an hour would end the search. A rank that dies is noticed at once anyway.
 TIMEOUT = timedelta(days=1)
-_joins = itertools.count()  # of this launch, the same on every rank
+_joins = itertools.count()  # counts the groups of this launch, the same on every rank
 
 
 class Group:
-    """The ranks that work together now."""
+    """The ranks of the current process group."""
 
     def __init__(self) -> None:
-        together = dist.is_available() and dist.is_initialized()
-        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        is_joined = dist.is_available() and dist.is_initialized()
+        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if is_joined else (0, 1)
 
     @staticmethod
     def current() -> "Group":
-        """The same object as long as there is the same process group."""
+        """The same object for as long as the process group stays the same."""
         return _group_of(dist.group.WORLD if dist.is_available() else None)
 
     @functools.cached_property
-    def gloo(self) -> Any:
-        """The process group; None for one process. Made with the first decision."""
+    def gloo(self) -> dist.ProcessGroup | None:
+        """Made at the first decision; None for one process."""
         return dist.new_group(backend="gloo", timeout=TIMEOUT) if self.world > 1 else None
 
     def from_rank_0(self, make: Callable[[], T]) -> T:
-        """What `make` returns on rank 0, on every rank; or its error, on every rank."""
+        """The result of `make` on rank 0, on every rank; its error too is raised on every rank."""
         if self.world == 1:
             return make()
         message: list[Any] = [None, None]
+        own_error = None
         if self.rank == 0:
             try:
                 message[0] = make()
-            except Exception as error:
-                message[1] = error
+            except Exception as caught:
+                own_error, message[1] = caught, _as_sent(caught)
         dist.broadcast_object_list(message, src=0, group=self.gloo)
-        if message[1] is not None:
-            raise message[1]
-        return message[0]
+        if (error := own_error or message[1]) is not None:
+            raise error
+        return cast(T, message[0])
 
     def all_succeed(self, do: Callable[[], T]) -> T:
-        """Everybody does it, each for itself. An error of one rank is raised on all: nobody goes
-        on alone. `do` must not wait for other ranks."""
+        """Run `do` on every rank, each on its own. An error on one rank is raised on all, so that
+        none goes on alone. `do` must not wait for other ranks."""
         if self.world == 1:
             return do()
-        result, error = None, None
+        result, own_error = None, None
         try:
             result = do()
         except Exception as caught:
-            error = caught
-        for found in [error, *self.gather(error)]:  # its own first: that one has a traceback
-            if found is not None:
-                raise found
+            own_error = caught
+        # This rank's own error first: it has the traceback.
+        for error in [own_error, *self.gather(own_error and _as_sent(own_error))]:
+            if error is not None:
+                raise error
         return cast(T, result)
 
     def gather(self, value: T) -> list[T]:
@@ -90,8 +93,18 @@ def _group_of(process_group: object) -> Group:
     return Group()
 
 
+def _as_sent(error: Exception) -> Exception:
+    """The error as other ranks can receive it: some exceptions do not survive pickling, and the
+    ranks that wait for the message would hang."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 def rank_and_size() -> tuple[int, int]:
-    """This process among those that work together."""
+    """Rank of this process in the group, and the number of ranks."""
     return Group.current().rank, Group.current().world
 
 
@@ -104,26 +117,26 @@ def agree(value: Any) -> Any:
     return Group.current().from_rank_0(lambda: value)
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: T) -> list[T]:
     """Every rank's value, by rank, on every rank."""
     return Group.current().gather(value)
 
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """The ranks of this launch as one process group, unless there is one already; gloo on GPUs
-    too, since only small objects are exchanged."""
+    """Join the ranks of this launch in a process group, unless there is one already. It is gloo on
+    GPUs too: only small objects are exchanged."""
     _, world = rank_and_world()
     if world == 1 or dist.is_initialized():
         yield
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    # Names of its own in the launcher's store: training makes the next group of this launch, and
-    # would find the addresses of this one, where nobody listens any more.
+    # A prefix in the launcher's store: training makes the next group of this launch, and would
+    # otherwise find the addresses of this one, where nobody listens any more.
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
-    own = dist.PrefixStore(f"search {next(_joins)}", store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=TIMEOUT)
+    store = dist.PrefixStore(f"search {next(_joins)}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     try:
         yield
     finally:

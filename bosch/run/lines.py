@@ -1,22 +1,24 @@
-"""Files of JSON lines, to which a process that may be killed appends."""
+"""Files of JSON lines that survive a kill of the process that appends to them."""
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file, none if there is no file. A last one that a kill tore is cut off it."""
+    """The lines of a file; none if there is no file. A last line that a kill left incomplete is
+    removed from the file."""
     content = path.read_bytes() if path.is_file() else b""
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-    return content[:whole].splitlines()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.truncate(path, end)
+    return content[:end].splitlines()
 
 
-def append_line(file: BinaryIO, content: dict[str, Any]) -> None:
-    """On the disk before the work goes on."""
+def append_line(file: BinaryIO, content: Mapping[str, object]) -> None:
+    """Append a line and wait until it is on the disk."""
     file.write(json.dumps(content).encode() + b"\n")
     file.flush()
     os.fsync(file.fileno())

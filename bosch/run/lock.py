@@ -1,6 +1,6 @@
-"""One process at a time in a folder: `.lock` names its owner, and counts a beat up every few
-seconds. On one machine the process itself tells whether it lives; from another machine or container
-only the beat does.
+"""One process at a time in a folder: `.lock` names its owner and holds a counter (the heartbeat)
+that goes up every few seconds. On the owner's machine we look whether its process runs; from
+another machine or container only the heartbeat shows it.
 """
 
 import contextlib
@@ -21,28 +21,28 @@ from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
 BEAT_SECONDS = 5.0
-STALE_SECONDS = 60.0  # an owner on another machine whose beat stands still for so long is dead
+STALE_SECONDS = 60.0  # an owner on another machine without a beat for so long is dead
 POLL_SECONDS = 0.2
 
 LOCK = ".lock"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-# What torchrun and SLURM tell each rank, equal for all ranks of one launch.
+# Set by torchrun and SLURM, to the same values for all ranks of one launch.
 LAUNCH_VARIABLES = (
     "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT SLURM_JOB_ID".split()
 )
 
 
 class FolderInUseError(UserError):
-    """A live process works in the folder; the message names it."""
+    """A running process uses the folder; the message names it."""
 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process that no other can be mistaken for: pids are used again."""
+    """Identifies one process for good: a pid alone may be reused."""
 
     host: str
     boot_id: str
-    pid_namespace: str  # containers on one machine count their pids apart
+    pid_namespace: str  # each container on a machine has its own pids
     pid: int
     started: str  # in clock ticks since boot
 
@@ -51,8 +51,8 @@ class ProcessIdentity:
         return cls(*_this_machine(), pid, _process_state(pid)[1])
 
     def alive(self) -> bool | None:
-        """Whether the process still runs; None where this machine cannot tell. Another boot of this
-        host may be another machine of its name, so that the beat has to tell."""
+        """Whether the process still runs; None if this machine cannot know. After a reboot that is
+        the case: it may be another machine of the same name."""
         if (self.host, self.boot_id, self.pid_namespace) != _this_machine():
             return None
         state, started = _process_state(self.pid)
@@ -64,14 +64,14 @@ class ProcessIdentity:
 
 @dataclass(frozen=True)
 class LockRecord:
-    """What a lock file says, and the sign of life of each rank (bosch/run/ranks.py)."""
+    """The content of a lock file, and of the file of each rank (bosch/run/ranks.py)."""
 
     owner: ProcessIdentity
     parent: ProcessIdentity  # the launcher, or the shell
     launch: str  # new each time the lock is taken
     launch_key: str  # equal for all ranks of a launch; with a fixed port, for other launches too
     beat: int = 0
-    ended: bool = False  # the owner failed; left behind so that other ranks need not wait for it
+    ended: bool = False  # the owner failed; stays so that other ranks do not wait for it
 
     @classmethod
     def of_this_process(cls) -> "LockRecord":
@@ -80,15 +80,15 @@ class LockRecord:
         return cls(owner, parent, uuid.uuid4().hex, key)
 
     def is_of_this_launch(self) -> bool:
-        """Whether its owner was started together with this process, by one `accelerate launch`."""
+        """Whether its owner and this process were started by the same `accelerate launch`."""
         here = LockRecord.of_this_process()
         same_parent = self.parent == here.parent or self.parent.host != here.parent.host
         return self.launch_key == here.launch_key and same_parent
 
     @classmethod
-    def parse(cls, told: dict[str, Any]) -> "LockRecord":
-        owner, parent = (ProcessIdentity(**told.pop(name)) for name in ("owner", "parent"))
-        return cls(owner, parent, **told)
+    def parse(cls, content: dict[str, Any]) -> "LockRecord":
+        owner, parent = (ProcessIdentity(**content.pop(name)) for name in ("owner", "parent"))
+        return cls(owner, parent, **content)
 
     @classmethod
     def read(cls, folder: Path) -> "LockRecord | None":
@@ -97,9 +97,10 @@ class LockRecord:
             return cls.parse(json.loads((folder / LOCK).read_text()))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FolderInUseError(
-                f"{folder / LOCK} cannot be read ({error}); if no run uses this folder, delete it."
+                f"{folder / LOCK} is not a lock file ({error}); if no run uses this folder, delete "
+                "that file."
             ) from error
 
     def write(self, folder: Path) -> None:
@@ -107,29 +108,36 @@ class LockRecord:
 
 
 class FolderLock:
-    """Holds a folder from `with FolderLock(folder):` on, until the block or the process ends."""
+    """Holds the lock of a folder until the `with FolderLock(folder):` block or the process ends."""
 
     def __init__(
         self, folder: Path, say: Callable[[str], None] = print, wait: bool = False
     ) -> None:
-        """wait: for a folder in use, instead of refusing it."""
+        """wait: if the folder is in use, wait for it instead of raising FolderInUseError."""
         self.folder, self.say, self.wait = folder, say, wait
         self.on_beat: list[Callable[[], None]] = []
         self.record = LockRecord.of_this_process()
         self._released = threading.Event()
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        watch, told = LivenessWatch(), ""
-        doing = "waiting for it" if self.wait else "looking whether it still runs"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(
+                f"{self.folder} cannot be made, because a file is in its place; choose another "
+                "folder (--run-dir or --out), or move the file away."
+            ) from error
+        watch, reported_launch = LivenessWatch(), ""
+        activity = "waiting for it" if self.wait else "checking whether it still runs"
         while True:
             with _one_at_a_time(self.folder):
                 holder = LockRecord.read(self.folder)
                 watch.look(holder)
                 if holder is None or watch.alive is False:
                     if holder and not holder.ended:
-                        dead = holder.owner
-                        self.say(f"{self.folder}: took over the lock of {dead}, which has ended")
+                        self.say(
+                            f"{self.folder}: took over the lock of {holder.owner}, which has ended"
+                        )
                     self.record.write(self.folder)
                     break
             if watch.alive and not self.wait:
@@ -137,9 +145,9 @@ class FolderLock:
                     f"{self.folder} is in use by {holder.owner}; wait until it ends, or choose "
                     "another folder (--run-dir or --out)."
                 )
-            if holder.launch != told:  # it lives, or its beat from another machine may still move
-                told = holder.launch
-                self.say(f"{self.folder} is in use by {holder.owner}: {doing}")
+            if holder.launch != reported_launch:  # it runs, or we wait for a beat to know
+                reported_launch = holder.launch
+                self.say(f"{self.folder} is in use by {holder.owner}: {activity}")
             time.sleep(POLL_SECONDS)
         self._released = start_beating(self._beat)
         return self
@@ -148,7 +156,7 @@ class FolderLock:
         self.release()
 
     def release(self, as_ended: bool = False) -> None:
-        """as_ended: leave a record of it, for ranks that have not looked yet."""
+        """Release the lock. as_ended: leave the record, for ranks that have not read it yet."""
         self._released.set()
         with _one_at_a_time(self.folder):
             if self._is_held() and as_ended:
@@ -157,16 +165,16 @@ class FolderLock:
                 (self.folder / LOCK).unlink()
 
     def check_held(self) -> None:
-        """Stop if another process took the folder over, as after a long suspension of this one."""
+        """Stop if another run took the lock, as after a long suspension of this one."""
         if not self._is_held():
             raise FolderInUseError(
-                f"{self.folder} was taken over by another run while this one stood still; this one "
-                "ends here."
+                f"{self.folder} was taken over by another run while this one was suspended; this "
+                "run ends here."
             )
 
     def _is_held(self) -> bool:
-        found = LockRecord.read(self.folder)
-        return found is not None and found.launch == self.record.launch
+        record = LockRecord.read(self.folder)
+        return record is not None and record.launch == self.record.launch
 
     def _beat(self) -> None:
         with _one_at_a_time(self.folder):
@@ -179,12 +187,12 @@ class FolderLock:
 
 
 def start_beating(beat: Callable[[], None]) -> threading.Event:
-    """Call `beat` every few seconds from a thread, until the event that is returned is set."""
+    """Call `beat` every few seconds in a thread, until the returned event is set."""
     stopped = threading.Event()
 
     def keep_beating() -> None:
         while not stopped.wait(BEAT_SECONDS):
-            # A full disk must not end the heart: the next beat tries again.
+            # A full disk must not end the heartbeat: the next beat tries again.
             with contextlib.suppress(OSError, FolderInUseError):
                 beat()
 
@@ -193,7 +201,7 @@ def start_beating(beat: Callable[[], None]) -> threading.Event:
 
 
 class LivenessWatch:
-    """Tells from repeated looks whether a record's owner lives: True, False, None (not known)."""
+    """Finds out from repeated looks whether a record's owner runs: True, False, None (unknown)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -207,26 +215,26 @@ class LivenessWatch:
             self._since = self.clock()
         if record is None or record.ended:
             self.alive = False
-        elif (known := record.owner.alive()) is not None:
-            self.alive = known
+        elif (is_running := record.owner.alive()) is not None:
+            self.alive = is_running
         elif before is None or before.launch != record.launch:
             self.alive = None
         elif before.beat != record.beat:
             self.alive = True
-        elif self.stands_still():
+        elif self.is_stale():
             self.alive = False
 
-    def stands_still(self) -> bool:
-        """Whether nothing has changed for longer than a live owner takes for a beat."""
+    def is_stale(self) -> bool:
+        """Whether the record has not changed for longer than a running owner needs for a beat."""
         return self.clock() - self._since > STALE_SECONDS
 
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """For the moment of looking at a lock and changing it; the kernel frees it whatever happens."""
+    """While a lock is read and changed. The kernel releases this guard even after a kill."""
     with (folder / ".lock_guard").open("a") as guard:
-        # Some network file systems have no flock (ENOSYS, ENOLCK). Without it only two starts
-        # within the same millisecond could both take a lock.
+        # Some network file systems have no flock (ENOSYS, ENOLCK). Without it, two runs could both
+        # take the lock only if they start within the same millisecond.
         with contextlib.suppress(OSError):
             fcntl.flock(guard, fcntl.LOCK_EX)
         yield
@@ -241,9 +249,9 @@ def _this_machine() -> tuple[str, str, str]:
 
 
 def _process_state(pid: int) -> tuple[str, str]:
-    """State letter and start time, as Linux has them; elsewhere only whether the pid is there."""
+    """State letter and start time on Linux; elsewhere only whether the pid exists."""
     if os.path.exists("/proc/self/stat"):
-        # Fields count from behind the name, in parentheses, which may hold anything.
+        # Counted from behind the name in parentheses, which may contain anything.
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         return (fields[0], fields[19]) if fields else ("gone", "")
     try:

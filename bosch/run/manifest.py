@@ -1,7 +1,8 @@
-"""Manifests: a folder's list of its own files with sizes and checksums, written last. A folder, of
-a stage or inside one, is complete when it has a manifest and the manifest is true.
+"""Manifests: a folder's list of its own files with sizes and checksums, written last. A folder (of
+a stage, or inside one) is complete if it has a manifest and every file matches it.
 
-Written to a temporary name, forced to the disk, renamed: whoever looks sees none or a whole one.
+Files are written under a temporary name, forced to the disk and renamed, so a reader sees the whole
+file or none.
 """
 
 import contextlib
@@ -19,27 +20,27 @@ from typing import Any
 
 import xxhash
 
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file, is_hidden, plain
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
-# An empty file of this name keeps its folder out of the manifest around it: checkpoints are large,
-# and of no use once the run that wrote them has ended.
+# An empty file of this name keeps its folder out of the manifest of the folder above: checkpoints
+# are large, and useless after the run that wrote them has ended.
 NO_RESULT = ".no_result"
 HASH_THREADS = 8  # xxhash releases the GIL, so large checkpoints are read in parallel
-# Whose versions a manifest tells.
+# Packages whose versions are recorded.
 PACKAGES = (
     "bosch-hybrid torch transformers accelerate datasets safetensors numpy PyNomadBBO liger-kernel"
 )
 
 
 class DamagedArtifactError(UserError):
-    """A file is not what its manifest says; the message names it."""
+    """A file differs from what its manifest says; the message names the file."""
 
 
-def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the folder's manifest, its last file: `facts`, and every file's size and checksum."""
+def seal_folder(folder: Path, facts: Mapping[str, object]) -> None:
+    """Write the manifest, the last file of a folder: `facts`, and each file's size and checksum."""
     manifest = dict(facts) | {"files": describe_files(folder)}
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_directory(directory)
@@ -47,23 +48,24 @@ def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def verify_folder(folder: Path) -> dict[str, Any]:
-    """The manifest of a complete folder, every file checked against it. DamagedArtifactError names
-    the first that differs. Files that the manifest does not list, a reader's notes, harm nothing.
+    """Check every file of a complete folder against its manifest, which is returned. The
+    DamagedArtifactError names the first file that differs. Files that the manifest does not list,
+    such as a reader's notes, are ignored.
     """
     manifest = read_sealed_json(folder / MANIFEST)
-    files = {folder / name: told for name, told in manifest["files"].items()}
-    for path, told in files.items():
+    files = {folder / name: facts for name, facts in manifest["files"].items()}
+    for path, facts in files.items():
         if not path.is_file():
             raise DamagedArtifactError(f"{path} is missing, though {folder / MANIFEST} lists it.")
-        if (size := path.stat().st_size) != told["bytes"]:
+        if (size := path.stat().st_size) != facts["bytes"]:
             raise DamagedArtifactError(
-                f"{path} is damaged: it has {size} bytes, its manifest says {told['bytes']}."
+                f"{path} is damaged: it has {size} bytes, but its manifest says {facts['bytes']}."
             )
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         for path, checksum in zip(files, pool.map(hash_file, files), strict=True):
             if checksum != files[path]["xxh3"]:
                 raise DamagedArtifactError(
-                    f"{path} is damaged: its checksum is not the one in its manifest."
+                    f"{path} is damaged: its checksum differs from the one in its manifest."
                 )
     for path in files:
         if path.name == MANIFEST:
@@ -71,9 +73,9 @@ def verify_folder(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and checksum of each file. A folder inside that is sealed itself is represented by its
-    own manifest: checkpoints are too large to read twice."""
+def describe_files(folder: Path) -> dict[str, dict[str, int | str]]:
+    """Size and checksum of each file. An inner folder with a manifest of its own is represented by
+    that manifest: checkpoints are too large to read twice."""
     sealed = {path.parent for path in folder.rglob(MANIFEST) if path.parent != folder}
     no_results = {path.parent for path in folder.rglob(NO_RESULT)}
     paths = [
@@ -93,50 +95,52 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_sealed_json(path: Path, content: Mapping[str, object]) -> None:
     """Write JSON that carries its own checksum, so that a flipped byte is found."""
     write_atomically(path, _sealed_text(plain(content)))
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
-    """What write_sealed_json wrote. DamagedArtifactError when a byte has changed since."""
+    """What write_sealed_json wrote; DamagedArtifactError if a byte has changed since."""
     try:
         text = path.read_bytes().decode()
         content = json.loads(text)
         del content["checksum"]
         intact = _sealed_text(content) == text
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingFileError(f"{path} does not exist.") from error
     except (ValueError, KeyError, TypeError, AttributeError):
         intact = False
     if not intact:
-        raise DamagedArtifactError(f"{path} is damaged: its own checksum does not fit its content.")
+        raise DamagedArtifactError(f"{path} is damaged: its content does not match its checksum.")
     return content
 
 
-def _sealed_text(content: dict[str, Any]) -> str:
+def _sealed_text(content: dict[str, object]) -> str:
     checksum = xxhash.xxh3_128_hexdigest(json.dumps(content, indent=1).encode())
     return json.dumps(content | {"checksum": checksum}, indent=1) + "\n"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Put a whole new file in place, or leave what was there, whatever is killed when."""
+    """Replace a file as a whole: after a kill at any point, the old or the new content is there."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
-    # Rename is atomic within a file system: a rank polling for the file never reads half of one.
+    # A rename is atomic within a file system: a rank that polls for the file never reads half.
     os.replace(temporary, path)
     sync_directory(path.parent)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what was being written when a kill came: the files of write_atomically, and folders
-    (checkpoints, exports) that bear such a name until they are whole."""
+    """Remove what a killed process was writing: temporary files of write_atomically, and folders
+    (checkpoints, exports) that have such a name until they are complete."""
     for leftover in list(folder.rglob(".*.tmp")):
         if leftover.is_dir():
             shutil.rmtree(leftover)
         else:
-            leftover.unlink(missing_ok=True)  # it was in such a folder
+            leftover.unlink(missing_ok=True)  # it may have been in such a folder
 
 
 def sync_directory(folder: Path) -> None:
@@ -149,8 +153,8 @@ def sync_directory(folder: Path) -> None:
 
 
 @functools.cache
-def provenance() -> dict[str, Any]:
-    """What made a result, for its manifest: package versions and the commit of this code."""
+def provenance() -> dict[str, object]:
+    """What produced a result, for its manifest: package versions and the commit of this code."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -159,7 +163,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this code, with -dirty if files were changed since; None outside a checkout."""
+    """The commit of this code, with -dirty after uncommitted changes; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

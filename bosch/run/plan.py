@@ -1,5 +1,5 @@
-"""What will happen to each stage of a run: reuse, resume, run, or blocked and why. Reads only;
-`--dry-run` prints it."""
+"""What will happen to each stage of a run: reuse, resume, run, or blocked, and why. This file only
+reads; `--dry-run` prints the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ABSENT = object()
 
 
 class StageBlockedError(UserError):
-    """A stage can neither be reused nor run: other settings, or a damaged file."""
+    """A stage can be neither reused nor run: it has other settings, or a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ def plan_run(
     start: str | None = None,
     verified: set[Path] | None = None,
 ) -> list[Decision]:
-    """What each stage of a chain will do, in order. Reads files' bytes, changes nothing."""
+    """What each stage of a chain will do, in order. Reads files, changes nothing."""
     redone = stages_to_redo(stages, fresh, start)
-    asked = f"asked for by --fresh {fresh}" if fresh else f"asked for by --from {start}"
+    option = f"--fresh {fresh}" if fresh else f"--from {start}"
     decisions: list[Decision] = []
     for stage in stages:
-        decision = Decision(stage, "run", asked)
+        decision = Decision(stage, "run", f"because of {option}")
         if stage not in redone:
             decision = examine(run_path, stage, verified)
         blocked = {before.stage.name for before in decisions if before.action == "blocked"}
@@ -55,7 +55,7 @@ def plan_run(
 
 
 def follow_reference(folder: Path) -> Path:
-    """Where a stage's files are: the run's own folder of a shared stage only tells it."""
+    """Where a stage's files are: a run's own folder of a shared stage only holds a reference."""
     reference = folder / REFERENCE
     if not reference.is_file():
         return folder
@@ -63,16 +63,16 @@ def follow_reference(folder: Path) -> Path:
 
 
 def refuse_blocked(decisions: Sequence[Decision]) -> None:
-    """Stop before any work if a stage is blocked. The first one is the cause of the others."""
+    """Stop before any work if a stage is blocked. The first one blocks the others."""
     for decision in decisions:
         if decision.action == "blocked":
             raise StageBlockedError(decision.reason)
 
 
 def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None) -> list[Stage]:
-    """--fresh: the stage and all that depends on it. --from: the stage, all that depends on it and
-    all that come later, except shared artifacts that do not depend on it (they would come out the
-    same). `eval` names every stage eval/..."""
+    """--fresh: the stage and all that depend on it. --from: the stage, all that depend on it, and
+    all later ones except shared stages that do not depend on it (their result would be the same).
+    `eval` stands for every stage eval/..."""
     for option, name in (("--fresh", fresh), ("--from", start)):
         if name is not None and not any(is_called(stage, name) for stage in stages):
             names = [stage.name for stage in stages]
@@ -93,49 +93,48 @@ def is_called(stage: Stage, name: str | None) -> bool:
 
 
 def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Decision:
-    """What `complete` would do with the stage. verified: folders whose checksums were read."""
+    """What `complete` would do with the stage. verified: folders whose checksums were checked."""
     verified = set() if verified is None else verified
     try:
         reference = run_path / stage.name / REFERENCE
         if stage.shared and reference.is_file():
-            known = manifest.read_sealed_json(reference)["facts"]
-            if known != stage.facts:
-                return Decision(
-                    stage, "blocked", _describe_conflict(reference.parent, stage, known)
-                )
+            old = manifest.read_sealed_json(reference)["facts"]
+            if old != stage.facts:
+                return Decision(stage, "blocked", _describe_conflict(reference.parent, stage, old))
         return _examine_folder(locate(run_path, stage), stage, verified)
     except DamagedArtifactError as damage:
-        return Decision(stage, "blocked", f"{damage} --fresh {stage.name} makes it anew.")
+        return Decision(stage, "blocked", f"{damage} Use --fresh {stage.name} to make it again.")
 
 
 def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision:
-    # Listed first: what another run is beginning has its start file by the time that is looked for.
+    if folder.exists() and not folder.is_dir():
+        return Decision(stage, "blocked", f"{folder} is a file, not a folder; move it away.")
+    # Listed first: if another run is just starting the stage, started.json exists by the time we
+    # look for it.
     has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
     is_complete = (folder / MANIFEST).is_file()
     if is_complete and folder not in verified:
         manifest.verify_folder(folder)
     if not is_complete and not (folder / STARTED).is_file():
         if has_files:
-            reason = f"{folder} holds files but no {STARTED}, so no run of ours made it; "
-            return Decision(stage, "blocked", reason + "move it away.")
-        return Decision(
-            stage, "run", f"starts, to be shared in {folder}" if stage.shared else "starts"
-        )
-    found = manifest.read_sealed_json(folder / STARTED)
-    if found["fingerprint"] != stage.fingerprint:
+            reason = f"{folder} holds files but no {STARTED}, so they are not from a run; move "
+            return Decision(stage, "blocked", f"{reason}them away.")
+        return Decision(stage, "run", f"starts, shared in {folder}" if stage.shared else "starts")
+    old = manifest.read_sealed_json(folder / STARTED)
+    if old["fingerprint"] != stage.fingerprint:
         if stage.derived:
-            changed = describe_changes(found, stage.facts)
-            return Decision(stage, "run", f"made anew, since this changed: {changed}")
-        return Decision(stage, "blocked", _describe_conflict(folder, stage, found))
+            changes = describe_changes(old, stage.facts)
+            return Decision(stage, "run", f"made again, because this changed: {changes}")
+        return Decision(stage, "blocked", _describe_conflict(folder, stage, old))
     if not is_complete:
-        return Decision(stage, "resume", "goes on where it was stopped")
+        return Decision(stage, "resume", "continues where it stopped")
     verified.add(folder)
     where = f" from {folder}" if stage.shared else ""
     return Decision(stage, "reuse", f"complete, reused{where}")
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Did the settings change? What did, by name (`ratio: 0.75 -> 0.5; seed: 0 -> 1`), else ''."""
+def differences(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """Which settings changed (`ratio: 0.75 -> 0.5; seed: 0 -> 1`); '' if none did."""
     before, after = _flatten(old), _flatten(new)
     return "; ".join(
         f"{name}: {before.get(name, '(not there)')} -> {after.get(name, '(not there)')}"
@@ -145,7 +144,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Between the facts of two stages: their version, settings, and which input is another one."""
+    """What differs between the facts of two stages: version, settings, and which inputs."""
     versions = [{"version of the stage": facts["version"]} for facts in (old, new)]
     names = sorted(old["inputs"].keys() | new["inputs"].keys())
     changed = [
@@ -160,20 +159,19 @@ def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, changed))
 
 
-def _describe_conflict(folder: Path, stage: Stage, found: Mapping[str, Any]) -> str:
+def _describe_conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> str:
     return (
-        f"{folder} was made with other settings or inputs "
-        f"({describe_changes(found, stage.facts)}). Three ways on: another --run-dir, --fresh "
-        f"{stage.name} to make it and what depends on it anew, or the old setting. "
-        "(search_mask.py: --fresh alone. Recipes that have neither: another --out, or delete the "
-        "folder.)"
+        f"{folder} was made with other settings or inputs ({describe_changes(old, stage.facts)}). "
+        f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "
+        "or the old setting. (search_mask.py: --fresh without a name. Commands without these "
+        "options: another --out, or delete the folder.)"
     )
 
 
-def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
+def _flatten(settings: object, prefix: str = "") -> dict[str, object]:
     if not isinstance(settings, Mapping):
         return {prefix: settings}
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in settings.items():
         flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return flat

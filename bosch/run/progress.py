@@ -1,12 +1,12 @@
-"""One look for the whole tool: bars on a terminal, plain lines when piped, and every line in the
+"""Progress output of all commands: bars on a terminal, plain lines in a pipe, and every line in the
 run's `recover.log`.
 
     say("mask: 22 of 64 groups")
     with track("search", total=800, unit="evaluations") as bar:
         bar.advance(1, best_score=0.97)
 
-Rank 0 alone speaks: `set_up` makes the other ranks silent. Lines go through the logger `bosch`, so
-code that uses this package as a library sees them, or not, as it sees any library's.
+Only rank 0 prints: `set_up` silences the other ranks. Lines go through the logger `bosch`, so a
+program that uses this package as a library handles them like those of any library.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-LINE_SECONDS = 10.0  # between two plain lines of one bar, at least
-LINE_SHARE = 0.01  # and this share of the time passed: a run of days fills no disk with them
+LINE_SECONDS = 10.0  # at least, between two plain lines of one bar
+LINE_SHARE = 0.01  # and at least this share of the time so far: a run of days writes few lines
 
 logger = logging.getLogger("bosch")
 _console: Console | None = None  # a terminal to draw bars on; None: plain lines only
 
 
 def set_up(rank: int = 0) -> None:
-    """Called once by a recipe: decide who speaks, and how."""
+    """Called once by a recipe: decide which rank prints, and how."""
     global _console
     close()
     console = Console(soft_wrap=True)
     draws_bars = rank == 0 and console.is_terminal and not console.is_dumb_terminal
-    if not draws_bars:  # they would end up as one endless line
+    if not draws_bars:  # in a file or pipe they would be one endless line
         _disable_bars_of_libraries()
     _console = console if draws_bars else None
     logger.propagate = False
@@ -43,7 +43,7 @@ def set_up(rank: int = 0) -> None:
 
 
 def log_to(path: Path) -> None:
-    """Append every line from now on to a file as well, each with date and time."""
+    """From now on, also append every line to a file, with date and time."""
     if any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def log_to(path: Path) -> None:
 
 
 def close() -> None:
-    """Take back what set_up and log_to did."""
+    """Undo set_up and log_to."""
     global _console
     _console = None
     for handler in list(logger.handlers):
@@ -63,7 +63,7 @@ def close() -> None:
 
 
 def say(line: str | Text) -> None:
-    """One line for the user and for recover.log; a Text has its colors on a terminal."""
+    """One line for the user and for recover.log; a Text keeps its colors on a terminal."""
     logger.info(str(line), extra={"styled": line})
 
 
@@ -82,36 +82,36 @@ class Bar:
         self.figures: dict[str, float | str] = {}
         self.draw: Callable[[], None] = lambda: None  # on a terminal
         self._clock = clock
-        self._done_at_start = done  # an earlier attempt says nothing about the speed of this
-        self._begin = self._told = clock()
-        self._told_done = -1
+        self._done_at_start = done  # by an earlier attempt: it does not count for the speed
+        self._begin = self._reported = clock()
+        self._reported_done = -1
 
     def advance(self, count: int = 1, **figures: float | str) -> None:
-        """`count` more are done; `figures` (loss=2.31) stand beside the bar from now on."""
+        """`count` more are done; `figures` (loss=2.31) are shown next to the bar from now on."""
         self._count(count)
         self.figures |= figures
         self.draw()
         now = self._clock()
-        if now - self._told >= max(LINE_SECONDS, LINE_SHARE * (now - self._begin)):
-            self.tell()
+        if now - self._reported >= max(LINE_SECONDS, LINE_SHARE * (now - self._begin)):
+            self.report()
 
     def skip(self, count: int = 1) -> None:
-        """`count` more were done by an earlier attempt: they say nothing about the speed."""
+        """`count` more were done by an earlier attempt: they do not count for the speed."""
         self._count(count)
         self._done_at_start += count
 
     def _count(self, count: int) -> None:
         self.done += count
-        if self.total:  # a plan grows with what goes beyond it
+        if self.total:  # an estimate that is exceeded grows
             self.total = max(self.total, self.done)
 
-    def tell(self) -> None:
-        """Say now where the work stands."""
-        self._told, self._told_done = self._clock(), self.done
+    def report(self) -> None:
+        """Log the state of the work now."""
+        self._reported, self._reported_done = self._clock(), self.done
         share = f" ({100 * self.done / self.total:.0f} %)" if self.total else ""
         of = f" of {self.total:,}" if self.total else ""
         line = f"{self.title}: {self.done:,}{of} {self.unit}{share}"
-        # On a terminal the bar shows it already: the line is for the log file only.
+        # On a terminal the bar already shows this, so the line is for the log file only.
         logger.info(", ".join(filter(None, [line, self.describe_pace()])), extra={"bar": True})
 
     def describe_pace(self) -> str:
@@ -123,22 +123,22 @@ class Bar:
             shown = f"{pace:,.0f}" if pace >= 100 else f"{pace:.3g}"
             parts.append(f"{shown} {self.unit}/s")
             left = (self.total - self.done) / pace
-            in_all = f"in {describe_seconds(seconds)}"
-            parts.append(f"{describe_seconds(left)} left" if left > 0 else in_all)
+            total = f"in {describe_seconds(seconds)}"
+            parts.append(f"{describe_seconds(left)} left" if left > 0 else total)
         for name, value in self.figures.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
             parts.append(f"{name.replace('_', ' ')} {shown}")
         return ", ".join(parts)
 
     def finish(self) -> None:
-        """A last line, unless it was told already."""
-        if self._told_done != self.done:
-            self.tell()
+        """A last line, unless it was logged already."""
+        if self._reported_done != self.done:
+            self.report()
 
 
 @contextlib.contextmanager
 def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
-    """Show work of `total` units (0: not known), `done` of them by an earlier attempt."""
+    """Show the progress of `total` units (0: unknown), `done` of them by an earlier attempt."""
     bar = Bar(title, total, unit, done)
     if _console is None:
         yield bar
@@ -159,7 +159,7 @@ def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
 
 
 def describe_seconds(seconds: float) -> str:
-    """A duration as one reads it: 4.2 s, 3 min 20 s, 5 h 7 min."""
+    """A duration for people: 4.2 s, 3 min 20 s, 5 h 7 min."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -168,7 +168,7 @@ def describe_seconds(seconds: float) -> str:
 
 
 def _disable_bars_of_libraries() -> None:
-    """Those of transformers follow huggingface_hub's, whose switch is read when it is imported."""
+    """Those of transformers follow huggingface_hub's, which reads its switch on import."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if hub := sys.modules.get("huggingface_hub.utils"):
         hub.disable_progress_bars()
@@ -177,7 +177,7 @@ def _disable_bars_of_libraries() -> None:
 
 
 class _LineHandler(logging.Handler):
-    """Lines on standard output: above a bar that is being drawn, or simply printed."""
+    """Lines on standard output; above a bar if one is being drawn."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if _console is None:

@@ -1,8 +1,9 @@
-"""The ranks of one launch follow rank 0 through small files in the folder it has locked: no
-collective, whose timeout a search outlasts. (What they decide together: bosch/run/group.py.)
+"""How the ranks of one launch follow rank 0: through small files in the folder that it has locked.
+A search outlasts the timeout of any collective. (What ranks decide together: bosch/run/group.py.)
 
-Each rank keeps `.ranks/<launch>/rank-N`: its sign of life, as in a lock, and the events that it has
-announced. The others poll. Who waits for the dead in a GPU's collective is ended by its own beat.
+Each rank writes `.ranks/<launch>/rank-N`: its heartbeat, as in a lock, and the events that it has
+announced. The other ranks poll these files. A rank that hangs in a GPU collective because another
+has died is ended by its own heartbeat thread.
 """
 
 import contextlib
@@ -14,9 +15,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from bosch.run.errors import UserError
 from bosch.run.lock import POLL_SECONDS, LivenessWatch, LockRecord, start_beating
@@ -35,76 +35,89 @@ class RankGoneError(UserError):
 class Ranks:
     """This process among the ranks of its launch."""
 
-    def __init__(self, home: Path, rank: int, world: int) -> None:
+    def __init__(
+        self, home: Path, rank: int, world: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.home, self.rank, self.world = home, rank, world
-        self.folder = Path()  # known once joined
-        self._record = LockRecord.of_this_process()
+        self.folder = Path()  # known after joining
+        self.record = LockRecord.of_this_process()
         self._events: list[str] = []
-        self._others = {n: LivenessWatch() for n in range(world) if n != rank}
-        self._watching = 0  # blocks of `watching` that this process is in
+        self._watches = {other: LivenessWatch(clock) for other in range(world) if other != rank}
+        self._num_watching = 0  # how many `watching` blocks this process is in
         self._writing = threading.Lock()
         self._left = threading.Event()
 
     def lead(self, launch: str) -> None:
-        """Rank 0, once it holds the lock: open the board of this launch, remove earlier ones."""
-        for board in (self.home / RANKS).glob("*"):
-            if board.name != launch:  # others of this launch may be here already
-                shutil.rmtree(board, ignore_errors=True)
-        self._join(launch)
+        """Rank 0, once it holds the lock: start this launch's folder, remove earlier ones."""
+        for folder in (self.home / RANKS).glob("*"):
+            if folder.name != launch:  # other ranks of this launch may be here already
+                shutil.rmtree(folder, ignore_errors=True)
+        self.join(launch)
 
     def follow(self, join_seconds: float = JOIN_SECONDS) -> None:
-        """Any other rank: wait until rank 0 of the same launch holds the folder."""
+        """Any other rank: wait until rank 0 of the same launch holds the lock."""
         watch = LivenessWatch()
         give_up = time.monotonic() + join_seconds
         while True:
             watch.look(LockRecord.read(self.home))
             if watch.record and watch.record.is_of_this_launch():
                 if watch.alive:
-                    return self._join(watch.record.launch)
-                # With a fixed port every launch has the same key: what another machine has left
-                # may be of an earlier one, which rank 0 takes over as soon as it is here.
+                    return self.join(watch.record.launch)
+                # With a fixed port every launch has the same key: a dead record from another
+                # machine may belong to an earlier launch, and rank 0 will take it over.
                 if watch.alive is False and watch.record.parent.host == platform.node():
                     raise RankGoneError(
                         f"Rank 0 ended before rank {self.rank} joined; see its message above."
                     )
             if time.monotonic() > give_up:
-                waited = f"Rank {self.rank} has waited {join_seconds:.0f} s for rank 0 to open"
-                raise RankGoneError(f"{waited} {self.home}.")
+                raise RankGoneError(
+                    f"Rank {self.rank} waited {join_seconds:.0f} s for rank 0 to lock {self.home}; "
+                    "check that rank 0 was started with the same folder."
+                )
             time.sleep(POLL_SECONDS)
 
+    def join(self, launch: str) -> None:
+        """Announce this rank in the launch's folder, and start its heartbeat."""
+        self.folder = self.home / RANKS / launch
+        if self.world > 1:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write()
+            self._left = start_beating(self.beat)
+
     def leave(self, error: BaseException | None = None) -> None:
-        """This rank has read all it needs. Rank 0 waits until all have, so that nobody looks for it
-        in vain, and removes the board. With an error nobody waits, and the others end too."""
+        """This rank has read all it needs. Rank 0 waits until every rank has left, then removes the
+        folder. After an error nobody waits, and the other ranks end too."""
         self._left.set()
         if self.world == 1:
             return
         if error is not None and not isinstance(error, SystemExit):
-            with contextlib.suppress(OSError):  # the error is told, not what it leads to
-                self._write(ended=True)
+            with contextlib.suppress(OSError):  # report the error itself, not what follows from it
+                self.record = dataclasses.replace(self.record, ended=True)
+                self._write()
             return
         self.announce(LEFT)
         if self.rank == 0 and error is None:
-            for rank in self._others:
+            for rank in self._watches:
                 self.wait_for(rank, LEFT)
             shutil.rmtree(self.folder.parent, ignore_errors=True)
 
     def announce(self, event: str) -> None:
-        """Let the other ranks know of an event (one line of text)."""
+        """Tell the other ranks about an event (one line of text)."""
         if self.world > 1:
             self._events.append(event)
             self._write()
 
     def wait_for(self, rank: int, *events: str) -> str:
-        """The first of `events` that the other rank announces. RankGoneError if it ends without."""
+        """The first of `events` that the other rank announces. RankGoneError if it ends first."""
         watch = LivenessWatch()
         give_up = time.monotonic() + JOIN_SECONDS
         while True:
-            # In this order: a rank that announces and then ends must not be taken for one that
-            # ended without a word.
+            # In this order: otherwise a rank that announces an event and then ends could be taken
+            # for one that ended without announcing it.
             watch.look(self._read(rank)[0])
-            said = self._read(rank)[1]
+            announced = self._read(rank)[1]
             for event in events:
-                if event in said:
+                if event in announced:
                     return event
             if watch.alive is False and (watch.record or time.monotonic() > give_up):
                 raise RankGoneError(self._describe_end(rank))
@@ -112,61 +125,56 @@ class Ranks:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While all ranks work: the death of another ends this process at once."""
-        self._watching += 1
+        """While all ranks work: if another rank dies, this process ends at once."""
+        self._num_watching += 1
         try:
             yield
         finally:
-            self._watching -= 1
+            self._num_watching -= 1
 
-    def _join(self, launch: str) -> None:
-        self.folder = self.home / RANKS / launch
-        if self.world > 1:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._write()
-            self._left = start_beating(self._beat)
-
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """What the heartbeat thread does every few seconds."""
         with contextlib.suppress(OSError):
-            self._write(beat=self._record.beat + 1)
-        for rank in self._others:
-            if self._watching and self._has_died(rank):
-                # The main thread may wait in a collective that nothing else can end.
+            self._write(is_beat=True)
+        for rank in self._watches:
+            if self._num_watching and self.has_died(rank):
+                # The main thread may hang in a collective that nothing else can end.
                 print(f"error: {self._describe_end(rank)}", file=sys.stderr, flush=True)
                 os._exit(PEER_DIED)
 
-    def _has_died(self, rank: int) -> bool:
-        watch = self._others[rank]
-        record, said = self._read(rank)
+    def has_died(self, rank: int) -> bool:
+        """Whether another rank has ended without leaving."""
+        watch = self._watches[rank]
+        record, announced = self._read(rank)
         watch.look(record)
-        if record is None or LEFT in said or watch.alive is not False:
+        if record is None or LEFT in announced or watch.alive is not False:
             return False
-        # One that failed may just be telling why, and so may this one.
-        return not record.ended or watch.stands_still()
+        # A rank that failed may still be printing its error, and so may this one.
+        return not record.ended or watch.is_stale()
 
     def _describe_end(self, rank: int) -> str:
         return (
-            f"Rank {rank} ended before rank {self.rank} could go on, so this one ends too; see its "
-            "message above."
+            f"Rank {rank} ended while rank {self.rank} was waiting for it, so rank {self.rank} "
+            f"ends too; see the message of rank {rank} above."
         )
 
-    def _write(self, **changes: Any) -> None:
+    def _write(self, is_beat: bool = False) -> None:
         with self._writing:
-            if "beat" in changes and self._left.is_set():
-                return  # nothing is written over the last word
-            self._record = dataclasses.replace(self._record, **changes)
-            told = dataclasses.asdict(self._record) | {"events": self._events}
-            write_atomically(self.folder / f"rank-{self.rank}", json.dumps(told))
+            if is_beat and self._left.is_set():
+                return  # the final state stays
+            self.record = dataclasses.replace(self.record, beat=self.record.beat + is_beat)
+            content = dataclasses.asdict(self.record) | {"events": self._events}
+            write_atomically(self.folder / f"rank-{self.rank}", json.dumps(content))
 
     def _read(self, rank: int) -> tuple[LockRecord | None, list[str]]:
         try:
-            told = json.loads((self.folder / f"rank-{rank}").read_text())
+            content = json.loads((self.folder / f"rank-{rank}").read_text())
         except (OSError, ValueError):
             return None, []  # not there yet, or just replaced and unreadable for a moment (NFS)
-        events = told.pop("events")
-        return LockRecord.parse(told), events
+        events = content.pop("events")
+        return LockRecord.parse(content), events
 
 
 def rank_and_world() -> tuple[int, int]:
-    """RANK and WORLD_SIZE as the launcher sets them; 0 and 1 where there is none."""
+    """RANK and WORLD_SIZE as the launcher sets them; 0 and 1 without a launcher."""
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)

@@ -1,13 +1,13 @@
-"""Stages: steps of a run that are done once, survive a kill at any point, and are reused while
-nothing about them changed.
+"""Stages: steps of a run that are done once, survive a kill at any point, and are reused as long as
+their settings and inputs stay the same.
 
     mask = Stage("mask", run=search, settings=config.mask, inputs={"calibration": calibration})
     with RunFolder(path, rank, world, say) as run:
         artifact = run.complete(mask)  # search(folder, calibration=Artifact), unless it is complete
 
-A stage writes one folder in the run folder: `started.json` first, `manifest.json` last. What `run`
-had written when it was killed is still there when it is called again: it goes on from there. What
-will happen to each stage is decided in bosch/run/plan.py, and done in bosch/run/folder.py.
+A stage writes one folder in the run folder: `started.json` first, `manifest.json` last. After a
+kill, `run` is called again, finds the files it had written, and continues from there. What happens
+to each stage is decided in bosch/run/plan.py and done in bosch/run/folder.py.
 """
 
 import functools
@@ -24,22 +24,24 @@ from bosch.run.manifest import MANIFEST, STARTED
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a stage leaves: a complete folder, and the fingerprint of what decided its content."""
+    """The result of a stage: a complete folder, and the fingerprint of what decides its content."""
 
     folder: Path
     fingerprint: str
 
     @classmethod
     def load(cls, folder: Path) -> "Artifact":
-        """A folder made elsewhere: a stage's, verified, or files from outside, by their content."""
+        """A folder made elsewhere: of a stage, whose files are verified, or of other files, which
+        are known by their content."""
         if (folder / MANIFEST).is_file():
             return cls(folder, manifest.verify_folder(folder)["fingerprint"])
         if (folder / STARTED).is_file():
             raise UserError(
-                f"{folder} is not complete: it has no {MANIFEST}. Finish the run that makes it."
+                f"{folder} is not complete: it has no {MANIFEST}. Finish the run that made it."
             )
         if not folder.is_dir():
-            raise MissingFileError(f"{folder} is not a folder.")
+            problem = "is not a folder" if folder.exists() else "does not exist"
+            raise MissingFileError(f"{folder} {problem}; pass the folder of a complete stage.")
         return cls(folder, fingerprint_files(folder))
 
 
@@ -49,17 +51,17 @@ class Stage:
 
     name: str
     run: Callable[..., None]  # run(folder, **inputs), each input an Artifact
-    # A dataclass or mapping; what is marked speed_only does not count.
-    settings: Any = field(default_factory=dict)
+    # A dataclass or mapping; fields marked speed_only do not count.
+    settings: object = field(default_factory=dict)
     inputs: "Mapping[str, Stage | Artifact]" = field(default_factory=dict)
     version: int = 1  # raised when the same settings give another result
-    ranks: Literal["first", "all"] = "first"  # who calls `run`; the others wait
+    ranks: Literal["first", "all"] = "first"  # which ranks call `run`; the others wait
     shared: bool = False  # kept in runs/shared and built once for all runs that need it
-    derived: bool = False  # a view of its inputs: made anew, unasked, when they have changed
+    derived: bool = False  # a view of its inputs: made again by itself when they change
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """Everything that decides the result."""
+        """Everything that decides the result, as it is written to started.json."""
         inputs = {name: source.fingerprint for name, source in self.inputs.items()}
         facts = {"stage": self.name, "version": self.version, "settings": plain(self.settings)}
         return facts | {"inputs": inputs}
@@ -70,7 +72,7 @@ class Stage:
 
 
 def locate(run_path: Path, stage: Stage) -> Path:
-    """Where a stage's files are: in the run folder, or among what runs share."""
+    """Where a stage's files are: in the run folder, or in the folder that runs share."""
     if not stage.shared:
         return run_path / stage.name
     return run_path.parent / "shared" / f"{stage.name.replace('/', '-')}-{stage.fingerprint[:16]}"

@@ -2,16 +2,15 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-PLAIN_COLUMNS = 120  # width of a table that is piped into a file
+PLAIN_COLUMNS = 120  # width of a table that does not go to a terminal
 
 
 def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    """Print a table; numbers are on the right, None is a dash."""
+    """Print a table with right-aligned columns. None is shown as a dash."""
     table = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
     for name in header:
         table.add_column(name, justify="right", no_wrap=True)
@@ -20,10 +19,9 @@ def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[objec
     Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS).print(table, end="\n\n")
 
 
-def show_rows(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """Print rows as a table. Columns: heading -> field of a row, maybe with its format, as in
-    `seconds:.1f`.
-    """
+def show_rows(title: str, rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> None:
+    """Print rows as a table. Columns: heading -> field of a row, with an optional format:
+    `seconds:.1f`."""
     lines = []
     for row in rows:
         cells = []

@@ -1,17 +1,16 @@
-"""TensorBoard's curves of a training, made from what the run keeps anyway, and made anew at any
-time; eval/report/tensorboard.py adds evaluations, mask and settings.
+"""TensorBoard's training curves, made from the metrics of a run; they can be rebuilt at any time.
+eval/report/tensorboard.py adds evaluations, mask and settings.
 
     tb/train/   train/metrics.jsonl, row by row
-    tb/mask/    the same of a mask that is learned: mask/metrics.jsonl
+    tb/mask/    mask/metrics.jsonl, of a mask that is learned
 
-Every figure is there twice. `train/loss` stands against steps, `tokens/train/loss` against tokens,
-those that a mask was learned from among them: the axis on which runs with different batches are
-comparable (TensorBoard's axis says "step" there too: what is written as the step is a number of
-tokens).
+Every scalar is written twice: `train/loss` over steps and `tokens/train/loss` over training tokens,
+including those of a learned mask. Runs with different batch sizes are comparable over tokens.
+(TensorBoard calls that axis "step" too: what is written as the step is a number of tokens.)
 
-A folder's points always lie in one file, in the order of their steps: TensorBoard shows a point
-twice that a second file repeats, and drops what lies behind a step that arrives late. So a run that
-goes on and an evaluation that comes late have their folder written whole, from the rows.
+All points of a folder are in one file, in the order of their steps: TensorBoard shows a point twice
+if a second file repeats it, and drops a point whose step comes after a larger one. So a run that
+resumes, or an evaluation that comes late, writes the whole file of its folder again.
 """
 
 import contextlib
@@ -30,19 +29,19 @@ from bosch.run.progress import say
 
 METRICS = "metrics.jsonl"
 FOLDER = "tb"
-BY_TOKENS = "tokens/"  # in front of the tags that stand against tokens
+BY_TOKENS = "tokens/"  # prefix of the tags over tokens
 
 Row = Mapping[str, Any]
 
 
 class TrainingCurves:
-    """tb/train, or tb/mask: the rows there are, and those to come."""
+    """tb/train or tb/mask: the rows so far, and those to come."""
 
     def __init__(self, run_path: Path, rows: Iterable[Row], name: str = "train") -> None:
         self._file: EventFile | None = None
         self._name = name
-        with as_far_as_possible(run_path):
-            self._file = EventFile.in_place_of_others(
+        with tolerating_write_errors(run_path):
+            self._file = EventFile.replace_all(
                 run_path / FOLDER / name, _training_events(rows, name)
             )
 
@@ -51,20 +50,20 @@ class TrainingCurves:
             return
         try:
             self._file.add(_training_events([row], self._name))
-        except OSError as error:  # told once: a run of days shall not repeat it at every step
+        except OSError as error:  # said once, not at every step of a long run
             say(f"TensorBoard: no more curves ({error}); compare_runs.py --rebuild-tb makes them")
             self._file = None
 
 
 @contextlib.contextmanager
-def as_far_as_possible(run_path: Path) -> Iterator[None]:
-    """A picture of results that cannot be drawn ends nothing: the results are elsewhere."""
+def tolerating_write_errors(run_path: Path) -> Iterator[None]:
+    """Failing to write curves does not stop a run: its results are in other files."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except OSError as error:
         say(
-            f"TensorBoard: {run_path / FOLDER} cannot be written ({error}); compare_runs.py "
-            "--rebuild-tb makes it later"
+            f"TensorBoard: cannot write {run_path / FOLDER} ({error}); compare_runs.py "
+            "--rebuild-tb writes it later"
         )
 
 
@@ -72,14 +71,14 @@ def as_far_as_possible(run_path: Path) -> Iterator[None]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl. A last line that a kill tore off does not count."""
+    """The rows of metrics.jsonl. A last line that a kill cut off is ignored."""
     rows = []
     for number, line in enumerate(path.read_text(errors="replace").split("\n")[:-1], 1):
         try:
             row = json.loads(line)
             _ = row["step"], row["tokens"]  # every row has both
         except (ValueError, KeyError, TypeError):
-            say(f"{path}, line {number} is damaged and left out")
+            say(f"left out {path}, line {number}: it is damaged")
             continue
         rows.append(row)
     return rows
@@ -90,27 +89,27 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _training_events(rows: Iterable[Row], prefix: str) -> Iterator[Event]:
     for row in rows:
-        figures = {
+        scalars = {
             f"{prefix}/{name}": float(value)
             for name, value in row.items()
             if name not in ("step", "tokens", "time") and is_finite(value)
         }
-        yield from on_both_axes(row["step"], row["tokens"], figures, row.get("time"))
+        yield from on_both_axes(row["step"], row["tokens"], scalars, row.get("time"))
 
 
 def on_both_axes(
-    step: int, tokens: int | None, figures: Mapping[str, float], when: float | None
+    step: int, tokens: int | None, scalars: Mapping[str, float], when: float | None
 ) -> Iterator[Event]:
-    if not figures:
+    if not scalars:
         return
     when = time.time() if when is None else when
     axes = {"": step} if tokens is None else {"": step, BY_TOKENS: tokens}
     for prefix, place in axes.items():
-        values = [Summary.Value(tag=prefix + t, simple_value=v) for t, v in figures.items()]
+        values = [Summary.Value(tag=prefix + t, simple_value=v) for t, v in scalars.items()]
         yield Event(step=place, wall_time=when, summary=Summary(value=values))
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -118,19 +117,19 @@ def is_finite(value: Any) -> bool:
 
 
 class EventFile:
-    """A TensorBoard file, opened only while something is added. The library's own writer adds in a
-    thread, where a full disk ends the thread and is not heard of."""
+    """A TensorBoard file, opened only while something is added. The library's own writer uses a
+    thread, which a full disk ends without a word."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
-    def in_place_of_others(cls, folder: Path, events: Iterable[Event]) -> "EventFile":
-        """A new file with these events; those that were in the folder go."""
+    def replace_all(cls, folder: Path, events: Iterable[Event]) -> "EventFile":
+        """A new file with these events, in place of all files in the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         old = sorted(path for path in folder.iterdir() if "tfevents" in path.name)
-        # A name that sorts behind every other, whatever the clock says: TensorBoard takes files in
-        # the order of their names.
+        # TensorBoard reads files in the order of their names: sort after every older one, whatever
+        # the clock says.
         numbers = [int(path.name.split(".")[3]) for path in old if path.name.endswith(".bosch")]
         temporary = cls(folder / ".new.tmp")
         temporary.path.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Scores of one prediction, 0 to 1. Each equals its upstream's to the last bit of the float."""
+"""Scores of one prediction, from 0 to 1, each bit-identical to the original implementation's."""

@@ -1,4 +1,4 @@
-"""LongBench's scores of a prediction against one answer, 0 to 1; ROUGE-L is in rouge_l.py."""
+"""LongBench's scores of a prediction against one answer, from 0 to 1. ROUGE-L is in rouge_l.py."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 NUMBER = re.compile(r"\d+")
 COMMENT_MARKS = ("`", "#", "//")
 ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Upstream's list as it stands: the opening mark of book titles is not in it.
+# LongBench's list, which lacks the opening mark of book titles.
 CHINESE_PUNCTUATION = str.maketrans(
     "",
     "",
@@ -25,7 +25,7 @@ CHINESE_PUNCTUATION = str.maketrans(
 
 
 def cut_words(text: str) -> list[str]:
-    """Words of a Chinese text by jieba's accurate mode, blanks and punctuation among them."""
+    """The words of a Chinese text in jieba's accurate mode, including blanks and punctuation."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in its sources, pkg_resources
@@ -35,11 +35,11 @@ def cut_words(text: str) -> list[str]:
             "Chinese data sets are scored with the package jieba, which is not installed. "
             'Install the extra with `pip install -e ".[eval]"`.'
         ) from error
-    jieba.setLogLevel(logging.WARNING)  # it tells stderr about its dictionary otherwise
+    jieba.setLogLevel(logging.WARNING)  # else it writes about its dictionary to stderr
     return list(jieba.cut(text, cut_all=False))
 
 
-# -------------------------------------------------------------------------------- F1 of the words
+# ------------------------------------------------------------------------------------ F1 of words
 
 
 def qa_f1(prediction: str, answer: str) -> float:
@@ -75,10 +75,10 @@ def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
-    """1 divided by the number of classes in the prediction, 0 if the answer is not among them.
+    """1 divided by the number of classes in the prediction; 0 if the answer is not among them.
 
-    A class that is a part of the answer's name does not count. Upstream deletes such classes while
-    it walks the list, so that the one after a deleted class is not looked at; it is so here.
+    Classes whose names are part of the answer's name do not count. LongBench removes them while
+    iterating over the list, which skips the class after a removed one; so does this.
     """
     named = [name for name in all_classes if name in prediction]
     k = 0
@@ -107,14 +107,14 @@ def number_after(word: str, answer: str) -> str:
     match = re.search(word + r"(\d+)", answer)
     if match is None:
         raise UserError(
-            f"The answer {answer!r} names no paragraph; retrieval is scored against {word + '7'!r}."
+            f"The answer {answer!r} names no paragraph; it must be like {word + '7'!r}."
         )
     return match[1]
 
 
 def code_sim(prediction: str, answer: str) -> float:
-    """fuzzywuzzy's ratio of the first line of code, on difflib: with python-Levenshtein beside it
-    fuzzywuzzy gives other numbers, and LongBench does not ask for that package."""
+    """fuzzywuzzy's ratio for the first line of code, by difflib. With python-Levenshtein installed
+    fuzzywuzzy gives other numbers, but LongBench does not require that package."""
     line = first_line_of_code(prediction)
     if line == answer:
         return 1.0
@@ -124,6 +124,6 @@ def code_sim(prediction: str, answer: str) -> float:
 
 
 def first_line_of_code(text: str) -> str:
-    """The first line without a mark of a comment or of Markdown; a line of blanks counts."""
+    """The first line without comment or Markdown marks. Lines of spaces count."""
     lines = text.lstrip("\n").split("\n")
     return next((line for line in lines if not any(m in line for m in COMMENT_MARKS)), "")

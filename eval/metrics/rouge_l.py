@@ -1,10 +1,10 @@
 """ROUGE-L as the package rouge 1.0.1 computes it for LongBench. It is not the usual ROUGE-L.
 
-A text is cut at every full stop. For each pair of a reference piece and a predicted piece the words
-of one longest common subsequence are taken; recall and precision count the distinct words of all of
-them against the distinct words of either text. Upstream reads the subsequence back by recursion and
-scores 0 where Python's stack ends (rouge issue 19), which depends on the caller; here it is read
-back in a loop, and every pair gets the score that is meant.
+Texts are split at every full stop. For each pair of a reference piece and a predicted piece the
+words of one longest common subsequence are collected; recall and precision compare the distinct
+words collected with the distinct words of each text. The package recovers the subsequence by
+recursion and scores 0 on a stack overflow (rouge issue 19), which depends on the caller. Here it is
+a loop, so every pair gets its true score.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ def rouge_zh(prediction: str, answer: str) -> float:
 
 
 def cut_pieces(text: str) -> list[list[str]]:
-    """The words of each piece between full stops. A piece of blanks has one word, the empty one."""
+    """The words of each piece between full stops. A blank piece has one word, the empty one."""
     return [" ".join(piece.split()).split(" ") for piece in text.split(".") if piece]
 
 
 def common_subsequence(reference: Sequence[str], predicted: Sequence[str]) -> list[str]:
-    """The one longest common subsequence that upstream reads back, from its end to its start."""
+    """The longest common subsequence that the package recovers, from its end to its start."""
     steps = steps_back(reference, predicted)
     i, j = len(reference), len(predicted)
     words = []
@@ -50,9 +50,9 @@ def common_subsequence(reference: Sequence[str], predicted: Sequence[str]) -> li
 
 
 def steps_back(reference: Sequence[str], predicted: Sequence[str]) -> list[bytearray]:
-    """For each cell of the table of lengths where the read-back goes from it. Only steps are kept,
-    a byte each: of the lengths, two rows are enough."""
-    above = [0] * (len(predicted) + 1)  # lengths for one reference word less
+    """The backtracking step of each cell in the table of lengths, one byte each. Of the lengths
+    themselves only two rows are held."""
+    above = [0] * (len(predicted) + 1)  # lengths without the last reference word
     table = []
     for reference_word in reference:
         row, steps = [0], bytearray()
@@ -63,7 +63,7 @@ def steps_back(reference: Sequence[str], predicted: Sequence[str]) -> list[bytea
             elif above[j + 1] > row[j]:
                 row.append(above[j + 1])
                 steps.append(UP)
-            else:  # ties go here, as upstream: the choice decides which words are taken
+            else:  # ties too, as in the package: the choice decides which words are collected
                 row.append(row[j])
                 steps.append(LEFT)
         above = row

@@ -1,4 +1,4 @@
-"""RULER's string match: whether the answers occur in a prediction, as plain substrings."""
+"""RULER's string match: whether answers occur in a prediction as substrings, ignoring case."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f]")
 
 
 def clean_prediction(prediction: str) -> str:
-    """The prediction as upstream compares it: control characters become line ends."""
+    """The prediction as RULER compares it: control characters become line breaks."""
     return CONTROL_CHARACTERS.sub("\n", prediction.strip()).strip()
 
 

@@ -1,5 +1,5 @@
-"""Files of finished runs, a line of JSON each (sweep.py --rows): all that reports read of a run,
-the scores of single examples too, no weights and no texts. Reports read them like run folders.
+"""Files of finished runs (sweep.py --rows), one JSON line a run: everything reports read of a run,
+with the scores of single examples, without weights and texts. Reports read them like run folders.
 """
 
 import gzip
@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from bosch.config import fill_in
-from bosch.eval.report.measures import condition
-from bosch.eval.report.runs import Place, RunResults, read_run, tell_apart
-from bosch.eval.report.statistics import Cell
-from bosch.eval.rows import read_rows, write_line
+from bosch.eval.report.runs import EvaluationKey, RunResults, distinguish_runs, read_run
+from bosch.eval.report.scores import condition
+from bosch.eval.report.statistics import Samples
+from bosch.eval.rows import Row, read_rows, write_line
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
-KEPT_AS_IS = ("name", "commit", "config", "mask_cost", "stage_seconds")
-KEPT_METRICS = ("step", "tokens", "loss", "validation_loss")  # of the training
+COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
+TRAINING_FIELDS = ("step", "tokens", "loss", "validation_loss")
 
 
 def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
-    """Runs by folders and archives, each under a name of its own."""
+    """Runs from folders and archives, each with a unique name. A run given twice is read once."""
     runs: dict[Hashable, RunResults] = {}
     for one in given:
-        if isinstance(one, Path):
-            found = read_archive(one) if is_archive(one) else [read_run(one.resolve())]
+        if isinstance(one, RunResults):
+            members = [one]
         else:
-            found = [one]
-        runs |= {_identity(run): run for run in found}  # one that is given twice is one run
+            members = read_archive(one) if is_archive(one) else [read_run(one.resolve())]
+        runs |= {_identity(run): run for run in members}
     names = [run.name for run in runs.values()]
     named: dict[str, RunResults] = {}
     for run in runs.values():
@@ -39,7 +39,7 @@ def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
         while name in named:
             name += "'"
         named[name] = replace(run, name=name)
-    return tell_apart(list(named.values()))
+    return distinguish_runs(list(named.values()))
 
 
 def is_archive(path: Path) -> bool:
@@ -47,33 +47,34 @@ def is_archive(path: Path) -> bool:
 
 
 def append_run(archive: Path, run: RunResults) -> None:
-    """Add a run as the last line; a kill leaves the old file."""
-    told: dict[str, Any] = {name: getattr(run, name) for name in KEPT_AS_IS}
-    told["mask"] = run.mask and asdict(run.mask)
-    told["rows"] = [*run.rows, *run.variants]
-    told["samples"] = [
-        [*place, *cell, [scores.get(index) for index in range(max(scores) + 1)]]
-        for place, cells in run.samples.items()
+    """Add a run as the last line. The file is replaced at once: a kill leaves the old one."""
+    record: Row = {name: getattr(run, name) for name in COPIED_FIELDS}
+    record["mask"] = run.mask and asdict(run.mask)
+    record["rows"] = [*run.rows, *run.variants]
+    record["samples"] = [
+        [*key, *cell, [scores.get(index) for index in range(max(scores) + 1)]]
+        for key, cells in run.samples.items()
         for cell, scores in cells.items()
     ]
-    told["training"] = [
-        {name: row[name] for name in KEPT_METRICS if name in row} for row in run.training
+    record["training"] = [
+        {name: row[name] for name in TRAINING_FIELDS if name in row} for row in run.training
     ]
-    line = write_line(told).encode()
-    known = archive.read_bytes() if archive.is_file() else b""
+    line = write_line(record).encode()
+    before = archive.read_bytes() if archive.is_file() else b""
     archive.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(archive, known + (gzip.compress(line) if archive.suffix == ".gz" else line))
+    write_atomically(archive, before + (gzip.compress(line) if archive.suffix == ".gz" else line))
 
 
 def read_archive(archive: Path) -> list[RunResults]:
-    """Of lines on one run, name and settings the same, the last."""
+    """Of several lines on one run (same name and settings), the last one."""
     runs = {}
-    for number, told in enumerate(read_rows(archive), 1):
+    for number, record in enumerate(read_rows(archive), 1):
         try:
-            run = _parse_run(archive, told)
+            run = _parse_run(archive, record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
-                f"{archive}, line {number} is no run as sweep.py --rows keeps them ({error!r})."
+                f"{archive}, line {number} is not a run that sweep.py --rows wrote ({error!r}). "
+                "Delete the line, or name another file."
             ) from error
         runs[_identity(run)] = run
     return list(runs.values())
@@ -83,21 +84,22 @@ def _identity(run: RunResults) -> Hashable:
     return run.path, str(run.config), run.mask and run.mask.model
 
 
-def _parse_run(archive: Path, told: dict[str, Any]) -> RunResults:
-    mask = told["mask"]
+def _parse_run(archive: Path, record: Row) -> RunResults:
+    mask = record["mask"]
     if mask is not None:
         groups, model = GroupMask.from_rows(*mask["mask"].values()), ModelInfo(**mask["model"])
         mask = MaskFile(**mask | {"mask": groups, "model": model})
-    samples: dict[Place, dict[Cell, dict[int, float]]] = {}
-    for step, suite, under, task, length, scores in told["samples"]:
+    samples: dict[EvaluationKey, dict[tuple[str, int], dict[int, float]]] = {}
+    for step, suite, under, task, length, scores in record["samples"]:
         known = {index: score for index, score in enumerate(scores) if score is not None}
         samples.setdefault((step, suite, under), {})[task, length] = known
+    copied: dict[str, Any] = {name: record[name] for name in COPIED_FIELDS}
     return RunResults(
-        path=archive / told["name"],
+        path=archive / record["name"],
         mask=mask,
-        rows=[row for row in told["rows"] if not condition(row)],
-        variants=[row for row in told["rows"] if condition(row)],
-        samples=samples,
-        training=told["training"],
-        **{name: told[name] for name in KEPT_AS_IS} | {"config": fill_in(told["config"])},
+        rows=[row for row in record["rows"] if not condition(row)],
+        variants=[row for row in record["rows"] if condition(row)],
+        samples=dict[EvaluationKey, Samples](samples),
+        training=record["training"],
+        **copied | {"config": fill_in(record["config"])},
     )

@@ -1,10 +1,10 @@
-"""How numbers are written in the cells of a report's tables."""
+"""How a report's tables format numbers."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from bosch.eval.report.statistics import NEVER, Estimate
+from bosch.eval.suites._reporting import Row
 
 MISSING = "–"
 
@@ -31,38 +31,38 @@ def show_tokens(count: float) -> str:
     return f"{count:.0f}"
 
 
-def show_estimate(found: Estimate | None, write: Callable[[float], str]) -> str:
+def show_estimate(estimate: Estimate | None, write: Callable[[float], str]) -> str:
     """`62% [41%, 80%]`."""
-    if found is None or found.value is None:
+    if estimate is None or estimate.value is None:
         return MISSING
-    text = write(found.value)
-    if found.low is None or found.high is None:
+    text = write(estimate.value)
+    if estimate.low is None or estimate.high is None:
         return text
-    low, high = write(found.low), write(found.high)
+    low, high = write(estimate.low), write(estimate.high)
     return text if low == high == text else f"{text} [{low}, {high}]"
 
 
-def show_advantage(found: Estimate | None) -> str:
-    """`+8.1 [+3.1, +12.8]* (3)`: an interval without zero, over three seeds."""
-    text = show_estimate(found, show_change)
-    if found is None or found.value is None:
+def show_difference(estimate: Estimate | None) -> str:
+    """`+8.1 [+3.1, +12.8]* (3)`: significant, three seeds."""
+    text = show_estimate(estimate, show_change)
+    if estimate is None or estimate.value is None:
         return text
-    seeds = "1 seed" if found.num_seeds == 1 else str(found.num_seeds)
-    return f"{text}{'*' * found.excludes_zero} ({seeds})"
+    seeds = "1 seed" if estimate.num_seeds == 1 else str(estimate.num_seeds)
+    return f"{text}{'*' * estimate.excludes_zero} ({seeds})"
 
 
 def show_score(value: float, stderr: float) -> str:
     return f"{value:.1f}" if math.isnan(stderr) else f"{value:.1f} ± {stderr:.1f}"
 
 
-def show_row(row: Mapping[str, Any] | None) -> str:
-    """A row of results; None: there is none."""
+def show_row(row: Row | None) -> str:
+    """The value of a result."""
     if row is None:
         return MISSING
     return show_score(row["value"], math.nan if row["stderr"] is None else row["stderr"])
 
 
-def show_count(value: Any) -> str:
+def show_count(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) else MISSING
 
 

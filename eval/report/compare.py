@@ -1,5 +1,5 @@
-"""Runs side by side: their curves, how far and fast each recovers, where one falls below step 0,
-what each kind has over a baseline.
+"""Runs side by side: their curves, how far and fast each recovers, checkpoints below step 0, and
+differences from a baseline.
 
 `compare` reads runs into one `Comparison`; eval/report/page.py shows it.
 """
@@ -14,8 +14,8 @@ import numpy as np
 
 from bosch.eval.report import statistics
 from bosch.eval.report.archive import read_runs
-from bosch.eval.report.measures import ROUNDING, Measure, Row, Score, find_measures, score
 from bosch.eval.report.runs import RunResults
+from bosch.eval.report.scores import ScoreValue, find_scores, read_value, sort_by_suite
 from bosch.eval.report.statistics import (
     Curve,
     Estimate,
@@ -25,91 +25,101 @@ from bosch.eval.report.statistics import (
     estimate_difference,
     resample_examples,
 )
+from bosch.eval.suites._reporting import ReportedScore, Row
 from bosch.masks.overlap import jaccard_distance
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
+
+# The suites round a task's percent to two decimals before they average.
+ROUNDING = 0.02
 
 
 @dataclass(frozen=True)
 class Comparison:
     runs: Sequence[RunResults]
-    measures: Sequence[Measure]  # those that any run was judged by
-    curves: Mapping[tuple[str, str, str], Curve]  # by run, suite and measure
-    dense: Mapping[tuple[str, str, str], Score]  # alike; the dense model of the run
-    baseline: str | None = None  # a run's name or a method: others are measured against it
+    scores: Sequence[ReportedScore]  # of any run, suite by suite
+    curves: Mapping[tuple[str, str, str], Curve]  # by run, suite and score
+    dense: Mapping[tuple[str, str, str], ScoreValue]  # the same of each run's dense model
+    baseline: str | None = None  # a run's name or a method
 
-    def curve(self, run: str, measure: Measure) -> Curve | None:
-        return self.curves.get((run, measure.suite, measure.name))
+    def curve(self, run: str, score: ReportedScore) -> Curve | None:
+        return self.curves.get((run, score.suite, score.name))
 
-    def dense_score(self, run: str, measure: Measure) -> Score | None:
-        return self.dense.get((run, measure.suite, measure.name))
-
-    @property
-    def averages(self) -> list[Measure]:
-        return [measure for measure in self.measures if measure.kind == "average"]
+    def dense_value(self, run: str, score: ReportedScore) -> ScoreValue | None:
+        return self.dense.get((run, score.suite, score.name))
 
     @property
-    def variants(self) -> list[Measure]:
-        return [measure for measure in self.measures if measure.kind == "variant"]
+    def suites(self) -> list[str]:
+        return list(dict.fromkeys(score.suite for score in self.scores))
+
+    @property
+    def averages(self) -> list[ReportedScore]:
+        return [score for score in self.scores if score.kind == "average"]
+
+    @property
+    def variants(self) -> list[ReportedScore]:
+        return [score for score in self.scores if score.kind == "variant"]
+
+    def parts(self, suite: str) -> list[ReportedScore]:
+        return [score for score in self.scores if score.kind == "part" and score.suite == suite]
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """One run's row in the table of how far and how fast."""
+    """How far and how fast one score of one run recovers."""
 
     run: str
-    measure: Measure
+    score: ReportedScore
     curve: Curve
-    gap_share: Estimate  # of the gap to the dense model, closed at the end
+    gap_share: Estimate  # share of the gap to the dense model that is recovered at the end
     tokens_to_half: Estimate
     tokens_to_90: Estimate
-    mean_score: Estimate  # area under the curve over its width
+    mean_score: Estimate  # area under the curve divided by its width
 
     @property
     def has_clear_gap(self) -> bool:
-        """Whether there is surely something to win back: where there is not, the share of it is not
-        defined for some of the examples drawn anew, and of any size for others."""
+        """Whether step 0 is significantly below the dense model. If not, the share is undefined for
+        some of the resamples and arbitrary for others."""
         return self.curve.replicates is None or self.gap_share.low is not None
 
 
 @dataclass(frozen=True)
-class Advantage:
-    """Points that runs of one kind have over the baseline's, in the mean over their seeds. None:
-    not evaluated, or not trained as far."""
+class BaselineDifference:
+    """Points above the baseline, averaged over seeds. None: not evaluated, or not trained as
+    far."""
 
-    kind: str  # or the run's name, where the baseline is one run
-    measure: Measure
+    setup: str  # of the runs; the run's name where the baseline is one run
+    score: ReportedScore
     start: Estimate | None  # before training
-    end: Estimate | None  # after it
-    mean: Estimate | None  # of the mean score on the way
+    end: Estimate | None  # after training
+    mean: Estimate | None  # of the mean score
 
 
 @dataclass(frozen=True)
-class Fall:
+class Drop:
     """A checkpoint that is worse than step 0."""
 
     run: str
-    measure: Measure
+    score: ReportedScore
     step: int
     points: Estimate  # negative
 
     @property
-    def is_clear(self) -> bool:
-        """Whether the interval excludes that nothing was lost."""
+    def is_significant(self) -> bool:
         return self.points.excludes_zero
 
     @property
     def certainty(self) -> str:
         if self.points.low is None:
             return "error unknown"
-        return "clear" if self.is_clear else "within noise"
+        return "significant" if self.is_significant else "within noise"
 
 
 @dataclass(frozen=True)
-class KindMean:
-    """Runs that differ in the seed only, together."""
+class SeedMean:
+    """The mean of a score over runs that differ only in the seed."""
 
-    kind: str
+    setup: str
     runs: Sequence[str]
     values: Sequence[float]
 
@@ -125,94 +135,99 @@ class KindMean:
 
 
 def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:
-    """`given`: run folders, and files that `sweep.py --rows` keeps. `baseline`: a method, or the
+    """`given`: run folders, and files written by `sweep.py --rows`. `baseline`: a method, or the
     name or folder of one of the runs."""
     runs = read_runs(given)
     name = None if baseline is None else _find_baseline(baseline, runs)
-    measures: dict[tuple[str, str], Measure] = {}
+    scores: dict[tuple[str, str], ReportedScore] = {}
     curves: dict[tuple[str, str, str], Curve] = {}
-    dense: dict[tuple[str, str, str], Score] = {}
+    dense: dict[tuple[str, str, str], ScoreValue] = {}
     for run in runs:
         rows = [*run.rows, *run.variants]
-        for measure in find_measures(rows):
-            measures.setdefault((measure.suite, measure.name), measure)
-            key = (run.name, measure.suite, measure.name)
-            if curve := _make_curve(run, rows, measure):
+        for score in find_scores(rows):
+            scores.setdefault((score.suite, score.name), score)
+            key = (run.name, score.suite, score.name)
+            if curve := _make_curve(run, rows, score):
                 curves[key] = curve
-            if found := score(measure, [row for row in rows if row["step"] is None]):
-                dense[key] = found
-    ordered = sorted(measures.values(), key=lambda measure: measure.suite != "niah")  # stable
-    return Comparison(runs, ordered, curves, dense, name)
+            if value := read_value(score, [row for row in rows if row["step"] is None]):
+                dense[key] = value
+    return Comparison(runs, sort_by_suite(scores.values()), curves, dense, name)
 
 
-def _make_curve(run: RunResults, rows: Sequence[Row], measure: Measure) -> Curve | None:
-    """The measure at every step it was evaluated at. None: at none, or tokens are unknown."""
+def _make_curve(run: RunResults, rows: Sequence[Row], score: ReportedScore) -> Curve | None:
+    """The score at every step where it was evaluated. None: at none, or tokens are unknown."""
     by_step: dict[int | None, list[Row]] = {}
     for row in rows:
-        if row["suite"] == measure.suite:
+        if row["suite"] == score.suite:
             by_step.setdefault(row["step"], []).append(row)
-    found: dict[int, tuple[float, Score]] = {}
-    for step, own in by_step.items():
-        value = score(measure, own)
-        if step is not None and value is not None and own[0]["tokens"] is not None:
-            found[step] = (own[0]["tokens"], value)
-    if not found:
+    points: dict[int, tuple[float, ScoreValue]] = {}
+    for step, members in by_step.items():
+        value = read_value(score, members)
+        if step is not None and value is not None and members[0]["tokens"] is not None:
+            points[step] = (members[0]["tokens"], value)
+    if not points:
         return None
-    steps = tuple(sorted(found))
-    dense = score(measure, by_step.get(None, []))
+    steps = tuple(sorted(points))
+    dense = read_value(score, by_step.get(None, []))
     return Curve(
         steps,
-        np.array([found[step][0] for step in steps], float),
-        np.array([found[step][1].value for step in steps]),
-        np.array([found[step][1].stderr for step in steps]),
+        np.array([points[step][0] for step in steps], float),
+        np.array([points[step][1].value for step in steps]),
+        np.array([points[step][1].stderr for step in steps]),
         math.nan if dense is None else dense.value,
-        _replicate(run, measure, {step: found[step][1] for step in steps}, dense),
+        _replicate(run, score, {step: points[step][1] for step in steps}, dense),
     )
 
 
 def _replicate(
-    run: RunResults, measure: Measure, scores: Mapping[int, Score], dense: Score | None
+    run: RunResults,
+    score: ReportedScore,
+    values: Mapping[int, ScoreValue],
+    dense: ScoreValue | None,
 ) -> Replicates | None:
-    """None where single examples are not known, or do not give what the suite wrote."""
-    told: list[tuple[int | None, Score]] = [*scores.items(), *([(None, dense)] if dense else [])]
-    samples = [run.samples.get((step, measure.suite, measure.condition), {}) for step, _ in told]
-    if not all(_agrees(measure, one, told[place][1]) for place, one in enumerate(samples)):
-        return None
-    points, last = samples[: len(scores)], samples[-1] if dense else None
-    return resample_examples(points, last, measure.weights, measure.suite)
+    """None where predictions are missing or do not reproduce the suite's own numbers."""
+    models: list[tuple[int | None, ScoreValue]] = [*values.items()]
+    models += [(None, dense)] if dense else []
+    samples = [run.samples.get((step, score.suite, score.condition), {}) for step, _ in models]
+    for one, (_, value) in zip(samples, models, strict=True):
+        if not _reproduces(score, one, value):
+            return None
+    points, last = samples[: len(values)], samples[-1] if dense else None
+    return resample_examples(points, last, score.weights, score.suite)
 
 
-def _agrees(measure: Measure, samples: Samples, told: Score) -> bool:
-    if not measure.weights or any(not samples.get(cell) for cell in measure.weights):
+def _reproduces(score: ReportedScore, samples: Samples, value: ScoreValue) -> bool:
+    if not score.weights or any(not samples.get(cell) for cell in score.weights):
         return False
-    means = {cell: fmean(samples[cell].values()) for cell in measure.weights}
-    return abs(sum(w * means[cell] for cell, w in measure.weights.items()) - told.value) <= ROUNDING
+    means = {cell: fmean(samples[cell].values()) for cell in score.weights}
+    total = sum(weight * means[cell] for cell, weight in score.weights.items())
+    return abs(total - value.value) <= ROUNDING
 
 
-def _trained(comparison: Comparison, measure: Measure) -> dict[str, Curve]:
-    """Curves of the runs that were trained and evaluated at step 0 and later."""
-    found = {run.name: comparison.curve(run.name, measure) for run in comparison.runs}
-    return {name: curve for name, curve in found.items() if curve and curve.is_trained}
+def _trained(comparison: Comparison, score: ReportedScore) -> dict[str, Curve]:
+    """Curves of the runs that were evaluated at step 0 and after training."""
+    curves = {run.name: comparison.curve(run.name, score) for run in comparison.runs}
+    return {name: curve for name, curve in curves.items() if curve and curve.is_trained}
 
 
 def _mean_score(trained: Mapping[str, Curve]) -> statistics.Statistic:
-    """Over the tokens that all have: means over unlike stretches would say nothing of runs. One
-    that learned its mask begins with the tokens that took."""
+    """Over the range of tokens that all curves share: means over different ranges are not
+    comparable. The curve of a learned mask begins after the tokens it learned from."""
     until = min((float(curve.tokens[-1]) for curve in trained.values()), default=0.0)
     since = max((float(curve.tokens[0]) for curve in trained.values()), default=0.0)
     return statistics.mean_score(until, since)
 
 
 def recoveries(comparison: Comparison) -> list[Recovery]:
-    """A row for each run and average that was trained and evaluated at step 0 and later."""
+    """For each average and each run that was evaluated at step 0 and after training."""
     rows = []
-    for measure in comparison.averages:
-        trained = _trained(comparison, measure)
+    for score in comparison.averages:
+        trained = _trained(comparison, score)
         mean_score = _mean_score(trained)
         rows += [
             Recovery(
                 name,
-                measure,
+                score,
                 curve,
                 estimate(curve, statistics.gap_share),
                 estimate(curve, statistics.tokens_to_share(0.5)),
@@ -224,95 +239,96 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
     return rows
 
 
-def beside_baseline(comparison: Comparison) -> list[Advantage]:
-    """What each kind of runs has over the baseline's, by average and kind."""
-    found = []
+def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:
+    """For each average and each setup that has a baseline run to be compared with."""
+    differences = []
     paired = pair_runs(comparison)
-    for measure in [*comparison.averages, *comparison.variants]:
-        mean_score = _mean_score(_trained(comparison, measure))
-        for kind, names in paired.items():
+    for score in [*comparison.averages, *comparison.variants]:
+        mean_score = _mean_score(_trained(comparison, score))
+        for setup, names in paired.items():
             pairs = [
-                (own, base)
+                (curve, base)
                 for run, other in names
-                if (own := comparison.curve(run, measure))
-                and (base := comparison.curve(other, measure))
+                if (curve := comparison.curve(run, score))
+                and (base := comparison.curve(other, score))
             ]
-            begun = [(a, b) for a, b in pairs if a.starts_at_zero and b.starts_at_zero]
-            trained = [(a, b) for a, b in begun if a.is_trained and b.is_trained]
-            ended = [(a, b) for a, b in trained if end_alike(a, b)]
-            if begun:
-                row = Advantage(
-                    kind,
-                    measure,
-                    estimate_difference(begun, statistics.first_value),
+            started = [(a, b) for a, b in pairs if a.starts_at_zero and b.starts_at_zero]
+            trained = [(a, b) for a, b in started if a.is_trained and b.is_trained]
+            ended = [(a, b) for a, b in trained if end_together(a, b)]
+            if started:
+                difference = BaselineDifference(
+                    setup,
+                    score,
+                    estimate_difference(started, statistics.first_value),
                     estimate_difference(ended, statistics.final_value) if ended else None,
                     estimate_difference(trained, mean_score) if trained else None,
                 )
-                found.append(row)
-    return found
+                differences.append(difference)
+    return differences
 
 
 def pair_runs(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
-    """Runs and the baseline's run beside each, by kind: of the same model, ratio, window and seed
-    where the baseline is a method; where it is a run, every other is a kind of its own."""
-    asked = comparison.baseline
-    if any(run.name == asked for run in comparison.runs):
-        return {r.name: [(r.name, str(asked))] for r in comparison.runs if r.name != asked}
+    """Setup -> pairs of a run and its baseline run. A baseline that is a method gives each run the
+    one of the same model, ratio, window and seed; one that is a run is paired with every other."""
+    baseline = comparison.baseline
+    if any(run.name == baseline for run in comparison.runs):
+        return {r.name: [(r.name, str(baseline))] for r in comparison.runs if r.name != baseline}
     pairs: dict[str, list[tuple[str, str]]] = {}
     for run in comparison.runs:
-        alike = [
+        candidates = [
             base
             for base in comparison.runs
-            if base.method == asked and base.setting == run.setting and run.method != asked
+            if base.method == baseline != run.method and base.pairing_key == run.pairing_key
         ]
-        if alike:
-            # Of several the one that differs in the same other settings.
-            base = next((base for base in alike if base.apart == run.apart), alike[0])
-            pairs.setdefault(run.kind, []).append((run.name, base.name))
+        if candidates:
+            # Of several, the one whose other settings differ in the same way.
+            alike = (base for base in candidates if base.differences == run.differences)
+            base = next(alike, candidates[0])
+            pairs.setdefault(run.setup, []).append((run.name, base.name))
     return pairs
 
 
-def falls(comparison: Comparison) -> list[Fall]:
-    """Every checkpoint below step 0, averages first, clear ones before those within noise."""
-    found = []
+def find_drops(comparison: Comparison) -> list[Drop]:
+    """Every checkpoint below step 0: averages first, significant ones before the others."""
+    drops = []
     for run in comparison.runs:
-        for measure in comparison.measures:
-            curve = comparison.curve(run.name, measure)
+        for score in comparison.scores:
+            curve = comparison.curve(run.name, score)
             if curve is None or not curve.starts_at_zero:
                 continue
             for place, step in enumerate(curve.steps[1:], 1):
                 if curve.values[place] < curve.values[0] - 1e-9:
                     points = estimate(curve, statistics.gain_to(place))
-                    found.append(Fall(run.name, measure, step, points))
-    return sorted(found, key=lambda fall: (fall.measure.kind, not fall.is_clear))
+                    drops.append(Drop(run.name, score, step, points))
+    return sorted(drops, key=lambda drop: (drop.score.kind, not drop.is_significant))
 
 
-def kind_means(comparison: Comparison, measure: Measure, at_end: bool) -> list[KindMean]:
-    """Scores of runs that differ in the seed only, at step 0 or at the end of training. The end is
-    where the furthest of them is; others are left out."""
-    groups: dict[str, dict[str, Curve]] = {}
+def seed_means(comparison: Comparison, score: ReportedScore, at_end: bool) -> list[SeedMean]:
+    """One for each setup, at step 0 or at the end of training. Runs that were not trained as far as
+    the longest run of their setup are left out at the end."""
+    setups: dict[str, dict[str, Curve]] = {}
     for run in comparison.runs:
-        curve = comparison.curve(run.name, measure)
+        curve = comparison.curve(run.name, score)
         if curve is None or not curve.starts_at_zero or (at_end and not curve.is_trained):
             continue
-        groups.setdefault(run.kind, {})[run.name] = curve
+        setups.setdefault(run.setup, {})[run.name] = curve
     means = []
-    for kind, curves in groups.items():
-        furthest = max(curves.values(), key=lambda curve: float(curve.tokens[-1]))
-        kept = {n: c for n, c in curves.items() if not at_end or end_alike(c, furthest)}
-        values = [float(curve.values[-1 if at_end else 0]) for curve in kept.values()]
-        means.append(KindMean(kind, list(kept), values))
+    for setup, curves in setups.items():
+        longest = max(curves.values(), key=lambda curve: float(curve.tokens[-1]))
+        used = {n: c for n, c in curves.items() if not at_end or end_together(c, longest)}
+        values = [float(curve.values[-1 if at_end else 0]) for curve in used.values()]
+        means.append(SeedMean(setup, list(used), values))
     return means
 
 
-def end_alike(first: Curve, second: Curve) -> bool:
-    """Whether two trainings have come as far. A learned mask's share of the tokens ends with a
-    step, so that the sums may differ by some tokens."""
+def end_together(first: Curve, second: Curve) -> bool:
+    """Whether two trainings saw as many tokens. The part that a learned mask takes is rounded to
+    whole steps, so the sums may differ slightly."""
     return math.isclose(float(first.tokens[-1]), float(second.tokens[-1]), rel_tol=0.01)
 
 
 def mask_distance(first: RunResults, second: RunResults) -> float | None:
-    """Jaccard distance of the windowed groups. None: no mask, or of another shape."""
+    """Jaccard distance of the windowed groups. None: a mask is missing or has another shape."""
     if first.mask is None or second.mask is None:
         return None
     a, b = first.mask.mask, second.mask.mask
@@ -321,15 +337,15 @@ def mask_distance(first: RunResults, second: RunResults) -> float | None:
     return jaccard_distance(a, b)
 
 
-def _find_baseline(asked: str, runs: Sequence[RunResults]) -> str:
+def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> str:
     for run in runs:
-        if asked == run.name or Path(asked).resolve() == run.path.resolve():
+        if wanted == run.name or Path(wanted).resolve() == run.path.resolve():
             return run.name
-    methods = sorted({run.method for run in runs})  # without options before those with some
+    methods = sorted({run.method for run in runs})  # those without options come first
     for method in methods:
-        if asked in (method, method.split()[0]):
+        if wanted in (method, method.split()[0]):
             return method
     names = [*methods, *(run.name for run in runs)]
     raise UserError(
-        f"--baseline {asked}: it is none of the methods or runs; {suggest(asked, names)}"
+        f"--baseline {wanted} is not one of the methods or runs; {suggest(wanted, names)}"
     )

@@ -1,24 +1,28 @@
-"""The pictures of a comparison: recovery over tokens, scores over ratios, losses, masks. Same
-numbers, same bytes.
+"""The pictures of a comparison: recovery over tokens, scores over ratios, losses, masks. The same
+numbers give the same bytes.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.ticker import EngFormatter
 
-from bosch.eval.report.compare import Comparison, kind_means
-from bosch.eval.report.measures import Measure
+from bosch.eval.report.compare import Comparison, seed_means
 from bosch.eval.report.runs import RunResults
 from bosch.eval.report.statistics import Numbers
+from bosch.eval.settings import SUITES
+from bosch.eval.suites._reporting import ReportedScore, reporting_of
 from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
+from bosch.plugins import list_plugins
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -30,7 +34,7 @@ MOST_MASKS = 24  # in one picture
 
 @dataclass(frozen=True)
 class Line:
-    """What one kind of run draws: the mean over its seeds, and a band of one standard error."""
+    """A run, or the mean over the seeds of a setup, with a band of one standard error."""
 
     label: str
     x: Numbers
@@ -39,12 +43,14 @@ class Line:
 
 
 def draw_pictures(comparison: Comparison, out: Path) -> list[Path]:
-    """Every picture for which there is something to show."""
+    """Every picture that has something to show; those of an earlier comparison are deleted."""
+    for name in (*PICTURES, *(f"{suite}_*" for suite in list_plugins(SUITES))):
+        for old in out.glob(f"{name}.png"):
+            old.unlink()
     written = []
-    for name, draw in PICTURES.items():
+    for name, draw in [*PICTURES.items(), *_parts_pictures(comparison)]:
         figure = draw(comparison)
         path = out / f"{name}.png"
-        path.unlink(missing_ok=True)  # of an earlier comparison
         if figure is not None:
             figure.savefig(path, format="png", metadata={"Software": None})
             written.append(path)
@@ -52,22 +58,23 @@ def draw_pictures(comparison: Comparison, out: Path) -> list[Path]:
 
 
 def draw_zero_shot(comparison: Comparison) -> "Figure | None":
-    """Tables 1 and 2 as a picture: scores before training, a row a method, a dot a ratio."""
-    panels = [_over_ratios(comparison, measure) for measure in comparison.averages]
+    """Tables 1 and 2 of the paper as a picture: scores before training, a row per method, a dot per
+    ratio."""
+    panels = [_over_ratios(comparison, score) for score in comparison.averages]
     if not panels or sum(map(len, panels[0].values())) < 2:
         return None
-    # The best on top, by the largest ratio that all have: there methods differ most.
+    # The best on top, by the largest ratio that all methods have, where they differ most.
     common = set.intersection(*(set(points) for points in panels[0].values()))
 
-    def rank(label: str) -> tuple[float, float]:
+    def sort_key(label: str) -> tuple[float, float]:
         points = panels[0][label]
         ratio = max(common) if common else max(points)
         return ratio, points[ratio][0]
 
-    place = {label: row for row, label in enumerate(sorted(panels[0], key=rank))}
+    place = {label: row for row, label in enumerate(sorted(panels[0], key=sort_key))}
     ratios = sorted({ratio for lines in panels for points in lines.values() for ratio in points})
     figure, axes = _grid(len(panels), height=1.0 + 0.2 * len(place))
-    for number, (axis, measure, lines) in enumerate(
+    for number, (axis, score, lines) in enumerate(
         zip(axes, comparison.averages, panels, strict=True)
     ):
         for ratio, color in zip(ratios, itertools.cycle(COLORS)):
@@ -76,9 +83,9 @@ def draw_zero_shot(comparison: Comparison) -> "Figure | None":
                 x, error, y = np.array(dots).T
                 label = f"ratio {ratio:g}"
                 axis.errorbar(x, y, xerr=error, fmt="o", color=color, ms=4, lw=1, label=label)
-        _draw_dense(axis, comparison, measure, across=True)
-        axis.set(title=f"{measure.title}, before training", xlabel="score, %")
-        names = [_as_it_is(label) for label in place] if number == 0 else []
+        _draw_dense(axis, comparison, score, vertical=True)
+        axis.set(title=f"{score.title}, before training", xlabel="score (%)")
+        names = [_escape(label) for label in place] if number == 0 else []
         axis.set_yticks(range(len(place)), names or [""] * len(place), fontsize=8)
     return _finish(figure, axes)
 
@@ -95,13 +102,13 @@ def draw_losses(comparison: Comparison) -> "Figure | None":
     figure, axes = _grid(len(panels))
     for axis, (title, lines) in zip(axes, panels, strict=True):
         _draw_lines(axis, lines, styles, marker="" if title == "training loss" else "o")
-        axis.set(title=title, ylabel="nats a token")
-        _count_tokens(axis)
+        axis.set(title=title, ylabel="nats per token")
+        _label_tokens(axis)
     return _finish(figure, axes)
 
 
 def draw_masks(comparison: Comparison) -> "Figure | None":
-    """Heat maps side by side; layers from the bottom up."""
+    """Heat maps side by side, the first layer at the bottom."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
@@ -114,7 +121,7 @@ def draw_masks(comparison: Comparison) -> "Figure | None":
     colors = ListedColormap([WINDOW_COLOR, FULL_COLOR])
     for axis, run, mask in zip(axes, runs, masks, strict=True):
         axis.pcolormesh(mask.z, cmap=colors, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
-        axis.set_title(f"{_as_it_is(run.name)}\n{mask.ratio:.4g} on the window", fontsize=7)
+        axis.set_title(f"{_escape(run.name)}\n{mask.ratio:.4g} windowed", fontsize=7)
         axis.set_xlabel("group", fontsize=7)
         axis.set_ylabel("layer", fontsize=7)
         counts = (axis.set_xticks, mask.num_groups), (axis.set_yticks, mask.num_layers)
@@ -129,92 +136,98 @@ def draw_masks(comparison: Comparison) -> "Figure | None":
     return figure
 
 
-PICTURES: dict[str, Callable[[Comparison], Any]] = {
-    # Figure 3: scores over tokens, the dense model as a line.
-    "recovery": lambda comparison: _draw_measures(comparison, comparison.averages),
+# Figure 3 of the paper is the recovery over tokens.
+PICTURES: dict[str, Callable[[Comparison], "Figure | None"]] = {
+    "recovery": lambda comparison: _draw_scores(comparison, comparison.averages),
     "zero_shot": draw_zero_shot,
-    "niah_tasks": lambda comparison: _draw_parts(comparison, "niah"),
-    "longbench_categories": lambda comparison: _draw_parts(comparison, "longbench"),
     "losses": draw_losses,
     "masks": draw_masks,
 }
 
 
+def parts_picture(suite: str) -> str:
+    """Name of the picture of a suite's tasks or categories."""
+    return f"{suite}_{reporting_of(suite).parts_title.replace(' ', '_')}"
+
+
 # ---------------------------------------------------------------------------------------- lines
 
 
-def _draw_parts(comparison: Comparison, suite: str) -> "Figure | None":
-    measures = [m for m in comparison.measures if m.kind == "part" and m.suite == suite]
-    return _draw_measures(comparison, measures)
+def _parts_pictures(
+    comparison: Comparison,
+) -> Iterator[tuple[str, Callable[[Comparison], "Figure | None"]]]:
+    for suite in comparison.suites:
+        yield parts_picture(suite), partial(_draw_scores, scores=comparison.parts(suite))
 
 
-def _draw_measures(comparison: Comparison, measures: Sequence[Measure]) -> "Figure | None":
-    panels = [(m, lines) for m in measures if (lines := list(_over_tokens(comparison, m)))]
+def _draw_scores(comparison: Comparison, scores: Sequence[ReportedScore]) -> "Figure | None":
+    panels = [(s, lines) for s in scores if (lines := list(_over_tokens(comparison, s)))]
     if not panels:
         return None
     styles = _choose_styles(lines for _, lines in panels)
     figure, axes = _grid(len(panels))
-    for axis, (measure, lines) in zip(axes, panels, strict=True):
+    for axis, (score, lines) in zip(axes, panels, strict=True):
         _draw_lines(axis, lines, styles)
-        _draw_dense(axis, comparison, measure)
-        axis.set(title=measure.title, ylabel="score, %")
-        _count_tokens(axis)
+        _draw_dense(axis, comparison, score)
+        axis.set(title=score.title, ylabel="score (%)")
+        _label_tokens(axis)
     return _finish(figure, axes)
 
 
-def _over_tokens(comparison: Comparison, measure: Measure) -> Iterator[Line]:
-    """A line for each kind of run. Where any run was trained, those that were not are left out."""
-    kinds: dict[str, list[RunResults]] = {}
-    curves = {run.name: comparison.curve(run.name, measure) for run in comparison.runs}
+def _over_tokens(comparison: Comparison, score: ReportedScore) -> Iterator[Line]:
+    """A line per setup. Untrained runs are left out if any run was trained."""
+    setups: dict[str, list[RunResults]] = {}
+    curves = {run.name: comparison.curve(run.name, score) for run in comparison.runs}
     any_trained = any(curve and curve.is_trained for curve in curves.values())
     for run in comparison.runs:
         curve = curves[run.name]
         if curve is not None and (curve.is_trained or not any_trained):
-            kinds.setdefault(run.kind, []).append(run)
-    shown = [run for runs in kinds.values() for run in runs]
-    only_methods = len({(run.model, run.ratio, run.window, run.apart) for run in shown}) == 1
-    for kind, runs in kinds.items():
-        found = [curve for run in runs if (curve := curves[run.name])]
-        if len(found) == 1:
-            yield Line(runs[0].name, found[0].tokens, found[0].values, found[0].stderrs)
+            setups.setdefault(run.setup, []).append(run)
+    shown = [run for runs in setups.values() for run in runs]
+    only_methods = len({(run.model, run.ratio, run.window, run.differences) for run in shown}) == 1
+    for setup, runs in setups.items():
+        members = [curve for run in runs if (curve := curves[run.name])]
+        if len(members) == 1:
+            yield Line(runs[0].name, members[0].tokens, members[0].values, members[0].stderrs)
             continue
-        common = sorted(set.intersection(*(set(curve.tokens) for curve in found)))
+        common = sorted(set.intersection(*(set(curve.tokens) for curve in members)))
         heights = np.array(
-            [[curve.values[list(curve.tokens).index(t)] for t in common] for curve in found]
+            [[curve.values[list(curve.tokens).index(t)] for t in common] for curve in members]
         )
         if common:
-            error = heights.std(axis=0, ddof=1) / math.sqrt(len(found))
-            name = runs[0].method if only_methods else kind
-            label = f"{name} (mean of {len(found)} seeds)"
+            error = heights.std(axis=0, ddof=1) / math.sqrt(len(members))
+            name = runs[0].method if only_methods else setup
+            label = f"{name} (mean of {len(members)} seeds)"
             yield Line(label, np.array(common), heights.mean(axis=0), error)
 
 
 def _over_ratios(
-    comparison: Comparison, measure: Measure
+    comparison: Comparison, score: ReportedScore
 ) -> dict[str, dict[float, tuple[float, float]]]:
-    """Mean score and its error before training, by method and ratio."""
+    """Mean score before training and its error, by method and ratio."""
     by_name = {run.name: run for run in comparison.runs}
     one_model = len({run.model for run in comparison.runs}) == 1
     one_window = len({run.window for run in comparison.runs}) == 1
-    found: dict[str, dict[float, tuple[float, float]]] = {}
-    for mean in kind_means(comparison, measure, at_end=False):
+    points: dict[str, dict[float, tuple[float, float]]] = {}
+    for mean in seed_means(comparison, score, at_end=False):
         run = by_name[mean.runs[0]]
         if run.ratio:
             label = run.method if one_model else f"{run.model} {run.method}"
-            label += ("" if one_window else f" W{run.window}") + (run.apart and f", {run.apart}")
-            found.setdefault(label, {})[run.ratio] = mean.mean, mean.stderr
-    return found
+            label += "" if one_window else f" W{run.window}"
+            label += f", {run.differences}" if run.differences else ""
+            points.setdefault(label, {})[run.ratio] = mean.mean, mean.stderr
+    return points
 
 
 def _losses(runs: Sequence[RunResults], name: str) -> Iterator[Line]:
     for run in runs:
-        found = [
+        points = [
             (row["tokens"], row[name])
             for row in run.training
             if isinstance(row.get(name), int | float) and isinstance(row.get("tokens"), int)
         ]
-        if found:
-            x, y = np.array(found, float).T
+        if points:
+            x, y = np.array(points, float).T
             yield Line(run.name, x, y, np.full(len(x), math.nan))
 
 
@@ -224,7 +237,7 @@ def _losses(runs: Sequence[RunResults], name: str) -> Iterator[Line]:
 def _grid(
     num_panels: int, columns: int = COLUMNS, width: float = 4.2, height: float = 3.1
 ) -> "tuple[Figure, list[Axes]]":
-    # A Figure of its own: pyplot would keep state and pick a display.
+    # Without pyplot, which keeps state and picks a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -243,7 +256,7 @@ def _draw_lines(
 ) -> None:
     for line in lines:
         style, color = styles[line.label]
-        label = _as_it_is(line.label)
+        label = _escape(line.label)
         axis.plot(line.x, line.y, style, color=color, marker=marker, markersize=4, label=label)
         if not np.isnan(line.error).any():
             axis.fill_between(
@@ -251,36 +264,36 @@ def _draw_lines(
             )
 
 
-def _as_it_is(name: str) -> str:
-    """A name as matplotlib has to get it: dollars begin formulas, and what begins with an
-    underscore is left out of legends."""
+def _escape(name: str) -> str:
+    """A name for matplotlib, which reads dollars as formulas and leaves names that begin with an
+    underscore out of legends."""
     return ("\N{ZERO WIDTH SPACE}" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def _choose_styles(panels: Iterable[Sequence[Line]]) -> dict[str, tuple[str, str]]:
-    """A line style and color for each label, the same in all panels of a picture."""
+    """A line style and color for each label, the same in all panels."""
     labels = dict.fromkeys(line.label for lines in panels for line in lines)
     looks = itertools.cycle((style, color) for style in LINES for color in COLORS)
     return dict(zip(labels, looks, strict=False))
 
 
 def _draw_dense(
-    axis: "Axes", comparison: Comparison, measure: Measure, across: bool = False
+    axis: "Axes", comparison: Comparison, score: ReportedScore, vertical: bool = False
 ) -> None:
-    """A line for each dense model. Runs of one model were beside the same one."""
-    draw = axis.axvline if across else axis.axhline
+    """A line for each dense model. Runs of one model share it."""
+    draw = axis.axvline if vertical else axis.axhline
     heights: dict[str, float] = {}
     for run in comparison.runs:
-        found = comparison.dense_score(run.name, measure)
-        if found is not None:
-            heights.setdefault(run.model, found.value)
+        value = comparison.dense_value(run.name, score)
+        if value is not None:
+            heights.setdefault(run.model, value.value)
     for model, height in heights.items():
-        label = "dense model" if len(heights) == 1 else f"dense {_as_it_is(model)}"
+        label = "dense model" if len(heights) == 1 else f"dense {_escape(model)}"
         draw(height, color="#444444", linewidth=1, linestyle=(0, (6, 2)), label=label)
 
 
 def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
-    labels: dict[str, Any] = {}
+    labels: dict[str, Artist] = {}
     for axis in axes:
         axis.grid(alpha=0.25)
         for side in ("top", "right"):
@@ -298,6 +311,6 @@ def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
     return figure
 
 
-def _count_tokens(axis: "Axes") -> None:
-    axis.set_xlabel("tokens that mask and weights learned from")
+def _label_tokens(axis: "Axes") -> None:
+    axis.set_xlabel("training tokens")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))

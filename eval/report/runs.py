@@ -1,6 +1,6 @@
-"""What a run folder has to show, as far as the run has come: settings, mask, scores, losses, times.
+"""What a run folder holds so far: settings, mask, scores, losses, times.
 
-Reading never fails on a part that is missing or damaged; it is named in `problems` instead.
+A missing or damaged part does not stop the reading; `problems` names it.
 """
 
 import json
@@ -11,35 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from bosch.config import fill_in
-from bosch.eval.report.measures import Row, condition, headline_metric
+from bosch.eval.report.scores import condition
 from bosch.eval.report.statistics import Samples
 from bosch.eval.results import SCORES
+from bosch.eval.suites._reporting import Row, reporting_of
 from bosch.masks.mask import MaskFile, read_mask
-from bosch.run.errors import MissingFileError
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import MANIFEST
 from bosch.run.plan import REFERENCE, follow_reference
 
-PREDICTIONS = "predictions.jsonl"  # a row an example, as eval/runner.py writes them
-# Evaluations in eval/window/128 and eval/length/4096: the column that their rows get.
+PREDICTIONS = "predictions.jsonl"  # one row per example, written by eval/runner.py
+# eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
 VARIANTS = {"window": "window", "length": "text_tokens"}
-Place = tuple[int | None, str, str]  # step (None: the dense model), suite, condition
+EvaluationKey = tuple[int | None, str, str]  # step (None: the dense model), suite, condition
 
 
 @dataclass(frozen=True)
 class RunResults:
     path: Path
     name: str
-    config: Mapping[str, Any] = field(default_factory=dict)  # of run.json
+    config: Mapping[str, Any] = field(default_factory=dict)  # from run.json
     mask: MaskFile | None = None
-    rows: Sequence[Row] = ()  # of its evaluations; step None: the dense model
-    variants: Sequence[Row] = ()  # of those under other windows and in longer texts
-    samples: Mapping[Place, Samples] = field(default_factory=dict)  # scores of single examples
+    rows: Sequence[Row] = ()  # results of its evaluations; step None: the dense model
+    variants: Sequence[Row] = ()  # results under other windows and in longer texts
+    samples: Mapping[EvaluationKey, Samples] = field(default_factory=dict)
     training: Sequence[Row] = ()  # metrics.jsonl
     mask_cost: Mapping[str, Any] = field(default_factory=dict)  # seconds, evaluations, ...
     stage_seconds: Mapping[str, float] = field(default_factory=dict)  # of complete stages
     problems: Sequence[str] = ()
-    commit: str | None = None  # of the code that began it
-    apart: str = ""  # what else tells it from runs of its model, method, ratio and window
+    commit: str | None = None  # of the code that started the run
+    differences: str = ""  # further settings that are part of its setup
 
     @property
     def model(self) -> str:
@@ -47,7 +48,7 @@ class RunResults:
 
     @property
     def method(self) -> str:
-        """With the settings that were given to it alone."""
+        """The method's name and its options."""
         name = self.mask.method if self.mask else str(self.config.get("method", "?"))
         section = self.config.get("mask")
         options = section.get("options", ()) if isinstance(section, dict) else ()
@@ -55,10 +56,10 @@ class RunResults:
 
     @property
     def ratio(self) -> float | None:
-        """As it was asked: what runs of one kind have in common."""
+        """As requested: the ratio that a mask realizes may differ a little."""
         if self.mask:
-            asked = self.mask.ratio_asked
-            return self.mask.mask.ratio if asked is None else asked
+            requested = self.mask.ratio_asked
+            return self.mask.mask.ratio if requested is None else requested
         return self.config.get("ratio")
 
     @property
@@ -70,8 +71,8 @@ class RunResults:
         return self.config.get("seed")
 
     @property
-    def setting(self) -> tuple[Any, ...]:
-        """What it has in common with the run of another method that it is compared with."""
+    def pairing_key(self) -> tuple[object, ...]:
+        """The same for a run and the baseline run that it is compared with."""
         return self.model, self.ratio, self.window, self.seed
 
     @property
@@ -81,35 +82,35 @@ class RunResults:
         return {row["step"]: row["validation_loss"] for row in rows}
 
     @property
-    def kind(self) -> str:
-        """What runs with other seeds share: model, method, ratio and window, and other settings
-        where those differ between the runs that were read together."""
+    def setup(self) -> str:
+        """The same for runs that differ only in the seed: model, method, ratio, window, and any
+        other setting in which the runs that are read together differ."""
         ratio = "?" if self.ratio is None else f"{self.ratio:g}"
-        kind = f"{self.model} {self.method} r{ratio} W{self.window}"
-        return f"{kind}, {self.apart}" if self.apart else kind
+        setup = f"{self.model} {self.method} r{ratio} W{self.window}"
+        return f"{setup}, {self.differences}" if self.differences else setup
 
     @property
     def trained_tokens(self) -> int | None:
-        """Without those that went into the mask."""
+        """Without the tokens that a learned mask was trained on."""
         rows = [row for row in self.training if isinstance(row.get("tokens"), int)]
         before = next((row["tokens"] for row in rows if row.get("step") == 0), 0)
         return max((row["tokens"] - before for row in rows), default=None)
 
 
 def read_run(path: Path) -> RunResults:
-    """Everything the folder has. FileNotFoundError if it is no run's folder at all."""
     if not is_run(path):
         raise MissingFileError(
-            f"{path} is no run folder: it has no run.json, no mask, no evaluation and no training."
+            f"{path} is not a run folder: it has no run.json, no mask, no evaluation and no "
+            "training. Name the folder of a run, such as runs/NAME."
         )
     problems: list[str] = []
-    told = read_json(path / "run.json", problems)
-    config = told.get("config")
+    record = read_json(path / "run.json", problems)
+    config = record.get("config")
     mask = None
     if (path / "mask" / "mask.json").is_file():
         try:
             mask = read_mask(path / "mask" / "mask.json")
-        except ValueError as error:
+        except UserError as error:
             problems.append(str(error))
     training = _read_lines(path / "train" / "metrics.jsonl", problems)
     rows, samples = _read_evaluations(path, training, problems)
@@ -125,7 +126,7 @@ def read_run(path: Path) -> RunResults:
         mask_cost=_mask_cost(path, mask, problems),
         stage_seconds=_stage_seconds(path, problems),
         problems=problems,
-        commit=told.get("commit"),
+        commit=record.get("commit"),
     )
 
 
@@ -134,38 +135,42 @@ def is_run(path: Path) -> bool:
     return any((path / mark).exists() for mark in marks)
 
 
-def tell_apart(runs: Sequence[RunResults]) -> list[RunResults]:
-    """Runs of one kind shall differ in the seed alone: others are told apart by the settings in
-    which they differ, and what has settings and seed of a run before it by its name."""
+def distinguish_runs(runs: Sequence[RunResults]) -> list[RunResults]:
+    """Give runs of one setup that differ in more than the seed a setup of their own: by the
+    settings in which they differ, or by name where settings and seed are the same."""
     settings = [_flatten(run.config) | _weights(run) for run in runs]
-    kinds: dict[str, list[int]] = {}
+    setups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
-        kinds.setdefault(run.kind, []).append(place)
-    told = list(runs)
-    for places in kinds.values():
+        setups.setdefault(run.setup, []).append(place)
+    result = list(runs)
+    for places in setups.values():
         seen = []
         for place in places if len(places) > 1 else ():
-            run, own = runs[place], settings[place]
+            run, mine = runs[place], settings[place]
             others = [settings[other] for other in places]
-            apart = [f"{k} {v}" for k, v in own.items() if any(o.get(k) != v for o in others)]
-            if run.seed is None or (run.seed, own) in seen:
-                apart.append(run.name)
-            seen.append((run.seed, own))
-            told[place] = replace(run, apart=", ".join(apart))
-    return told
+            differences = [
+                f"{name} {value}"
+                for name, value in mine.items()
+                if any(other.get(name) != value for other in others)
+            ]
+            if run.seed is None or (run.seed, mine) in seen:
+                differences.append(run.name)
+            seen.append((run.seed, mine))
+            result[place] = replace(run, differences=", ".join(differences))
+    return result
 
 
-def _weights(run: RunResults) -> dict[str, Any]:
-    """Which model it began with, where the mask is not for weights of its own."""
+def _weights(run: RunResults) -> dict[str, str]:
+    """The model that it started from. A learned mask comes with weights of its own."""
     if run.mask is None or "weights=learned" in run.method.split():
         return {}
     mark = run.mask.model.weight_hash or run.mask.model.revision
     return {"weights": mark[:12]} if mark else {}
 
 
-def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that decide what a run of this model and seed is: `train.schedule` -> value."""
-    flat: dict[str, Any] = {}
+def _flatten(config: Mapping[str, object]) -> dict[str, object]:
+    """All settings but model and seed: `train.schedule` -> value."""
+    flat: dict[str, object] = {}
     for name, value in config.items():
         if isinstance(value, dict):
             flat |= {f"{name}.{key}": inner for key, inner in value.items()}
@@ -179,55 +184,58 @@ def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_evaluations(
     path: Path, training: Sequence[Row], problems: list[str]
-) -> tuple[list[Row], dict[Place, Samples]]:
+) -> tuple[list[Row], dict[EvaluationKey, Samples]]:
     tokens_at = {0: 0} | {row.get("step"): row.get("tokens") for row in training}
-    folders: list[tuple[Path, dict[str, Any]]] = [(p, {}) for p in (path / "eval").glob("*/")]
+    folders: list[tuple[Path, dict[str, int]]] = [(p, {}) for p in (path / "eval").glob("*/")]
     for name, column in VARIANTS.items():
-        for one in (path / "eval" / name).glob("[0-9]*/"):
-            folders.append((one, {column: int(one.name.removesuffix("-dense"))}))
+        for one in (path / "eval" / name).glob("*/"):
+            if (number := one.name.removesuffix("-dense")).isdecimal():
+                folders.append((one, {column: int(number)}))
     rows: list[Row] = []
-    samples: dict[Place, Samples] = {}
+    samples: dict[EvaluationKey, Samples] = {}
     for folder, columns in sorted(folders, key=lambda item: (sum(item[1].values()), item[0])):
         for file in sorted(_follow(folder, problems).glob(f"*/{SCORES}")):
-            told = read_json(file, problems).get("rows")
-            found = told if isinstance(told, list) else []
-            kept = [r | _completed(r, tokens_at) | columns for r in found if _is_row(r)]
-            if len(kept) < len(found):
-                problems.append(f"{file}: {len(found) - len(kept)} rows without a value left out")
-            rows += kept
-            if kept:
-                place = (kept[0]["step"], kept[0]["suite"], condition(kept[0]))
-                samples[place] = _read_samples(file.parent, place[1], problems)
+            written = read_json(file, problems).get("rows")
+            written = written if isinstance(written, list) else []
+            valid = [r | _completed(r, tokens_at) | columns for r in written if _is_row(r)]
+            if len(valid) < len(written):
+                num_left_out = len(written) - len(valid)
+                problems.append(f"{file}: left out {num_left_out} rows without a value")
+            rows += valid
+            if valid:
+                key = (valid[0]["step"], valid[0]["suite"], condition(valid[0]))
+                samples[key] = _read_samples(file.parent, key[1], problems)
     return rows, samples
 
 
 def _read_samples(folder: Path, suite: str, problems: list[str]) -> Samples:
     """Scores of single examples, in percent, by the metric that counts."""
-    found: dict[tuple[str, int], dict[int, float]] = {}
+    headline = reporting_of(suite).headline_metric
+    samples: dict[tuple[str, int], dict[int, float]] = {}
     num_left_out = 0
     for row in _read_lines(folder / PREDICTIONS, problems):
         try:
-            scores, cell, index = row["scores"], (row["task"], row["length"]), row["index"]
-            value = float(scores[headline_metric(suite, cell[0]) or next(iter(scores))])
+            scores, cell, index = row["scores"], (row["task"], row["length"] or 0), row["index"]
+            value = float(scores[headline(cell[0]) or next(iter(scores))])
         except (KeyError, TypeError, ValueError, StopIteration):
             value = math.nan
         if math.isfinite(value):
-            found.setdefault(cell, {})[index] = 100 * value
+            samples.setdefault(cell, {})[index] = 100 * value
         else:
             num_left_out += 1
     if num_left_out:
-        problems.append(f"{folder / PREDICTIONS}: {num_left_out} rows without a score left out")
-    return found
+        problems.append(f"{folder / PREDICTIONS}: left out {num_left_out} rows without a score")
+    return samples
 
 
-def _is_row(row: Any) -> bool:
+def _is_row(row: object) -> bool:
     names = ("step", "suite", "task", "length", "metric", "value")
     if not isinstance(row, dict) or any(name not in row for name in names):
         return False
     return isinstance(row["value"], int | float) and math.isfinite(row["value"])
 
 
-def _completed(row: Row, tokens_at: Mapping[Any, Any]) -> dict[str, Any]:
+def _completed(row: Row, tokens_at: Mapping[object, int | None]) -> dict[str, int | None]:
     known = row.get("tokens")
     tokens = tokens_at.get(row["step"]) if known is None else known
     return {"tokens": tokens, "n": row.get("n") or 0}
@@ -239,13 +247,13 @@ def _completed(row: Row, tokens_at: Mapping[Any, Any]) -> dict[str, Any]:
 def _follow(folder: Path, problems: list[str]) -> Path:
     try:
         return follow_reference(folder)
-    except (ValueError, KeyError, TypeError):
-        problems.append(f"{folder / REFERENCE} is damaged: it names no folder")
+    except UserError:
+        problems.append(f"{folder / REFERENCE} is damaged: it does not name a folder")
         return folder
 
 
 def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The object in a file; empty where there is none."""
+    """The object in a file; empty if there is no file, or a damaged one."""
     if not path.is_file():
         return {}
     try:
@@ -257,7 +265,7 @@ def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The rows of a file that may still be growing: its last line can be half written."""
+    """The rows of a file that may still be growing: its last line may be half written."""
     if not path.is_file():
         return []
     rows = []
@@ -275,17 +283,18 @@ def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 
 def _mask_cost(path: Path, mask: MaskFile | None, problems: list[str]) -> dict[str, Any]:
-    """What the method noted of itself: in time.json, and in mask.json the summary of a search or
-    the tokens that a learned mask took."""
+    """What the method recorded: in time.json, and in mask.json the summary of a search or the
+    number of tokens a learned mask was trained on."""
     cost = read_json(path / "mask" / "time.json", problems)
     return cost | dict(mask.settings) | dict(mask.score_trace or {}) if mask else cost
 
 
 def _stage_seconds(path: Path, problems: list[str]) -> dict[str, float]:
-    """Wall time of each complete stage, all attempts together."""
-    found = {}
+    """Wall time of each complete stage, summed over all attempts."""
+    seconds = {}
     for stage in ("calibration", "mask", "model", "tokens", "train"):
-        told = read_json(_follow(path / stage, problems) / MANIFEST, problems).get("wall_seconds")
-        if isinstance(told, list):
-            found[stage] = float(sum(told))
-    return found
+        manifest = read_json(_follow(path / stage, problems) / MANIFEST, problems)
+        attempts = manifest.get("wall_seconds")
+        if isinstance(attempts, list):
+            seconds[stage] = float(sum(attempts))
+    return seconds

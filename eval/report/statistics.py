@@ -1,10 +1,10 @@
-"""How far and how fast a score recovers, and what one run has over another: statistics of curves,
-each with its interval.
+"""How far and how fast a score recovers, and how two runs differ: statistics of curves, each with a
+confidence interval.
 
-A curve is a score at a run's checkpoints, over the tokens it was trained on, beside the dense
-model's score. Intervals are percentiles over replicates: the curve as other examples might have
-shown it. Examples are drawn with replacement, the same ones for the dense model, every checkpoint
-and every run that answered them (a paired bootstrap: what is hard for all of them cancels out).
+A curve is the score at a run's checkpoints over the number of training tokens, beside the dense
+model's score. Intervals are percentiles of a paired bootstrap: examples are drawn with replacement,
+the same ones for the dense model, every checkpoint and every run that answered them, so that their
+common difficulty cancels out.
 """
 
 import math
@@ -15,33 +15,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
-Cell = tuple[str, int]  # task, length
-Samples = Mapping[Cell, Mapping[int, float]]  # scores of single examples by their index, percent
+from bosch.eval.suites._reporting import Cell
 
-LEVEL = 0.95  # of every interval
+Numbers = NDArray[np.float64]
+Samples = Mapping[Cell, Mapping[int, float]]  # index of an example -> its score, percent
+
+LEVEL = 0.95  # confidence level of every interval
 NUM_REPLICATES = 2000
 NEVER = math.inf  # tokens to a share of the gap that was not reached
 
 
 @dataclass(frozen=True)
 class Replicates:
-    """The same curve many times over, on examples drawn anew."""
+    """The same curve on many resamples of the examples."""
 
     values: Numbers  # [replicate, point]
-    dense: Numbers  # [replicate]; nan: there is no dense model's score
+    dense: Numbers  # [replicate]; nan: the dense model was not evaluated
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A score over tokens. The first point is step 0, if that was evaluated."""
+    """A score over tokens. The first point is step 0 if that was evaluated."""
 
     steps: tuple[int, ...]  # rising
     tokens: Numbers  # [point]
     values: Numbers  # [point], percent
     stderrs: Numbers  # [point]; nan: unknown
     dense: float = math.nan
-    replicates: Replicates | None = None  # None: single examples are not known
+    replicates: Replicates | None = None  # None: the scores of single examples are unknown
 
     @property
     def starts_at_zero(self) -> bool:
@@ -49,71 +50,69 @@ class Curve:
 
     @property
     def is_trained(self) -> bool:
-        """Whether there is a step 0 and something after it."""
+        """Whether step 0 and at least one later step were evaluated."""
         return self.starts_at_zero and len(self.steps) > 1
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its interval. None: not defined, or nothing is known of it."""
+    """A number and its interval. None: undefined, or unknown."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
-    num_seeds: int = 1  # that it is a mean over
+    num_seeds: int = 1  # it is the mean over so many
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval says on which side of zero the number is."""
+        """Whether the number differs significantly from zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-# A statistic takes tokens [point], values [..., point] and the dense model's [...], and gives one
-# number each.
+# tokens [point], values [..., point], dense [...] -> [...]
 Statistic = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 
 def estimate(curve: Curve, statistic: Statistic) -> Estimate:
-    value, repeated = _apply(statistic, curve)
-    return Estimate(_defined(value), *(interval(repeated) if repeated is not None else ()))
+    value, resampled = _apply(statistic, curve)
+    return Estimate(_defined(value), *(interval(resampled) if resampled is not None else ()))
 
 
 def estimate_difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate:
-    """What the first of each pair has more than the second, in the mean over pairs, each a seed.
-    Runs that answered the same examples have the same ones in a replicate, so this is a paired
-    difference; seeds are drawn anew as well."""
-    values, drawn = [], []
+    """First minus second, averaged over the pairs, each of which is one seed. Both runs of a pair
+    are resampled with the same examples; seeds are resampled as well."""
+    values, resampled = [], []
     for pair in pairs:
-        (own, own_repeated), (other, other_repeated) = (_apply(statistic, one) for one in pair)
-        values.append(own - other)
-        if own_repeated is not None and other_repeated is not None:
-            drawn.append(own_repeated - other_repeated)
+        (first, first_resampled), (second, second_resampled) = (_apply(statistic, c) for c in pair)
+        values.append(first - second)
+        if first_resampled is not None and second_resampled is not None:
+            resampled.append(first_resampled - second_resampled)
     value = _defined(float(np.mean(values)))
-    if len(drawn) < len(pairs):
+    if len(resampled) < len(pairs):
         return Estimate(value, num_seeds=len(pairs))
-    table = np.array(drawn).T  # [replicate, seed]
+    table = np.array(resampled).T  # [replicate, seed]
     seeds = np.random.default_rng(0).integers(0, len(pairs), table.shape)
     means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
     return Estimate(value, *interval(means), num_seeds=len(pairs))
 
 
 def interval(replicates: Numbers) -> tuple[float | None, float | None]:
-    """The middle 95 % of the replicates, infinite ones (not reached) included. (None, None) where
-    more than 5 % of them are not defined."""
+    """The middle 95% of the replicates, infinite ones (not reached) included. (None, None) if more
+    than 5% of them are undefined."""
     known = np.sort(replicates[~np.isnan(replicates)])
     if len(known) < LEVEL * len(replicates) or len(known) == 0:
         return None, None
-    # No interpolation: between a number and infinity there is nothing.
+    # Without interpolation, which infinite values would break.
     tail = (1 - LEVEL) / 2
     first, last = math.floor(tail * len(known)), math.ceil((1 - tail) * len(known)) - 1
     return float(known[first]), float(known[last])
 
 
 def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers | None]:
-    """Of the curve, and of its replicates."""
+    """The statistic of the curve and of its replicates."""
     value = float(statistic(curve.tokens, curve.values, np.asarray(curve.dense)))
-    drawn = curve.replicates
-    return value, statistic(curve.tokens, drawn.values, drawn.dense) if drawn else None
+    again = curve.replicates
+    return value, statistic(curve.tokens, again.values, again.dense) if again else None
 
 
 def _defined(value: float) -> float | None:
@@ -132,19 +131,19 @@ def final_value(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
 
 
 def gain_to(place: int) -> Statistic:
-    """Points from step 0 to that point of the curve."""
+    """Percentage points gained from step 0 to a point of the curve."""
     return lambda tokens, values, dense: values[..., place] - values[..., 0]
 
 
 def gap_share(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
-    """Share of the gap between step 0 and the dense model that the last checkpoint has closed. Not
-    defined (nan) where step 0 is not below the dense model."""
+    """Share of the gap between step 0 and the dense model that the last checkpoint recovers. nan
+    where step 0 is not below the dense model."""
     return (values[..., -1] - values[..., 0]) / _gap(values, dense)
 
 
 def tokens_to_share(share: float) -> Statistic:
-    """Tokens until that share of the gap is closed for the first time, on straight lines between
-    checkpoints. Infinite where it never is."""
+    """Tokens until that share of the gap is first recovered, interpolated linearly between
+    checkpoints. Infinite if it never is."""
 
     def statistic(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
         gap = _gap(values, dense)
@@ -155,15 +154,14 @@ def tokens_to_share(share: float) -> Statistic:
         low, high = (np.take_along_axis(values, place, -1) for place in (before, after))
         rise = np.where(high > low, high - low, 1.0)
         part = np.clip((level - low) / rise, 0, 1)
-        found = (tokens[before] + part * (tokens[after] - tokens[before]))[..., 0]
-        return np.where(np.isnan(gap), np.nan, np.where(reached.any(-1), found, NEVER))
+        crossing = (tokens[before] + part * (tokens[after] - tokens[before]))[..., 0]
+        return np.where(np.isnan(gap), np.nan, np.where(reached.any(-1), crossing, NEVER))
 
     return statistic
 
 
 def mean_score(until: float = math.inf, since: float = -math.inf) -> Statistic:
-    """Area under the curve over its width: the mean score on the way, in points. `since`, `until`:
-    only the tokens between, for runs that start or end elsewhere."""
+    """Area under the curve divided by its width, between `since` and `until` tokens."""
 
     def statistic(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
         begin, end = max(since, float(tokens[0])), min(until, float(tokens[-1]))
@@ -171,7 +169,7 @@ def mean_score(until: float = math.inf, since: float = -math.inf) -> Statistic:
             return np.full(values.shape[:-1], np.nan)
         inside = tokens[(tokens > begin) & (tokens < end)]
         places = np.concatenate([[begin], inside, [end]])
-        # What each point has in the curve's height at each place.
+        # The weight of each point in the curve's height at each place.
         parts = np.array([np.interp(places, tokens, one) for one in np.eye(len(tokens))])
         heights = values @ parts
         area = ((heights[..., 1:] + heights[..., :-1]) / 2 * np.diff(places)).sum(-1)
@@ -191,9 +189,8 @@ def _gap(values: Numbers, dense: Numbers) -> Numbers:
 def resample_examples(
     points: Sequence[Samples], dense: Samples | None, weights: Mapping[Cell, float], suite: str
 ) -> Replicates | None:
-    """Replicates of sum(weight x mean over the cell's examples). None where a point lacks a cell,
-    or has one example of it, which drawn anew is always itself, or not all points answered the
-    same examples."""
+    """Replicates of sum(weight x mean over the cell's examples). None if a point lacks a cell or
+    has only one example of it, or if the points answered different examples."""
     models = [*points, dense] if dense is not None else list(points)
     total = np.zeros((NUM_REPLICATES, len(models)))
     for cell, weight in weights.items():
@@ -202,7 +199,7 @@ def resample_examples(
         if len(indexes) < 2 or any(sorted(scores) != indexes for scores in cells):
             return None
         scores = np.array([[scores[index] for index in indexes] for scores in cells])
-        # By its name, so that every run draws the same examples of a cell.
+        # Seeded by name, so that every run draws the same examples of a cell.
         generator = _generator(suite, *cell, len(indexes))
         share = np.full(len(indexes), 1 / len(indexes))
         counts = generator.multinomial(len(indexes), share, NUM_REPLICATES)

@@ -1,15 +1,14 @@
-"""The tables of a report, as text in cells: one form for page, markdown and terminal."""
+"""The tables of a report, as cells of text: the same for page, markdown and terminal."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bosch.eval.report.cells import (
     MISSING,
-    show_advantage,
     show_change,
     show_count,
+    show_difference,
     show_estimate,
     show_points,
     show_row,
@@ -21,19 +20,20 @@ from bosch.eval.report.cells import (
 from bosch.eval.report.compare import (
     Comparison,
     Recovery,
-    beside_baseline,
-    falls,
-    kind_means,
+    baseline_differences,
+    find_drops,
     mask_distance,
     recoveries,
+    seed_means,
 )
-from bosch.eval.report.measures import SUITES, Measure, Row, Score
 from bosch.eval.report.runs import RunResults
+from bosch.eval.report.scores import ScoreValue, headline_cells
 from bosch.eval.report.statistics import LEVEL, Curve
-from bosch.eval.suites import niah
+from bosch.eval.suites._reporting import ReportedScore, Row, reporting_of
 
 BYTES_PER_VALUE = 2  # of the KV cache: bf16
-SEEDS = "± standard error over seeds; in parentheses their number."
+EXAMPLES = "± standard error over examples."
+SEEDS = "± standard error over seeds; in parentheses: the number of seeds."
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Table:
 
 def make_tables(comparison: Comparison) -> dict[str, Table]:
     """All tables that have a row, by name."""
+    suites = comparison.suites
     tables = {
         "runs": overview(comparison),
         "recovery": recovery_table(comparison),
@@ -53,9 +54,9 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
         "seeds_before": seed_table(comparison, at_end=False),
         "seeds_after": seed_table(comparison, at_end=True),
         "variants": variants_table(comparison),
-        "falls": falls_table(comparison),
-        **{f"{suite}_scores": score_table(comparison, suite) for suite in SUITES},
-        "niah_lengths": lengths_table(comparison),
+        "drops": drops_table(comparison),
+        **{f"{suite}_scores": score_table(comparison, suite) for suite in suites},
+        **{f"{suite}_lengths": lengths_table(comparison, suite) for suite in suites},
         "cost": cost_table(comparison),
         "distances": distances(comparison),
     }
@@ -63,7 +64,6 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
 
 
 def overview(comparison: Comparison) -> Table:
-    """What each run is and what became of its averages."""
     rows = [
         [
             run.name,
@@ -73,41 +73,41 @@ def overview(comparison: Comparison) -> Table:
             show_count(run.seed),
             kv_saved(run),
             show_count(run.trained_tokens),
-            *(_path(comparison, run, measure) for measure in comparison.averages),
+            *(_start_to_end(comparison, run, score) for score in comparison.averages),
         ]
         for run in comparison.runs
     ]
-    header = ["run", "method", "ratio", "window", "seed", "KV bytes saved", "tokens trained"]
-    header += [f"{measure.title}: step 0 → end (dense)" for measure in comparison.averages]
-    note = "KV bytes of one text as long as a training sequence, two bytes a value."
+    header = ["run", "method", "ratio", "window", "seed", "KV bytes saved", "training tokens"]
+    header += [f"{score.title}: step 0 → end (dense)" for score in comparison.averages]
+    note = "KV bytes saved: for one sequence as long as in training, at two bytes per value."
     return Table("Runs", header, rows, note)
 
 
 def short_table(comparison: Comparison) -> Table:
-    """The terminal's: scores, and the share of the gap that was closed."""
-    shares = {(row.run, row.measure.suite): show_gap_share(row) for row in recoveries(comparison)}
-    header, rows = ["run", "trained"], []
-    for measure in comparison.averages:
-        header += [f"{SUITES[measure.suite]} (dense)", "gap closed"]
+    """The terminal's: scores, and the share of the gap that was recovered."""
+    shares = {(row.run, row.score.suite): show_gap_share(row) for row in recoveries(comparison)}
+    header, rows = ["run", "tokens"], []
+    for score in comparison.averages:
+        header += [f"{reporting_of(score.suite).title} (dense)", "gap recovered"]
     for run in comparison.runs:
         trained = run.trained_tokens
         cells = [run.name, MISSING if trained is None else show_tokens(trained)]
-        for measure in comparison.averages:
-            share = shares.get((run.name, measure.suite), MISSING)
-            cells += [_path(comparison, run, measure), share]
+        for score in comparison.averages:
+            share = shares.get((run.name, score.suite), MISSING)
+            cells += [_start_to_end(comparison, run, score), share]
         rows.append(cells)
     return Table("", header, rows)
 
 
-def course_table(comparison: Comparison, run: RunResults) -> Table:
-    """One run's averages and losses, from the dense model over step 0 to the end."""
+def checkpoint_table(comparison: Comparison, run: RunResults) -> Table:
+    """One run's averages and losses: the dense model, step 0, every checkpoint."""
     losses = run.validation_losses
     rows = []
-    for step, tokens, cells in _course(comparison, run, comparison.averages):
+    for step, tokens, cells in _checkpoint_cells(comparison, run, comparison.averages):
         name = "dense model" if step is None else f"step {step}"
         loss = f"{losses[step]:.4f}" if step in losses else MISSING
         rows.append([name, tokens, loss, *cells])
-    header = ["", "tokens", "validation loss", *(m.title for m in comparison.averages)]
+    header = ["", "tokens", "validation loss", *(score.title for score in comparison.averages)]
     return Table("", header, rows)
 
 
@@ -115,7 +115,7 @@ def recovery_table(comparison: Comparison) -> Table:
     rows = [
         [
             row.run,
-            SUITES[row.measure.suite],
+            reporting_of(row.score.suite).title,
             show_gap_share(row),
             show_estimate(row.tokens_to_half, show_tokens),
             show_estimate(row.tokens_to_90, show_tokens),
@@ -123,114 +123,116 @@ def recovery_table(comparison: Comparison) -> Table:
         ]
         for row in recoveries(comparison)
     ]
-    header = ["run", "suite", "gap closed", "tokens to half", "tokens to 90 %", "mean score"]
+    header = ["run", "suite", "gap recovered", "tokens to 50%", "tokens to 90%", "mean score"]
     note = (
-        "Gap closed: of the points between step 0 and the dense model, the share that the last "
-        "checkpoint has won back. Tokens: the first time that a line between checkpoints reaches "
-        "that share, those that a mask learned from included. Mean score: area under the curve "
-        "over its width, on the stretch that all runs have. In brackets the middle "
-        f"{LEVEL:.0%} of replicates with examples drawn anew, the same ones for all models."
+        "Gap recovered: the share of the gap between step 0 and the dense model that the last "
+        "checkpoint has closed. Tokens to 50% and 90%: training tokens until that share is first "
+        "reached, interpolated between checkpoints, including those a learned mask was trained on. "
+        "Mean score: average over the range of tokens that all runs share. In brackets: "
+        f"{LEVEL:.0%} bootstrap interval over examples, which are the same for all models."
     )
-    return Table("How far and how fast", header, rows, note)
+    return Table("Recovery", header, rows, note)
 
 
 def baseline_table(comparison: Comparison) -> Table:
     """Paired differences, over the seeds that both have."""
     rows = [
-        [row.kind, row.measure.title, *map(show_advantage, (row.start, row.end, row.mean))]
-        for row in beside_baseline(comparison)
+        [row.setup, row.score.title, *map(show_difference, (row.start, row.end, row.mean))]
+        for row in baseline_differences(comparison)
     ]
-    header = ["runs", "score", "points before training", "points at the end"]
     note = (
-        "Points more than the baseline of the same model, ratio, window and seed. In brackets the "
-        f"middle {LEVEL:.0%} of replicates in which seeds and examples are drawn anew, the same "
-        "ones for both; * where they exclude zero; in parentheses the number of seeds. One seed "
-        "says nothing of others, and few make intervals too narrow."
+        "Percentage points above the baseline run of the same model, ratio, window and seed. In "
+        f"brackets: {LEVEL:.0%} bootstrap interval over seeds and examples, which are the same for "
+        "both runs; * marks intervals that exclude zero. In parentheses: the number of seeds. One "
+        "seed says nothing about others, and with few seeds the intervals are too narrow."
     )
-    title = f"Beside {comparison.baseline}"
-    return Table(title, [*header, "points of mean score"], rows, note)
+    header = ["runs", "score", "before training", "after training", "mean score"]
+    return Table(f"Difference from {comparison.baseline}, in points", header, rows, note)
 
 
 def seed_table(comparison: Comparison, at_end: bool) -> Table:
-    """Tables 1 and 2 before training, where any kind of run has more than one seed."""
-    rows, most = _mean_rows(comparison, comparison.averages, at_end)
-    title = f"Means over seeds, {'at the end' if at_end else 'before training'}"
-    header = ["runs", *(measure.title for measure in comparison.averages)]
+    """Tables 1 and 2 of the paper are those before training. Empty if no setup has two seeds."""
+    rows, most = _seed_cells(comparison, comparison.averages, at_end)
+    title = f"Means over seeds, {'after' if at_end else 'before'} training"
+    header = ["runs", *(score.title for score in comparison.averages)]
     return Table(title, header, rows if most > 1 else [], SEEDS)
 
 
 def variants_table(comparison: Comparison) -> Table:
-    """Figure 4 and table 6."""
-    measures = comparison.variants
-    rows, _ = _mean_rows(comparison, measures, at_end=False)
+    """Figure 4 and table 6 of the paper."""
+    scores = comparison.variants
+    rows, _ = _seed_cells(comparison, scores, at_end=False)
     dense = {run.model: run.name for run in comparison.runs}
     for model, name in dense.items():
-        cells = [_score(comparison.dense_score(name, measure)) for measure in measures]
+        cells = [_value_cell(comparison.dense_value(name, score)) for score in scores]
         rows += [[f"{model}, dense", *cells]] if {*cells} - {MISSING} else []
-    note = f"{SEEDS} Masks as they were chosen, for the run's own window; longer texts by YaRN."
-    header = ["runs", *(measure.title for measure in measures)]
+    note = f"{SEEDS} Each mask was chosen for its run's own window. Longer texts use YaRN."
+    header = ["runs", *(score.title for score in scores)]
     return Table("Other windows and lengths, before training", header, rows, note)
 
 
-def _mean_rows(
-    comparison: Comparison, measures: Sequence[Measure], at_end: bool
+def _seed_cells(
+    comparison: Comparison, scores: Sequence[ReportedScore], at_end: bool
 ) -> tuple[list[list[str]], int]:
-    """Means over seeds by kind of run, and the most seeds that one is over."""
-    means = [{m.kind: m for m in kind_means(comparison, measure, at_end)} for measure in measures]
+    """A row of means for each setup, and the largest number of seeds behind one."""
+    columns = [{m.setup: m for m in seed_means(comparison, score, at_end)} for score in scores]
     rows = []
-    for kind in dict.fromkeys(kind for found in means for kind in found):
-        cells = [found.get(kind) for found in means]
+    for setup in dict.fromkeys(setup for means in columns for setup in means):
+        cells = [means.get(setup) for means in columns]
         shown = (m and f"{show_score(m.mean, m.stderr)} ({len(m.values)})" for m in cells)
-        rows.append([kind, *(cell or MISSING for cell in shown)])
-    return rows, max((len(m.values) for found in means for m in found.values()), default=0)
+        rows.append([setup, *(cell or MISSING for cell in shown)])
+    return rows, max((len(m.values) for means in columns for m in means.values()), default=0)
 
 
 def score_table(comparison: Comparison, suite: str) -> Table:
-    """Every measure of a suite at every checkpoint with its standard error."""
-    measures = [measure for measure in comparison.measures if measure.suite == suite]
+    """Every score of a suite at every checkpoint."""
+    scores = [score for score in comparison.scores if score.suite == suite]
     rows = [
         [run.name, "dense" if step is None else str(step), tokens, *cells]
         for run in comparison.runs
-        for step, tokens, cells in _course(comparison, run, measures)
+        for step, tokens, cells in _checkpoint_cells(comparison, run, scores)
         if step is not None or {*cells} != {MISSING}
     ]
-    header = ["run", "step", "tokens", *(m.name.removeprefix("niah_") for m in measures)]
-    note = "± standard error over examples."
-    if suite == "niah":
-        note += " A task is the mean over its lengths."
-    return Table(f"{SUITES[suite]} scores", header, rows, note)
+    header = ["run", "step", "tokens", *(score.name.removeprefix(f"{suite}_") for score in scores)]
+    has_lengths = any(length for score in scores for _, length in score.weights)
+    note = f"{EXAMPLES} Each task is the mean over its lengths." if has_lengths else EXAMPLES
+    return Table(f"{reporting_of(suite).title} scores", header, rows, note)
 
 
-def lengths_table(comparison: Comparison) -> Table:
-    """NIAH by group of tasks and length, as the paper's tables 7, 9, 11, 13 and 15 have it."""
-    places: dict[tuple[str, int | None], dict[tuple[str, int], Row]] = {}
+def lengths_table(comparison: Comparison, suite: str) -> Table:
+    """Results by task and length, at every checkpoint. Empty if the suite's have no lengths."""
+    reporting = reporting_of(suite)
+    checkpoints: dict[tuple[str, int | None], dict[tuple[str, int], Row]] = {}
     for run in comparison.runs:
-        of_groups = [row for row in run.rows if row["suite"] == "niah" and row["length"]]
-        for row in sorted(of_groups, key=lambda row: -1 if row["step"] is None else row["step"]):
-            if row["task"] in niah.GROUPS:
-                cells = places.setdefault((run.name, row["step"]), {})
-                cells[row["task"], row["length"]] = row
-    known = {cell for cells in places.values() for cell in cells}
-    columns = sorted(known, key=lambda cell: (list(niah.GROUPS).index(cell[0]), cell[1]))
+        with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
+        for step in sorted({row["step"] for row in with_length}, key=_dense_first):
+            cells = headline_cells(suite, [row for row in with_length if row["step"] == step])
+            shown = reporting.tasks_by_length or {task for task, _ in cells}
+            if cells := {cell: row for cell, row in cells.items() if cell[0] in shown}:
+                checkpoints[run.name, step] = cells
+    known = dict.fromkeys(cell for cells in checkpoints.values() for cell in cells)
+    tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in known))
+    columns = sorted(known, key=lambda cell: (tasks.index(cell[0]), cell[1]))
     rows = [
         [run, "dense" if step is None else str(step), *(show_row(cells.get(c)) for c in columns)]
-        for (run, step), cells in places.items()
+        for (run, step), cells in checkpoints.items()
     ]
-    header = ["run", "step", *(f"{group} {length:,}" for group, length in columns)]
-    return Table("NIAH by length", header, rows, "± standard error over examples.")
+    header = ["run", "step", *(f"{task} {length:,}" for task, length in columns)]
+    return Table(f"{reporting.title} by length", header, rows, EXAMPLES)
 
 
-def falls_table(comparison: Comparison) -> Table:
+def drops_table(comparison: Comparison) -> Table:
     rows = []
-    for fall in falls(comparison):
-        points = show_estimate(fall.points, show_change)
-        rows.append([fall.run, fall.measure.full_title, str(fall.step), points, fall.certainty])
-    note = "Points lost since step 0; clear: the interval does not reach zero."
-    return Table("Checkpoints below step 0", ["run", "score", "step", "points", ""], rows, note)
+    for drop in find_drops(comparison):
+        points = show_estimate(drop.points, show_change)
+        rows.append([drop.run, drop.score.full_title, str(drop.step), points, drop.certainty])
+    note = f"Points lost since step 0. Significant: the {LEVEL:.0%} interval excludes zero."
+    header = ["run", "score", "step", "points", "certainty"]
+    return Table("Checkpoints below step 0", header, rows, note)
 
 
 def cost_table(comparison: Comparison) -> Table:
-    """What each mask cost to find, and the run's stages."""
+    """What finding each mask and training the run took."""
     counts = ("evaluations", "layer_forwards", "learning_tokens")
     rows = [
         [
@@ -244,9 +246,13 @@ def cost_table(comparison: Comparison) -> Table:
         for run in comparison.runs
         if run.mask is not None
     ]
-    header = ["run", "S of the mask (dense)", "evaluations", "layer-forwards"]
-    header += ["tokens for the mask", "mask time", "training time", "tokens trained"]
-    return Table("Cost", header, rows)
+    header = ["run", "calibration score S (dense)", "mask evaluations", "layer forwards"]
+    header += ["mask tokens", "mask time", "training time", "training tokens"]
+    note = (
+        "Mask evaluations, layer forwards, mask tokens and mask time: what the method spent on the "
+        "mask. S: share of calibration examples with every answer token right."
+    )
+    return Table("Cost", header, rows, note)
 
 
 def distances(comparison: Comparison) -> Table:
@@ -257,14 +263,15 @@ def distances(comparison: Comparison) -> Table:
     for run in runs:
         values = [mask_distance(run, other) for other in runs]
         rows.append([run.name, *(MISSING if v is None else f"{v:.2f}" for v in values)])
-    note = "Of groups on the window. 0: both masks have the same, 1: they have none in common."
+    note = "Between the sets of windowed groups. 0: the same set, 1: no group in common."
     return Table("Jaccard distance of masks", ["", *(run.name for run in runs)], rows, note)
 
 
-def show_gap_share(row: Recovery) -> str:
-    if math.isnan(row.curve.dense):
+def show_gap_share(recovery: Recovery) -> str:
+    if math.isnan(recovery.curve.dense):
         return MISSING
-    return show_estimate(row.gap_share, show_share) if row.has_clear_gap else "no clear gap"
+    share = show_estimate(recovery.gap_share, show_share)
+    return share if recovery.has_clear_gap else "no significant gap"
 
 
 def kv_saved(run: RunResults) -> str:
@@ -272,26 +279,26 @@ def kv_saved(run: RunResults) -> str:
         return MISSING
     mask, model = run.mask.mask, run.mask.model
     context = run.config.get("data", {}).get("sequence_length") or 16 * mask.window_tokens
-    now = mask.kv_bytes(context, model.head_dim, BYTES_PER_VALUE)
+    hybrid = mask.kv_bytes(context, model.head_dim, BYTES_PER_VALUE)
     dense = mask.num_total * context * 2 * model.head_dim * BYTES_PER_VALUE
-    return f"{1 - now / dense:.0%} at {context:,} tokens"
+    return f"{1 - hybrid / dense:.0%} at {context:,} tokens"
 
 
 def calibration_score(run: RunResults) -> str:
-    """What a search noted of S, beside the dense model's: `0.83 (0.98)`."""
-    found = (run.mask_cost.get(name) for name in ("hybrid", "dense"))
-    values = [told.get("accuracy") if isinstance(told, dict) else None for told in found]
-    known = [f"{value:.2f}" if isinstance(value, int | float) else None for value in values]
-    return f"{known[0]} ({known[1] or MISSING})" if known[0] else MISSING
+    """The score S of the mask and, in parentheses, of the dense model: `0.83 (0.98)`."""
+    records = (run.mask_cost.get(name) for name in ("hybrid", "dense"))
+    values = [record.get("accuracy") if isinstance(record, dict) else None for record in records]
+    hybrid, dense = (f"{v:.2f}" if isinstance(v, int | float) else None for v in values)
+    return f"{hybrid} ({dense or MISSING})" if hybrid else MISSING
 
 
 # ---------------------------------------------------------------------------------------- cells
 
 
-def _path(comparison: Comparison, run: RunResults, measure: Measure) -> str:
+def _start_to_end(comparison: Comparison, run: RunResults, score: ReportedScore) -> str:
     """`31.2 → 88.0 (95.8)`."""
-    curve = comparison.curve(run.name, measure)
-    dense = comparison.dense_score(run.name, measure)
+    curve = comparison.curve(run.name, score)
+    dense = comparison.dense_value(run.name, score)
     beside = f" ({dense.value:.1f})" if dense else f" ({MISSING})"
     if curve is None:
         return MISSING + beside
@@ -300,12 +307,12 @@ def _path(comparison: Comparison, run: RunResults, measure: Measure) -> str:
     return f"{first} → {curve.values[-1]:.1f}{beside}" if trained else f"{first}{beside}"
 
 
-def _course(
-    comparison: Comparison, run: RunResults, measures: Sequence[Measure]
+def _checkpoint_cells(
+    comparison: Comparison, run: RunResults, scores: Sequence[ReportedScore]
 ) -> Iterator[tuple[int | None, str, list[str]]]:
-    """Step, tokens and a cell a measure: of the dense model (step None), then of every point."""
-    curves = [comparison.curve(run.name, measure) for measure in measures]
-    yield None, MISSING, [_score(comparison.dense_score(run.name, m)) for m in measures]
+    """Step, tokens and a cell per score: of the dense model (step None), then of every point."""
+    curves = [comparison.curve(run.name, score) for score in scores]
+    yield None, MISSING, [_value_cell(comparison.dense_value(run.name, s)) for s in scores]
     steps = {
         step: tokens
         for curve in curves
@@ -313,18 +320,22 @@ def _course(
         for step, tokens in zip(curve.steps, curve.tokens, strict=True)
     }
     for step in sorted(steps):
-        yield step, show_tokens(steps[step]), [_point(curve, step) for curve in curves]
+        yield step, show_tokens(steps[step]), [_point_cell(curve, step) for curve in curves]
 
 
-def _score(found: Score | None) -> str:
-    return MISSING if found is None else show_score(found.value, found.stderr)
+def _value_cell(value: ScoreValue | None) -> str:
+    return MISSING if value is None else show_score(value.value, value.stderr)
 
 
-def _point(curve: Curve | None, step: int) -> str:
+def _point_cell(curve: Curve | None, step: int) -> str:
     if curve is None or step not in curve.steps:
         return MISSING
     place = curve.steps.index(step)
     return show_score(curve.values[place], curve.stderrs[place])
+
+
+def _dense_first(step: int | None) -> int:
+    return -1 if step is None else step
 
 
 def align(table: Table) -> list[str]:
@@ -343,8 +354,9 @@ def markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Section by section, `field value` one after the other; what belongs to none comes first."""
+def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Pairs of a section and its `field value, field value`. Settings without a section come first,
+    as `run`."""
     plain = {name: value for name, value in config.items() if not isinstance(value, dict)}
     sections = {name: value for name, value in config.items() if isinstance(value, dict)}
     return [

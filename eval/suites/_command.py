@@ -1,4 +1,4 @@
-"""`bosch <suite> score --in rows.jsonl --out scored.jsonl`: score predictions made anywhere."""
+"""`bosch SUITE score --in rows.jsonl --out scored.jsonl`: scores predictions from elsewhere."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Score:
     """Score rows of predictions."""
 
     in_file: Annotated[Path, tyro.conf.arg(name="in")]  # JSONL
-    out: Path  # JSONL: the same rows, each with its scores
+    out: Path  # JSONL: the same rows with their scores
     debug: bool = False  # show tracebacks
 
 

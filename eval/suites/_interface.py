@@ -1,15 +1,80 @@
-"""What every suite offers, so that one runner serves all. A suite is a module with these names:
+"""The interface of a suite.
 
-    Settings                                     a frozen dataclass: where the data is, which tasks
+To write one, add a file `eval/suites/mine.py`. `evaluate_model.py --suite mine` and
+`recover.py --eval.suites niah mine` run it. A complete one:
+
+    "Sums of two digits: an example of a suite."
+
+    from dataclasses import dataclass
+
+    from bosch.eval.suites._interface import Example, Task, average, by_task, percent, result_of
+
+    @dataclass(frozen=True)
+    class Settings:
+        largest: int = 9  # `--options mine.largest=5` sets it
+
+    def list_tasks(settings):
+        return [Task("sums")]
+
+    def sources(settings, task):
+        return {"largest": str(settings.largest)}
+
+    def build_examples(settings, task, tokenizer, limit=None):
+        numbers = range(settings.largest + 1)
+        pairs = [(a, b) for a in numbers for b in numbers]
+        return [
+            Example(index, f"{a} + {b} =", (str(a + b),), max_new_tokens=4)
+            for index, (a, b) in enumerate(pairs[:limit])
+        ]
+
+    def score(settings, task, example, prediction):
+        return {"exact": float(prediction.split()[:1] == list(example.answers))}
+
+    def summarize(settings, scored):
+        groups = by_task(scored).items()
+        tasks = [result_of(task, "exact", items, percent) for task, items in groups]
+        return [*tasks, average("average", "exact", tasks)] if tasks else []
+
+A suite must have
+
+    Settings                                     a frozen dataclass with defaults; it may be empty
     list_tasks(settings) -> list[Task]
-    sources(settings, task) -> dict[str, str]    hashes, versions and settings that decide what the
-                                                 examples are: with the tokenizer they name them
+    sources(settings, task) -> dict[str, str]    the hashes, versions and settings that decide what
+                                                 the examples are: they are built again when one of
+                                                 these or the tokenizer changes
     build_examples(settings, task, tokenizer, limit=None) -> list[Example]
     score(settings, task, example, prediction) -> dict[str, float]     metric -> 0 to 1
-    summarize(settings, scored) -> list[Result]  a result a task and metric, then the averages
+    summarize(settings, scored) -> list[Result]  one for each task and metric, then the averages
 
-`limit` takes the first examples: the same ones that a longer list begins with. Building and scoring
-need no model, so predictions can be made anywhere and judged again when a metric is mended.
+`limit` keeps the first examples of the full list. Building and scoring need no model, so
+saved predictions can be scored again.
+
+A suite may have
+
+    configure(request) -> (Settings, limit)      settings and number of examples from those of the
+                                                 command; default: Settings() and `--samples`
+    check(settings, positions)                   raises UserError before work begins if a package is
+                                                 missing or texts are too long for the model
+    describe(settings) -> str                    a log line about the data
+    files(settings) -> dict[str, str]            setting -> the file or folder it names; when their
+                                                 content changes, the model is evaluated again
+    floor(example, window_tokens) -> float|None  the score of a model that sees only the end of the
+                                                 prompt; None: unknown
+    METRIC                                       the metric that counts in averages and in the floor
+    COMPARED_WITH_CALIBRATION = True             recover.py stops if an example contains a needle of
+                                                 the calibration set
+    VERSION = 2                                  raise it when you change examples or scores;
+                                                 otherwise old results are reused
+
+How reports and TensorBoard show a suite is optional; _reporting.py has the defaults:
+
+    title = "Mine"                     name in reports; default: the name of the file
+    parts_title = "tasks"              what its parts are called, such as "categories"
+    report_order = 4                   place among the suites; default: at the end, by name
+    tasks_by_length = ("retrieval",)   rows of the table by length; default: all tasks with lengths
+    headline_metric(task) -> str | None            the metric that counts; default: the first one
+    reported_scores(rows) -> list[ReportedScore]   the average and its parts; default: each task
+    charts(rows) -> dict[str, list[str]]           chart -> regular expressions of TensorBoard tags
 """
 
 import math
@@ -18,27 +83,38 @@ from dataclasses import asdict, dataclass, field
 from statistics import stdev
 from typing import Any
 
+from bosch.config import JudgingConfig
 from bosch.run.errors import UserError
 
 
 class LeftOutError(UserError):
-    """This task cannot be made under these settings, others can: a runner names it and goes on."""
+    """This task cannot be built under these settings. The runner names it and goes on."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `configure` may use: the command's settings and facts about the model."""
+
+    config: JudgingConfig
+    positions: int  # tokens the model can read, with --yarn if it is set
+    essays: str | None = None  # filler text of the calibration set
+    punkt: str | None = None  # folder with the English Punkt data
 
 
 @dataclass(frozen=True, order=True)
 class Task:
     name: str
-    length: int = 0  # tokens that prompt and answer may take; 0: the task has one length only
+    length: int = 0  # tokens of prompt and answer together; 0: the task has only one length
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When generation ends, besides the model's own end token and the number of tokens."""
+    """When generation ends, besides the model's end token and the maximal number of tokens."""
 
-    strings: tuple[str, ...] = ()  # text from the first of these on does not count
+    strings: tuple[str, ...] = ()  # text from the first of these on is ignored
     newline_token: bool = False  # the last token of "\n" is a second end token (samsum)
-    min_new_tokens: int = 0  # no end token is taken before so many
-    # The score cannot change once all answers stand in the text. A runner may stop then.
+    min_new_tokens: int = 0  # end tokens are not allowed before this many tokens
+    # The score cannot change once the text contains all answers, so generation may stop there.
     when_answered: bool = False
 
 
@@ -49,7 +125,7 @@ class Example:
     answers: tuple[str, ...]
     max_new_tokens: int
     stop: Stop = Stop()
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what scores and reports need besides
+    facts: Mapping[str, Any] = field(default_factory=dict)  # more that scores and reports need
 
     def to_row(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,7 +138,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Scored:
-    """One example with the scores of its prediction."""
+    """An example with the scores of its prediction."""
 
     task: Task
     example: Example
@@ -75,12 +151,12 @@ class Result:
     length: int
     metric: str
     value: float  # 0 to 100
-    stderr: float | None  # of the value; None: one example tells nothing of it
-    n: int  # examples behind it
+    stderr: float | None  # of the value; None: unknown, as for a single example
+    n: int  # number of examples
 
 
 def by_task(scored: Sequence[Scored]) -> dict[Task, list[Scored]]:
-    """The examples of each task in their order, tasks as they first come."""
+    """Each task's examples by index, tasks in the order of their first example."""
     groups: dict[Task, list[Scored]] = {}
     for item in scored:
         groups.setdefault(item.task, []).append(item)
@@ -92,14 +168,19 @@ def by_task(scored: Sequence[Scored]) -> dict[Task, list[Scored]]:
 def result_of(
     task: Task, metric: str, items: Sequence[Scored], mean: Callable[[list[float]], float]
 ) -> Result:
-    """One task's result. `mean` turns the scores into the value as upstream does, rounding too."""
+    """One task's result. `mean` makes the value of the scores, rounded as the benchmark does."""
     scores = [item.scores[metric] for item in items]
     stderr = 100 * stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
     return Result(task.name, task.length, metric, mean(scores), stderr, len(scores))
 
 
+def percent(scores: list[float]) -> float:
+    """The mean in percent, rounded to two digits."""
+    return round(100 * sum(scores) / len(scores), 2)
+
+
 def average(name: str, metric: str, parts: Sequence[Result], length: int = 0) -> Result:
-    """The plain mean of results, each counting the same however many examples it has."""
+    """The unweighted mean of results, whatever their numbers of examples."""
     errors = [part.stderr for part in parts]
     stderr = None
     if all(error is not None for error in errors):

@@ -1,11 +1,12 @@
 """LongBench's rows: from data.zip, from a folder of JSONL or Parquet files, or from the hub.
 
-The hub's own loading script is no longer run by the library datasets, so data.zip is fetched and
-read with zipfile. Every data set's number of rows is checked, and what was read has a sha256.
+The library datasets no longer runs the hub's loading script, so data.zip is downloaded and read
+with zipfile. The number of rows of each data set is checked, and its bytes get a sha256.
 """
 
 import hashlib
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +30,7 @@ PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575
 @dataclass(frozen=True)
 class DatasetRows:
     rows: list[Row]
-    path: str  # of the file, or of the zip and the member in it
+    path: str  # of the file; in a zip followed by the member
     sha256: str  # of the bytes of this data set
 
 
@@ -39,8 +40,8 @@ def read_dataset(source: str, name: str, num_rows: int) -> DatasetRows:
     if path.is_file():
         content, where = read_member(path, name)
     else:
-        found = find_one(path, "data", name, ("{0}.parquet", "{0}/*.jsonl", "{0}/*.parquet"))
-        content, where = found.read_bytes(), str(found)
+        file = find_one(path, "data", name, ("{0}.parquet", "{0}/*.jsonl", "{0}/*.parquet"))
+        content, where = file.read_bytes(), str(file)
     rows = parse_rows(content, where)
     for number, row in enumerate(rows, 1):
         check_row(row, f"{where}, row {number}")
@@ -49,13 +50,13 @@ def read_dataset(source: str, name: str, num_rows: int) -> DatasetRows:
 
 
 def describe_source(source: str) -> str:
-    """One line for the log: what is read, and whether it is the published file."""
+    """A log line: what is read, and whether it is the published file."""
     path = locate(source)
     if path.is_dir():
         return f"LongBench from the folder {path}"
     sha256 = hash_zip(path)
-    told = "the published file" if sha256 == PUBLISHED_ZIP_SHA256 else "not the published file"
-    return f"LongBench from {path}: {told}, sha256 {sha256}"
+    version = "the published file" if sha256 == PUBLISHED_ZIP_SHA256 else "not the published file"
+    return f"LongBench from {path}: {version}, sha256 {sha256}"
 
 
 @lru_cache(maxsize=1)
@@ -65,13 +66,15 @@ def hash_zip(path: Path) -> str:
 
 
 def locate(source: str) -> Path:
-    """The zip file or the folder behind a source; a hub id's data.zip is fetched."""
+    """The zip file or folder of a source. A hub id's data.zip is downloaded."""
     path = Path(source)
+    if path.is_dir() and not (path / "data.zip").is_file():
+        return path
     if path.is_dir():
-        return path / "data.zip" if (path / "data.zip").is_file() else path
+        path /= "data.zip"
     if path.is_file():
         if not zipfile.is_zipfile(path):
-            raise UserError(f"{path} is not a zip file; name LongBench's data.zip, or a folder.")
+            raise UserError(f"{path} is not a zip file; name LongBench's data.zip or a folder.")
         return path
     forms = "its data.zip, a folder of .jsonl or .parquet files, zai-org/LongBench, or toy"
     with from_hub(source, "LongBench", forms):
@@ -81,22 +84,22 @@ def locate(source: str) -> Path:
 
 
 def read_member(path: Path, name: str) -> tuple[bytes, str]:
-    """A data set's bytes out of data.zip, whatever folder of the zip it lies in."""
-    with zipfile.ZipFile(path) as archive:
-        files = [member for member in archive.namelist() if not member.startswith("__MACOSX")]
-        members = [member for member in files if member.rsplit("/", 1)[-1] == f"{name}.jsonl"]
-        member = the_only(members, name, path)
-        try:
+    """A data set's bytes from data.zip, from any folder in it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            files = [member for member in archive.namelist() if not member.startswith("__MACOSX")]
+            members = [member for member in files if member.rsplit("/", 1)[-1] == f"{name}.jsonl"]
+            member = the_only(members, name, path)
             return archive.read(member), f"{path}/{member}"
-        except (zipfile.BadZipFile, OSError) as error:
-            raise UserError(f"{path}: the member {member} is damaged ({error}).") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} is damaged ({error}). Download it again.") from error
 
 
 def check_row(row: Row, where: str) -> None:
     if "input" not in row and "question" in row:
         raise UserError(
-            f"{where} has a field `question` and no `input`: this is a copy made for other "
-            "prompts (Xnhyacinth/LongBench). Use the original data.zip of zai-org/LongBench."
+            f"{where} has a field `question` and no `input`: this copy (Xnhyacinth/LongBench) is "
+            "for other prompts. Use the original data.zip of zai-org/LongBench."
         )
     for field in ("input", "context"):
         require_text(row, field, where)

@@ -1,9 +1,9 @@
-"""GSM8K as lm-eval asks and judges it: `gsm8k_cot` with eight fixed shots, `gsm8k` with five drawn.
+"""GSM8K with lm-eval's prompts and scores: `gsm8k_cot` has eight fixed shots, `gsm8k` five random.
 
     bosch gsm8k score --in rows.jsonl --out scored.jsonl
 
-The command scores predictions made anywhere: of rows {task, prediction, answer}, `answer` is the
-data set's own field and `prediction` the raw generation.
+The command scores predictions from elsewhere, rows {task, prediction, answer}: `answer` is the data
+set's field, `prediction` the raw generation.
 """
 
 import json
@@ -14,25 +14,37 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bosch.eval.rows import Row, find_one, from_hub, read_rows, require_count, require_text
 from bosch.eval.suites._command import score_command
-from bosch.eval.suites._interface import Example, Result, Scored, Stop, Task, by_task, result_of
+from bosch.eval.suites._interface import (
+    Example,
+    Request,
+    Result,
+    Scored,
+    Stop,
+    Task,
+    by_task,
+    result_of,
+)
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 HUB_ID = "openai/gsm8k"
 NUM_ROWS = {"train": 7473, "test": 1319}
-NUM_SHOTS = 5  # of `gsm8k`; `gsm8k_cot` has its own eight
+NUM_SHOTS = 5  # in `gsm8k`; `gsm8k_cot` has its own eight
 SHOTS_SEED = 1234
 MAX_NEW_TOKENS = 256
 COT = Task("gsm8k_cot")
-HEADLINE = "exact_match_flexible"  # what the average over categories counts
+HEADLINE = "exact_match_flexible"  # counts in the average over categories
 SHOTS_FILE = Path(__file__).parents[1] / "data" / "gsm8k_cot_shots.json"
 
-# The last full stop in the pattern of gsm8k_cot is any character of the line, as upstream: an
-# output that ends in "The answer is 72" gives 7.
+# The last dot in gsm8k_cot's pattern matches any character, as in lm-eval: an output that ends in
+# "The answer is 72" gives 7.
 STRICT = {
     "gsm8k": re.compile(r"#### (\-?[0-9\.\,]+)"),
     "gsm8k_cot": re.compile(r"The answer is (\-?[0-9\.\,]+)."),
@@ -43,7 +55,7 @@ STOP_STRINGS = {
     "gsm8k_cot": ("Q:", "</s>", "<|im_end|>"),
 }
 NOTHING_FOUND = "[invalid]"
-IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")  # deleted on both sides, in this order
+IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")  # deleted from both texts, in this order
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.tasks if name not in STRICT]:
-            told = suggest(unknown[0], tuple(STRICT))
-            raise UserError(f"{unknown[0]!r} is not one of the tasks: {told}")
+            raise UserError(
+                f"{unknown[0]!r} is not a task of GSM8K: {suggest(unknown[0], tuple(STRICT))}"
+            )
+
+
+def configure(request: Request) -> tuple[Settings, int | None]:
+    config = request.config
+    return Settings(config.gsm8k_data, config.gsm8k_tasks), config.samples
+
+
+def files(settings: Settings) -> dict[str, str]:
+    return {"data": settings.data}
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -62,7 +84,7 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
-    """Hashes of the rows, whatever file they came in."""
+    """Hashes of the rows' content, so that the file format does not matter."""
     hashes = {}
     for split in ("test",) if task == COT else ("train", "test"):
         rows = read_split(settings.data, split)
@@ -72,7 +94,7 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: Any, limit: int | None = None
+    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
 ) -> list[Example]:
     rows = read_split(settings.data, "test")[:limit]
     questions = [row["question"] for row in rows]
@@ -85,15 +107,15 @@ def build_examples(
 
 
 def cot_prompts(questions: Sequence[str]) -> list[str]:
-    """With the eight chain-of-thought shots."""
+    """Prompts with the eight chain-of-thought shots."""
     shots = json.loads(SHOTS_FILE.read_text(encoding="utf-8"))["shots"]
     text = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in shots)
     return [f"{text}Q: {question}\nA:" for question in questions]
 
 
 def drawn_prompts(source: str, questions: Sequence[str]) -> list[str]:
-    """With shots from train, drawn anew for each prompt from one generator: to equal upstream's the
-    questions must be those of the test rows from the first on."""
+    """Prompts with shots drawn from train for each question, by one generator: they equal lm-eval's
+    only if `questions` begins with the first test row."""
     train = read_split(source, "train")
     rng = random.Random(SHOTS_SEED)
     prompts = []
@@ -110,16 +132,16 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 
 def judge(task: str, prediction: str, answer: str) -> tuple[float, float]:
-    """(strict, flexible), 1 or 0: whether the first number in the form of the shots is the
-    answer's, and whether the last thing that looks like a number is."""
+    """(strict, flexible), each 1 or 0: whether the first number in the form of the shots is right,
+    and whether the last number in any form is."""
     for stop in STOP_STRINGS[task]:
         prediction = prediction.split(stop)[0]
-    # lm-eval's gsm8k_cot compares with the answer's end, gsm8k with all of it, which IGNORED cuts.
+    # lm-eval's gsm8k_cot compares with the answer's end; gsm8k with all of it, which IGNORED cuts.
     gold = answer.split("####")[-1].strip() if task == COT.name else answer
     first = STRICT[task].search(prediction)
     last = [money or number for money, number in FLEXIBLE.findall(prediction)][-1:]
-    found = (first[1] if first else NOTHING_FOUND, last[0] if last else NOTHING_FOUND)
-    strict, flexible = (float(normalize(number) == normalize(gold)) for number in found)
+    numbers = (first[1] if first else NOTHING_FOUND, last[0] if last else NOTHING_FOUND)
+    strict, flexible = (float(normalize(number) == normalize(gold)) for number in numbers)
     return strict, flexible
 
 
@@ -149,8 +171,8 @@ def read_split(source: str, split: str) -> list[Row]:
         path = find_one(path, "main", split, ("{}*.parquet",))
     elif path.is_file() and split != "test":
         raise UserError(
-            f"{path} is one file, the test rows; the task gsm8k draws its shots from train. Name "
-            "a folder with train.jsonl and test.jsonl, or ask for gsm8k_cot."
+            f"{path} holds only test rows, but the task gsm8k draws its shots from train. Name a "
+            "folder with train.jsonl and test.jsonl, or use the task gsm8k_cot."
         )
     if path.is_file():
         rows, where = read_rows(path), str(path)
@@ -167,18 +189,28 @@ def read_split(source: str, split: str) -> list[Row]:
     return rows
 
 
+# -------------------------------------------------------------------------------------- reports
+
+title = "GSM8K"
+report_order = 3
+
+
+def headline_metric(task: str) -> str:
+    return HEADLINE
+
+
 # ----------------------------------------------------------------------------------- the command
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    told = "Score rows {task, prediction, answer}: each gets `strict` and `flexible`, 0 or 1."
-    score_command("gsm8k", told, score_row, describe_rows, args)
+    description = "Score rows {task, prediction, answer}; adds `strict` and `flexible`, 0 or 1."
+    score_command("gsm8k", description, score_row, describe_rows, args)
 
 
 def score_row(row: Row, where: str) -> dict[str, float]:
     task = require_text(row, "task", where)
     if task not in STRICT:
-        raise UserError(f"{where}: {task!r} is not one of the tasks: {', '.join(STRICT)}")
+        raise UserError(f"{where}: {task!r} is not a task of GSM8K; there are {', '.join(STRICT)}.")
     prediction = require_text(row, "prediction", where)
     strict, flexible = judge(task, prediction, require_text(row, "answer", where))
     return {"strict": strict, "flexible": flexible}
@@ -187,9 +219,9 @@ def score_row(row: Row, where: str) -> dict[str, float]:
 def describe_rows(scored: Sequence[Row]) -> list[str]:
     lines = []
     for task in STRICT:
-        if mine := [row for row in scored if row["task"] == task]:
-            strict, flexible = (percent([row[m] for row in mine]) for m in ("strict", "flexible"))
-            lines.append(f"{task:12} strict {strict:6.2f}  flexible {flexible:6.2f}  n={len(mine)}")
+        if rows := [row for row in scored if row["task"] == task]:
+            strict, flexible = (percent([row[m] for row in rows]) for m in ("strict", "flexible"))
+            lines.append(f"{task:12} strict {strict:6.2f}  flexible {flexible:6.2f}  n={len(rows)}")
     return lines
 
 

@@ -1,9 +1,9 @@
-"""LongBench v1 as LongBench builds and scores it: 21 data sets, or the toy world's counterparts.
+"""LongBench v1 with its own prompts and scores: 21 data sets, or the toy world's counterparts.
 
     bosch longbench score --in rows.jsonl --out scored.jsonl
 
-The command scores predictions made anywhere, unrounded. Prompts, limits and tables of categories
-are data in eval/data.
+The command scores predictions from elsewhere, without rounding. Prompts, answer lengths and tables
+of categories are in eval/data.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -34,27 +34,34 @@ from bosch.eval.suites import gsm8k
 from bosch.eval.suites._command import score_command
 from bosch.eval.suites._interface import (
     Example,
+    Request,
     Result,
     Scored,
     Stop,
     Task,
     average,
     by_task,
+    percent,
     result_of,
 )
 from bosch.eval.suites._longbench_source import DatasetRows, describe_source, read_dataset
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore
+from bosch.eval.suites._reporting import Row as ResultRow
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 TOY = "toy"
-MATH = "gsm8k"  # the paper's seventh category is a suite of its own
+MATH = "gsm8k"  # the data set of the paper's seventh category, from the suite gsm8k
 DATA_FOLDER = Path(__file__).parents[1] / "data"
-# Besides classification, the one that needs the names of all classes.
+# All but classification, which also needs the names of all classes.
 METRICS: dict[str, Callable[[str, str], float]] = {
     metric.__name__: metric
     for metric in (qa_f1, qa_f1_zh, rouge, rouge_zh, count, retrieval, retrieval_zh, code_sim)
 }
-# LongBench-E's, in the rows' `length`.
+# LongBench-E's bins for the rows' `length`.
 LENGTH_BINS = ((0, 4000, "0-4k"), (4000, 8000, "4-8k"), (8000, math.inf, "8k+"))
 
 
@@ -63,36 +70,54 @@ class Settings:
     data: str = TOY  # toy, LongBench's data.zip, a folder of its files, or a hub id
     gsm8k: str | None = gsm8k.HUB_ID  # the math category: file, folder or hub id; None: without it
     datasets: tuple[str, ...] = ()  # none: all
-    extended: bool = False  # LongBench-E: thirteen sets, more even in length
-    categories: Literal["paper", "official"] = "paper"  # whose table the averages follow
-    # A longer prompt loses its middle. LongBench's number for models with 32k positions.
+    extended: bool = False  # LongBench-E: thirteen data sets with more even lengths
+    categories: Literal["paper", "official"] = "paper"  # whose categories are averaged
+    # Longer prompts lose their middle. LongBench's number for models with 32k positions.
     max_prompt_tokens: int = 31_500
-    toy_rows: int = 50  # of a toy data set
-    seed: int = 0  # of the toy rows
+    toy_rows: int = 50  # rows of each toy data set
+    seed: int = 0  # seed of the toy rows
 
     def __post_init__(self) -> None:
         if self.max_prompt_tokens < 2:
             raise UserError(
-                f"longbench.max_prompt_tokens is {self.max_prompt_tokens}; a prompt keeps its two "
-                "ends, so 2 is the least."
+                f"longbench.max_prompt_tokens is {self.max_prompt_tokens}; it must be at least 2, "
+                "because a prompt keeps its two ends."
             )
         if self.extended and self.data == TOY:
             raise UserError("The toy world has no LongBench-E; name LongBench's data.")
         known = dataset_names(self)
         for name in self.datasets:
             if name not in known:
-                raise UserError(f"{name!r} is not one of the data sets: {suggest(name, known)}")
+                raise UserError(f"{name!r} is not a data set of LongBench: {suggest(name, known)}")
+
+
+def configure(request: Request) -> tuple[Settings, int | None]:
+    config = request.config
+    settings = Settings(
+        data=config.longbench_data,
+        gsm8k=config.gsm8k_data,
+        categories=config.longbench_categories,
+        max_prompt_tokens=longest_prompt(request.positions),
+        toy_rows=max(Settings.toy_rows, config.longbench_rows or 0),
+    )
+    return settings, config.longbench_rows
+
+
+def longest_prompt(positions: int) -> int:
+    """The longest prompt for a model: LongBench's 3500, 7500, 15500 and 31500 tokens for 4k to 32k
+    positions lie on this line. No model gets more."""
+    return max(2, min(31_500, positions - positions * 3 // 128 - 500))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    prompt: str  # filled with {context} and {input}
+    prompt: str  # template with {context} and {input}
     max_new_tokens: int
     metric: str
-    first_line_only: bool  # of the prediction, when it is scored
+    first_line_only: bool  # score only the first line of a prediction
     stops_at_newline: bool = False
-    num_rows: int = 0  # 0: a toy set, of as many as are asked for
-    num_rows_e: int | None = None  # None: LongBench-E has no such set
+    num_rows: int = 0  # 0: a toy data set, which can have any number
+    num_rows_e: int | None = None  # None: not in LongBench-E
 
 
 @cache
@@ -109,7 +134,7 @@ def datasets() -> dict[str, Dataset]:
 
 
 def category_table(name: str) -> dict[str, list[str]]:
-    """Category -> its data sets, in the table `paper`, `official` or `toy`."""
+    """Category -> data sets, from the table `paper`, `official` or `toy`."""
     if name != TOY:
         return read_table("longbench_categories.json")[name]
     table: dict[str, list[str]] = {}
@@ -124,7 +149,7 @@ def read_table(file_name: str) -> dict[str, Any]:
 
 
 def dataset_names(settings: Settings) -> tuple[str, ...]:
-    """Everything that these settings can evaluate."""
+    """All data sets that these settings can evaluate."""
     if settings.data == TOY:
         return tuple(TOY_DATASETS)
     official = {name: spec for name, spec in datasets().items() if name not in TOY_DATASETS}
@@ -135,12 +160,12 @@ def dataset_names(settings: Settings) -> tuple[str, ...]:
 
 
 def find_dataset(name: str) -> Dataset:
-    """By its name, or its LongBench-E name."""
+    """A data set by its name or its LongBench-E name."""
     known = datasets()
     extended = {f"{name}_e": spec for name, spec in known.items() if spec.num_rows_e}
     spec = known.get(name) or extended.get(name)
     if spec is None:
-        raise UserError(f"{name!r} is not one of the data sets: {suggest(name, tuple(known))}")
+        raise UserError(f"{name!r} is not a data set of LongBench: {suggest(name, tuple(known))}")
     return spec
 
 
@@ -159,23 +184,28 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
     return {"rows": Path(loaded.path).name, "rows_sha256": loaded.sha256} | cut
 
 
-def describe_data(settings: Settings) -> str:
-    """One line for the log: which rows these are, and how long a prompt may be."""
+def files(settings: Settings) -> dict[str, str]:
+    named = {"data": settings.data, "gsm8k": settings.gsm8k}
+    return {setting: name for setting, name in named.items() if name and name != TOY}
+
+
+def describe(settings: Settings) -> str:
+    """A log line: which rows these are, and how long a prompt may be."""
     if settings.data == TOY:
         return "LongBench of the toy world"
-    most = f"{settings.max_prompt_tokens:,} tokens"
-    return f"{describe_source(settings.data)}; a prompt of more than {most} loses its middle"
+    longest = f"{settings.max_prompt_tokens:,} tokens"
+    return f"{describe_source(settings.data)}; prompts longer than {longest} lose their middle"
 
 
-def check_packages(settings: Settings) -> None:
-    """Refuse data sets that could not be scored here."""
+def check(settings: Settings, positions: int) -> None:
+    """Refuse Chinese data sets if the package that scores them is missing."""
     names = {task.name for task in list_tasks(settings)} - {MATH}
     if any(find_dataset(name).metric.endswith("_zh") for name in names):
         cut_words("")
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: Any, limit: int | None = None
+    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
 ) -> list[Example]:
     if task.name == MATH:
         return gsm8k.build_examples(math_settings(settings), gsm8k.COT, tokenizer, limit)
@@ -202,15 +232,15 @@ def load_rows(settings: Settings, name: str) -> DatasetRows:
     return read_dataset(settings.data, name, num_rows or 0)
 
 
-def cut_middle(prompt: str, tokenizer: Any, max_tokens: int) -> str:
-    """The prompt, or the text of its first and last `max_tokens / 2` tokens. It is text that is
-    kept, as upstream: tokenized again, a few tokens at the seam may differ."""
+def cut_middle(prompt: str, tokenizer: "PreTrainedTokenizerBase", max_tokens: int) -> str:
+    """The prompt; if it is too long, the text of its first and last `max_tokens / 2` tokens. As in
+    LongBench this text is tokenized again, so a few tokens at the seam may differ."""
     tokens = tokenizer(prompt)["input_ids"]
     if len(tokens) <= max_tokens:
         return prompt
     half = int(max_tokens / 2)
     ends = (tokens[:half], tokens[-half:])
-    return "".join(tokenizer.decode(part, skip_special_tokens=True) for part in ends)
+    return "".join(str(tokenizer.decode(part, skip_special_tokens=True)) for part in ends)
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
@@ -230,7 +260,9 @@ def score_prediction(
         prediction = prediction.lstrip("\n").split("\n")[0]
     if spec.metric == "classification":
         if all_classes is None:
-            raise UserError(f"{dataset} is a classification: its rows need `all_classes`.")
+            raise UserError(
+                f"{dataset} is a classification, so its rows need the field `all_classes`."
+            )
         scores = [classification(prediction, answer, all_classes) for answer in answers]
     else:
         scores = [METRICS[spec.metric](prediction, answer) for answer in answers]
@@ -238,8 +270,8 @@ def score_prediction(
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each data set, then each category that is complete, then the plain mean of the categories if
-    all of them are there. LongBench-E gives three bins of length a data set, and no average."""
+    """Each data set, each complete category, and the mean of the categories if all are complete.
+    LongBench-E has three bins of length for each data set, and no average."""
     if settings.extended:
         return [r for task, items in by_task(scored).items() for r in score_bins(task, items)]
     results = []
@@ -255,7 +287,7 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
 def summarize_categories(
     table: Mapping[str, Sequence[str]], results: Sequence[Result]
 ) -> list[Result]:
-    """The means of the categories, each of its data sets' rounded scores, and their average."""
+    """The complete categories, each the mean of its data sets' rounded scores, and their mean."""
     counted = {
         result.task: result
         for result in results
@@ -271,12 +303,8 @@ def summarize_categories(
     return [*categories, average("average", "mean", categories)]
 
 
-def percent(scores: list[float]) -> float:
-    return round(100 * sum(scores) / len(scores), 2)
-
-
 def score_bins(task: Task, items: Sequence[Scored]) -> list[Result]:
-    """LongBench-E's results: a data set's score for each range of lengths that it has rows in."""
+    """LongBench-E's results: a data set's score in each bin of lengths that has rows."""
     metric = find_dataset(task.name).metric
     results = []
     for least, below, name in LENGTH_BINS:
@@ -288,21 +316,58 @@ def score_bins(task: Task, items: Sequence[Scored]) -> list[Result]:
 
 
 def numpy_percent(scores: list[float]) -> float:
-    # numpy adds in pairs and rounds by scaling: upstream's numbers differ from `percent` in places.
+    # numpy sums pairwise and rounds by scaling; LongBench-E's numbers can differ from `percent`.
     return float(np.round(100 * np.mean(scores), 2))
 
 
 def math_settings(settings: Settings) -> gsm8k.Settings:
-    assert settings.gsm8k is not None, "the math category is listed only where its data is named"
+    assert settings.gsm8k is not None, "the math category is listed only if its data is set"
     return gsm8k.Settings(data=settings.gsm8k, tasks=(gsm8k.COT.name,))
+
+
+# -------------------------------------------------------------------------------------- reports
+
+title = "LongBench"
+report_order = 2
+parts_title = "categories"
+
+
+def headline_metric(task: str) -> str | None:
+    return gsm8k.HEADLINE if task == MATH else None
+
+
+def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
+    """The plain mean of the categories, and each of them, by the table that fits the rows best."""
+    names = {row["task"] for row in rows}
+
+    def fit(table: Mapping[str, Sequence[str]]) -> tuple[int, int]:
+        """How many of a table's data sets were evaluated, and (less is better) how many not."""
+        evaluated = [name in names for sets in table.values() for name in sets]
+        return sum(evaluated), -evaluated.count(False)
+
+    table = max(map(category_table, (TOY, "paper", "official")), key=fit)
+    parts = [
+        ReportedScore("longbench", name, "part", {(dataset, 0): 1 / len(sets) for dataset in sets})
+        for name, sets in table.items()
+        if name in names
+    ]
+    if not parts:
+        return []
+    weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
+    return [ReportedScore("longbench", AVERAGE, "average", weights, written_by_suite=True), *parts]
+
+
+def charts(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
+    """All categories of the paper's table, whatever was evaluated."""
+    return {name: [f"{name}/mean$"] for name in (AVERAGE, *category_table("paper"))}
 
 
 # ----------------------------------------------------------------------------------- the command
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    told = "Score rows {dataset, prediction, answers, all_classes}: each gets a `score`, 0 to 1."
-    score_command("longbench", told, score_row, describe_rows, args)
+    description = "Score rows {dataset, prediction, answers, all_classes}; adds `score`, 0 to 1."
+    score_command("longbench", description, score_row, describe_rows, args)
 
 
 def score_row(row: Row, where: str) -> dict[str, float]:
@@ -314,12 +379,12 @@ def score_row(row: Row, where: str) -> dict[str, float]:
         classes = require_texts(row, "all_classes", where)
     try:
         return {"score": score_prediction(dataset, prediction, answers, classes)}
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{where}: {error}") from error
 
 
 def describe_rows(scored: Sequence[Row]) -> list[str]:
-    """Data sets, then the official categories: the paper's count GSM8K, rows of another kind."""
+    """Data sets, then LongBench's own categories; the paper's need GSM8K, which has other rows."""
     by_dataset: dict[str, list[float]] = {}
     for row in scored:
         by_dataset.setdefault(row["dataset"], []).append(row["score"])

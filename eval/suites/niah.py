@@ -1,9 +1,9 @@
-"""Needles in a haystack, built and scored as RULER does it.
+"""Needle-in-a-haystack (NIAH) tasks, built and scored as in RULER.
 
     bosch niah build --task niah_single_2 --length 4096 --samples 500 --seed 42 \
         --tokenizer FOLDER --essays PaulGrahamEssays.json --out niah_single_2.jsonl
 
-With a real essay file the rows are upstream's; with `--essays toy` everything comes from the
+With a real essay file the rows equal RULER's; with `--essays toy` everything comes from the
 embedded toy world, in sizes for the tiny model.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tyro
 
 from bosch.data import needles
-from bosch.data.essays import make_essays, read_essays
+from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import EssaySource, NeedleTask, Sizes, Words
 from bosch.data.toy_world.essays import ToyEssays
@@ -27,6 +27,7 @@ from bosch.eval.rows import from_hub, write_rows
 from bosch.eval.suites._interface import (
     Example,
     LeftOutError,
+    Request,
     Result,
     Scored,
     Stop,
@@ -35,15 +36,21 @@ from bosch.eval.suites._interface import (
     by_task,
     result_of,
 )
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, mean_over_lengths
+from bosch.model import load_tokenizer
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOY = "toy"
 PAPER_LENGTHS = (4096, 8192, 16384, 32768)
 TOY_LENGTHS = (512, 1024, 2048)
-# The paper's two groups; the other tasks count in no average.
+# The paper's two groups. Tasks in neither count in no average.
 GROUPS = {"single": needles.PAPER_TASKS[:3], "multikey": needles.PAPER_TASKS[3:]}
 METRIC = "string_match_all"
+COMPARED_WITH_CALIBRATION = True
 
 
 @dataclass(frozen=True)
@@ -51,17 +58,42 @@ class Settings:
     essays: str = TOY  # toy, a JSON or text file, a folder of .txt files, or a hub id
     punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
     tasks: tuple[str, ...] = needles.PAPER_TASKS
-    lengths: tuple[int, ...] = ()  # tokens, the answer included; none: the paper's, or the toy's
-    samples: int = 500  # a task and length
+    lengths: tuple[int, ...] = ()  # tokens with the answer; none: the paper's, or the toy's
+    samples: int = 500  # for each task and length
     seed: int = needles.DEFAULT_SEED
 
     def __post_init__(self) -> None:
         for name in self.tasks:
             needle_task(name)
         if min(self.lengths, default=1) < 1:
-            raise UserError(f"NIAH lengths are numbers of tokens from 1 on, not {self.lengths}.")
+            raise UserError(f"NIAH lengths must be 1 token or more: {self.lengths}.")
         if self.samples < 1:
-            raise UserError(f"NIAH cannot build {self.samples} samples; ask for at least 1.")
+            raise UserError(f"NIAH needs at least 1 sample, not {self.samples}.")
+
+
+def configure(request: Request) -> tuple[Settings, int]:
+    config = request.config
+    settings = Settings(
+        essays=config.niah_essays or request.essays or TOY,
+        punkt=Path(request.punkt) if request.punkt else None,
+        tasks=config.niah_tasks or needles.PAPER_TASKS,
+        lengths=config.niah_lengths,
+        samples=max(Settings.samples, config.niah_samples),
+    )
+    return settings, config.niah_samples
+
+
+def check(settings: Settings, positions: int) -> None:
+    """Refuse texts longer than the model can read."""
+    if (longest := max(settings.lengths, default=0)) > positions:
+        raise UserError(
+            f"--niah-lengths {longest}: the model reads at most {positions:,} tokens, and NIAH "
+            "texts are not truncated. Use smaller lengths, or stretch the positions with --yarn."
+        )
+
+
+def files(settings: Settings) -> dict[str, str]:
+    return {} if settings.essays == TOY else {"essays": settings.essays}
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -77,9 +109,9 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: Any, limit: int | None = None
+    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
 ) -> list[Example]:
-    """The first samples of RULER's file. Each fits `task.length`: nothing may be cut off later."""
+    """The first samples of RULER's file. Each fits into `task.length` tokens with its answer."""
     examples, material = build(settings, task, tokenizer, limit)
     return [
         Example(
@@ -108,10 +140,10 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each task, the paper's two groups at each length, and the average of those group means.
+    """Each task, the paper's two groups at each length, and the average of these group means.
 
-    A group is the plain mean of its tasks that were evaluated: the toy's shortest lengths hold no
-    niah_multikey_3. The average needs both groups at every length.
+    A group is the mean of its tasks that were evaluated, because niah_multikey_3 does not fit the
+    toy's shortest lengths. The average needs both groups at every length.
     """
     tasks = [
         result_of(task, metric, items, percent)
@@ -131,13 +163,13 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
 
 
 def percent(scores: list[float]) -> float:
-    return round(sum(scores) / len(scores) * 100, 2)  # upstream's order of operations
+    return round(sum(scores) / len(scores) * 100, 2)  # RULER's order of operations
 
 
 def floor(example: Example, window_tokens: int) -> float | None:
-    """What a model scores that sees the last `window_tokens` tokens only and finds every needle in
-    them: the share of the needles asked for that lie wholly inside. None: the tokenizer has no
-    offsets to find them by."""
+    """The score of a model that sees only the last `window_tokens` tokens and finds every needle in
+    them: the share of needles that lie entirely inside. None: unknown, because the tokenizer gives
+    no character offsets."""
     distances = example.facts["needle_distances"]
     if not distances:
         return None
@@ -146,9 +178,9 @@ def floor(example: Example, window_tokens: int) -> float | None:
 
 @dataclass(frozen=True)
 class Material:
-    """What examples are made of."""
+    """What examples are built from."""
 
-    essays: EssaySource | None  # None: the task's haystack is of another kind
+    essays: EssaySource | None  # None: the task's haystack is not essays
     words: Words
     sizes: Sizes
     essays_name: str
@@ -176,9 +208,9 @@ def gather(settings: Settings, task: NeedleTask) -> Material:
 
 
 @lru_cache(maxsize=2)
-def load_essays(source: str, punkt: Path | None) -> Any:
-    """From the hub the texts are joined with blanks, as lm-eval joins those of
-    baber/paul_graham_essays. RULER's own file is another text, cut from other pages."""
+def load_essays(source: str, punkt: Path | None) -> Essays:
+    """From a path, or from the hub. Texts from the hub are joined with blanks, as lm-eval does with
+    baber/paul_graham_essays; RULER's own essay file is a different text."""
     if Path(source).exists():
         return read_essays(Path(source), punkt)
     forms = "a JSON file with a field `text`, a folder of .txt files, a hub id, or toy"
@@ -192,12 +224,12 @@ def load_essays(source: str, punkt: Path | None) -> Any:
 def needle_task(name: str) -> NeedleTask:
     names = tuple(needles.TASKS)
     if name not in names:
-        raise UserError(f"{name!r} is not one of the NIAH tasks: {suggest(name, names)}")
+        raise UserError(f"{name!r} is not a NIAH task: {suggest(name, names)}")
     return needles.TASKS[name]
 
 
 def build(
-    settings: Settings, task: Task, tokenizer: Any, limit: int | None
+    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None
 ) -> tuple[list[needles.NeedleExample], Material]:
     kind = needle_task(task.name)
     material = gather(settings, kind)
@@ -214,17 +246,59 @@ def build(
             material.words,
             material.sizes,
         )
-    except ValueError as error:  # the one cause left: it does not fit
+    except needles.DoesNotFitError as error:
         raise LeftOutError(str(error)) from error
     return examples, material
 
 
+# -------------------------------------------------------------------------------------- reports
+
+title = "NIAH"
+report_order = 1
+tasks_by_length = tuple(GROUPS)  # as the paper's tables 7, 9, 11, 13 and 15 have it
+
+
+def headline_metric(task: str) -> str:
+    return METRIC
+
+
+def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
+    """The paper's average, over the groups at each length, and each task over its lengths."""
+    lengths: dict[str, list[int]] = {}
+    for row in rows:
+        if row["metric"] == METRIC and row["length"] and row["task"] not in GROUPS:
+            known = lengths.setdefault(row["task"], [])
+            if row["length"] not in known:
+                known.append(row["length"])
+    if not lengths:
+        return []
+    groups = [
+        [(task, length) for task in members if length in lengths.get(task, [])]
+        for members in GROUPS.values()
+        for length in sorted({length for found in lengths.values() for length in found})
+    ]
+    groups = [group for group in groups if group]
+    weights = {cell: 1 / len(group) / len(groups) for group in groups for cell in group}
+    paper = [name for members in GROUPS.values() for name in members]  # other tasks come after them
+    tasks = sorted(lengths, key=lambda n: (paper.index(n) if n in paper else len(paper), n))
+    parts = [mean_over_lengths("niah", task, lengths[task]) for task in tasks]
+    return [ReportedScore("niah", AVERAGE, "average", weights, written_by_suite=True), *parts]
+
+
+def charts(rows: Sequence[Row]) -> dict[str, list[str]]:
+    return {
+        "average": [f"average/{METRIC}$"],
+        "single needle, by length": [rf"single/\d+/{METRIC}$"],
+        "many keys, by length": [rf"multikey/\d+/{METRIC}$"],
+    }
+
+
 @dataclass(frozen=True)
 class Build:
-    """Write the examples of one task and length as RULER writes them."""
+    """Write the examples of one task and length in RULER's format."""
 
     task: str  # niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery
-    length: int  # tokens that prompt and answer may take
+    length: int  # tokens of prompt and answer together
     tokenizer: Path  # folder of a model or tokenizer
     essays: str  # a JSON or text file, a folder of .txt files, a hub id, or toy
     out: Path  # JSONL: index, input, answer_prefix, outputs, length
@@ -251,26 +325,19 @@ def run_build(command: Build) -> None:
         command.samples,
         command.seed,
     )
+    if not command.tokenizer.is_dir():
+        raise MissingFileError(
+            f"{command.tokenizer} is not a folder; --tokenizer names that of a model or tokenizer."
+        )
     examples, material = build(settings, task, load_tokenizer(command.tokenizer), None)
-    # A text from the hub is not RULER's, and its rows say so.
-    is_own = command.essays == TOY or Path(command.essays).exists() or material.essays is None
-    note = {} if is_own else {"essays": material.essays_name}
+    # A text from the hub is not RULER's, so its rows name it.
+    is_local = command.essays == TOY or Path(command.essays).exists() or material.essays is None
+    note = {} if is_local else {"essays": material.essays_name}
     write_rows(command.out, [e.to_row(i) | note for i, e in enumerate(examples)])
     print(
         f"wrote {command.out}: {len(examples)} examples of {command.task} in {command.length} "
         f"tokens, haystack: {material.essays_name}, keys: {material.words_name}"
     )
-
-
-def load_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    if not folder.is_dir():
-        raise MissingFileError(f"{folder}: no such folder; --tokenizer names that of a model.")
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} holds no tokenizer that transformers can read.") from error
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> No
     plan = start(tmp_path, sys.executable, str(RECOVER), *chain, "--dry-run")
     assert plan.returncode == 0, plan.stderr
     assert "train: run (starts)" in plan.stdout
-    assert "report: run (made anew" in plan.stdout
+    assert "report: run (made again" in plan.stdout
 
 
 def test_a_learned_mask_takes_its_tokens_from_the_budget(tmp_path: Path) -> None:

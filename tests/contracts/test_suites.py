@@ -1,4 +1,4 @@
-"""What every file of eval/suites must offer, whoever wrote it."""
+"""What every file of eval/suites must define."""
 
 import dataclasses
 

@@ -1,13 +1,13 @@
-"""Evaluations in processes that are killed: a program, so that torch is loaded once for all.
+"""Runs evaluations in processes that are killed. A program, so that torch is imported only once.
 
     python evaluation_program.py '[["whole", [null]], ["killed", [0.3]], ["killed", [null]]]'
 
-Each job names a folder and has a process a rank, with the moment of its SIGKILL: a share of all
-points there are, null: not at all. The first job counts them. A point is an operation on a file in
-the folder, or one of three moments in a prediction that is appended: before it, in the middle of
-its line, after it. So tests reach every kind of moment without a clock. Where there are several
-ranks, only the moments in predictions are points: the operations of ranks that wait for each other
-depend on the time. Printed are the exit codes.
+Each job is a folder and, for each rank, the moment of its SIGKILL: a share of all points, or null
+for none. The first job counts the points. A point is an operation on a file in the folder, or one
+of three moments when a prediction is appended: before its line, in the middle, after it. So tests
+reach every kind of moment without a clock. With several ranks only the moments of predictions are
+points, because the operations of ranks that wait for each other depend on timing. Prints the exit
+codes.
 """
 
 import json
@@ -36,7 +36,7 @@ COUNTED = {1: OPERATIONS, 2: (POINT,)}  # by the number of ranks
 
 
 class TwoSteps:
-    """A file whose lines reach the disk in two parts, as a full buffer writes them."""
+    """A file that writes each line in two parts, as a full buffer does."""
 
     def __init__(self, file: Any, folder: Path) -> None:
         self.file, self.folder = file, folder
@@ -78,7 +78,7 @@ def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
 def run_job(
     folder: Path, kills: Sequence[float | None], num_points: Sequence[int]
 ) -> list[int | None]:
-    """The exit codes of a job's processes, which run side by side."""
+    """The exit codes of a job's processes, which run in parallel."""
     context = multiprocessing.get_context("fork")
     processes = []
     for rank, share in enumerate(kills):

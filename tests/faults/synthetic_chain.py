@@ -1,10 +1,9 @@
-"""A chain of three small stages as a program: what the kill tests kill, and run again until it
-ends.
+"""A chain of three small stages as a program, which the kill tests kill and run again.
 
     python synthetic_chain.py RUN_FOLDER '{"kill_at": 17, "ratio": 0.5}'
 
-`kill_at` n: SIGKILL from inside just before the n-th operation on a file below the folder of all
-runs (kill_points.py).
+`kill_at` n: the process kills itself just before the n-th operation on a file below the folder of
+all runs (kill_points.py).
 """
 
 import atexit
@@ -25,7 +24,7 @@ from tests.kill_points import POINT, watch_operations
 
 
 def write_words(folder: Path) -> None:
-    """Several files, each whole or not there."""
+    """Several files, each complete or absent."""
     for number in range(4):
         part = folder / "parts" / f"part-{number}.txt"
         part.parent.mkdir(exist_ok=True)
@@ -34,13 +33,13 @@ def write_words(folder: Path) -> None:
 
 
 def write_journal(folder: Path, words: Artifact, ratio: float) -> None:
-    """One file that grows line by line; a torn last line is dropped on the way back in."""
+    """One file that grows line by line; an incomplete last line is dropped on a restart."""
     journal = folder / "journal.jsonl"
     text = journal.read_text() if journal.exists() else ""
-    kept = text[: text.rfind("\n") + 1]
+    whole_lines = text[: text.rfind("\n") + 1]
     with journal.open("a") as file:
-        file.truncate(len(kept))
-        for number in range(kept.count("\n"), 5):
+        file.truncate(len(whole_lines))
+        for number in range(whole_lines.count("\n"), 5):
             line = json.dumps({"number": number, "ratio": ratio, "words": words.fingerprint}) + "\n"
             file.write(line[:7])
             file.flush()
@@ -69,7 +68,7 @@ def stages(run: RunFolder, ratio: float = 0.75) -> list[Stage]:
     judged = Stage("judged/half", run=write_rank_files, inputs={"journal": journal}, ranks="all")
 
     def write_and_judge(folder: Path, journal: Artifact) -> None:
-        """As training has its checkpoints judged: a stage inside a stage."""
+        """Like training, which has its checkpoints evaluated: a stage inside a stage."""
         run.complete(judged)
         write_rank_files(folder, journal)
 

@@ -1,4 +1,4 @@
-"""An evaluation killed at any moment goes on behind the last prediction, and ends the same."""
+"""An evaluation killed at any moment continues after the last prediction, with the same result."""
 
 import json
 import random
@@ -16,7 +16,7 @@ Job = tuple[str, list[float | None]]
 
 
 def run(folder: Path, jobs: list[Job]) -> list[list[int]]:
-    """The exit codes of evaluations, the first of them undisturbed."""
+    """The exit codes of the jobs, after a first evaluation that is not killed."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), json.dumps([("whole", [None]), *jobs])],
         cwd=folder,
@@ -61,14 +61,14 @@ def test_killed_evaluation_ends_in_the_same_files(attempts: range, tmp_path: Pat
 def test_evaluation_killed_again_and_again_ends_in_the_same_files(tmp_path: Path) -> None:
     shares = [random.Random(n).uniform(0.2, 0.4) for n in range(6)]
     codes = run(tmp_path, [("killed", [share]) for share in shares] + [("killed", [None])])
-    assert codes[:2] == [[KILLED], [KILLED]]  # later attempts may find less than that left to do
+    assert codes[:2] == [[KILLED], [KILLED]]  # later attempts may have too little left to do
     assert codes[-1] == [0]
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
 
 
 def test_two_ranks_end_in_the_files_of_one_also_when_one_was_killed(tmp_path: Path) -> None:
     codes = run(tmp_path, [("two", [None, 0.25]), ("two", [None, None])])
-    assert codes[0][0] not in (0, KILLED)  # rank 0 does not wait for the dead
+    assert codes[0][0] not in (0, KILLED)  # rank 0 does not wait for a killed rank
     assert codes[0][1] == KILLED
     assert codes[1] == [0, 0]
     assert files_of(tmp_path / "two") == files_of(tmp_path / "whole")

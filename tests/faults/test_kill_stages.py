@@ -1,5 +1,5 @@
-"""Chains of stages as real processes: killed anywhere, locked, followed by a second rank. Fractions
-of a second each."""
+"""Chains of stages as real processes: killed anywhere, locked, with a second rank. A fraction of a
+second each."""
 
 import json
 import os
@@ -19,12 +19,11 @@ PROGRAM = Path(__file__).with_name("synthetic_chain.py")
 def start(
     run: Path, rank: int = 0, world: int = 1, launch: object = "one", **options: object
 ) -> subprocess.Popen[str]:
-    """One rank of a launch. A launcher gives each of its launches an id in the environment; here
-    `launch` stands for it."""
-    told = {"RANK": rank, "WORLD_SIZE": world, "TORCHELASTIC_RUN_ID": launch}
+    """One rank of a launch. `launch` is the id that a launcher puts into the environment."""
+    variables = {"RANK": rank, "WORLD_SIZE": world, "TORCHELASTIC_RUN_ID": launch}
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), str(run), json.dumps(options)],
-        env=os.environ | {name: str(value) for name, value in told.items()},
+        env=os.environ | {name: str(value) for name, value in variables.items()},
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -39,7 +38,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], int]:
-    """Results of a chain that nobody kills, and the number of file operations in it."""
+    """Results of a chain that is not killed, and the number of its file operations."""
     root = tmp_path_factory.mktemp("undisturbed")
     code, output = finish(start(root / "run", count=True))
     assert code == 0, output
@@ -98,7 +97,7 @@ def test_shared_artifact_of_a_killed_run_is_finished_by_another(tmp_path: Path) 
     assert not (folder / "manifest.json").exists()
     code, output = finish(start(tmp_path / "two"))
     assert code == 0, output
-    assert "words: goes on where it was stopped" in output
+    assert "words: continues where it stopped" in output
 
 
 @pytest.fixture
@@ -115,13 +114,14 @@ def test_folder_in_use_is_refused_with_the_owner_named(
 ) -> None:
     code, output = finish(start(tmp_path / "run"))
     assert code == 1
-    assert f"{tmp_path / 'run'} is in use by pid {owner.pid} on host" in output
+    assert "FolderInUseError" in output
+    assert f"{tmp_path / 'run'} is in use by pid {owner.pid} " in output
     assert finish(owner)[0] == 0
     assert not (tmp_path / "run" / ".lock").exists()
 
 
 @pytest.mark.parametrize("is_reaped", [True, False])
-def test_lock_of_a_killed_process_is_taken_over_and_told(
+def test_lock_of_a_killed_process_is_taken_over_and_logged(
     tmp_path: Path, owner: subprocess.Popen[str], is_reaped: bool
 ) -> None:
     owner.kill()
@@ -131,7 +131,7 @@ def test_lock_of_a_killed_process_is_taken_over_and_told(
     assert (tmp_path / "run" / ".lock").exists()
     code, output = finish(start(tmp_path / "run"))
     assert code == 0, output
-    assert f"took over the lock of pid {owner.pid} on host" in output
+    assert f"pid {owner.pid} " in output
     finish(owner)
 
 
@@ -156,7 +156,7 @@ def test_dead_rank_ends_the_other(dead: int, stage: str, tmp_path: Path) -> None
     assert finish(ranks[dead])[0] == -signal.SIGKILL
     code, output = finish(ranks[1 - dead])
     assert code == 1
-    assert f"Rank {dead} ended before" in output
+    assert f"Rank {dead} ended" in output
     assert not (tmp_path / "run" / "shards" / "manifest.json").exists()
 
 
@@ -175,10 +175,10 @@ def test_rank_that_starts_after_rank_0_was_refused_ends_too(tmp_path: Path) -> N
     assert finish(start(tmp_path / "run", rank=0, world=2))[0] == 1
     code, output = finish(start(tmp_path / "run", rank=1, world=2))
     assert code == 1
-    assert "Rank 0 ended before rank 1 joined" in output
+    assert "RankGoneError: Rank 0 ended" in output
 
 
-def test_board_of_a_killed_launch_does_not_mislead_the_next(tmp_path: Path) -> None:
+def test_files_of_a_killed_launch_do_not_mislead_the_next(tmp_path: Path) -> None:
     for rank in (0, 1):
         options = {"launch": f"kills {rank}", "die_before": [rank, "shards"]}
         killed = [start(tmp_path / "run", r, 2, **options) for r in (0, 1)]

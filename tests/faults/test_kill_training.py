@@ -1,4 +1,4 @@
-"""Training killed in a step, in a save, in an export: what it ends in is the same, bit for bit."""
+"""Training killed in a step, a save or an export ends with the same results, bit for bit."""
 
 import random
 import re
@@ -26,18 +26,18 @@ Undisturbed = dict[int, tuple[dict[str, Any], list[int]]]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """By number of ranks: what a run leaves that nobody kills, and each rank's file operations."""
-    found = {}
+    """By number of ranks: results of a run that is not killed, and each rank's file operations."""
+    runs = {}
     for world in (1, 2):
         root = tmp_path_factory.mktemp("undisturbed")
         model_folder(root / "model")
         counts = re.findall(r"operations: (\d+)", run(root / "train", world))
-        found[world] = results(root / "train"), [int(count) for count in counts]
-    return found
+        runs[world] = results(root / "train"), [int(count) for count in counts]
+    return runs
 
 
 def attempts(world: int) -> list[Any]:
-    """One in every test run, ten in `make faults`."""
+    """One in every test run, all ten in `make faults`."""
     return [pytest.param(world, n, marks=[pytest.mark.faults] if n else []) for n in range(10)]
 
 
@@ -68,7 +68,7 @@ def test_training_killed_again_and_again_in_background_saves_ends_the_same(
         victim = draw.randrange(world)
         point = draw.randint(1, num_operations[victim])
         killed = launch(tmp_path / "train", world, at=point, victim=victim, **ASYNCHRONOUS)
-        killed.wait_for_end(victim)  # by then it may be finished: fewer steps are left each time
+        killed.wait_for_end(victim)  # it may finish before, since fewer steps are left each time
         killed.kill()
     run(tmp_path / "train", world, **ASYNCHRONOUS)
     assert results(tmp_path / "train") == expected
@@ -84,17 +84,17 @@ def test_the_number_of_ranks_may_change_between_attempts(
         (tmp_path / "train" / "STOP").touch()
         assert "ended: a STOP file" in run(tmp_path / "train", world)
     output = run(tmp_path / "train", 2)
-    assert "ranks: 1 -> 2: results may differ in the last digits" in output
-    assert "training goes on after step 2 of 6" in output
-    # Every step's loss, gradient norm and all, as if there had been two ranks all the time.
-    ours, expected = (found["curve"] for found in (results(tmp_path / "train"), undisturbed[2][0]))
+    assert "ranks: 1 -> 2" in output
+    assert "training resumes after step 2 of 6" in output
+    # Every step's loss, gradient norm etc. are as if there had always been two ranks.
+    ours, expected = (each["curve"] for each in (results(tmp_path / "train"), undisturbed[2][0]))
     for row, other in zip(ours, expected, strict=True):
         assert [value is None for value in row] == [value is None for value in other]
-        numbers, others = ([v for v in told if v is not None] for told in (row, other))
+        numbers, others = ([v for v in values if v is not None] for values in (row, other))
         assert numbers == pytest.approx(others, rel=1e-6)
 
 
-# ----------------------------------------------------------------------------------- ended politely
+# ----------------------------------------------------------------------------------- other endings
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.faults)])
@@ -112,7 +112,7 @@ def test_a_signal_to_one_rank_ends_all_after_the_step_and_loses_nothing(
     done = results(tmp_path / "train")["curve"][-1][0]
     assert done < LAST_STEP
     assert last_checkpoint(tmp_path / "train") == done
-    assert f"training goes on after step {done} of 6" in run(tmp_path / "train", world)
+    assert f"training resumes after step {done} of 6" in run(tmp_path / "train", world)
     assert results(tmp_path / "train") == expected
 
 
@@ -123,9 +123,18 @@ def test_a_killed_rank_ends_the_other(
     point = undisturbed[2][1][victim] // 2
     model_folder(tmp_path / "model")
     killed = launch(tmp_path / "train", 2, at=point, victim=victim)
-    codes = killed.wait()  # by itself: whom `wait` has to end has -9
+    codes = killed.wait()  # not -9: `wait` did not have to kill it
     assert codes[victim] == -signal.SIGKILL, killed.output()
     assert codes[1 - victim] not in (0, -signal.SIGKILL), killed.output()
+
+
+def test_a_bug_on_one_rank_keeps_its_traceback_and_ends_the_other(tmp_path: Path) -> None:
+    model_folder(tmp_path / "model")
+    attempt = launch(tmp_path / "train", 2, victim=1, bug_at=3)
+    assert attempt.wait() == [1, 1], attempt.output()
+    log = attempt.logs[1].read_text()
+    assert "Traceback" in log
+    assert "KeyError: 'planted bug'" in log
 
 
 # --------------------------------------------------------------------------------- and its launcher
@@ -150,5 +159,5 @@ def test_the_end_of_the_launcher_ends_the_ranks_with_everything_saved(
     assert last_checkpoint(folder) == done
     code, output = launch_by_accelerate(folder, arguments)
     assert code == 0, output
-    assert f"training goes on after step {done} of 6" in output
+    assert f"training resumes after step {done} of 6" in output
     assert results(folder) == expected

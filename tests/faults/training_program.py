@@ -1,4 +1,4 @@
-"""Training as processes that tests kill: the real loop on a tiny model, a rank a process."""
+"""Training in processes that tests can kill: the real loop on a tiny model, a process per rank."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Attempt:
     logs: list[Path]
 
     def wait(self, seconds: float = PATIENCE) -> list[int | None]:
-        """Exit codes; -9 of a rank that was killed. Who still runs then is killed."""
+        """Exit codes; -9 for a rank that was killed. Ranks still running after that are killed."""
         for rank in self.ranks:
             rank.join(seconds)
         codes = [rank.exitcode for rank in self.ranks]
@@ -34,12 +34,12 @@ class Attempt:
         return codes
 
     def wait_for_end(self, rank: int, seconds: float = PATIENCE) -> int | None:
-        """Its exit code, before anybody else kills it."""
+        """The rank's exit code, without killing the others."""
         self.ranks[rank].join(seconds)
         return self.ranks[rank].exitcode
 
     def kill(self) -> None:
-        """As a launcher does with the others when one has died."""
+        """Kill all ranks, as a launcher does when one has died."""
         for rank in self.ranks:
             rank.kill()
             rank.join()
@@ -60,8 +60,8 @@ def start_ranks(
     world: int,
     options: dict[str, Any],
 ) -> Attempt:
-    """A process a rank, each with a log beside the folder and what a launcher puts into its
-    environment.
+    """Start one process per rank, each with a log next to the folder and the environment that a
+    launcher would set.
     """
     number = len(list(folder.parent.glob(f"{folder.name}-log-*")))
     ranks, logs = [], []
@@ -73,14 +73,14 @@ def start_ranks(
 
 
 def run(folder: Path, world: int = 1, **options: Any) -> str:
-    """A whole run; its output."""
+    """A complete run. Returns its output."""
     attempt = launch(folder, world, **options)
     assert attempt.wait() == [0] * world, attempt.output()
     return attempt.output()
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """What a finished run leaves: the weights of each export, and the curve."""
+    """The results of a finished run: the weights of each export, and the curve."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         "weights": {
@@ -99,8 +99,8 @@ def last_checkpoint(folder: Path) -> int:
 
 
 def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> tuple[int, str]:
-    """Exit code and output of `accelerate launch`, once all processes that it started have ended:
-    they hold the other end of the pipe."""
+    """Exit code and output of `accelerate launch`, once all processes that it started have ended,
+    since they hold the other end of the pipe."""
     module = ["--module", "tests.faults.training_program", str(folder), json.dumps(options)]
     program = str(Path(sys.executable).with_name("accelerate"))
     done = subprocess.run(
@@ -117,14 +117,15 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
 
 
 def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
-    """at: before its n-th operation on a file below the folder rank `victim` sends a signal
-    (`sends`: SIGKILL) to itself, or to its launcher (to: parent). settings: of TrainConfig."""
+    """at: before its n-th operation on a file below the folder, rank `victim` sends a signal
+    (`sends`: SIGKILL) to itself, or to its launcher (to: parent). bug_at: after this many steps
+    rank `victim` raises a KeyError. settings: of TrainConfig."""
     enter(log, environment)
     train(folder, int(environment["RANK"]), options)
 
 
 def enter(log: Path, environment: dict[str, str]) -> None:
-    """What a started rank does first."""
+    """Redirect a rank's output and set its environment."""
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -143,6 +144,14 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     is_victim = rank == options.get("victim", 0)
     when = {name: options[name] for name in ("at", "sends", "to") if name in options}
     operations = watch_operations(folder, **(when if is_victim else {}))
+    if is_victim and "bug_at" in options:
+
+        def fail(_: object, done: int, num_steps: int) -> float:
+            if done == options["bug_at"]:
+                raise KeyError("planted bug")
+            return 1e-3
+
+        loop.learning_rate = fail
     settings = {
         "max_steps": LAST_STEP,
         "checkpoint_steps": 2,

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from bosch.calibration import read_calibration
+from bosch.calibration import (
+    FILE,
+    Calibration,
+    Haystack,
+    Question,
+    read_calibration,
+    write_calibration,
+)
 from bosch.data.calibration import (
     FACTS,
     CalibrationSettings,
@@ -26,6 +35,7 @@ from bosch.data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
 from bosch.data.toy_world.essays import ToyEssays
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.data.toy_world.world import World
+from bosch.run.errors import UserError
 from tests import odd_tokenizers
 
 SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
@@ -93,7 +103,7 @@ def test_set_shares_nothing_with_the_toy_test_set(
     own = [context.text for context in contexts]
     assert check_disjoint(own, texts) == 24
     leaked = contexts[5].example.needles[0].sentence
-    with pytest.raises(ValueError, match="test example 2 both hold the needle"):
+    with pytest.raises(UserError, match="test example 2"):
         check_disjoint(own, [texts[0], f"The grass is green. {leaked} The sky is blue."])
 
 
@@ -115,6 +125,39 @@ def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed_alone(
     values = [set(re.findall(rb"\b\d{7}\b", files["examples.jsonl"])) for files in found[1:]]
     assert values[0]
     assert not values[0] & values[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ids", [1, 2, 3]),  # fewer than the texts have
+        ("ends", [[4, 6]]),
+        ("ends", [6, 4]),
+        ("questions", [[0, 1, 2, 0, 2]]),  # one for two tasks
+        ("questions", [[0, 1, 2, 0, 2], [2, 1, 2, 0, 1]]),  # no such text
+        ("questions", [[0, 1, 2, 0, 2], [1, 1, 3, 0, 1]]),  # beyond its end
+        ("tasks", 3),
+    ],
+)
+def test_damaged_set_is_one_sentence_that_names_the_file(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    ids = torch.arange(6)
+    question = Question(range(1, 2), range(2), "niah_single_1")
+    texts = [Haystack(ids[:4], (question,)), Haystack(ids[4:], (question,))]
+    write_calibration(tmp_path, Calibration(texts))
+    path = tmp_path / FILE
+    assert [h.questions for h in read_calibration(tmp_path).haystacks] == [(question,)] * 2
+    tensors, tasks = load_file(path), ["niah_single_1"] * 2
+    content: dict[str, Any] = tensors | {"tasks": tasks}
+    content[name] = torch.tensor(value) if name in tensors else value
+    tasks = content.pop("tasks")
+    save_file(content, path, {"tasks": json.dumps(tasks)})
+    with pytest.raises(UserError, match=str(path)):
+        read_calibration(tmp_path)
+    path.write_bytes(b"{")
+    with pytest.raises(UserError, match=str(path)):
+        read_calibration(tmp_path)
 
 
 def test_task_that_does_not_fit_is_left_out_and_the_others_share_its_part(
@@ -146,10 +189,10 @@ def test_real_essays_give_another_region_than_the_test_set(
 def test_settings_that_cannot_be_met_are_refused() -> None:
     settings: dict[str, Any]
     for settings, message in (
-        ({"tasks": ("niah_single",)}, "did you mean 'niah_single_"),
-        ({"examples": 7, "questions_per_context": 2}, "take a multiple"),
-        ({"examples": 0}, "at least 1"),
-        ({"tasks": ("niah_multiquery",), "questions_per_context": 4}, "asks for 4 keys"),
+        ({"tasks": ("niah_single",)}, "'niah_single_"),
+        ({"examples": 7, "questions_per_context": 2}, "7"),
+        ({"examples": 0}, "0"),
+        ({"tasks": ("niah_multiquery",), "questions_per_context": 4}, "4 keys"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             CalibrationSettings(**settings)

@@ -1,4 +1,4 @@
-"""Checkpoints in one process: what they hold, how they are checked, what happens to bad ones."""
+"""Checkpoints in one process: their content, their verification, and damaged ones."""
 
 import os
 import pickle
@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
+from bosch.run.errors import UserError
 from bosch.run.manifest import seal_folder, verify_folder
 from bosch.training.checkpoint import CheckpointError, Checkpoints
 from bosch.training.checkpoint_content import CheckpointReader, TrainState, save_random_state
@@ -29,7 +31,7 @@ def world() -> None:
 
 
 class History:
-    """What a run carries beside model and optimizer: numbers, a tensor, a list."""
+    """An extra part of the state: a list of numbers and a tensor."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -56,7 +58,7 @@ def make_state(seed: int = 0, width: int = 8) -> TrainState:
 
 
 def train(state: TrainState, first: int, last: int) -> None:
-    """Steps first .. last - 1; the dropout draws from the global generator."""
+    """Steps first .. last - 1. The dropout uses the global generator."""
     history: Any = state.extra["history"]
     for step in range(first, last):
         inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
@@ -112,7 +114,7 @@ def test_resumed_run_ends_like_the_uninterrupted_one(tmp_path: Path, asynchronou
 
 
 def test_checkpoint_before_the_first_step_resumes_to_the_same_as_none(tmp_path: Path) -> None:
-    # An optimizer that made no step has no state; one made up for it would count a step.
+    # An optimizer without a step has no state. Giving it one would count a step.
     Checkpoints(tmp_path / "one", FACTS, 2).save(make_state(), 0, milestone=True)
     whole = make_state()
     train(whole, 0, 3)
@@ -123,7 +125,7 @@ def test_checkpoint_before_the_first_step_resumes_to_the_same_as_none(tmp_path: 
         assert_equal(resumed, whole)
 
 
-def test_a_parameter_that_never_had_a_gradient_does_not_hinder_resuming(tmp_path: Path) -> None:
+def test_resuming_works_with_a_parameter_that_never_had_a_gradient(tmp_path: Path) -> None:
     def with_idle() -> TrainState:
         state = make_state()
         state.model.register_parameter("idle", nn.Parameter(torch.ones(3)))
@@ -160,7 +162,7 @@ def test_an_extra_module_with_parameters_in_the_optimizer_is_kept(tmp_path: Path
     )
 
 
-# --------------------------------------------------------------------------------- which are kept
+# ------------------------------------------------------------------------------ which are removed
 
 
 def test_rolling_checkpoints_go_and_milestones_and_what_a_run_came_from_stay(
@@ -240,7 +242,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_is_loaded(
     assert_equal(state, expected)
     assert names(tmp_path) == ["step-000003"]
     assert (tmp_path / ".step-000005.bad").is_dir()
-    assert f"step 5 is damaged and set aside as {tmp_path / '.step-000005.bad'}" in caplog.text
+    assert re.search(rf"step 5 .*{tmp_path / '.step-000005.bad'}", caplog.text)
 
 
 def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:
     assert aside == {".step-000005.bad", ".step-000005-2.bad"}
     flip(tmp_path / "step-000003" / "__0_0.distcp")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged .*--fresh"):
+        with pytest.raises(CheckpointError, match=rf"{tmp_path}.*step-000003\.bad"):
             Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
     # A good copy put back is found.
     saved(tmp_path / "elsewhere", (3,))
@@ -269,22 +271,22 @@ def test_checkpoints_may_be_deleted_once_the_stage_is_complete(tmp_path: Path) -
     verify_folder(tmp_path)
 
 
-# ---------------------------------------------------------------------------- what does not belong
+# --------------------------------------------------------------------------- of another run
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     saved(tmp_path)
     facts = {"learning_rate": 2e-2, "model": {"layers": 2}}
-    with pytest.raises(ValueError, match=r"other settings \(learning_rate: 0\.01 -> 0\.02\)"):
+    with pytest.raises(UserError, match=r"step-000005 .*learning_rate: 0\.01 -> 0\.02"):
         Checkpoints(tmp_path, facts, 2).load_newest(make_state())
     assert names(tmp_path) == ["step-000003", "step-000005"]
 
 
-def test_other_circumstances_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_circumstances_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "bosch")
     saved(tmp_path, circumstances={"micro_batch": 4})
     Checkpoints(tmp_path, FACTS, 2, circumstances={"micro_batch": 2}).load_newest(make_state())
-    assert "micro_batch: 4 -> 2: results may differ in the last digits" in caplog.text
+    assert "micro_batch: 4 -> 2" in caplog.text
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -294,19 +296,19 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     del fewer.model[2]
     fewer.optimizer.param_groups[0]["params"].pop()
     narrower.model[2].to(torch.bfloat16)
-    for state, told in (
-        (more, "it lacks model.more, which this run"),
-        (fewer, "it holds model.2.weight, which this run"),
-        (narrower, "model.2.weight is 1 x 8 of float32 in it and 1 x 8 of bfloat16 in this run"),
-        (wider, "model.0.bias is 8 of float32 in it and 9 of float32 in this run"),
+    for state, named in (
+        (more, "lacks model.more"),
+        (fewer, "has model.2.weight"),
+        (narrower, "model.2.weight .*1 x 8 of float32.* 1 x 8 of bfloat16"),
+        (wider, "model.0.bias .*8 of float32.* 9 of float32"),
     ):
-        with pytest.raises(ValueError, match=f"does not fit.*{re.escape(told)}"):
+        with pytest.raises(UserError, match=f"step-000005 .*{named}"):
             Checkpoints(tmp_path, FACTS, 2).load_newest(state)
     assert names(tmp_path) == ["step-000003", "step-000005"]
 
 
 class Bomb:
-    """What is called when it is read."""
+    """Makes a call when it is unpickled."""
 
     def __init__(self, *call: Any) -> None:
         self.call = call
@@ -316,12 +318,12 @@ class Bomb:
 
 
 def test_a_table_of_contents_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    for bomb, told in (
-        (Bomb(os.mkdir, str(tmp_path / "exploded")), r"names posix\.mkdir"),
-        (Bomb(getattr, Metadata, "__globals__"), "wants __globals__"),
+    for bomb, named in (
+        (Bomb(os.mkdir, str(tmp_path / "exploded")), r"posix\.mkdir"),
+        (Bomb(getattr, Metadata, "__globals__"), "__globals__"),
     ):
         (tmp_path / ".metadata").write_bytes(pickle.dumps(bomb))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(UserError, match=f"{tmp_path}/.metadata .*{named}"):
             CheckpointReader(tmp_path).read_metadata()
     assert not (tmp_path / "exploded").exists()
 
@@ -342,14 +344,9 @@ def test_a_table_of_contents_may_be_of_another_python(tmp_path: Path) -> None:
     assert b"getattr" in table.read_bytes()
     again = CheckpointReader(str(path)).read_metadata()
     assert again.state_dict_metadata == metadata.state_dict_metadata
-    table.write_bytes(pickle.dumps(Reaching()))
-    with pytest.raises(ValueError, match="wants __globals__"):
+    table.write_bytes(pickle.dumps(Bomb(getattr, Metadata, "__globals__")))
+    with pytest.raises(UserError, match="__globals__"):
         CheckpointReader(str(path)).read_metadata()
-
-
-class Reaching:
-    def __reduce__(self) -> Any:
-        return getattr, (Metadata, "__globals__")
 
 
 # ---------------------------------------------------------------------------------------- no room
@@ -362,7 +359,7 @@ def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(
     with small_disk(tmp_path / "small", kilobytes=250) as disk:
         state, checkpoints = make_state(), Checkpoints(disk, FACTS, 50, asynchronous)
         done = []
-        with pytest.raises(CheckpointError, match=r"cannot be written to .*: no space left"):
+        with pytest.raises(CheckpointError, match=f"{disk}: .*no space left"):
             save_until_full(state, checkpoints, done)
         assert names(disk) == [f"step-{step:06d}" for step in done]
         assert not list(disk.glob(".*.tmp"))
@@ -380,6 +377,18 @@ def save_until_full(state: TrainState, checkpoints: Checkpoints, done: list[int]
         checkpoints.save(state, step, milestone=False)
         checkpoints.finish()
         done.append(step)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_bug_in_a_save_keeps_its_own_error(
+    tmp_path: Path, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.FileSystemWriter.prepare_local_plan", bug)
+    with pytest.raises(CheckpointException, match="a bug"):
+        saved(tmp_path, (1,), asynchronous=asynchronous)
 
 
 def test_a_full_disk_is_called_so_whatever_is_written_to_it() -> None:

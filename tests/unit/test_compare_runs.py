@@ -1,4 +1,4 @@
-"""recipes/compare_runs.py on made-up run folders: what it finds, shows and warns of."""
+"""recipes/compare_runs.py on made-up run folders: what it finds, shows and warns about."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from bosch.eval.report.archive import append_run, read_archive
 from bosch.eval.report.cells import MISSING
 from bosch.eval.report.compare import (
     Comparison,
-    beside_baseline,
+    baseline_differences,
     compare,
-    falls,
-    kind_means,
+    find_drops,
     recoveries,
+    seed_means,
 )
 from bosch.eval.report.page import recovery_rows, write_report
 from bosch.eval.report.pictures import PICTURES
@@ -26,6 +26,7 @@ from bosch.eval.report.tables import make_tables
 from bosch.eval.rows import read_rows
 from bosch.eval.suites import niah
 from bosch.recipes import compare_runs
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.folder import RunFolder
 from tests.run_folders import FakeRun, Skill
 
@@ -54,7 +55,7 @@ def averages(comparison: Comparison, run: str) -> dict[str, float]:
 # ------------------------------------------------------------------------------------- numbers
 
 
-def test_niah_is_told_by_group_and_length_as_in_the_papers_tables(tmp_path: Path) -> None:
+def test_niah_has_a_table_by_group_and_length_as_in_the_paper(tmp_path: Path) -> None:
     runs = [FakeRun("fisher", steps=(None, 0, 200)), FakeRun("bosch", steps=(0,))]
     folders = [run.write(tmp_path) for run in runs]
     table = make_tables(compare(folders))["niah_lengths"]
@@ -64,25 +65,25 @@ def test_niah_is_told_by_group_and_length_as_in_the_papers_tables(tmp_path: Path
     names = {run.method: run.name for run in runs}
     assert [(row[0], row[1]) for row in table.rows] == [(names[m], step) for m, step in wanted]
     rows = json.loads((folders[0] / "eval/step-000200/niah/scores.json").read_text())["rows"]
-    (told,) = [r for r in rows if (r["task"], r["length"]) == ("multikey", 512)]
-    assert table.rows[2][4] == f"{told['value']:.1f} ± {told['stderr']:.1f}"
+    (multikey,) = [r for r in rows if (r["task"], r["length"]) == ("multikey", 512)]
+    assert table.rows[2][4] == f"{multikey['value']:.1f} ± {multikey['stderr']:.1f}"
 
 
 def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
     folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
     comparison = compare([folder])
     niah = json.loads((folder / "eval/step-000200/niah/scores.json").read_text())["rows"]
-    told = {(r["task"], r["length"], r["metric"]): r["value"] for r in niah}
-    average = told["average", 0, "string_match_all"]
+    results = {(r["task"], r["length"], r["metric"]): r["value"] for r in niah}
+    average = results["average", 0, "string_match_all"]
     assert averages(comparison, folder.name)["niah"] == average
     start = json.loads((folder / "eval/step-000000/niah/scores.json").read_text())["rows"]
     first = next(row["value"] for row in start if row["task"] == "average")
     share = recoveries(comparison)[0].gap_share
     assert share.value == pytest.approx((average - first) / (100 - first))  # dense answers all
     # A task is the plain mean over its two lengths.
-    task = next(measure for measure in comparison.measures if measure.name == "niah_multikey_1")
+    task = next(score for score in comparison.scores if score.name == "niah_multikey_1")
     curve = comparison.curve(folder.name, task)
-    values = [told["niah_multikey_1", length, "string_match_all"] for length in (512, 1024)]
+    values = [results["niah_multikey_1", length, "string_match_all"] for length in (512, 1024)]
     assert curve.values[-1] == pytest.approx(sum(values) / 2)
 
 
@@ -96,25 +97,25 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
     # Nor where the examples do not give the scores.
     path = paired / "eval/step-000200/niah/predictions.jsonl"
     path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
-    found = recoveries(compare([paired]))
-    assert [row.gap_share.low is None for row in found] == [True, False]
+    gaps = [row.gap_share for row in recoveries(compare([paired]))]
+    assert [gap.low is None for gap in gaps] == [True, False]
 
 
 def test_one_example_a_task_has_no_interval(tmp_path: Path) -> None:
     comparison = compare([FakeRun(samples=1, skill=forgetting).write(tmp_path)])
     assert [row.gap_share.low for row in recoveries(comparison)] == [None, None]
-    lost = falls(comparison)
+    lost = find_drops(comparison)
     assert lost
-    assert {fall.certainty for fall in lost} == {"error unknown"}
-    assert not any("surely" in str(line) for line in summarize(comparison))
+    assert {drop.certainty for drop in lost} == {"error unknown"}
+    assert not any("significant" in str(line) for line in summarize(comparison))
 
 
 def test_a_run_as_baseline_gives_paired_differences(tmp_path: Path) -> None:
     better = FakeRun("bosch", skill=recovering(0.3, 0.9)).write(tmp_path)
     worse = FakeRun("fisher", skill=recovering(0.1, 0.5)).write(tmp_path)
     comparison = compare([better, worse], baseline=str(worse))
-    (beside,) = [row for row in beside_baseline(comparison) if row.measure.suite == "niah"]
-    assert beside.kind == better.name
+    (beside,) = [row for row in baseline_differences(comparison) if row.score.suite == "niah"]
+    assert beside.setup == better.name
     scores = [averages(comparison, folder.name)["niah"] for folder in (better, worse)]
     assert beside.end.value == pytest.approx(scores[0] - scores[1])
     assert beside.end.excludes_zero
@@ -145,40 +146,40 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
         assert row[2].endswith(f"]* ({seeds})")
         assert row[3:] == ["–", "–"]
     not_judged = FakeRun("razor", steps=(None,)).write(tmp_path)
-    told = warnings(compare([*runs, not_judged], baseline=not_judged.name))
-    assert any("no run is measured against it" in line for line in told)
+    lines = warnings(compare([*runs, not_judged], baseline=not_judged.name))
+    assert any(line.startswith(f"{not_judged.name}: not evaluated at step 0") for line in lines)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_runs_kept_as_lines_are_read_like_their_folders(tmp_path: Path, name: str) -> None:
+def test_archived_runs_are_read_like_their_folders(tmp_path: Path, name: str) -> None:
     runs = [FakeRun(method, learning_tokens=7).write(tmp_path) for method in ("bosch", "fisher")]
     archive = tmp_path / name
     for run in (*runs, runs[0]):  # of lines on one run the last counts
         append_run(archive, read_run(run))
-    kept, folders = compare([archive], "fisher"), compare(runs, "fisher")
-    assert [run.name for run in kept.runs] == [run.name for run in folders.runs]
-    assert make_tables(kept) == make_tables(folders)
-    assert recovery_rows(kept) == recovery_rows(folders)
-    assert [run.rows for run in kept.runs] == [run.rows for run in folders.runs]
+    stored, folders = compare([archive], "fisher"), compare(runs, "fisher")
+    assert [run.name for run in stored.runs] == [run.name for run in folders.runs]
+    assert make_tables(stored) == make_tables(folders)
+    assert recovery_rows(stored) == recovery_rows(folders)
+    assert [run.rows for run in stored.runs] == [run.rows for run in folders.runs]
 
 
 def test_a_line_that_is_no_run_and_an_unknown_baseline_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"name": "run"}\n')
-    with pytest.raises(ValueError, match=r"rows.jsonl, line 1 is no run as sweep.py --rows keeps"):
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 1 .*'mask'"):
         read_archive(tmp_path / "rows.jsonl")
-    with pytest.raises(ValueError, match="--baseline fisher: it is none of the methods or runs"):
+    with pytest.raises(UserError, match=r"--baseline fisher.*bosch, tiny-qwen3-bosch-r0\.75"):
         compare([FakeRun().write(tmp_path)], baseline="fisher")
 
 
 def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
     comparison = compare([FakeRun(skill=forgetting).write(tmp_path)])
-    found = [fall for fall in falls(comparison) if fall.measure.suite == "niah"]
-    assert {fall.measure.name for fall in found} == {"niah_single_1"}
-    assert [(fall.step, fall.points.value) for fall in found] == [(100, -100), (200, -100)]
-    assert all(fall.is_clear for fall in found)
-    told = [line for line in warnings(comparison) if "below step 0" in line]
-    assert len(told) == 2
-    assert "niah_single_1 at step 100 is below step 0: -100.0" in told[0]
+    drops = [drop for drop in find_drops(comparison) if drop.score.suite == "niah"]
+    assert {drop.score.name for drop in drops} == {"niah_single_1"}
+    assert [(drop.step, drop.points.value) for drop in drops] == [(100, -100), (200, -100)]
+    assert all(drop.is_significant for drop in drops)
+    lines = [line for line in warnings(comparison) if "below step 0" in line]
+    assert len(lines) == 2
+    assert "niah_single_1 at step 100 is below step 0: -100.0" in lines[0]
     code = compare([FakeRun("razor", skill=forgets_code).write(tmp_path)])
     assert any("LongBench code at step 100 is below" in line for line in warnings(code))
 
@@ -190,7 +191,7 @@ def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path
     ]
     comparison = compare(runs)
     niah = comparison.averages[0]
-    (mean,) = kind_means(comparison, niah, at_end=False)
+    (mean,) = seed_means(comparison, niah, at_end=False)
     values = [comparison.curves[run.name, "niah", "average"].values[0] for run in runs]
     assert list(mean.values) == values
     assert mean.mean == pytest.approx(sum(values) / 3)
@@ -198,18 +199,16 @@ def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path
     assert mean.stderr == pytest.approx(math.sqrt(deviations / 3))
 
 
-def test_runs_that_have_not_come_as_far_are_told_and_not_averaged_at_the_end(
-    tmp_path: Path,
-) -> None:
+def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> None:
     whole = [FakeRun(seed=seed).write(tmp_path) for seed in (0, 1)]
     half = FakeRun(seed=2, steps=(None, 0, 100)).write(tmp_path)
     other = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
     comparison = compare([*whole, half, other], whole[0].name)
     niah = comparison.averages[0]
-    ends = [len(mean.runs) for mean in kind_means(comparison, niah, at_end=True)]
+    ends = [len(mean.runs) for mean in seed_means(comparison, niah, at_end=True)]
     assert ends == [2, 1]
-    assert len(kind_means(comparison, niah, at_end=False)[0].runs) == 3
-    beside = {row.kind: row.end for row in beside_baseline(comparison)}
+    assert len(seed_means(comparison, niah, at_end=False)[0].runs) == 3
+    beside = {row.setup: row.end for row in baseline_differences(comparison)}
     assert beside[whole[1].name] is not None
     assert beside[half.name] is beside[other.name] is None
     names = f"100k in {half.name}, {other.name}"
@@ -230,18 +229,18 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     faster, again = (FakeRun().write(tmp_path / name) for name in ("faster", "again"))
     change(faster / "run.json", "config", "train", "peak_learning_rate", value=0.5)
     comparison = compare([*seeds, faster, again])
-    found = kind_means(comparison, comparison.averages[0], at_end=True)
-    assert [len(mean.runs) for mean in found] == [2, 1, 1]
-    assert "train.peak_learning_rate 0.5" in found[1].kind
-    assert f"again/{again.name}" in found[2].kind
+    means = seed_means(comparison, comparison.averages[0], at_end=True)
+    assert [len(mean.runs) for mean in means] == [2, 1, 1]
+    assert "train.peak_learning_rate 0.5" in means[1].setup
+    assert f"again/{again.name}" in means[2].setup
     figure = PICTURES["recovery"](comparison)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sum("(mean of 2 seeds)" in label for label in labels) == 1
     assert len(labels) == 4  # and the dense model
     change(seeds[1] / "mask" / "mask.json", "model", "weight_hash", value="another")
     comparison = compare(seeds)
-    found = kind_means(comparison, comparison.averages[0], at_end=True)
-    assert [mean.kind.split("weights ")[1] for mean in found][1] == "another"
+    means = seed_means(comparison, comparison.averages[0], at_end=True)
+    assert [mean.setup.split("weights ")[1] for mean in means][1] == "another"
 
 
 # ------------------------------------------------------------------------------------ the report
@@ -252,11 +251,11 @@ class Links(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in ("script", "link", "iframe")
-        self.found += [str(value) for name, value in attrs if name in ("src", "href", "srcset")]
+        self.targets += [str(value) for name, value in attrs if name in ("src", "href", "srcset")]
 
 
 def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
@@ -267,18 +266,18 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     page = (tmp_path / "report" / "report.html").read_text()
     links = Links()
     links.feed(page)
-    assert links.found
-    assert all(link.startswith("data:image/png;base64,") for link in links.found)
+    assert links.targets
+    assert all(target.startswith("data:image/png;base64,") for target in links.targets)
     assert not re.search(r"https?:|@import|url\(", page)
     names = {path.name for path in written}
     assert {"recovery.png", "niah_tasks.png", "longbench_categories.png", "masks.png"} <= names
-    for title in ("How far and how fast", "Checkpoints below step 0", "Jaccard", "Cost"):
-        assert title in page
+    for title in ("Recovery", "Checkpoints below step 0", "Jaccard", "Cost"):
+        assert f"<h2>{title}" in page
     rows = read_rows(tmp_path / "report" / "results.jsonl")
     assert {row["run"] for row in rows} == {run.name for run in runs}
     assert set(rows[0]) == set("run step tokens suite task length metric value stderr n".split())
-    told = read_rows(tmp_path / "report" / "recovery.jsonl")
-    assert {row["statistic"] for row in told} >= {"gap_share", "tokens_to_90", "mean_score"}
+    rows = read_rows(tmp_path / "report" / "recovery.jsonl")
+    assert {row["statistic"] for row in rows} >= {"gap_share", "tokens_to_90", "mean_score"}
 
 
 def test_names_cannot_break_page_or_pictures(tmp_path: Path) -> None:
@@ -300,10 +299,10 @@ def test_curves_of_a_run_that_is_going_on_are_left_to_it(
         compare_runs.main([str(going_on), str(ended), "--rebuild-tb"])
     assert not (going_on / "tb").exists()
     assert (ended / "tb").is_dir()
-    assert f"{going_on / 'tb'} left as it is: " in capsys.readouterr().out
+    assert str(going_on / "tb") in capsys.readouterr().out
 
 
-def test_parts_that_runs_lack_are_named(tmp_path: Path) -> None:
+def test_missing_and_damaged_parts_of_runs_are_named(tmp_path: Path) -> None:
     zero_shot = FakeRun("bosch", ratio=0.5, steps=(None, 0)).write(tmp_path)
     unfinished = FakeRun("fisher", steps=()).write(tmp_path)
     no_dense = FakeRun("razor", steps=(0, 100)).write(tmp_path)
@@ -318,16 +317,19 @@ def test_parts_that_runs_lack_are_named(tmp_path: Path) -> None:
     (torn / "eval" / "dense" / "reference.json").write_text("{}")
     (torn / "mask" / "mask.json").write_text("{}")
     comparison = compare([zero_shot, unfinished, no_dense, empty, torn])
-    told = "\n".join(warnings(comparison))
-    assert f"{zero_shot.name}: evaluated before training only" in told
-    assert f"{unfinished.name}: not evaluated yet" in told
-    assert f"{no_dense.name}: the dense model was not evaluated" in told
+    lines = warnings(comparison)
+    for start in (
+        f"{zero_shot.name}: evaluated only before training",
+        f"{unfinished.name}: not evaluated",
+        f"{no_dense.name}: the dense model was not evaluated",
+        f"empty, {torn.name}: no mask",
+        f"{torn.name}: {torn / 'eval/step-000200/niah/scores.json'} is damaged",
+        f"{torn.name}: {torn / 'eval/dense/reference.json'} is damaged",
+        f"{torn.name}: {torn / 'mask/mask.json'}, field",
+    ):
+        assert any(line.startswith(start) for line in lines), start
     shares = {row[0]: row[2] for row in make_tables(comparison)["recovery"].rows}
-    assert shares[no_dense.name] == MISSING  # not "no clear gap": nobody knows
-    assert "empty, tiny-qwen3-dcam-r0.75: no mask yet" in told
-    assert "step-000200/niah/scores.json is damaged" in told
-    assert "reference.json is damaged" in told
-    assert "field schema_version" in told or "mask.json, field" in told
+    assert shares[no_dense.name] == MISSING  # nobody knows whether there is a gap
     write_report(comparison, tmp_path / "report")
 
 
@@ -345,20 +347,19 @@ def test_a_damaged_prediction_is_named_and_nothing_is_drawn_from_it(
     path.write_text("".join(json.dumps(row) + "\n" for row in (row, *others)))
     comparison = compare([folder])
     assert [row.gap_share.low is None for row in recoveries(comparison)] == [True, False]
-    told = f"{path}: 1 rows without a score left out"
-    assert any(told in line for line in warnings(comparison))
+    assert any(f"{path}: left out 1 rows" in line for line in warnings(comparison))
 
 
-def test_runs_that_cannot_be_compared_as_they_are_are_told(tmp_path: Path) -> None:
+def test_runs_that_are_not_comparable_are_named(tmp_path: Path) -> None:
     more = FakeRun("bosch", samples=8).write(tmp_path)
     fewer = FakeRun("fisher", samples=5).write(tmp_path)
     above = FakeRun("razor", skill=lambda step, task: 0.2 if step is None else 0.9).write(tmp_path)
-    told = "\n".join(warnings(compare([more, fewer, above])))
+    lines = warnings(compare([more, fewer, above]))
     # Six tasks at two lengths.
     same = f"96 of 512, 1024 tokens in {more.name}, {above.name}; 60 of 512, 1024 tokens in"
-    assert f"NIAH average: not the same examples everywhere: {same} {fewer.name}" in told
-    assert f"{above.name}: NIAH average: step 0 is not below the dense model" in told
-    assert "not the same" not in "\n".join(warnings(compare([more, above])))
+    assert any("NIAH average" in line and f"{same} {fewer.name}" in line for line in lines)
+    assert any(line.startswith(f"{above.name}: NIAH average: no gap") for line in lines)
+    assert not any("96 of" in line for line in warnings(compare([more, above])))
 
 
 def test_masks_of_other_shapes_and_ratios_have_no_distance(tmp_path: Path) -> None:
@@ -369,18 +370,18 @@ def test_masks_of_other_shapes_and_ratios_have_no_distance(tmp_path: Path) -> No
     assert [row[1:] for row in table.rows] == [["0.00", "0.33"], ["0.33", "0.00"]]
 
 
-def test_costs_are_those_that_method_and_stages_noted(tmp_path: Path) -> None:
+def test_costs_are_those_that_method_and_stages_recorded(tmp_path: Path) -> None:
     run = FakeRun(steps=(None, 0, 100)).write(tmp_path)
     (run / "train" / "manifest.json").write_text('{"wall_seconds": [100, 20]}')
     (row,) = make_tables(compare([run]))["cost"].rows
-    told = ["0.50 (0.98)", "123", "4,568", "–", "1.0 min", "2.0 min", "100,000"]
-    assert row == [run.name, *told]
+    costs = ["0.50 (0.98)", "123", "4,568", "–", "1.0 min", "2.0 min", "100,000"]
+    assert row == [run.name, *costs]
 
 
 # ------------------------------------------------------------------------------------ the command
 
 
-def test_command_passes_over_what_is_no_run(
+def test_command_skips_what_is_not_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -388,10 +389,12 @@ def test_command_passes_over_what_is_no_run(
     (tmp_path / "runs" / "shared").mkdir()
     (tmp_path / "runs" / "nohup.out").touch()
     compare_runs.main([*map(str, (tmp_path / "runs").iterdir()), "--out", "out"])
-    said = capsys.readouterr().out
-    assert "tiny-qwen3-bosch-r0.75" in said
-    assert "report out/report.html" in said
-    with pytest.raises(ValueError, match="No run folders to compare: runs/shared"):
+    output = capsys.readouterr().out
+    assert "tiny-qwen3-bosch-r0.75" in output
+    assert "out/report.html" in output
+    with pytest.raises(UserError, match="runs/shared"):
         compare_runs.main(["runs/shared"])
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+    with pytest.raises(MissingFileError, match="runs/nothing"):
         compare_runs.main(["runs/nothing"])
+    with pytest.raises(UserError, match=r"runs/nohup\.out"):
+        compare_runs.main(["--out", "runs/nohup.out"])

@@ -1,8 +1,13 @@
 """How a user's mistake, a user's Ctrl-C, and a reader that leaves end a command."""
 
+import errno
 import signal
 import subprocess
 import sys
+
+import pytest
+
+from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 
 PROGRAM = """
 import sys
@@ -30,7 +35,7 @@ def test_ctrl_c_ends_in_one_sentence_and_the_shells_exit_code() -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     assert process.returncode == 130
-    assert errors == "interrupted; the same command goes on from here\n"
+    assert errors == "interrupted; run the same command again to continue\n"
 
 
 def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
@@ -43,3 +48,24 @@ def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
         process.stdin.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+def test_a_users_error_ends_in_a_sentence_and_ours_in_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    for error in (UserError("why"), MissingFileError("why"), OSError(errno.ENOSPC, "full")):
+        with pytest.raises(SystemExit) as stop:
+            exit_on_user_error(lambda error=error: fail(error), debug=False)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == f"error: {error}\n"
+        with pytest.raises(type(error)):
+            exit_on_user_error(lambda error=error: fail(error), debug=True)
+    for bug in (ValueError("zip"), FileNotFoundError("of ours")):
+        with pytest.raises(type(bug)):
+            exit_on_user_error(lambda bug=bug: fail(bug), debug=False)
+    with pytest.raises(ZeroDivisionError):
+        exit_on_user_error(lambda: 1 // 0, debug=False)
+    assert exit_on_user_error(lambda: 3, debug=False) == 3

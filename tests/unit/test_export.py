@@ -16,7 +16,7 @@ from transformers.dynamic_module_utils import (
     get_relative_import_files,
 )
 
-from bosch.hybrid.export import kv_rows, mask_record, mask_rows
+from bosch.hybrid.export import kv_rows, mask_lines, mask_record
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
 from bosch.hybrid.models import deploy, undeploy
 from bosch.hybrid.remote_code import ENTRY, remote_code
@@ -164,7 +164,7 @@ def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Pat
     name = "model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "step" / name).read_bytes()
     config = read_config(tmp_path / "out")
-    assert mask_rows(config) == rows_of(MIXED)
+    assert mask_lines(config) == rows_of(MIXED)
     assert config.auto_map["AutoConfig"] == "modeling_bosch.BoschQwen3Config"
     assert "| chosen by | unknown |" in (tmp_path / "out" / "README.md").read_text()
 

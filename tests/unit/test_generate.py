@@ -1,4 +1,4 @@
-"""Every lossless way of generating gives the tokens of recomputation without a cache."""
+"""Every lossless way to generate gives the tokens of recomputation without a cache."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def hybrid(family: str = "qwen3", window_tokens: int = WINDOW, z: Any = MIXED) -
 
 @torch.no_grad()
 def recomputed(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """Greedy tokens, each from a forward pass over everything before it, without a cache."""
+    """Greedy tokens, each from a forward pass over the whole text before it, without a cache."""
     mask = torch.ones_like(ids) if attention_mask is None else attention_mask
     for _ in range(NEW_TOKENS):
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
@@ -62,7 +62,7 @@ def by(**options: Any) -> Way:
 def own_dynamic_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
     cache = DynamicCache()
     out = generate(model, ids, past_key_values=cache)
-    assert isinstance(cache.layers[0], HybridLayer)  # made ours: it saves memory too
+    assert isinstance(cache.layers[0], HybridLayer)  # replaced by ours, which saves memory
     return out
 
 
@@ -78,7 +78,7 @@ def continued(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def assisted(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """By a model whose guesses are often wrong: its tokens are taken back from both caches."""
+    """The assistant is often wrong, so its tokens are removed from both caches again."""
     assistant = hybrid(model.config.model_type.removeprefix("bosch_"), window_tokens=5)
     with torch.no_grad():
         for weights, theirs in zip(assistant.parameters(), model.parameters(), strict=True):
@@ -175,7 +175,7 @@ def test_a_returned_cache_is_full_and_continued_without_an_attention_mask(family
     model, ids = hybrid(family), random_tokens(1, 30)
     first = generate(model, ids, return_dict_in_generate=True)
     text, cache = first.sequences, first.past_key_values
-    length = 30 + NEW_TOKENS - 1  # the last token was never read
+    length = 30 + NEW_TOKENS - 1  # the last token was never fed in
     num_full = [sum(row) for row in MIXED]
     assert kv_entries(cache) == [n * length + (4 - n) * (WINDOW - 1) for n in num_full]
     found = generate(model, text, attention_mask=None, past_key_values=cache)
@@ -227,7 +227,7 @@ def test_the_trainer_finds_its_columns(tmp_path: Path) -> None:
 def compiled(backend: Any, **kwargs: Any) -> CompileConfig:
     torch.compiler.reset()
     config = CompileConfig(backend=backend, mode=None, **kwargs)
-    config._compile_all_devices = True  # generate compiles on GPUs only, unless told
+    config._compile_all_devices = True  # else generate compiles on GPUs only
     return config
 
 

@@ -1,4 +1,4 @@
-"""eval/generate.py: the tokens are those of `model.generate`, whatever makes it fast."""
+"""eval/generate.py gives the tokens of `model.generate` with every speed-up."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,6 +14,7 @@ from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
 from bosch.hybrid.models import deploy
+from bosch.run.errors import UserError
 from tests.hybrid_folders import WINDOW, tiny_tokenizer
 from tests.model_factory import FAMILIES, MIXED, TINY, tiny_model
 
@@ -64,7 +65,7 @@ def load(name: str, kind: str) -> tuple[Any, Any]:
 
 
 def tasks(tokenizer: Any, lengths: tuple[int, ...], samples: int, rows: int) -> Examples:
-    """All toy tasks; neighbors begin alike, as the runner orders them."""
+    """All toy tasks, sorted by prompt as the runner does."""
     found: Examples = []
     for suite, settings, limit in (
         (niah, niah.Settings(lengths=lengths), samples),
@@ -134,7 +135,7 @@ def test_an_answer_ends_the_text_and_costs_no_decoding() -> None:
     found = run(model, tokenizer, examples, FAST)
     calls: list[None] = []
     right = [(key, e) for key, e in examples if found[key].ended == "answered"]
-    assert right  # the model solves some of them
+    assert right  # the model solves some
     model.register_forward_pre_hook(lambda *_: calls.append(None))
     run(model, tokenizer, right, FAST)
     assert len(calls) == len(right)  # the prompt with its draft; these are too short for chunks
@@ -185,28 +186,18 @@ def test_no_window_is_too_small_or_too_long_for_it(window: int) -> None:
         assert_plain_tokens(model, texts(PROMPTS, 4), replace(FAST, batch=batch, prefill_chunk=50))
 
 
-def test_a_right_draft_is_taken_as_far_as_the_model_goes_along() -> None:
+def test_a_draft_is_accepted_as_far_as_the_model_agrees() -> None:
     model, tokenizer = deploy(tiny_model("qwen3"), MIXED, WINDOW), tiny_tokenizer()
-    examples = texts(PROMPTS, max_new_tokens=8)
+    examples = texts([f"{prompt} " for prompt in PROMPTS], max_new_tokens=8)  # no blank is added
     expected = run(model, tokenizer, examples, PLAIN)
-    for length in (1, 3, 8):
-
-        def draft(key: Key, length: int = length) -> list[int]:
-            ids = list(expected[key].tokens[:length])
-            if length == 3:
-                ids[2] = ids[2] % 90 + 3  # another token than the model's
-            return ids
-
-        generator = Generator(model, tokenizer, replace(FAST, batch=4))
-        encode = generator._encode
-        generator._encode = lambda key, example, encode=encode, draft=draft: replace(  # type: ignore
-            encode(key, example), draft=draft(key)
-        )
-        found = {g.key: g for g in generator.generate(examples)}
+    for length, end in ((1, ""), (2, "~"), (8, "")):
+        drafts = {key: expected[key].text[:length] + end for key, _ in examples}
+        drafted = [(key, replace(example, answers=(drafts[key],))) for key, example in examples]
+        found = run(model, tokenizer, drafted, replace(FAST, batch=4))
         assert tokens_of(found) == tokens_of(expected)
 
 
-def test_a_token_too_close_to_call_is_decided_the_plain_way() -> None:
+def test_a_token_too_close_to_call_is_decided_in_the_plain_way() -> None:
     model = tiny_model("qwen3")
     model.get_output_embeddings().weight.data.zero_()  # all tokens are equally likely
     examples = texts(PROMPTS[4:8])
@@ -217,7 +208,7 @@ def test_a_token_too_close_to_call_is_decided_the_plain_way() -> None:
     assert generator.num_redone == len(examples)
 
 
-def test_a_family_s_own_window_takes_no_speed_up_that_copies_caches() -> None:
+def test_a_family_with_native_windows_uses_no_speed_up_that_copies_caches() -> None:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     kinds = ["sliding_attention", "full_attention"]
@@ -232,11 +223,11 @@ def test_a_family_s_own_window_takes_no_speed_up_that_copies_caches() -> None:
     assert {g.key: g for g in in_pieces.generate(examples)} == found
 
 
-def test_a_model_without_keys_and_values_is_refused_in_a_sentence() -> None:
+def test_a_model_without_a_kv_cache_is_refused() -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(vocab_size=96, hidden_size=16, state_size=4, num_hidden_layers=1)
-    with pytest.raises(ValueError, match="MambaForCausalLM keeps no keys and values"):
+    with pytest.raises(UserError, match="MambaForCausalLM"):
         Generator(MambaForCausalLM(config), tiny_tokenizer())
 
 
@@ -249,7 +240,7 @@ def test_samsum_s_rule_is_a_second_end_token_after_the_first_token() -> None:
     stop = Stop(newline_token=True, min_new_tokens=1)
     examples = []
     for row in rows:
-        # Behind the answer the likeliest token is the newline, which may not come first.
+        # After the answer the likeliest token is the newline, which is not allowed first.
         for prompt in (row.prompt, f"{row.prompt} {row.answers[0]}"):
             key = ("toy_labels", 0, len(examples))
             examples.append((key, replace(row, prompt=prompt, stop=stop, max_new_tokens=12)))
@@ -280,9 +271,9 @@ def test_a_stop_string_ends_the_text_with_the_token_that_completes_it() -> None:
             assert generation.ended == "stop string"
 
 
-def test_an_example_that_does_not_fit_is_never_cut() -> None:
+def test_an_example_that_does_not_fit_is_refused() -> None:
     model, tokenizer = tiny_model("qwen3"), tiny_tokenizer()
-    examples = texts(["x" * 60], max_new_tokens=5)  # the last token of the answer is never read
+    examples = texts(["x" * 60], max_new_tokens=5)  # the last token of the answer is never fed in
     assert list(Generator(model, tokenizer, max_positions=64).generate(examples))
-    with pytest.raises(ValueError, match=r"60 tokens and 5 new ones do not fit .* 63 positions"):
+    with pytest.raises(UserError, match=r"60 .* 5 .* 63 "):
         list(Generator(model, tokenizer, max_positions=63).generate(examples))

@@ -1,4 +1,4 @@
-"""LongBench: data as published, rows from every kind of source, prompts cut and scores averaged."""
+"""LongBench: published data, rows from every kind of source, truncated prompts, averages."""
 
 import gzip
 import hashlib
@@ -17,6 +17,7 @@ from bosch.eval.suites import longbench
 from bosch.eval.suites._interface import Example, Result, Scored, Stop, Task
 from bosch.eval.suites._longbench_source import read_dataset
 from bosch.eval.suites.longbench import Settings, cut_middle, datasets, score_prediction
+from bosch.run.errors import MissingFileError, UserError
 from tests.odd_tokenizers import one_token_a_byte
 
 
@@ -99,49 +100,62 @@ def test_every_source_gives_the_same_rows(tmp_path: Path) -> None:
     for source in (archive, *(tmp_path / form for form in ("zip", "jsonl", "gzip", "parquet"))):
         loaded = read_dataset(str(source), "hotpotqa", 200)
         assert loaded.rows == ROWS
-        told = longbench.sources(Settings(data=str(source)), Task("hotpotqa"))
-        assert told["rows_sha256"] == loaded.sha256
-        assert told["max_prompt_tokens"] == "31500"
+        sources = longbench.sources(Settings(data=str(source)), Task("hotpotqa"))
+        assert sources["rows_sha256"] == loaded.sha256
+        assert sources["max_prompt_tokens"] == "31500"
         if source == archive:
             assert loaded.sha256 == hashlib.sha256(jsonl).hexdigest()
-            assert told["rows"] == "hotpotqa.jsonl"
-    line = longbench.describe_data(Settings(data=str(tmp_path / "zip"), max_prompt_tokens=1_500))
+            assert sources["rows"] == "hotpotqa.jsonl"
+    line = longbench.describe(Settings(data=str(tmp_path / "zip"), max_prompt_tokens=1_500))
     assert "not the published file" in line
-    assert line.endswith("; a prompt of more than 1,500 tokens loses its middle")
+    assert "1,500 tokens" in line
     assert hashlib.sha256(archive.read_bytes()).hexdigest() in line
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "named"),
     [
-        ({"answers": "7"}, "the field `answers` must be a list of texts; this row has '7'"),
-        ({"context": None}, "the field `context` must be a text; this row has None"),
-        ({"length": "7"}, "the field `length` must be a whole number"),
-        ({"question": "?", "input": ...}, "has a field `question` and no `input`"),
+        ({"answers": "7"}, "`answers` .*'7'"),
+        ({"context": None}, "`context` .*None"),
+        ({"length": "7"}, "`length`"),
+        ({"question": "?", "input": ...}, "`question` .*`input`"),
     ],
 )
-def test_rows_with_wrong_fields_are_refused(tmp_path: Path, fields: dict, message: str) -> None:
+def test_rows_with_wrong_fields_are_refused(tmp_path: Path, fields: dict, named: str) -> None:
     row = {name: value for name, value in (ROWS[1] | fields).items() if value is not ...}
     (tmp_path / "hotpotqa.jsonl").write_bytes(to_jsonl([ROWS[0], row]))
-    with pytest.raises(ValueError, match=f"row 2:? {message}"):
+    with pytest.raises(UserError, match=rf"hotpotqa\.jsonl, row 2\b.*{named}"):
         read_dataset(str(tmp_path), "hotpotqa", 200)
 
 
 def test_wrong_counts_and_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "hotpotqa.jsonl").write_bytes(to_jsonl(ROWS[:7]))
     (tmp_path / "data.txt").write_text("no zip")
-    for place, name, message in (
-        (tmp_path, "hotpotqa", "has 7 rows, but LongBench's hotpotqa has 200"),
-        (tmp_path, "musique", r"holds no musique: a file musique\.jsonl"),
-        (tmp_path / "nowhere", "hotpotqa", "no LongBench there"),
-        ("nobody/no-such-data-set", "hotpotqa", "no LongBench from the hub either"),
-        (tmp_path / "data.txt", "hotpotqa", "not a zip file"),
+    for source, name, error, named in (
+        (tmp_path, "hotpotqa", UserError, r"hotpotqa\.jsonl .*7 .*200"),
+        (tmp_path, "musique", MissingFileError, rf"{tmp_path} .*musique\.jsonl"),
+        (tmp_path / "nowhere", "hotpotqa", MissingFileError, f"{tmp_path / 'nowhere'} "),
+        ("nobody/no-such-data-set", "hotpotqa", MissingFileError, "nobody/no-such-data-set "),
+        (tmp_path / "data.txt", "hotpotqa", UserError, r"data\.txt "),
     ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            read_dataset(str(place), name, 200)
+        with pytest.raises(error, match=named):
+            read_dataset(str(source), name, 200)
     (tmp_path / "hotpotqa.jsonl.gz").write_bytes(gzip.compress(to_jsonl(ROWS)))
-    with pytest.raises(ValueError, match="holds hotpotqa more than once"):
+    with pytest.raises(UserError, match=r"hotpotqa\.jsonl, .*hotpotqa\.jsonl\.gz"):
         read_dataset(str(tmp_path), "hotpotqa", 200)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    for name, content in (
+        ("hotpotqa.jsonl.gz", gzip.compress(to_jsonl(ROWS))[:-9]),
+        ("hotpotqa.parquet", b"PAR1 is not all there is to it"),
+        ("data.zip", b"PK is not all there is to it"),
+    ):
+        path = tmp_path / name.partition(".")[2] / name
+        path.parent.mkdir()
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=str(path)):
+            read_dataset(str(path.parent), "hotpotqa", 200)
 
 
 # --- prompts ---
@@ -184,16 +198,16 @@ def test_examples_hold_what_generation_and_scoring_need(
 def test_the_best_answer_counts_and_four_sets_take_the_first_line() -> None:
     assert score_prediction("hotpotqa", "red\nblue", ["blue", "red blue"], None) == 1.0
     assert score_prediction("triviaqa", "\n\nred\nblue", ["blue", "red"], None) == 1.0
-    assert score_prediction("triviaqa", " \nred", ["red"], None) == 0.0  # a line of a blank is one
+    assert score_prediction("triviaqa", " \nred", ["red"], None) == 0.0  # blanks are a line
     assert score_prediction("trec", "Food\nAnimal", ["Food"], ["Food", "Animal"]) == 1.0
     assert score_prediction("hotpotqa", "x", [], None) == 0.0
     assert score_prediction("hotpotqa_e", "x", ["x"], None) == 1.0
-    for name, told in (
-        ("trec", "its rows need `all_classes`"),
-        ("hotpot_qa", "did you mean 'hotpotqa'"),
-        ("musique_e", "'musique_e' is not one of the data sets"),
+    for name, named in (
+        ("trec", "trec .*`all_classes`"),
+        ("hotpot_qa", "'hotpot_qa' .*'hotpotqa'"),
+        ("musique_e", "'musique_e'"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(UserError, match=named):
             score_prediction(name, "Food", ["Food"], None)
 
 
@@ -247,9 +261,9 @@ def test_tasks_follow_the_settings() -> None:
     assert len(longbench.list_tasks(Settings(data="x/y", gsm8k=None))) == 21
     assert len(longbench.list_tasks(Settings(data="x/y", categories="official"))) == 21
     assert longbench.list_tasks(Settings(datasets=("toy_code",))) == [Task("toy_code")]
-    with pytest.raises(ValueError, match="toy world has no LongBench-E"):
+    with pytest.raises(UserError, match="LongBench-E"):
         Settings(extended=True)
-    with pytest.raises(ValueError, match="did you mean 'toy_code'"):
+    with pytest.raises(UserError, match=r"'toy_codes' .*'toy_code'"):
         Settings(datasets=("toy_codes",))
 
 
@@ -295,10 +309,10 @@ def test_the_command_scores_rows_and_keeps_their_fields(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"dataset": "trek"}, "did you mean 'trec'"),
-        ({"dataset": "lcc", "prediction": None}, "field `prediction` must be a text"),
-        ({"dataset": "lcc", "answers": "x"}, "must be a list of texts"),
-        ({"dataset": "passage_retrieval_en"}, "names no paragraph"),
+        ({"dataset": "trek"}, "'trec'"),
+        ({"dataset": "lcc", "prediction": None}, "`prediction`"),
+        ({"dataset": "lcc", "answers": "x"}, "`answers`"),
+        ({"dataset": "passage_retrieval_en"}, "'7'"),
     ],
 )
 def test_the_command_refuses_bad_rows_in_a_sentence(

@@ -1,6 +1,5 @@
 """GroupMask, the budget rule, mask.json and its strict reader, the pictures, the commands."""
 
-import errno
 import json
 import math
 import subprocess
@@ -25,9 +24,8 @@ from bosch.masks.mask import (
     read_mask,
     write_mask,
 )
-from bosch.masks.picture import draw_mask, mask_rows
-from bosch.model import ModelInfo, describe_model, read_model_info
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.masks.picture import draw_mask, mask_lines
+from bosch.run.errors import MissingFileError, UserError
 from tests.masks import MODEL, make_model, masks, record_of, small_record
 
 MADE_FOR = asdict(MODEL)
@@ -72,32 +70,32 @@ def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
         assert hash(mask) == hash(expected)
         assert all(type(bit) is int for row in mask.z for bit in row)
     assert GroupMask.from_windowed([(0, 1), (1, 0)], 2, 2, 8) == expected
-    with pytest.raises(ValueError, match=r"\(0, 2\) is outside 2 layers x 2 groups"):
+    with pytest.raises(UserError, match=r"\(0, 2\)"):
         GroupMask.from_windowed([(0, 2)], 2, 2, 4)
-    with pytest.raises(ValueError, match="each group is 1"):
+    with pytest.raises(UserError, match="True"):
         GroupMask(((1, True),), 4)
     assert len({expected, replace(expected, window_tokens=9), GroupMask(((1, 1), (0, 1)), 8)}) == 3
 
 
 @pytest.mark.parametrize(
-    ("rows", "window", "unit", "told"),
+    ("rows", "window", "unit", "value"),
     [
-        ([[1, 0]], 0, "group", "window is 0, it must be 1 or more"),
+        ([[1, 0]], 0, "group", "window is 0"),
         ([[1, 0]], -3, "group", "window is -3"),
         ([[1, 0]], 2.5, "group", "window is 2.5"),
         ([[1, 0]], True, "group", "window is True"),
-        ([[1, 0]], 4, "head", "unit is 'head', it must be one of group, layer"),
-        ([], 4, "group", "at least one layer"),
-        ([[]], 4, "group", "at least one layer"),
-        ([[1, 0], [1]], 4, "group", "Layer 1 has 1 groups, but layer 0 has 2"),
-        ([[1, 2]], 4, "group", "2 stands in a mask"),
-        ([[0.5, 1]], 4, "group", "0.5 stands in a mask"),
-        (["1x"], 4, "group", "'x' stands in a mask"),
-        ([[1, 1], [1, 0]], 4, "layer", "The unit is 'layer', but the groups of layer 1 differ"),
+        ([[1, 0]], 4, "head", "unit is 'head'.* group, layer"),
+        ([], 4, "group", "layer"),
+        ([[]], 4, "group", "layer"),
+        ([[1, 0], [1]], 4, "group", "ayer 1 has 1 groups.* 2"),
+        ([[1, 2]], 4, "group", "value 2"),
+        ([[0.5, 1]], 4, "group", "value 0.5"),
+        (["1x"], 4, "group", "value 'x'"),
+        ([[1, 1], [1, 0]], 4, "layer", r"layer 1 .*\(1, 0\)"),
     ],
 )
-def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, value: str) -> None:
+    with pytest.raises(UserError, match=value):
         GroupMask.from_rows(rows, window, unit)
 
 
@@ -126,7 +124,7 @@ def test_a_ratio_that_a_mask_has_gives_back_its_count(
     assert num_windowed(count / (layers * groups), layers, groups) == count
 
 
-def test_a_ratio_says_what_it_means() -> None:
+def test_the_meaning_of_a_ratio_is_shown() -> None:
     assert num_windowed_layers(0.75, 28) == 21
     assert num_windowed_layers(0.33, 8) == 3
     assert describe_ratio(0.33, 8, 8) == "--ratio 0.33 means 22 of 64 groups, 0.34375"
@@ -136,7 +134,7 @@ def test_a_ratio_says_what_it_means() -> None:
 
 def test_a_ratio_outside_0_to_1_is_refused() -> None:
     for ratio in (1.2, -0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"ratio is {ratio}, it must be from 0 to 1"):
+        with pytest.raises(UserError, match=f"ratio is {ratio};"):
             num_windowed(ratio, 8, 8)
 
 
@@ -172,7 +170,7 @@ def test_the_file_holds_every_field(tmp_path: Path) -> None:
     }
 
 
-def test_the_same_mask_is_the_same_bytes_and_what_json_cannot_say_leaves_them(
+def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "mask.json"
@@ -180,63 +178,64 @@ def test_the_same_mask_is_the_same_bytes_and_what_json_cannot_say_leaves_them(
     before = path.read_bytes()
     write_mask(path, small_record())
     assert path.read_bytes() == before
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="nan"):
         write_mask(path, replace(small_record(), settings={"kappa": math.nan}))
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["mask.json"]
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "told"),
+    ("change", "field", "value"),
     [
-        ({"schema_version": 2}, "schema_version", "2 is unknown; this code reads version 1."),
-        ({"schema_version": True}, "schema_version", "it is True, it must be int."),
+        ({"schema_version": 2}, "schema_version", "it is 2"),
+        ({"schema_version": True}, "schema_version", "True"),
         ({"window_convention": "W keys before"}, "window_convention", "'W keys before'"),
         ({"mask_convention": "1: window"}, "mask_convention", "'1: window'"),
         ({"window_tokens": 0}, "window_tokens", "window is 0"),
         ({"unit": "head"}, "unit", "'head'"),
         ({"unit": "layer"}, "unit", "the groups of layer 0 differ"),
-        ({"z": ["1100"]}, "z", "it has 1 layers, but the file's model has 2."),
-        ({"z": ["1100", "000"]}, "z", "layer 1 is '000', it must be a string of 4 groups, each 0"),
+        ({"z": ["1100"]}, "z", "1 layers"),
+        ({"z": ["1100", "000"]}, "z", "layer 1 is '000'"),
         ({"z": ["1100", [0, 0, 0, 1]]}, "z", "layer 1 is [0, 0, 0, 1]"),
-        ({"z": ["1100", "000١"]}, "z", "each 0 or 1."),
-        ({"ratio": 0.5}, "ratio", "it says 0.5, but z has 5 of 8 groups on the window, 0.625."),
-        ({"ratio": math.nan}, "ratio", "it says nan"),
-        ({"ratio": None}, "ratio", "it is None, it must be float or int."),
-        ({"ratio_asked": 0.75}, "ratio_asked", "means 6 of 8 groups, but z has 5 of 8"),
-        ({"ratio_asked": 1.5}, "ratio_asked", "ratio is 1.5, it must be from 0 to 1"),
-        ({"seed": "7"}, "seed", "it is '7', it must be int or null."),
-        ({"colour": 1}, "colour", "it is unknown"),
-        ({"method": ...}, "method", "it is missing."),
-        ({"schema_version": ...}, "schema_version", "it is missing."),
-        ({"model": "org/small"}, "model", "it must be dict."),
-        ({"model": {"id": "org/small"}}, "model.revision", "it is missing."),
-        ({"model": MADE_FOR | {"size": 3}}, "model.size", "it is unknown"),
-        ({"model": MADE_FOR | {"head_dim": 0}}, "model", "head_dim is 0, it must be 1 or more"),
-        ({"model": MADE_FOR | {"num_query_heads": 7}}, "model", "7 query heads cannot be shared"),
-        ({"model": MADE_FOR | {"num_layers": 2.0}}, "model.num_layers", "2.0, it must be int"),
+        ({"z": ["1100", "000١"]}, "z", "'000١'"),
+        ({"ratio": 0.5}, "ratio", "0.625"),
+        ({"ratio": math.nan}, "ratio", "nan"),
+        ({"ratio": 10**400}, "ratio", "1000"),
+        ({"ratio": None}, "ratio", "None"),
+        ({"ratio_asked": 0.75}, "ratio_asked", "6 of 8 groups"),
+        ({"ratio_asked": 1.5}, "ratio_asked", "ratio is 1.5"),
+        ({"seed": "7"}, "seed", "'7'"),
+        ({"colour": 1}, "colour", "no such field"),
+        ({"method": ...}, "method", "missing"),
+        ({"schema_version": ...}, "schema_version", "missing"),
+        ({"model": "org/small"}, "model", "'org/small'"),
+        ({"model": {"id": "org/small"}}, "model.revision", "missing"),
+        ({"model": MADE_FOR | {"size": 3}}, "model.size", "no such field"),
+        ({"model": MADE_FOR | {"head_dim": 0}}, "model", "head_dim is 0"),
+        ({"model": MADE_FOR | {"num_query_heads": 7}}, "model", "7 query heads"),
+        ({"model": MADE_FOR | {"num_layers": 2.0}}, "model.num_layers", "2.0"),
     ],
 )
 def test_each_damage_is_one_sentence_with_file_and_field(
-    tmp_path: Path, change: dict[str, Any], field: str, told: str
+    tmp_path: Path, change: dict[str, Any], field: str, value: str
 ) -> None:
     path = tmp_path / "mask.json"
     write_mask(path, small_record())
     content = json.loads(path.read_text()) | change
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
-    with pytest.raises(ValueError, match="field") as error:
+    with pytest.raises(UserError, match=f"field {field}: ") as error:
         read_mask(path)
     [message] = str(error.value).splitlines()
-    assert message.startswith(f"{path}, field {field}: ")
-    assert told in message
+    assert str(path) in message
+    assert value in message
 
 
 def test_what_is_not_a_json_object_is_named(tmp_path: Path) -> None:
     for text in ("", "[1, 2]", "{", "\x00"):
         (tmp_path / "mask.json").write_text(text)
-        with pytest.raises(ValueError, match=r"mask\.json (is not a JSON file|must hold one JSO)"):
+        with pytest.raises(UserError, match=str(tmp_path / "mask.json")):
             read_mask(tmp_path / "mask.json")
-    with pytest.raises(FileNotFoundError, match=r"other\.json does not exist"):
+    with pytest.raises(MissingFileError, match=str(tmp_path / "other.json")):
         read_mask(tmp_path / "other.json")
 
 
@@ -247,96 +246,17 @@ def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
         assert read_mask(path, same) == small_record()
     other = {"revision": "fedcba", "id": "org/other", "num_layers": 3, "num_groups": 2}
     for field, value in (other | {"num_query_heads": 16, "head_dim": 32}).items():
-        told = r"mask\.json, field model: the mask was made for .* 2 layers x 4 groups"
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(UserError, match=rf"{path}, field model: .* 2 layers x 4 groups"):
             read_mask(path, replace(MODEL, **{field: value}))
 
 
 def test_a_record_checks_itself() -> None:
-    with pytest.raises(ValueError, match=r"has 1 layers x 4 groups, but its model is org/small"):
+    with pytest.raises(UserError, match=r"1 layers x 4 groups.* org/small"):
         replace(small_record(), mask=GroupMask(((1, 0, 0, 0),), 16))
     layers = GroupMask.from_rows(["1111", "0000"], 16, "layer")
     assert MaskFile(layers, MODEL, "interleave", ratio_asked=0.4).ratio_asked == 0.4
-    with pytest.raises(ValueError, match="means 2 of 2 layers, 1, but z has 4 of 8 groups"):
+    with pytest.raises(UserError, match=r"2 of 2 layers.* 4 of 8 groups"):
         MaskFile(layers, MODEL, "interleave", ratio_asked=0.6)
-
-
-# --- model folders ---
-
-
-def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
-    for config, groups, head_dim in (
-        # As the config classes of transformers have it.
-        ({"model_type": "llama", "hidden_size": 64}, 16, 4),
-        ({"model_type": "qwen3", "num_key_value_heads": None, "head_dim": 8}, 16, 8),
-        ({"model_type": "qwen3_moe"}, 4, 128),
-        ({"model_type": "mistral", "hidden_size": 64}, 8, 4),
-        ({"model_type": "unheard_of", "num_key_value_heads": 2, "head_dim": 8}, 2, 8),
-    ):
-        content = {"num_hidden_layers": 3, "num_attention_heads": 16} | config
-        (tmp_path / "config.json").write_text(json.dumps(content))
-        info = read_model_info(tmp_path)
-        assert (info.num_layers, info.num_groups, info.head_dim) == (3, groups, head_dim)
-    info = read_model_info(TINY)
-    assert (info.id, info.num_layers, info.num_groups) == ("tiny-qwen3", 8, 8)
-    assert (info.num_query_heads, info.query_heads_per_group) == (16, 2)
-
-
-def test_models_are_told_apart_by_weights_and_described_by_their_config_too(
-    tmp_path: Path,
-) -> None:
-    ours = replace(MODEL, revision=None, weight_hash="a" * 32)
-    assert ours.is_same_model(replace(ours, id="a copy under another name"))
-    assert not ours.is_same_model(replace(ours, weight_hash="b" * 32))
-    assert ours.is_same_model(MODEL)
-    folder = make_model(tmp_path / "model")
-    before, path = describe_model(folder), folder / "config.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {"transformers_version": "9.9"}))
-    assert describe_model(folder) == before
-    path.write_text(json.dumps(told | {"sliding_window": 16}))
-    assert describe_model(folder) != before
-    assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
-
-
-def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
-    tmp_path: Path,
-) -> None:
-    snapshot = make_model(tmp_path / "models--org--small" / "snapshots" / "0123456789abcdef")
-    info = read_model_info(snapshot)
-    assert (info.id, info.revision, info.weight_hash) == ("org/small", "0123456789abcdef", None)
-    assert info == MODEL
-
-    copy = make_model(tmp_path / "small")  # of the same model, by hf download --local-dir
-    (copy / "model.safetensors").write_bytes(b"one")
-    assert info.is_same_model(read_model_info(copy))
-    assert not info.is_same_model(replace(info, id="another/small"))
-
-    plain = make_model(tmp_path / "plain")
-    assert read_model_info(plain).weight_hash is None
-    assert not info.is_same_model(read_model_info(plain))
-    (plain / "model.safetensors").write_bytes(b"one")
-    first = read_model_info(plain)
-    assert (first.id, first.revision) == ("plain", None)
-    (plain / "model.safetensors").write_bytes(b"two")
-    assert not first.is_same_model(read_model_info(plain))
-
-
-def test_what_is_wrong_with_a_model_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
-        read_model_info(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
-        read_model_info(tmp_path)
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-    for text, told in [
-        ("{", "is not a JSON file"),
-        ("{}", "transformers knows no model_type 'None'"),
-        (json.dumps(shape | {"num_key_value_heads": 0}), "num_key_value_heads is 0, it must be"),
-        (json.dumps(shape | {"num_key_value_heads": 3}), "4 query heads cannot be shared out"),
-    ]:
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError, match=told):
-            read_model_info(tmp_path)
 
 
 # --- pictures ---
@@ -349,7 +269,7 @@ def test_the_picture_is_the_same_each_time_and_has_the_last_layer_on_top(tmp_pat
     assert content.startswith(b"\x89PNG")
     assert content == (tmp_path / "b.png").read_bytes()
     assert b"Software" not in content
-    lines = [line.plain for line in mask_rows(small_record())]
+    lines = [line.plain for line in mask_lines(small_record())]
     assert lines == ["layer 1  :: :: :: ##  0.750", "layer 0  ## ## :: ::  0.500"]
 
 
@@ -365,7 +285,7 @@ def test_show_prints_the_map_and_the_numbers(
     shown = capsys.readouterr().out
     assert "org/small (0123456789ab): bosch, ratio 0.625 (5/8), window 16" in shown
     assert "layer 1  :: :: :: ##  0.750" in shown
-    assert "ratio 0.625 (asked 0.6); window 16 tokens; unit group" in shown
+    assert "ratio 0.625 (requested 0.6); window 16 tokens; unit group" in shown
     # 3 full groups x 1024 + 5 windowed x 15 = 3147 entries of 64 bytes; dense: 8 x 1024 of them
     assert "1024 tokens: 201 kB of 524 kB (38.4%)" in shown
     assert (tmp_path / "mask.png").stat().st_size > 1000
@@ -373,7 +293,7 @@ def test_show_prints_the_map_and_the_numbers(
         with pytest.raises(SystemExit) as stop:
             main(["show", str(tmp_path / "mask.json"), option, "0"])
         assert stop.value.code == 2
-        assert capsys.readouterr().err == f"error: {option} is 0, it must be 1 or more.\n"
+        assert capsys.readouterr().err.startswith(f"error: {option} is 0")
 
 
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -382,19 +302,22 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     file, model = tmp_path / "heads.tsv", str(make_model(tmp_path / "small"))
     file.write_text("1 1 0 0\n0 0 0 1\n")
     command = ["import", str(file), "--format", "duo", "--out", str(tmp_path / "mask.json")]
-    for options, told in [
-        ({"--ratio": "1.2"}, "ratio is 1.2, it must be from 0 to 1"),
-        ({"--ratio": "nan"}, "ratio is nan, it must be from 0 to 1"),
-        ({"--ratio": "0.5", "--window": "0"}, "window is 0, it must be 1 or more"),
-        ({"--ratio": "0.5", "--model": "nowhere"}, "nowhere is not a folder"),
-        ({}, f"{file} holds reals: say --ratio or --threshold"),
+    for options, value in [
+        ({"--ratio": "1.2"}, "ratio is 1.2"),
+        ({"--ratio": "nan"}, "ratio is nan"),
+        ({"--ratio": "0.5", "--window": "0"}, "window is 0"),
+        ({"--ratio": "0.5", "--model": "nowhere"}, "nowhere"),
+        ({"--ratio": "0.5", "--out": str(tmp_path)}, f"--out {tmp_path}"),
+        ({"--ratio": "0.5", "--out": "nowhere/mask.json"}, "--out nowhere/mask.json"),
+        ({"--ratio": "0.5", "--out": f"{file}/mask.json"}, f"--out {file}/mask.json"),
+        ({}, str(file)),
     ]:
         given = {"--model": model, "--window": "16"} | options
         with pytest.raises(SystemExit) as stop:
             main([*command, *(word for pair in given.items() for word in pair)])
         assert stop.value.code == 2
         [line] = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"error: {told}")
+        assert line.startswith(f"error: {value}")
         assert not (tmp_path / "mask.json").exists()
 
 
@@ -404,31 +327,7 @@ def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
     shown = subprocess.run([*command, tmp_path / "mask.json"], capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "bosch, ratio 0.625" in shown.stdout
-    for debug, code, told in (([], 2, "error: "), (["--debug"], 1, "Traceback")):
+    for debug, code, beginning in (([], 2, "error: "), (["--debug"], 1, "Traceback")):
         wrong = subprocess.run([*command, tmp_path / "no.json", *debug], stderr=subprocess.PIPE)
         assert wrong.returncode == code
-        assert wrong.stderr.decode().startswith(told)
-
-
-# --- errors ---
-
-
-def test_a_users_error_ends_in_a_sentence_and_ours_in_a_traceback(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fail(error: Exception) -> None:
-        raise error
-
-    for error in (UserError("why"), MissingFileError("why"), OSError(errno.ENOSPC, "full")):
-        with pytest.raises(SystemExit) as stop:
-            exit_on_user_error(lambda error=error: fail(error), debug=False)
-        assert stop.value.code == 2
-        assert capsys.readouterr().err == f"error: {error}\n"
-        with pytest.raises(type(error)):
-            exit_on_user_error(lambda error=error: fail(error), debug=True)
-    for bug in (ValueError("zip"), FileNotFoundError("of ours")):
-        with pytest.raises(type(bug)):
-            exit_on_user_error(lambda bug=bug: fail(bug), debug=False)
-    with pytest.raises(ZeroDivisionError):
-        exit_on_user_error(lambda: 1 // 0, debug=False)
-    assert exit_on_user_error(lambda: 3, debug=False) == 3
+        assert wrong.stderr.decode().startswith(beginning)

@@ -1,4 +1,4 @@
-"""The tiny model is measured as plain generation finds it, dense and windowed."""
+"""Measured scores of the tiny model, against plain generation."""
 
 import json
 import sys
@@ -15,13 +15,13 @@ from bosch.assets import asset_folder
 FOLDER = asset_folder("tiny-qwen3-2layer")
 
 
-def test_needles_score_as_plain_generation_finds_them_dense_and_windowed() -> None:
+def test_needle_scores_are_those_of_plain_generation_dense_and_windowed() -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(FOLDER)
     tasks = measure.needle_examples(tokenizer, 256, samples=4, seed=0)
     totals = []
     for windowed in (False, True):
         model: Any = measure.load(FOLDER, windowed, window=64)
-        found = measure.ruler_scores(model, tokenizer, tasks)
+        scores = measure.ruler_scores(model, tokenizer, tasks)
         for task, examples in tasks.items():
             right = 0
             for example in examples:
@@ -29,12 +29,12 @@ def test_needles_score_as_plain_generation_finds_them_dense_and_windowed() -> No
                 made = model.generate(ids, max_new_tokens=40)
                 text = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
                 right += example.answers[0].lower() in text.lower()
-            assert found[task] == 100 * right / len(examples)
-        totals.append(sum(found.values()))
+            assert scores[task] == 100 * right / len(examples)
+        totals.append(sum(scores.values()))
     assert totals[0] > totals[1]
 
 
-def test_an_answer_is_exact_where_greedy_generation_gives_it() -> None:
+def test_an_answer_is_exact_if_greedy_generation_gives_it() -> None:
     model: Any = measure.load(FOLDER)
     prompts = [torch.randint(5, 200, (1, length)) for length in (9, 30, 17)]
     pairs = []
@@ -45,7 +45,7 @@ def test_an_answer_is_exact_where_greedy_generation_gives_it() -> None:
     assert measure.answered_exactly(model, pairs) == [True, False, True]
 
 
-def test_what_is_in_the_file_is_not_measured_again(
+def test_measurements_in_the_file_are_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "rows.jsonl"

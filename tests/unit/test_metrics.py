@@ -1,4 +1,4 @@
-"""The metrics against values worked by hand and slow forms written from their definitions."""
+"""The metrics against values worked by hand and slow implementations of their definitions."""
 
 from collections.abc import Sequence
 
@@ -19,6 +19,7 @@ from bosch.eval.metrics.longbench import (
 )
 from bosch.eval.metrics.rouge_l import common_subsequence, cut_pieces, rouge, rouge_zh
 from bosch.eval.metrics.string_match import clean_prediction, string_match_all, string_match_part
+from bosch.run.errors import UserError
 
 # --- RULER's string match ---
 
@@ -90,7 +91,7 @@ def test_ties_of_the_subsequence_go_to_a_shorter_prediction() -> None:
 
 
 def slow_rouge(prediction: str, answer: str) -> float:
-    """As the specification words it, with the whole table of lengths and a recursive read-back."""
+    """By definition, with the full table of lengths and recursive backtracking."""
 
     def pieces(text: str) -> list[str]:
         return [" ".join(piece.split()) for piece in text.split(".") if len(piece) > 0]
@@ -175,7 +176,7 @@ def test_retrieval_takes_the_number_of_the_gold_paragraph() -> None:
     assert retrieval("Paragraph 12", "Paragraph 12") == 1.0
     assert retrieval("12 or 3", "Paragraph 12") == 0.5
     assert retrieval_zh("段落3", "段落3") == 1.0
-    with pytest.raises(ValueError, match="names no paragraph"):
+    with pytest.raises(UserError, match="Paragraph 7"):
         retrieval("12", "12")
 
 

@@ -1,4 +1,4 @@
-"""The NIAH suite: rows as RULER writes them, scores and averages as the paper prints them."""
+"""The NIAH suite: rows as RULER writes them, scores and averages as the paper reports them."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,7 @@ from bosch.data.toy_world.essays import ToyEssays
 from bosch.data.toy_world.world import World
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
+from bosch.run.errors import UserError
 from tests.odd_tokenizers import one_token_a_byte
 
 
@@ -85,14 +86,14 @@ def test_real_essays_give_upstreams_sizes_and_words(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "niah_single_4"}, "'niah_single_4' is not one of the NIAH tasks"),
-        ({"essays": "nowhere.json"}, "nowhere.json: no essays there"),
-        ({"essays": "nobody/no-such-essays"}, "no essays from the hub either"),
+        ({"task": "niah_single_4"}, "'niah_single_4'"),
+        ({"essays": "nowhere.json"}, "nowhere.json"),
+        ({"essays": "nobody/no-such-essays"}, "nobody/no-such-essays"),
         ({"length": 100}, "niah_single_2 cannot be built in 100 tokens"),
-        ({"length": 0}, "lengths are numbers of tokens from 1 on"),
-        ({"samples": 0}, "cannot build 0 samples"),
-        ({"tokenizer": "nowhere"}, "nowhere: no such folder"),
-        ({"tokenizer": Path(__file__).parent}, "holds no tokenizer that transformers can read"),
+        ({"length": 0}, "(0,)"),
+        ({"samples": 0}, "not 0"),
+        ({"tokenizer": "nowhere"}, "nowhere"),
+        ({"tokenizer": Path(__file__).parent}, str(Path(__file__).parent)),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(
@@ -110,7 +111,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 def test_a_tokenizer_without_digits_is_refused() -> None:
     backend = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
-    with pytest.raises(ValueError, match="cannot spell a needle") as error:
+    with pytest.raises(UserError, match="spell") as error:
         niah.build_examples(niah.Settings(), Task("niah_single_1", 512), tokenizer)
     assert not isinstance(error.value, LeftOutError)
 
@@ -137,12 +138,12 @@ def test_a_task_that_does_not_fit_is_left_out_by_name(tokenizer: PreTrainedToken
 
 def test_sources_name_texts_and_words(shared_data: Path) -> None:
     pytest.importorskip("wonderwords")
-    told = niah.sources(niah.Settings(), Task("niah_single_2", 512))
-    assert told["essays"] == "toy"
+    sources = niah.sources(niah.Settings(), Task("niah_single_2", 512))
+    assert sources["essays"] == "toy"
     essays = niah.Settings(essays=str(shared_data / "pg_essays.json"))
-    told = niah.sources(essays, Task("niah_single_2", 4096))
-    assert told["essays_sha256"].startswith("b3a70ebc054f2eab")
-    assert told["words"].startswith("wonderwords ")
+    sources = niah.sources(essays, Task("niah_single_2", 4096))
+    assert sources["essays_sha256"].startswith("b3a70ebc054f2eab")
+    assert sources["words"].startswith("wonderwords ")
     assert niah.sources(essays, Task("niah_single_1", 4096))["essays"] == "noise"
 
 

@@ -14,6 +14,7 @@ from bosch.plugins import (
     load_plugin,
     suggest,
 )
+from bosch.run.errors import UserError
 from tests.package_copy import PackageCopy
 
 
@@ -51,13 +52,12 @@ def test_describe_imports_nothing(fruits: str) -> None:
 
 @pytest.mark.parametrize("function", [load_plugin, describe_plugin])
 def test_an_unknown_name_offers_the_nearest(fruits: str, function) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match="did you mean 'apple'") as error:
+    with pytest.raises(UserError, match=r"'aple'.* did you mean 'apple'.* pear"):
         function(fruits, "aple")
-    assert "pear" in str(error.value)
-    with pytest.raises(ValueError, match="there are apple, pear") as error:
+    with pytest.raises(UserError, match=r"'xyz'.* apple, pear") as error:
         function(fruits, "xyz")
     assert "did you mean" not in str(error.value)
-    with pytest.raises(ValueError, match="'_peel' is not one of the fruits"):
+    with pytest.raises(UserError, match=r"'_peel'.* fruits"):
         function(fruits, "_peel")
     assert suggest("a", []) == "there are none."
 
@@ -130,6 +130,12 @@ def test_broken_files_in_every_folder_leave_the_commands_working(tmp_path: Path)
         for part in parts:
             assert part in line
         assert not (copy.root / "run").exists()
+
+    evaluate = ("bosch.recipes.evaluate_model", "--model", "tiny-qwen3-2layer", "--suite")
+    code, out, errors = copy.run(*evaluate, "mine")
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert "suites/mine.py, line 1" in errors
 
     code, out, errors = copy.run(*search, "--method", "interleave")
     assert code == 0, errors

@@ -1,4 +1,4 @@
-"""Training of the embedded model: it runs, resumes, and a kill leaves no trace in the weights."""
+"""Training of the embedded models: it runs and resumes, and a kill does not change the weights."""
 
 import contextlib
 import io
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.tiny_model import pretrain
 from benchmarks.tiny_model.pretrain import eight_layers, initialize, phase_at, smoke, two_layers
+from bosch.run.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +60,18 @@ def test_killed_and_resumed_it_ends_bit_identical(whole: Path, tmp_path: Path) -
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_what_is_published_loads_as_any_model_does(whole: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes((whole / "checkpoint.pt").read_bytes())
+    with pytest.raises(UserError, match=str(path)):
+        pretrain.Training(two_layers()).load(path)
+    for content in (b"", b"damaged", path.read_bytes()[:1000]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=str(path)):
+            pretrain.Training(smoke()).load(path)
+
+
+def test_the_finished_model_loads_like_any_other(whole: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(whole / "model")
     tokenizer = AutoTokenizer.from_pretrained(whole / "model")
     ids = tokenizer("One of the special magic numbers", return_tensors="pt")
@@ -69,19 +81,19 @@ def test_what_is_published_loads_as_any_model_does(whole: Path) -> None:
 
 
 def test_every_step_has_a_phase_and_the_rate_starts_and_ends_low() -> None:
-    for plan in (eight_layers(), two_layers(), smoke()):
-        rates = [phase_at(plan, step)[1] for step in range(plan.num_steps)]
+    for curriculum in (eight_layers(), two_layers(), smoke()):
+        rates = [phase_at(curriculum, step)[1] for step in range(curriculum.num_steps)]
         assert rates[0] < 0.2 * max(rates)
         assert rates[-1] < 0.5 * max(rates)
-        with pytest.raises(ValueError, match="behind the last phase"):
-            phase_at(plan, plan.num_steps)
+        with pytest.raises(IndexError):
+            phase_at(curriculum, curriculum.num_steps)
 
 
-def test_the_models_keep_the_size_they_promise() -> None:
-    for plan, layers in ((eight_layers(), 8), (two_layers(), 2)):
-        assert plan.model.num_hidden_layers == layers
-        assert plan.model.num_attention_heads == 16
-        model = AutoModelForCausalLM.from_config(plan.model)
+def test_the_models_have_their_size() -> None:
+    for curriculum, layers in ((eight_layers(), 8), (two_layers(), 2)):
+        assert curriculum.model.num_hidden_layers == layers
+        assert curriculum.model.num_attention_heads == 16
+        model = AutoModelForCausalLM.from_config(curriculum.model)
         assert sum(parameter.numel() for parameter in model.parameters()) < 3_000_000
 
 

@@ -122,7 +122,7 @@ def test_pace_counts_only_this_attempt_and_a_plan_grows_with_what_goes_beyond_it
     bar = Bar("search", total=4, unit="masks", clock=lambda: 0.0)
     for _ in range(5):
         bar.advance()
-    bar.tell()
+    bar.report()
     assert capsys.readouterr().out == "search: 5 of 5 masks (100 %)\n"
 
 

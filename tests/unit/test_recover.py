@@ -44,7 +44,7 @@ def recover(
         (["--ratio", "nan"], "ratio is nan"),
         (["--window", "0"], "window is 0"),
         (["--model", "./nope"], "--model ./nope: there is no such folder"),
-        (["--model", "nobody/nothing"], "--model nobody/nothing is no folder here"),
+        (["--model", "nobody/nothing"], "--model nobody/nothing"),
         (["--method", "bosh"], "--method bosh: no such method; did you mean 'bosch'?"),
         (["--preset", "big"], "--preset big: no such preset"),
         (["--preset"], "--preset: expected one argument"),
@@ -133,7 +133,7 @@ def test_run_leaves_its_settings_and_its_log(tmp_path: Path, recover: Recover) -
         (["--train.attention", "flash"], "train.attention flash cannot run here: it needs a CUDA"),
         (["--train.attention", "flsh"], "train.attention flsh: no such backend; did you mean"),
         (["--train.kernels", "liger"], "train.kernels liger cannot run here"),
-        (["--preset", "smoke"], "a batch of 2 sequences cannot be shared out evenly among 3"),
+        (["--preset", "smoke"], "a batch of 2 sequences cannot be split evenly over 3"),
     ],
 )
 def test_what_these_processes_cannot_run_is_told_before_the_search(

@@ -1,5 +1,5 @@
-"""How far and how fast a score recovers and what one run has over another, worked out by hand; and
-the intervals around it."""
+"""How far and how fast a score recovers and how two runs differ, worked out by hand, with the
+intervals."""
 
 import math
 
@@ -50,11 +50,11 @@ def make_curve(values: list[float], dense: float) -> Curve:
 def test_statistics_are_as_worked_out_by_hand(
     values: list[float], statistic: Statistic, number: float | None
 ) -> None:
-    found = estimate(make_curve(values, 80), statistic)
-    assert found == Estimate(number if number is None else pytest.approx(number))
+    result = estimate(make_curve(values, 80), statistic)
+    assert result == Estimate(number if number is None else pytest.approx(number))
 
 
-def test_there_is_no_share_of_a_gap_that_is_not_there() -> None:
+def test_there_is_no_share_of_a_gap_that_does_not_exist() -> None:
     for dense in (20, 10, math.nan):
         curve = make_curve([20, 30, 50, 65], dense)
         for statistic in (statistics.gap_share, statistics.tokens_to_share(0.5)):
@@ -63,9 +63,9 @@ def test_there_is_no_share_of_a_gap_that_is_not_there() -> None:
 
 def test_interval_is_the_middle_of_the_replicates_with_those_never_reached_on_top() -> None:
     numbers = np.arange(1.0, 201.0)
-    assert interval(numbers) == (6, 195)  # 2.5 % of 200 are cut on either side
+    assert interval(numbers) == (6, 195)  # 2.5% of 200 are cut on either side
     assert interval(np.where(numbers > 150, NEVER, numbers)) == (6, NEVER)
-    # More than 5 % without a value leave no interval.
+    # More than 5% undefined: no interval.
     assert interval(np.where(numbers <= 11, math.nan, numbers)) == (None, None)
     assert interval(np.where(numbers <= 10, math.nan, numbers))[0] is not None
 
@@ -82,25 +82,25 @@ def at(value: float, replicates: list[float] | None = None) -> Curve:
     return Curve((0,), np.zeros(1), np.array([value]), np.array([math.nan]), replicates=drawn)
 
 
-def test_difference_of_one_seed_is_drawn_over_examples_alone() -> None:
-    # Example by example the first is 10 better: what is hard for both cancels out.
+def test_difference_of_one_seed_is_resampled_over_examples_only() -> None:
+    # The first is 10 better on every resample: difficulty that both share cancels out.
     pair = (at(60, [50, 60, 70]), at(50, [40, 50, 60]))
     assert estimate_difference([pair], statistics.first_value) == Estimate(10, 10, 10, 1)
     unknown = estimate_difference([(at(60), at(50, [50]))], statistics.first_value)
     assert unknown == Estimate(10, None, None, 1)
 
 
-def test_differences_are_drawn_over_seeds_and_examples() -> None:
-    """By hand: seeds with differences 0 and 20, without noise of the examples. Two seeds drawn anew
-    give 0, 10, 10 or 20, each a quarter; so the middle 95 % are all of these."""
+def test_differences_are_resampled_over_seeds_and_examples() -> None:
+    """By hand: seeds with differences 0 and 20, without noise of the examples. Resampling two seeds
+    gives 0, 10, 10 or 20, a quarter each, so the middle 95% are all of these."""
     pairs = [(at(50, [50]), at(50, [50])), (at(70, [70]), at(50, [50]))]
     assert estimate_difference(pairs, statistics.first_value) == Estimate(10, 0, 20, 2)
-    # Differences of 5 and 6 exclude zero, and three seeds are drawn as two are.
+    # Differences of 5 and 6 exclude zero; three seeds are resampled like two.
     near = [(at(55, [55]), at(50, [50])), *[(at(56, [56]), at(50, [50]))] * 2]
-    found = estimate_difference(near, statistics.first_value)
-    assert (found.low, found.high, found.num_seeds) == (5, 6, 3)
-    assert found.value == pytest.approx(17 / 3)
-    assert found.excludes_zero
+    result = estimate_difference(near, statistics.first_value)
+    assert (result.low, result.high, result.num_seeds) == (5, 6, 3)
+    assert result.value == pytest.approx(17 / 3)
+    assert result.excludes_zero
 
 
 # ------------------------------------------------------------------------------------ replicates
@@ -109,7 +109,7 @@ def test_differences_are_drawn_over_seeds_and_examples() -> None:
 CELL = ("task", 512)
 
 
-def test_paired_replicates_cancel_what_is_hard_for_all() -> None:
+def test_paired_replicates_cancel_shared_difficulty() -> None:
     step_0 = {CELL: {i: 100.0 * (i < 40) for i in range(100)}}
     later = {CELL: {i: 100.0 * (i < 60) for i in range(100)}}
     drawn = resample_examples([step_0, later], later, {CELL: 1.0}, "niah")

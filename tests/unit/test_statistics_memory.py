@@ -1,6 +1,6 @@
-"""The static methods make no T x T matrix: their memory grows with the text, not with its square.
+"""The static methods build no T x T matrix: their memory grows with the text, not with its square.
 
-Measured as the peak of resident memory in a process of its own.
+Measured as the peak resident memory of a separate process.
 """
 
 import json
@@ -30,14 +30,15 @@ for length in (512, 2048, 8192):
         method.score_groups(
             inputs_of(method, model, calibration, Path(folder), chunk_elements=1 << 20)
         )
-    # Not getrusage's, which begins at the peak of the process that started this one.
-    told = Path("/proc/self/status").read_text()
-    peaks.append(1024 * int(re.search(r"VmHWM:\\s+(\\d+)", told)[1]))
+    # Not getrusage, which starts at the peak of the parent process.
+    status = Path("/proc/self/status").read_text()
+    peaks.append(1024 * int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]))
 print(json.dumps(peaks))
 """
 
-# To the system at once, by a threshold that does not move: what the allocator keeps back is noise.
-GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+# Freed memory returns to the system at once, by a fixed threshold: what the allocator would keep is
+# noise.
+RELEASE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 SLOW = ("apl", "proxy", "qada", "razor", "fisher", "retrieval_head")
@@ -48,13 +49,13 @@ def test_memory_grows_with_the_text_and_not_with_its_square(name: str) -> None:
     child = subprocess.run(
         [sys.executable, "-c", CHILD, name],
         cwd=ROOT,
-        env=os.environ | GIVEN_BACK,
+        env=os.environ | RELEASE_MEMORY,
         capture_output=True,
         text=True,
         check=True,
     )
     start, short, long = json.loads(child.stdout)
-    # One matrix of the 8 heads in float32 has 2 GB at 8,192 tokens, and 128 MB at 2,048. Four times
-    # the text may take four times what the short one added; where that is next to nothing, the
-    # allocator's noise decides, so 16 MB are granted.
+    # One float32 matrix for the 8 heads has 2 GB at 8,192 tokens and 128 MB at 2,048. Four times
+    # the text may add four times the memory. If that is next to nothing, the allocator's noise
+    # decides, so at least 16 MB count.
     assert long - start <= 4 * max(short - start, 2**24)

@@ -1,4 +1,4 @@
-"""recipes/sweep.py over a chain that is made up: what it starts, passes over and reports."""
+"""recipes/sweep.py with a fake chain: what it starts, skips and reports."""
 
 import json
 import os
@@ -11,25 +11,27 @@ from pathlib import Path
 import pytest
 
 from bosch.recipes import sweep
+from bosch.run.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
-# Leaves the run that recover.py would, notes its call, and fails for the method `fisher` while a
-# file called broken is there.
+# Writes the run that recover.py would and records the call. Fails for the method `fisher` while
+# there is a file `broken`.
 CHAIN = """
 import sys
 from pathlib import Path
 from tests.run_folders import FakeRun
 
 words = sys.argv[1:]
-told = dict(zip(words[::2], words[1::2]))
+options = dict(zip(words[::2], words[1::2]))
 with open("calls.txt", "a") as file:
     file.write(" ".join(words) + "\\n")
-if told["--method"] == "fisher" and Path("broken").exists():
+if options["--method"] == "fisher" and Path("broken").exists():
     print("error: the GPU is on fire.", file=sys.stderr)
     print("Traceback: accelerate says so too", file=sys.stderr)
     raise SystemExit(2)
-run = FakeRun(told["--method"], float(told["--ratio"]), int(told["--seed"]), (None, 0))
+method, ratio, seed = options["--method"], float(options["--ratio"]), int(options["--seed"])
+run = FakeRun(method, ratio, seed, (None, 0))
 if Path("stopped").exists():
     raise SystemExit(0)  # on request, which is no failure
 run.write_as(words, Path("runs"))
@@ -61,7 +63,7 @@ def calls(place: Path) -> list[str]:
     return path.read_text().splitlines() if path.is_file() else []
 
 
-def test_failed_runs_stop_no_others_and_are_tried_again(place: Path) -> None:
+def test_failed_runs_do_not_stop_others_and_are_retried(place: Path) -> None:
     (place / "broken").touch()
     words = ("--methods", "fisher,bosch", "--ratios", ".5", "--zero-shot", "--eval.samples", "4")
     run = run_sweep(place, *words)
@@ -70,37 +72,37 @@ def test_failed_runs_stop_no_others_and_are_tried_again(place: Path) -> None:
         f"--method {method} --ratio .5 --seed 0 --eval.samples 4 --zero-shot"
         for method in ("fisher", "bosch")
     ]
-    assert "1 of 2 runs failed; the same command tries them again:" in run.stdout
+    assert "1 of 2 runs failed" in run.stdout
     assert "  runs/tiny-qwen3-fisher-r0.5: the GPU is on fire.\n" in run.stdout
     assert (place / "runs" / "comparison" / "report.html").is_file()
 
     (place / "broken").unlink()
     run = run_sweep(place, *words)
     assert run.returncode == 0, run.stderr
-    assert "[2/2] runs/tiny-qwen3-bosch-r0.5: done before\n" in run.stdout
+    assert "[2/2] runs/tiny-qwen3-bosch-r0.5: already finished\n" in run.stdout
     assert [call.split()[1] for call in calls(place)] == ["fisher", "bosch", "fisher"]
     rows = (place / "runs" / "comparison" / "results.jsonl").read_text().splitlines()
     names = {f"tiny-qwen3-{method}-r0.5" for method in ("bosch", "fisher")}
     assert {json.loads(row)["run"] for row in rows} == names
 
 
-def test_a_chain_that_was_stopped_or_has_other_settings_is_not_done(place: Path) -> None:
+def test_a_chain_that_was_stopped_or_has_other_settings_is_not_finished(place: Path) -> None:
     words = ("--methods", "fisher", "--zero-shot")
     (place / "stopped").touch()
     run = run_sweep(place, *words)
     assert run.returncode == 1
-    assert "runs/tiny-qwen3-fisher-r0.75: stopped before its end" in run.stdout
+    assert "runs/tiny-qwen3-fisher-r0.75: stopped before the end" in run.stdout
     (place / "stopped").unlink()
     run_sweep(place, *words)
-    told = place / "runs" / "tiny-qwen3-fisher-r0.75" / "run.json"
-    content = json.loads(told.read_text())
+    record = place / "runs" / "tiny-qwen3-fisher-r0.75" / "run.json"
+    content = json.loads(record.read_text())
     content["config"]["calibration"]["length"] //= 2  # as if the preset had changed since
-    told.write_text(json.dumps(content))
+    record.write_text(json.dumps(content))
     run_sweep(place, *words)
     assert len(calls(place)) == 3
 
 
-def test_runs_that_have_their_line_are_not_run_again_and_are_in_the_report(place: Path) -> None:
+def test_archived_runs_are_not_run_again_and_are_in_the_report(place: Path) -> None:
     words = ("--methods", "fisher,bosch", "--zero-shot", "--rows", "kept/rows.jsonl")
     words = (*words, "--baseline", "fisher")
     assert run_sweep(place, *words).returncode == 0
@@ -109,14 +111,14 @@ def test_runs_that_have_their_line_are_not_run_again_and_are_in_the_report(place
     assert len(calls(place)) == 2
     assert "[2/2] runs/tiny-qwen3-bosch-r0.75: in kept/rows.jsonl\n" in run.stdout
     assert "tiny-qwen3 bosch r0.75 W64  NIAH average" in run.stdout
-    assert "Beside fisher" in (place / "runs" / "comparison" / "table.md").read_text()
+    assert "Difference from fisher" in (place / "runs" / "comparison" / "table.md").read_text()
     run = run_sweep(place, "--methods", "fisher", "--rows", "kept/rows.jsonl")  # goes further
-    assert "tiny-qwen3-fisher-r0.75: failed: stopped before its end" in run.stdout
+    assert "tiny-qwen3-fisher-r0.75: failed: stopped before the end" in run.stdout
     assert len((place / "kept" / "rows.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.slow
-def test_finished_runs_are_judged_under_further_windows_and_in_longer_texts(
+def test_finished_runs_are_evaluated_under_further_windows_and_at_further_lengths(
     tmp_path: Path,
 ) -> None:
     words = "--methods interleave,random_groups --ratios .5 --preset smoke --zero-shot"
@@ -134,7 +136,7 @@ def test_finished_runs_are_judged_under_further_windows_and_in_longer_texts(
         *(f"| tiny-qwen3-2layer {name} r0.5 W32" for name in ("interleave", "random_groups")),
         "| tiny-qwen3-2layer, dense",
     ]
-    # Under the window it was made for a hybrid scores as in its run.
+    # Under the window it was made for, a hybrid scores as in its run.
     (own,) = re.findall(r"interleave-r0.5 +– +([0-9.]+) ", run.stdout)
     assert rows[0].split(" | ")[2] == f"{own} (1)"
     assert "tiny-qwen3-2layer random_groups r0.5 W32  NIAH 1,024 tokens" in run.stdout
@@ -147,25 +149,30 @@ def test_finished_runs_are_judged_under_further_windows_and_in_longer_texts(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "named"),
     [
-        (["--methods", "bosh"], "--method bosh: no such method; did you mean 'bosch'?"),
-        (["--methods", "bosch", "--ratios", "2"], "ratio is 2.0, it must be from 0 to 1"),
-        (["--methods", "bosch", "--seeds", "0"], "--seeds is 0; it is how many, at least 1."),
-        (["--methods", "bosch", "--baseline", "razor"], "--baseline razor is none of the methods"),
-        (["--methods", "bosch", "--windows", "64,x"], "--windows 64,x: say numbers of tokens"),
-        (["--methods", "bosch", "--run-dir", "a"], "--run-dir is for one run"),
-        (["--methods", "bosch", "--window", "0"], "window is 0"),
-        (["--methods", "bosch", "--eval.sample", "4"], "--eval.sample: no such option"),
-        (["--methods", "consa,bosch", "--mask.options", "granularity=layer"], "setting of bosch"),
+        ("--methods bosh", "bosh.*'bosch'"),
+        ("--methods ,", "--methods ','"),
+        ("--methods bosch --ratios 2", r"ratio.* 2\.0"),
+        ("--methods bosch --seeds 0", "--seeds.* 0"),
+        ("--methods bosch --baseline razor", "--baseline razor"),
+        ("--methods bosch --windows 64,x", "--windows 64,x"),
+        ("--methods bosch --lengths 0", "--lengths 0"),
+        ("--methods bosch --run-dir a", "--run-dir"),
+        ("--methods bosch --window 0", "window.* 0"),
+        ("--methods bosch --eval.sample 4", r"--eval\.sample"),
+        ("--methods bosch --rows finished.csv", r"--rows finished\.csv"),
+        ("--methods bosch --command nothing-there", "--command 'nothing-there'"),
+        ("--methods bosch --command '", "--command '"),
+        ("--methods consa,bosch --mask.options granularity=layer", "bosch"),
     ],
 )
-def test_mistakes_are_told_before_the_first_run(
-    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+def test_mistakes_are_named_before_the_first_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, named: str
 ) -> None:
     monkeypatch.chdir(place)
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        sweep.main([*arguments, "--command", f"{sys.executable} chain.py"])
+    with pytest.raises(UserError, match=named):
+        sweep.main(["--command", f"{sys.executable} chain.py", *arguments.split()])
     assert calls(place) == []
 
 
@@ -185,10 +192,10 @@ def test_launcher_is_used_where_it_would_start_more_than_one_process(
     assert command(0, "there.yaml") == launched
 
 
-def test_runs_are_planned_seed_by_seed_with_the_names_of_single_runs() -> None:
+def test_runs_are_listed_seed_by_seed_with_the_names_of_single_runs() -> None:
     options = sweep.Options("bosch,fisher", "0.5, .75", seeds=2, preset="smoke")
-    chains = sweep.plan_chains(options, ["--eval.samples", "4"])
+    chains = sweep.list_chains(options, ["--eval.samples", "4"])
     ends = ("bosch-r0.5", "fisher-r0.5", "bosch-r0.75", "fisher-r0.75", "bosch-r0.5-s1")
     assert [chain.path.name for chain in chains[:5]] == [f"tiny-qwen3-2layer-{e}" for e in ends]
-    told = "--method fisher --ratio .75 --seed 1 --preset smoke --eval.samples 4"
-    assert chains[-1].arguments == told.split()
+    arguments = "--method fisher --ratio .75 --seed 1 --preset smoke --eval.samples 4"
+    assert chains[-1].arguments == arguments.split()

@@ -17,7 +17,7 @@ from bosch.eval.report.tensorboard import project_evaluations, rebuild_tensorboa
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import write_sealed_json
 from bosch.run.tensorboard import read_metrics
 from bosch.training.metrics import MetricsLog
@@ -26,7 +26,7 @@ from tests.small_disk import small_disk
 
 
 def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar in a folder's event files, as it was written: nothing is purged or thinned."""
+    """Every scalar in a folder's event files, with nothing purged or downsampled."""
     reader = EventAccumulator(str(folder), {"scalars": 0}, purge_orphaned_data=False).Reload()
     return {
         tag: [(event.step, round(event.value, 4)) for event in reader.Scalars(tag)]
@@ -46,7 +46,7 @@ def write_steps(run: Path, first: int, last: int, attempt: float = 0.0) -> None:
         log.write({"step": step, "tokens": 100 * step, "loss": step + attempt, "skipped": "spike"})
 
 
-def test_each_figure_stands_against_steps_and_against_tokens(tmp_path: Path) -> None:
+def test_each_scalar_is_over_steps_and_over_tokens(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 3)
     assert points(tmp_path / "tb" / "train") == {
         "train/loss": [(1, 1.0), (2, 2.0), (3, 3.0)],
@@ -69,7 +69,9 @@ def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     assert points(tmp_path / "tb" / "train")["train/loss"] == expected
 
 
-def test_points_are_there_as_soon_as_they_are_written_and_only_numbers_are(tmp_path: Path) -> None:
+def test_points_are_readable_at_once_and_only_numbers_are_written(
+    tmp_path: Path,
+) -> None:
     for rank, folder in ((0, tmp_path / "run"), (1, tmp_path / "other")):
         log = open_log(folder, 0, rank)
         log.write({"step": 1, "tokens": 10, "loss": 0.5})
@@ -78,7 +80,7 @@ def test_points_are_there_as_soon_as_they_are_written_and_only_numbers_are(tmp_p
     assert not (tmp_path / "other").exists()  # rank 1 writes nothing
 
 
-def test_a_torn_last_line_is_dropped_and_a_damaged_one_is_named(
+def test_a_cut_off_last_line_is_dropped_and_a_damaged_one_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_steps(tmp_path, 1, 3)
@@ -90,7 +92,7 @@ def test_a_torn_last_line_is_dropped_and_a_damaged_one_is_named(
     path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:], ""]))
     with caplog.at_level("INFO", "bosch"):
         assert [row["step"] for row in read_metrics(path)] == [1, 3, 4]
-    assert f"{path}, line 2 is damaged" in caplog.text
+    assert f"{path}, line 2" in caplog.text
 
 
 # --- evaluations ---
@@ -121,7 +123,9 @@ def test_a_late_evaluation_takes_its_place(tmp_path: Path) -> None:
     assert [file.name for file in folder.iterdir()] == ["events.out.tfevents.0000000003.bosch"]
 
 
-def test_the_dense_model_is_a_level_line_also_when_runs_share_its_scores(tmp_path: Path) -> None:
+def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(
+    tmp_path: Path,
+) -> None:
     run, shared = tmp_path / "run", tmp_path / "shared" / "eval-dense-0123"
     for step in (0, 9):
         write_scores(run, step, float(step))
@@ -179,16 +183,16 @@ def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
     [image] = reader.Images("mask")
     assert image.encoded_image_string == (run / "mask" / "mask.png").read_bytes()
     assert image.width > 100
-    told = {
+    plugin_data = {
         tag: HParamsPluginData.FromString(reader.SummaryMetadata(tag).plugin_data.content)
         for tag in reader.PluginTagToContent("hparams")
     }
-    session = told["_hparams_/session_start_info"].session_start_info
-    found = {name: it.string_value or it.number_value for name, it in session.hparams.items()}
+    session = plugin_data["_hparams_/session_start_info"].session_start_info
+    values = {name: it.string_value or it.number_value for name, it in session.hparams.items()}
     expected: dict[str, Any] = {"run": "run", "model": "tiny", "method": "fisher", "seed": 3}
     expected |= {"ratio": 0.75, "window": 16, "unit": "group", "tokens": 1000}
-    assert found == expected | {"train.clip_norm": 1.0}
-    metrics = [m.name for m in told["_hparams_/experiment"].experiment.metric_infos]
+    assert values == expected | {"train.clip_norm": 1.0}
+    metrics = [m.name for m in plugin_data["_hparams_/experiment"].experiment.metric_infos]
     expected_metrics = [("train", "train/loss"), ("eval", "niah/average/512/score")]
     assert [(m.group, m.tag) for m in metrics] == expected_metrics
 
@@ -199,13 +203,13 @@ def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
     for name in ("one", "two"):
         full_run(tmp_path / name)
         shutil.rmtree(tmp_path / name / "tb")
-        found = []
+        rebuilt = []
         for _ in range(2):
             rebuild_tensorboard(tmp_path / name)
-            found.append([points(tmp_path / name / "tb" / part) for part in ("train", "eval")])
-        assert found[0] == found[1]
-        assert found[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
-    with pytest.raises(FileNotFoundError, match="is not a run folder"):
+            rebuilt.append([points(tmp_path / name / "tb" / part) for part in ("train", "eval")])
+        assert rebuilt[0] == rebuilt[1]
+        assert rebuilt[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
+    with pytest.raises(MissingFileError, match="none"):
         rebuild_tensorboard(tmp_path / "none")
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()
     assert sorted(runs) == [
@@ -213,7 +217,7 @@ def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
     ]
 
 
-def test_every_chart_has_curves_and_the_text_tells_the_run(tmp_path: Path) -> None:
+def test_every_chart_has_curves_and_the_text_describes_the_run(tmp_path: Path) -> None:
     folder = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
     rebuild_tensorboard(folder)
     facts = EventAccumulator(str(folder / "tb")).Reload()
@@ -244,7 +248,7 @@ def full_soon(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_ends_the_log_with_a_clear_error_and_loses_no_row(full_soon: Path) -> None:
     log = open_log(full_soon, 0)
     written: list[int] = []
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written: no space left"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
         fill(log, written)
     rows = read_metrics(full_soon / "train" / "metrics.jsonl")
     assert [row["step"] for row in rows] == written
@@ -264,7 +268,7 @@ def test_a_full_disk_costs_the_curves_and_not_the_run(
         fill(log, written)
     assert caplog.text.count("TensorBoard: no more curves") == 1
     assert len(read_metrics(run / "train" / "metrics.jsonl")) == len(written) == 500
-    rebuild_tensorboard(run)  # there is no room yet: told, and no error
+    rebuild_tensorboard(run)  # still no room: a message, no error
     (run / "tb").unlink()
     rebuild_tensorboard(run)
     assert len(points(run / "tb" / "train")["train/loss"]) == 500

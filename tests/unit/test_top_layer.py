@@ -1,4 +1,4 @@
-"""eval/top_layer.py: the same last logits and the same cache, for fewer rows of the top layer."""
+"""eval/top_layer.py gives the same last logits and cache with fewer rows of the top layer."""
 
 from typing import Any
 from unittest.mock import Mock
@@ -15,7 +15,7 @@ from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
 
 @torch.inference_mode()
 def read(model: Any, num_rows: int | None, ids: torch.Tensor, **padding: Any) -> tuple[Any, Any]:
-    """The last logits, and the next token's, which the cache decides; and rows of the top MLP."""
+    """The last logits, those of one more token (they test the cache), and the top MLP's rows."""
     rows: list[int] = []
     hook = top_layer(model).mlp.register_forward_hook(
         lambda _module, args, _output: rows.append(args[0].shape[1])
@@ -57,11 +57,11 @@ def test_under_a_mask_without_a_cache_or_with_other_attention_all_rows_are_compu
     assert top_layer(model) is None
 
 
-def test_a_forward_of_the_layer_s_own_is_there_again_afterwards() -> None:
-    """As accelerate leaves one on the layers of a model with a device map."""
+def test_a_forward_set_on_the_layer_is_restored() -> None:
+    """accelerate sets one on the layers of a model with a device map."""
     model = tiny_model("qwen3")
     layer = top_layer(model)
     layer.forward = hooked = Mock(wraps=layer.forward)
     read(model, 4, random_tokens(1, 50))
     assert layer.forward is hooked
-    assert hooked.call_count == 4  # three pieces and the token behind them
+    assert hooked.call_count == 4  # three pieces and the token after them

@@ -1,4 +1,4 @@
-"""The FLOPs formula on the paper's models, against figures worked out by hand."""
+"""The FLOPs formula on the paper's models, against figures computed by hand."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ MOE = Qwen3MoeConfig(  # Qwen/Qwen3-30B-A3B-Base, from its config.json
 
 @pytest.mark.parametrize(
     ("name", "weights", "dense", "hybrid"),
-    # GFLOPs of a token: 6 N, with full attention, and with three quarters of the groups windowed.
+    # GFLOPs per token: 6 N, with full attention, and with three quarters of the groups windowed.
     [
         ("Qwen3-1.7B", 10.3, 21.6, 13.7),
         ("Qwen3-8B", 45.4, 74.4, 54.0),
@@ -42,15 +42,15 @@ def test_flops_of_the_papers_models(name: str, weights: float, dense: float, hyb
 
     z = spread_mask(0.75, config.num_hidden_layers, config.num_key_value_heads)
     made = hybrid_config(config, z, WINDOW)
-    for shape, told in ((config, dense), (made, hybrid)):
+    for shape, expected in ((config, dense), (made, hybrid)):
         flops = training_flops(shape, num_weights, [SEQ_LEN]) / SEQ_LEN / 1e9
-        assert flops == pytest.approx(told, abs=0.06)
+        assert flops == pytest.approx(expected, abs=0.06)
 
 
-def test_pairs_are_those_one_counts() -> None:
+def test_visible_pairs_are_those_counted_one_by_one() -> None:
     for window in (None, 1, 3, 7, 8, 100):
-        told = sum(1 for i in range(8) for j in range(i + 1) if window is None or i - j < window)
-        assert visible_pairs(8, window) == told
+        counted = sum(1 for i in range(8) for j in range(i + 1) if window is None or i - j < window)
+        assert visible_pairs(8, window) == counted
 
 
 def test_documents_do_not_see_each_other() -> None:

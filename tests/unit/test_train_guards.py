@@ -1,6 +1,7 @@
-"""Guards by themselves: what they refuse, and what they remember."""
+"""The guards alone: what they skip, and what they remember."""
 
 import math
+import re
 
 import pytest
 
@@ -17,7 +18,7 @@ def full_history(spike: str = "log") -> Guards:
     return guards
 
 
-def test_a_step_with_numbers_that_are_none_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_is_not_finite_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "bosch")
     for loss, norm in ((math.nan, 1.0), (2.0, math.inf), (math.inf, 1.0)):
         guards = Guards()
@@ -31,27 +32,27 @@ def test_three_in_a_row_end_training_and_a_good_step_in_between_does_not() -> No
     for step, loss in enumerate([math.nan, math.nan, 2.0, math.nan, math.nan], 1):
         guards.judge(step, loss, 1.0, BATCH)
     assert guards.skipped == 4
-    with pytest.raises(TrainingFailedError, match="3 steps in a row, the last at step 6 on the"):
+    with pytest.raises(TrainingFailedError, match=r"3 steps .* step 6 .* 7 3"):
         guards.judge(6, math.nan, 1.0, BATCH)
 
 
-def test_spike_is_told_and_made_unless_it_shall_be_skipped(
+def test_a_spike_is_logged_and_skipped_only_if_the_setting_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "bosch")
     assert full_history("log").judge(200, 2.8, 1.0, BATCH) is None
-    assert "step 200: a spike, loss 2.8 against 2.1 before" in caplog.text
+    assert re.search(r"step 200: .*loss 2\.8 .*2\.1", caplog.text)
     assert full_history("skip").judge(200, 2.8, 1.0, BATCH) == "spike"
     assert full_history("skip").judge(200, 2.6, 1.0, BATCH) is None  # 5 sigma
     assert full_history("skip").judge(200, 2.1, 9.0, BATCH) == "spike"  # of the gradient
-    young = Guards("skip")  # first steps are none
+    young = Guards("skip")  # the first steps are never spikes
     assert [young.judge(step, 2.0 * step**9, 1.0, BATCH) for step in (1, 2)] == [None, None]
 
 
 def test_a_loss_that_stays_on_a_new_level_is_not_skipped_for_ever() -> None:
     guards = full_history("skip")
     judged = [guards.judge(200 + step, 3.5, 1.0, BATCH) for step in range(5)]
-    # By hand: with three of them among 128 the mean is 2.13 and the deviation 0.24.
+    # By hand: with three of them among 128, the mean is 2.13 and the standard deviation 0.24.
     assert judged == ["spike", "spike", "spike", None, None]
 
 
@@ -64,13 +65,13 @@ def test_what_guards_remember_goes_through_a_checkpoint() -> None:
     assert after.judge(201, 2.8, 1.0, BATCH) == "spike"
 
 
-def test_losses_at_the_start_are_told_with_what_they_mean() -> None:
-    for hybrid, full, told in (
-        (2.5, 2.0, ["loss 2.5000, and 2.0000 with full attention"]),
+def test_losses_at_the_start_are_logged_with_a_warning_if_they_are_too_high() -> None:
+    for hybrid, full, parts in (
+        (2.5, 2.0, ["loss 2.5000, 2.0000"]),
         (2.5, None, ["loss 2.5000"]),
-        (9.0, 2.0, ["loss 9.0000", "the mask has cut"]),
-        (9.0, 9.0, ["loss 9.0000", "may not belong together"]),
-        (9.0, None, ["loss 9.0000", "may not belong together"]),
+        (9.0, 2.0, ["loss 9.0000", "mask"]),
+        (9.0, 9.0, ["loss 9.0000", "tokenizer"]),
+        (9.0, None, ["loss 9.0000", "tokenizer"]),
     ):
         lines = describe_first_losses(hybrid, full, vocab_size=1000)
-        assert all(part in line for line, part in zip(lines, told, strict=True))
+        assert all(part in line for line, part in zip(lines, parts, strict=True))

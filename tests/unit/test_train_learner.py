@@ -1,4 +1,4 @@
-"""Masks learned by the training loop itself, on a tiny model and a few steps."""
+"""Masks learned by the training loop, on a tiny model in a few steps."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,9 @@ from bosch.data.loader import Loader
 from bosch.gates.constraint import ConstrainedGates
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
+from bosch.run.errors import UserError
 from bosch.run.tensorboard import read_metrics
-from bosch.training.learner import LoopFit, cut_sequences
+from bosch.training.learner import LearnerTraining, cut_sequences
 from bosch.training.loop import TrainJob, train
 from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, model_folder, tokens_in_memory
 
@@ -43,9 +44,9 @@ def learner_of(gates: Any, *rates: float) -> GateLearner:
 
 def learn(dense: Path, folder: Path, gates: Any, rates: Any = (0.3, 0.2), **changes: Any) -> Any:
     """Train in `folder`, weights in its `weights`; the gates."""
-    fit = LoopFit(replace(SETTINGS, **changes), dense, tokens_in_memory())
+    training = LearnerTraining(replace(SETTINGS, **changes), dense, tokens_in_memory())
     learner = learner_of(gates, *rates)
-    assert fit(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights") is None
+    assert training(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights") is None
     return gates
 
 
@@ -57,7 +58,7 @@ def assert_same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-# --- against training as it was, and written out ---
+# --- against ordinary training, and against a plain loop ---
 
 
 def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path
     rows = [read_metrics(folder / "metrics.jsonl") for folder in (plain, gated)]
     curves = [[(row.get("loss"), row.get("grad_norm")) for row in curve] for curve in rows]
     assert curves[0] == curves[1]
-    assert (tmp_path / "gated" / "tb" / "mask").is_dir()  # beside those of the training to come
+    assert (tmp_path / "gated" / "tb" / "mask").is_dir()  # next to those of the later training
 
 
 @pytest.mark.parametrize("kind", ["constrained", "scalar"])
@@ -79,7 +80,7 @@ def test_gates_move_as_in_a_plain_loop(kind: str, dense: Path, tmp_path: Path) -
     """Batches, noise, penalty, rates and ascent, and the weights that move with the gates."""
     make = {"constrained": constrained, "scalar": lambda: ScalarGates(3, 4, 4, weight=0.05)}[kind]
     rates = (0.3, 0.2) if kind == "constrained" else (0.05,)
-    # The batch at once, as below: AdamW moves what has almost no gradient by how sums are rounded.
+    # The whole batch at once, as below: with gradients near 0, AdamW's step depends on rounding.
     gates = learn(dense, tmp_path / "mask", make(), rates, micro_batch_sequences=4)
 
     expected = make()
@@ -94,7 +95,7 @@ def test_gates_move_as_in_a_plain_loop(kind: str, dense: Path, tmp_path: Path) -
         betas=(0.9, 0.95),
     )
     peaks = learner.parameter_groups()
-    along = torch.optim.AdamW([dict(group) for group in peaks], betas=(0.9, 0.95))
+    gate_optimizer = torch.optim.AdamW([dict(group) for group in peaks], betas=(0.9, 0.95))
     loader = Loader(tokens_in_memory(), BATCH)
     rows = read_metrics(tmp_path / "mask" / "metrics.jsonl")
     for done in range(STEPS):
@@ -112,21 +113,21 @@ def test_gates_move_as_in_a_plain_loop(kind: str, dense: Path, tmp_path: Path) -
         torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = rows[done + 1]["learning_rate"]
-        for group, peak in zip(along.param_groups, peaks, strict=True):
+        for group, peak in zip(gate_optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak["lr"] * learner.rate(done)
-        for each in (optimizer, along):
+        for each in (optimizer, gate_optimizer):
             each.step()
             each.zero_grad()
         expected.after_step()
-    learned, wanted = [*gates.parameters()], [*expected.parameters()]
-    torch.testing.assert_close(learned, wanted, rtol=0, atol=1e-4)
+    learned, plain = [*gates.parameters()], [*expected.parameters()]
+    torch.testing.assert_close(learned, plain, rtol=0, atol=1e-4)
     trained = weights_in(tmp_path / "mask" / "weights")
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(trained[name], parameter, rtol=0, atol=1e-4)
 
 
 def test_how_a_step_is_computed_changes_no_gate(dense: Path, tmp_path: Path) -> None:
-    """Micro-batches share the noise of their step, and so does what is computed again."""
+    """Micro-batches and recomputed blocks use the same noise in a step."""
     one, *others = (
         learn(dense, tmp_path / str(number), constrained(), **settings)
         for number, settings in enumerate(
@@ -144,7 +145,7 @@ def test_in_bf16_gates_learn_in_fp32(dense: Path, tmp_path: Path) -> None:
 
 
 def test_shorter_sequences_hold_the_same_tokens(dense: Path, tmp_path: Path) -> None:
-    """First parts before second ones, and documents end where they did."""
+    """First parts come before second parts, and documents end where they did."""
     packed = tokens_in_memory()
     cut = cut_sequences(packed, SEQ_LEN // 4)
     assert cut.seq_len == SEQ_LEN // 4
@@ -155,14 +156,16 @@ def test_shorter_sequences_hold_the_same_tokens(dense: Path, tmp_path: Path) -> 
         pieces = [parts.batch(step + part * whole.num_steps) for part in range(4)]
         assert torch.equal(torch.cat([piece.ids_BT for piece in pieces], 1), expected.ids_BT)
         ends = {int(end) for end in expected.cu_seqlens} | set(range(0, SEQ_LEN + 1, SEQ_LEN // 4))
-        found = {
+        cut_ends = {
             int(end) + part * SEQ_LEN // 4
             for part, piece in enumerate(pieces)
             for end in piece.cu_seqlens
         }
-        assert found == ends
-    fit = LoopFit(SETTINGS, dense, packed)
-    assert fit(learner_of(constrained(), 0.3, 0.2), tmp_path, STEPS, BATCH, SEQ_LEN // 4) is None
+        assert cut_ends == ends
+    training = LearnerTraining(SETTINGS, dense, packed)
+    assert (
+        training(learner_of(constrained(), 0.3, 0.2), tmp_path, STEPS, BATCH, SEQ_LEN // 4) is None
+    )
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["tokens"] == STEPS * BATCH * SEQ_LEN // 4
 
 
@@ -188,24 +191,24 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
                 raise Killed
 
         learner.after_step = kill  # type: ignore[method-assign]
-        fit = LoopFit(replace(SETTINGS, checkpoint_steps=2), dense, tokens_in_memory())
+        training = LearnerTraining(replace(SETTINGS, checkpoint_steps=2), dense, tokens_in_memory())
         with pytest.raises(Killed):
-            fit(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights")
-    for _ in range(2):  # killed behind the export too, before the method could note its end
+            training(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights")
+    for _ in range(2):  # as if also killed after the export, before the method noted it
         gates = learn(dense, folder, constrained(0.0, granularity), checkpoint_steps=2)
         assert_same_bits(gates.state_dict(), whole.state_dict())
         assert_same_bits(weights_in(folder / "weights"), weights_in(tmp_path / "whole/weights"))
-        assert not list(folder.glob("step-*"))  # the export that was made once more
+        assert not list(folder.glob("step-*"))  # the second export is removed
 
 
-def test_a_batch_of_another_size_is_no_way_on(dense: Path, tmp_path: Path) -> None:
-    """It follows from the tokens and the number of processes, while the steps may stay as many."""
+def test_resuming_with_another_batch_size_or_length_is_refused(dense: Path, tmp_path: Path) -> None:
+    """Both may depend on the number of processes, while the number of steps does not."""
     learner = learner_of(constrained(), 0.3, 0.2)
-    fit = LoopFit(replace(SETTINGS, checkpoint_steps=1), dense, tokens_in_memory())
-    assert fit(learner, tmp_path, 2, BATCH, SEQ_LEN) is None
+    training = LearnerTraining(replace(SETTINGS, checkpoint_steps=1), dense, tokens_in_memory())
+    assert training(learner, tmp_path, 2, BATCH, SEQ_LEN) is None
     for batch, length, change in (
         (BATCH // 2, SEQ_LEN, f"batch_sequences: {BATCH} -> {BATCH // 2}"),
         (BATCH, SEQ_LEN // 2, f"sequence_tokens: {SEQ_LEN} -> {SEQ_LEN // 2}"),
     ):
-        with pytest.raises(ValueError, match=rf"{change}\).*--fresh {tmp_path.name} "):
-            fit(learner, tmp_path, 2, batch, length)
+        with pytest.raises(UserError, match=rf"{change}\).*{tmp_path}"):
+            training(learner, tmp_path, 2, batch, length)

@@ -1,6 +1,7 @@
-"""The training loop against plain torch, and what it does at single steps."""
+"""The training loop, against plain torch and in special cases."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from transformers import AutoModelForCausalLM
 import bosch.training.loop
 from bosch.config import TrainConfig
 from bosch.data.loader import Loader
+from bosch.run.errors import UserError
+from bosch.run.group import Group
+from bosch.training.export import export_model
 from bosch.training.guards import TrainingFailedError
 from bosch.training.loop import TrainJob, train
 from bosch.training.model_start import start_model
@@ -29,19 +33,20 @@ from tests.plain_training import (
     tokens_in_memory,
     train_plainly,
 )
+from tests.small_disk import small_disk
 
 
 def run(
     folder: Path, model: Path, settings: TrainConfig = SETTINGS, **more: Any
 ) -> list[dict[str, Any]]:
-    """Train; the rows of the metrics."""
+    """Train, and return the rows of the metrics."""
     job = TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN, **more)
     assert train(job) is None
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_same(ours: Trace, plain: Trace) -> None:
-    """To the last bit."""
+    """Bit for bit."""
     assert ours.losses == plain.losses
     assert ours.norms == plain.norms
     assert ours.weights.keys() == plain.weights.keys()
@@ -89,12 +94,12 @@ def test_named_attention_backend_is_used(tmp_path: Path) -> None:
     reference = run(tmp_path / "reference", model, replace(settings, attention="reference"))
     losses = [[row["loss"] for row in rows[1:]] for rows in (fast, reference)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    with pytest.raises(ValueError, match="'none_such' does not exist"):
+    with pytest.raises(UserError, match="none_such"):
         run(tmp_path / "none", model, replace(settings, attention="none_such"))
 
 
 def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
-    """A STOP file ends the first attempt after a step; it had come further than its checkpoint."""
+    """A STOP file ends the first attempt after one step."""
     model = model_folder(tmp_path / "model")
     settings = replace(SETTINGS, checkpoint_steps=2)
     whole = run(tmp_path / "whole", model, settings)
@@ -108,12 +113,12 @@ def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     leave_world()
     rows = run(folder, model, settings)
     exact = ("step", "tokens", "loss", "learning_rate", "grad_norm", "validation_loss")
-    for row, told in zip(rows, whole, strict=True):
-        assert [row.get(name) for name in exact] == [told.get(name) for name in exact]
+    for row, other in zip(rows, whole, strict=True):
+        assert [row.get(name) for name in exact] == [other.get(name) for name in exact]
     assert_same(Trace.of_run(folder, settings.max_steps or 0), Trace.of_run(tmp_path / "whole", 5))
 
 
-def test_every_evaluated_step_is_exported_judged_and_handed_on(tmp_path: Path) -> None:
+def test_every_evaluated_step_is_validated_exported_and_passed_on(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     calls: list[tuple[int, int, str]] = []
 
@@ -136,7 +141,7 @@ def test_every_evaluated_step_is_exported_judged_and_handed_on(tmp_path: Path) -
 
 
 def held_out_loss(folder: Path) -> float:
-    """Of a folder's model, sequence by sequence, by transformers alone."""
+    """Of a folder's model, sequence by sequence, with transformers alone."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     total, targets = 0.0, 0
     for batch in Loader(tokens_in_memory(), 1).held_out(1):
@@ -168,28 +173,38 @@ def test_bad_batch_is_skipped_named_and_counted(
     assert all(torch.isfinite(torch.tensor([row["loss"] for row in rows[4:]])))
 
 
-def test_weights_that_are_no_numbers_end_training_without_a_step(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TrainingFailedError, match="not finite in 3 steps in a row"):
+    with pytest.raises(TrainingFailedError, match=r"3 steps .*train\.peak_learning_rate"):
         run(tmp_path / "train", model)
 
 
-def test_steps_without_an_export_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_that_are_not_exported_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "bosch")
     model = model_folder(tmp_path / "model")
     run(tmp_path / "train", model, replace(SETTINGS, max_steps=4), evaluated_shares=(0.0, 0.5))
-    assert "warning: the last 2 steps are in no exported model" in caplog.text
+    assert "warning: the last 2 steps" in caplog.text
     assert [path.name for path in (tmp_path / "train").glob("step-*")] == ["step-000002"]
 
 
-def test_plan_longer_than_the_tokens_is_refused(tmp_path: Path) -> None:
+def test_schedule_longer_than_the_tokens_is_refused(tmp_path: Path) -> None:
     settings = replace(SETTINGS, max_steps=None)
     model = model_folder(tmp_path / "model")
-    with pytest.raises(ValueError, match="no batch for step"):
+    with pytest.raises(UserError, match="step 5207"):
         train(TrainJob(settings, model, tokens_in_memory(), tmp_path / "train", 10**6))
+
+
+def test_a_full_disk_during_an_export_is_one_sentence(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    with small_disk(tmp_path / "small", kilobytes=20) as disk:
+        with pytest.raises(UserError, match=rf"{disk}.*model\.safetensors"):
+            export_model(started(folder), folder, disk / "step-000001", Group.current())
+        assert not (disk / "step-000001").exists()
 
 
 # ------------------------------------------------------------------------------ the model's start
@@ -207,24 +222,65 @@ def started(folder: Path, settings: TrainConfig = SETTINGS) -> Any:
 def test_start_without_memory_gives_the_model_transformers_loads(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """In fp32, whatever the files have."""
+    """In fp32, whatever type the files have."""
     folder = model_folder(tmp_path / "model", family=family)
     AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(folder)
-    told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model = started(folder)
     for (name, ours), (_, theirs) in zip(
         [*model.named_parameters(), *model.named_buffers()],
-        [*told.named_parameters(), *told.named_buffers()],
+        [*expected.named_parameters(), *expected.named_buffers()],
         strict=True,
     ):
         assert ours.dtype == theirs.dtype
         assert torch.equal(whole(ours.detach()), theirs), name
 
 
-def test_folder_without_a_weight_is_refused(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "model")
+WEIGHT = "model.layers.1.mlp.up_proj.weight"
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
+    change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"no weights 'model\.layers\.1\.mlp\.up_proj\.weight'"):
-        started(folder)
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
+    "missing": (lambda weights: weights.pop(WEIGHT), WEIGHT),
+    "of another shape": (lambda weights: weights.update({WEIGHT: torch.ones(3, 3)}), WEIGHT),
+    "quantized": (lambda weights: weights.update({WEIGHT: weights[WEIGHT].char()}), "int8"),
+    "one too many": (lambda weights: weights.update(extra=torch.ones(3)), "extra"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_cannot_be_trained_are_refused_before_training(
+    change: str, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path / "model")
+    function, named = CHANGES[change]
+    change_weights(folder, function)
+    with pytest.raises(UserError, match=f"{folder}.*{named}"):
+        run(tmp_path / "train", folder)
+    assert not (tmp_path / "train").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("model.safetensors", "half", "model.safetensors"),
+        ("config.json", "{", "config.json"),
+        ("config.json", '{"model_type": "gpt2"}', "gpt2"),
+        ("config.json", None, "config.json"),
+    ],
+)
+def test_a_damaged_model_folder_is_refused(
+    file: str, content: str | None, named: str, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path / "model")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    with pytest.raises(UserError, match=named):
+        run(tmp_path / "train", folder)

@@ -40,7 +40,7 @@ def test_command_trains_says_what_it_does_and_is_reused(
     told = capsys.readouterr().out
     for part in (
         "2 steps of 256 tokens (1 x 2 sequences)",
-        "computes in fp32, kernels torch (as asked)",
+        "computes in fp32, kernels torch (as set)",
         "step 0: loss",
         "step 2: validation loss",
         f"trained model in {out / 'step-000002'}",
@@ -71,7 +71,7 @@ def test_stop_file_ends_the_command_well_and_the_same_command_goes_on(
     assert not (out / "manifest.json").exists()
     (tmp_path / "STOP").unlink(missing_ok=True)
     train(tokens, out)
-    assert "training goes on after step 1 of 2" in capsys.readouterr().out
+    assert "training resumes after step 1 of 2" in capsys.readouterr().out
     verify_folder(out)
 
 

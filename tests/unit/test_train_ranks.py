@@ -1,6 +1,6 @@
-"""Training in several processes, started by accelerate's own launcher, against plain torch in one.
+"""Training in several processes, started by accelerate's launcher, against plain torch in one.
 
-Fully sharded on CPUs over gloo: the stand-in for GPUs over NCCL."""
+Fully sharded on CPUs over gloo, in place of GPUs over NCCL."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from tests.plain_training import SETTINGS, Trace, model_folder, train_plainly
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path("tests/training_program.py")
-# Losses of ranks are summed in another order than those of one process.
+# The losses of several ranks are summed in another order than those of one process.
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # in norm
 
@@ -36,7 +36,7 @@ def start(cases: Path, *options: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> str:
     with process:
         try:
-            output, _ = process.communicate(timeout=1_800)  # ends what hangs
+            output, _ = process.communicate(timeout=1_800)  # ends processes that hang
         except subprocess.TimeoutExpired:
             process.kill()
             raise

@@ -1,4 +1,4 @@
-"""Plans and learning rates: worked by hand, or the paper's."""
+"""Schedules and learning rates, against the paper or computed by hand."""
 
 import math
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 
 from bosch.config import TrainConfig
 from bosch.recipes import presets
+from bosch.run.errors import UserError
 from bosch.training.schedule import TrainSchedule, learning_rate, make_schedule
 
 
@@ -16,16 +17,16 @@ def schedule_of(settings: TrainConfig, tokens: int, seq_len: int, **more: Any) -
     return make_schedule(settings, tokens, seq_len, **(given | more))
 
 
-def test_the_papers_plan() -> None:
+def test_the_papers_schedule() -> None:
     """1,192 steps of 2^21 tokens; 119 of warm-up; checkpoints at 0, .65, 1.3, 1.95 and 2.5B."""
     config = presets.paper()
     shares, data = config.eval.checkpoints, config.data
     cluster = {"evaluated_shares": shares, "world_size": 8, "device_type": "cuda"}
-    plan = schedule_of(config.train, data.tokens, data.sequence_length, **cluster)
-    assert (plan.num_steps, plan.batch_tokens, plan.accumulation) == (1192, 2**21, 1)
-    billions = [round(plan.tokens_at(step) / 1e9, 2) for step in plan.evaluated_steps]
+    schedule = schedule_of(config.train, data.tokens, data.sequence_length, **cluster)
+    assert (schedule.num_steps, schedule.batch_tokens, schedule.accumulation) == (1192, 2**21, 1)
+    billions = [round(schedule.tokens_at(step) / 1e9, 2) for step in schedule.evaluated_steps]
     assert billions == [0.0, 0.65, 1.3, 1.95, 2.5]
-    rates = [learning_rate(config.train, step, plan.num_steps) for step in range(1192)]
+    rates = [learning_rate(config.train, step, schedule.num_steps) for step in range(1192)]
     assert rates.index(max(rates)) == 118  # the last of the warm-up
     assert max(rates) == 1e-5
 
@@ -46,38 +47,38 @@ SIXTY_FOUR = TrainConfig(batch_sequences=64)
 
 
 def test_batch_is_shared_out_over_ranks_and_micro_batches_that_fit_the_device() -> None:
-    plan = schedule_of(replace(SIXTY_FOUR, micro_batch_sequences=2), 10**6, 128, world_size=16)
-    assert plan.accumulation == 2
+    schedule = schedule_of(replace(SIXTY_FOUR, micro_batch_sequences=2), 10**6, 128, world_size=16)
+    assert schedule.accumulation == 2
     fits = {("cuda", 32_768): 1, ("cuda", 65_536): 1, ("cuda", 4_096): 8, ("cpu", 1_024): 8}
     for (device, seq_len), micro in fits.items():
-        plan = schedule_of(SIXTY_FOUR, 10**7, seq_len, device_type=device)
-        assert plan.micro_batch_sequences == micro
+        schedule = schedule_of(SIXTY_FOUR, 10**7, seq_len, device_type=device)
+        assert schedule.micro_batch_sequences == micro
 
 
 def test_most_steps_make_a_shorter_schedule() -> None:
-    plan = schedule_of(
+    schedule = schedule_of(
         replace(SIXTY_FOUR, max_steps=4), 10**6, 128, evaluated_shares=(0.0, 0.5, 1.0)
     )
-    assert plan.num_steps == 4
-    assert plan.evaluated_steps == (0, 2, 4)
+    assert schedule.num_steps == 4
+    assert schedule.evaluated_steps == (0, 2, 4)
 
 
 @pytest.mark.parametrize(
-    ("settings", "more", "told"),
+    ("settings", "more", "named"),
     [
         # the paper's 1.7B on two nodes: 128 sequences
-        ({"micro_batch_sequences": 8}, {"world_size": 16}, "one of 1, 2, 4"),
-        ({"micro_batch_sequences": 3}, {}, "one of 1, 2, 4, 8, 16, 32, 64"),
-        ({}, {"world_size": 5}, "multiple of 5"),
-        ({}, {"tokens": 64 * 128 - 1}, "less than one step of 64 sequences"),
+        ({"micro_batch_sequences": 8}, {"world_size": 16}, "micro_batch_sequences 8 .* 1, 2, 4"),
+        ({"micro_batch_sequences": 3}, {}, "micro_batch_sequences 3 .* 1, 2, 4, 8, 16, 32, 64"),
+        ({}, {"world_size": 5}, "train.batch_sequences .* multiple of 5"),
+        ({}, {"tokens": 64 * 128 - 1}, "8,191 tokens .* 64 sequences of 128"),
         # Training would run to its end and export nothing.
-        ({}, {"evaluated_shares": (0.0, 50.0, 100.0)}, "shares of the steps, from 0 to 1"),
-        ({}, {"evaluated_shares": (-0.5, 1.0)}, "shares of the steps, from 0 to 1"),
-        ({}, {"evaluated_shares": (math.nan,)}, "shares of the steps, from 0 to 1"),
+        ({}, {"evaluated_shares": (0.0, 50.0, 100.0)}, "50.0"),
+        ({}, {"evaluated_shares": (-0.5, 1.0)}, "-0.5"),
+        ({}, {"evaluated_shares": (math.nan,)}, "nan"),
     ],
 )
-def test_a_plan_that_cannot_be_kept_is_refused(
-    settings: dict[str, Any], more: dict[str, Any], told: str
+def test_a_schedule_that_is_impossible_is_refused(
+    settings: dict[str, Any], more: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UserError, match=named):
         schedule_of(replace(SIXTY_FOUR, **settings), **({"tokens": 10**6, "seq_len": 128} | more))

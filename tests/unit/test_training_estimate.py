@@ -1,4 +1,4 @@
-"""The computed plan of a training run, against figures that were worked out in other ways."""
+"""Estimated memory and time of training, against figures obtained in other ways."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import plan
+from benchmarks import estimate
 from benchmarks.__main__ import run_benchmark
+from bosch.run.errors import UserError
 
 
 def figures(model: str, **options: object) -> dict[str, Any]:
-    return plan.plan_model(model, plan.Options(**options))  # type: ignore[arg-type]
+    return estimate.estimate_training(model, estimate.Options(**options))  # type: ignore[arg-type]
 
 
 # Peaks of one training step simulated with fake tensors under fully_shard (FSDPMemTracker), torch
@@ -26,8 +27,8 @@ SIMULATED = {
 @pytest.mark.parametrize("model", SIMULATED)
 def test_memory_is_near_the_simulated_peak(model: str) -> None:
     for gpus, micro, gigabytes in SIMULATED[model]:
-        found = figures(model, gpus=gpus, micro_batch_sequences=micro)["value"]
-        assert found == pytest.approx(gigabytes, rel=0.08)
+        estimated = figures(model, gpus=gpus, micro_batch_sequences=micro)["value"]
+        assert estimated == pytest.approx(gigabytes, rel=0.08)
 
 
 # Worked out from the formula by hand: hours of 2.5B tokens at ratio .75 on 16 A800 at 40 % of
@@ -44,29 +45,35 @@ def test_memory_is_near_the_simulated_peak(model: str) -> None:
 def test_time_and_files_of_the_papers_four_sizes(
     model: str, hours: float, checkpoint: float, export: float
 ) -> None:
-    found = figures(model, gpus=16)
-    assert found["hours"] == pytest.approx(hours, rel=0.02)
-    assert found["checkpoint_gb"] == pytest.approx(checkpoint, rel=0.02)
-    assert found["export_gb"] == pytest.approx(export, rel=0.02)
-    assert found["step_seconds"] < found["dense_step_seconds"]
+    estimated = figures(model, gpus=16)
+    assert estimated["hours"] == pytest.approx(hours, rel=0.02)
+    assert estimated["checkpoint_gb"] == pytest.approx(checkpoint, rel=0.02)
+    assert estimated["export_gb"] == pytest.approx(export, rel=0.02)
+    assert estimated["step_seconds"] < estimated["dense_step_seconds"]
 
 
 def test_the_command_says_what_does_not_fit_and_that_it_is_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--model", "Qwen3-1.7B", "Qwen3-30B-A3B", "--gpus", "8"]
-    run_benchmark("plan", [*arguments, "--out", str(tmp_path / "plan.json")])
+    run_benchmark("estimate", [*arguments, "--out", str(tmp_path / "estimate.json")])
     table = capsys.readouterr().out
     assert "computed, not measured" in table
     small, large = (line for line in table.splitlines() if "Qwen3" in line)
     assert "yes" in small
     assert "NO" in large
-    rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "estimate.json").read_text())["rows"]
     assert all(row["name"].startswith("computed: ") for row in rows)
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="16 GPUs with 8 sequences each do not divide a batch of"):
-        plan.Options(gpus=16, micro_batch_sequences=8)
-    with pytest.raises(ValueError, match="its peak is not known"):
-        plan.Options(gpu="H201")
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"gpus": 16, "micro_batch_sequences": 8}, "--batch-sequences 64 .* 16 GPUs x 8 "),
+        ({"gpu": "H201"}, "--gpu H201: .*'H200'"),
+        ({"mfu": 0.0}, "--mfu"),
+    ],
+)
+def test_options_that_cannot_be_computed_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        estimate.Options(**options)

@@ -1,0 +1,108 @@
+"""How reports and TensorBoard show a suite's results: what its file says, or a default.
+
+The file of a suite may define any of the names that are fields of `Reporting`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from bosch.eval.settings import SUITES
+from bosch.plugins import list_plugins, load_plugin
+
+AVERAGE = "average"
+
+Row = Mapping[str, Any]  # one result, as eval/results.py writes them
+Cell = tuple[str, int]  # task, length (0: the task has one length only)
+# The suite's headline, one of its tasks or categories, the headline under other conditions (another
+# window, longer texts).
+Kind = Literal["average", "part", "variant"]
+
+
+@dataclass(frozen=True)
+class ReportedScore:
+    """A score that reports show: a result of this name, else the weighted mean of results."""
+
+    suite: str
+    name: str  # `average`, a task, a category; of a variant its condition
+    kind: Kind
+    weights: Mapping[Cell, float] = field(hash=False)  # what it is the mean of; empty: unknown
+    # The suite computes it: where it wrote none, there is none. An average over the tasks that
+    # happen to be there would be another score.
+    written_by_suite: bool = False
+
+    @property
+    def title(self) -> str:
+        return self.name if self.kind == "part" else f"{reporting_of(self.suite).title} {self.name}"
+
+    @property
+    def full_title(self) -> str:
+        """Names the suite, for places where nothing else does."""
+        named = self.kind != "part" or self.suite in self.name
+        return self.title if named else f"{reporting_of(self.suite).title} {self.name}"
+
+    @property
+    def condition(self) -> str:
+        return self.name if self.kind == "variant" else ""
+
+
+@dataclass(frozen=True)
+class Reporting:
+    title: str  # the suite's name in reports; default: the name of its file
+    # All rows of the suite in one run, of every step -> its average, then its parts. Default: the
+    # result `average`, or the mean of all tasks if there is none; each task is a part.
+    reported_scores: Callable[[Sequence[Row]], list[ReportedScore]]
+    # The same rows -> TensorBoard's custom scalars: chart -> regular expressions of the tags, which
+    # begin behind `tokens/<suite>/`. Default: a chart each for the average and every task.
+    charts: Callable[[Sequence[Row]], dict[str, list[str]]]
+    # The metric of a task that counts. Default, or None: the first one.
+    headline_metric: Callable[[str], str | None] = lambda task: None
+    parts_title: str = "tasks"
+    # Rows of the table by length. Default, or empty: every task that has lengths.
+    tasks_by_length: tuple[str, ...] = ()
+    report_order: float = math.inf  # place among the suites; default: at the end, by name
+
+
+def reporting_of(suite: str) -> Reporting:
+    """What the suite's file defines, with the defaults for the rest. A suite whose file is not
+    here, as of a run from another machine, has the defaults."""
+    module = load_plugin(SUITES, suite) if suite in list_plugins(SUITES) else None
+    names = (field.name for field in fields(Reporting))
+    defined = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    headline = defined.get("headline_metric", Reporting.headline_metric)
+    defaults: dict[str, Any] = {
+        "title": suite,
+        "reported_scores": lambda rows: average_and_tasks(suite, rows),
+        "charts": lambda rows: chart_tasks(rows, headline),
+    }
+    return Reporting(**defaults | defined)
+
+
+def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
+    """The plain mean of the tasks, and each task as the plain mean over its lengths."""
+    lengths: dict[str, list[int]] = {}
+    for row in rows:
+        known = lengths.setdefault(row["task"], [])
+        if (length := row["length"] or 0) not in known:
+            known.append(length)
+    is_written = lengths.pop(AVERAGE, None) is not None
+    parts = [mean_over_lengths(suite, task, known) for task, known in lengths.items()]
+    weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
+    return [ReportedScore(suite, AVERAGE, "average", weights, is_written), *parts]
+
+
+def mean_over_lengths(suite: str, task: str, lengths: Sequence[int]) -> ReportedScore:
+    return ReportedScore(suite, task, "part", {(task, n): 1 / len(lengths) for n in lengths})
+
+
+def chart_tasks(
+    rows: Sequence[Row], headline_metric: Callable[[str], str | None]
+) -> dict[str, list[str]]:
+    charts = {}
+    for task in sorted({row["task"] for row in rows}, key=lambda task: (task != AVERAGE, task)):
+        metric = headline_metric(task)
+        end = re.escape(metric) if metric else "[^/]+"
+        charts[task] = [rf"{re.escape(task)}(/\d+)?/{end}$"]
+    return charts

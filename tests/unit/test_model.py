@@ -1,0 +1,185 @@
+"""Model folders: what they say of a model, and damage in each of their files."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bosch.assets import asset_folder
+from bosch.model import (
+    ModelInfo,
+    describe_model,
+    explain_library_errors,
+    find_tokenizer,
+    load_model,
+    load_tokenizer,
+    read_model_info,
+    read_shape,
+)
+from bosch.run.errors import MissingFileError, UserError
+from tests.masks import MODEL, make_model
+
+TINY = asset_folder()
+SMALLEST = asset_folder("tiny-qwen3-2layer")
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
+    for config, groups, head_dim in (
+        # As the config classes of transformers have it.
+        ({"model_type": "llama", "hidden_size": 64}, 16, 4),
+        ({"model_type": "qwen3", "num_key_value_heads": None, "head_dim": 8}, 16, 8),
+        ({"model_type": "qwen3_moe"}, 4, 128),
+        ({"model_type": "mistral", "hidden_size": 64}, 8, 4),
+        ({"model_type": "unheard_of", "num_key_value_heads": 2, "head_dim": 8}, 2, 8),
+    ):
+        content = {"num_hidden_layers": 3, "num_attention_heads": 16} | config
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        info = read_model_info(tmp_path)
+        assert (info.num_layers, info.num_groups, info.head_dim) == (3, groups, head_dim)
+    info = read_model_info(TINY)
+    assert (info.id, info.num_layers, info.num_groups) == ("tiny-qwen3", 8, 8)
+    assert (info.num_query_heads, info.query_heads_per_group) == (16, 2)
+
+
+def test_models_are_told_apart_by_weights_and_described_by_their_config_too(
+    tmp_path: Path,
+) -> None:
+    ours = replace(MODEL, revision=None, weight_hash="a" * 32)
+    assert ours.is_same_model(replace(ours, id="a copy under another name"))
+    assert not ours.is_same_model(replace(ours, weight_hash="b" * 32))
+    assert ours.is_same_model(MODEL)
+    folder = make_model(tmp_path / "model")
+    before, path = describe_model(folder), folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"transformers_version": "9.9"}))
+    assert describe_model(folder) == before
+    path.write_text(json.dumps(config | {"sliding_window": 16}))
+    assert describe_model(folder) != before
+    assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
+
+
+def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
+    tmp_path: Path,
+) -> None:
+    snapshot = make_model(tmp_path / "models--org--small" / "snapshots" / "0123456789abcdef")
+    info = read_model_info(snapshot)
+    assert (info.id, info.revision, info.weight_hash) == ("org/small", "0123456789abcdef", None)
+    assert info == MODEL
+
+    copy = make_model(tmp_path / "small")  # of the same model, by hf download --local-dir
+    (copy / "model.safetensors").write_bytes(b"one")
+    assert info.is_same_model(read_model_info(copy))
+    assert not info.is_same_model(replace(info, id="another/small"))
+
+    plain = make_model(tmp_path / "plain")
+    assert read_model_info(plain).weight_hash is None
+    assert not info.is_same_model(read_model_info(plain))
+    (plain / "model.safetensors").write_bytes(b"one")
+    first = read_model_info(plain)
+    assert (first.id, first.revision) == ("plain", None)
+    (plain / "model.safetensors").write_bytes(b"two")
+    assert not first.is_same_model(read_model_info(plain))
+
+
+def test_what_is_wrong_with_a_model_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=str(tmp_path / "nowhere")):
+        read_model_info(tmp_path / "nowhere")
+    with pytest.raises(MissingFileError, match=r"config\.json"):
+        read_model_info(tmp_path)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    for content, value in [
+        ("{", str(tmp_path / "config.json")),
+        ("{}", "model_type"),
+        ({"model_type": "llama", "hidden_size": "wide"}, str(tmp_path / "config.json")),
+        ({"model_type": ["llama"]}, "llama"),
+        (shape | {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        (shape | {"num_key_value_heads": 3}, "4 query heads"),
+    ]:
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=value):
+            read_model_info(tmp_path)
+
+
+# --- loading ---
+
+
+def copy_model(folder: Path, **config: Any) -> Path:
+    """A model whose config.json has these changes."""
+    shutil.copytree(SMALLEST, folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | config))
+    return folder
+
+
+def load(folder: Path) -> Any:
+    return load_model(folder, "auto", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "read"),
+    [
+        ("config.json", b"{", load),
+        ("config.json", b"{", lambda folder: read_shape(str(folder))),
+        ("model.safetensors", b"", load),
+        ("model.safetensors", b"\0" * 100, load),
+        ("model.safetensors", SMALLEST.joinpath("model.safetensors").read_bytes()[:-100], load),
+        ("model.safetensors.index.json", b"{", load),
+        ("tokenizer.json", b"{", load_tokenizer),
+        ("tokenizer.json", b"{}", load_tokenizer),
+        ("tokenizer_config.json", b"[]", load_tokenizer),
+    ],
+)
+def test_damaged_files_are_one_sentence_that_names_the_model(
+    tmp_path: Path, file: str, content: bytes, read: Callable[[Path], Any]
+) -> None:
+    folder = copy_model(tmp_path / "model")
+    if file.endswith("index.json"):
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    (folder / file).write_bytes(content)
+    with pytest.raises(UserError, match=str(folder)) as error:
+        read(folder)
+    assert len(str(error.value).splitlines()) == 1
+    if read is load_tokenizer:
+        assert find_tokenizer(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "value"),
+    [
+        ({"model_type": "unheard_of"}, "unheard_of"),
+        ({"model_type": "vit"}, "ViTConfig"),
+        ({"hidden_act": "unheard_of"}, "unheard_of"),
+        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "model.layers.2."),
+        ({"hidden_size": 256}, "mismatch"),
+    ],
+)
+def test_a_config_that_does_not_match_the_weights_is_refused(
+    tmp_path: Path, config: dict[str, Any], value: str
+) -> None:
+    folder = copy_model(tmp_path / "model", **config)
+    with pytest.raises(UserError, match=value) as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=str(tmp_path)):
+        load(make_model(tmp_path / "model"))
+
+
+def test_bugs_of_ours_that_a_library_runs_into_are_not_explained() -> None:
+    def call_back() -> None:
+        read_model_info(None)  # type: ignore[arg-type]
+
+    with pytest.raises(AttributeError), explain_library_errors("The model cannot be loaded"):
+        call_back()
+    with (
+        pytest.raises(UserError, match="cannot be loaded"),
+        explain_library_errors("It cannot be loaded"),
+    ):
+        json.loads("{")

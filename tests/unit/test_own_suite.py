@@ -1,0 +1,217 @@
+"""A suite of one's own in reports and TensorBoard: with the defaults, and with what its file says.
+
+Numbers by hand. `reading` has two lengths, `counting` has none; four examples each.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+
+import bosch.eval.suites
+from bosch.eval.report.archive import append_run
+from bosch.eval.report.compare import Comparison, compare, recoveries
+from bosch.eval.report.page import write_report
+from bosch.eval.report.runs import read_run
+from bosch.eval.report.summary import summarize
+from bosch.eval.report.tables import make_tables
+from bosch.eval.report.tensorboard import rebuild_tensorboard
+from bosch.eval.settings import Label
+from bosch.eval.suites._interface import Example, Result, Scored, Task, by_task, result_of
+from tests.run_folders import STEP_TOKENS, FakeRun, write_suite
+
+READING = (Task("reading", 128), Task("reading", 256))
+COUNTING = Task("counting")
+# How many of the four are right by the metric `exact`; by `strict` it is half as many.
+RIGHT = {
+    None: {READING[0]: 4, READING[1]: 4, COUNTING: 4},
+    0: {READING[0]: 0, READING[1]: 2, COUNTING: 0},
+    100: {READING[0]: 2, READING[1]: 4, COUNTING: 4},
+}
+OWN_REPORT = '''
+"""A suite that says how it is reported."""
+
+from bosch.eval.suites._reporting import ReportedScore
+
+title = "Weighted suite"
+report_order = 0
+parts_title = "skills"
+tasks_by_length = ("reading",)
+
+
+def headline_metric(task):
+    return "strict"
+
+
+def reported_scores(rows):
+    weights = {("reading", 128): 0.25, ("counting", 0): 0.75}
+    parts = [ReportedScore("weighted", "numbers", "part", {("counting", 0): 1.0})]
+    return [ReportedScore("weighted", "average", "average", weights), *parts]
+
+
+def charts(rows):
+    return {"numbers": ["counting/strict$"]}
+'''
+
+
+@pytest.fixture
+def add_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Writes a file into a copy of the folder of suites."""
+    folder = tmp_path / "suites"
+    folder.mkdir()
+    for path in Path(bosch.eval.suites.__path__[0]).glob("*.py"):
+        (folder / path.name).symlink_to(path.resolve())
+    monkeypatch.setattr(bosch.eval.suites, "__path__", [str(folder)])
+
+    def add(name: str, content: str) -> None:
+        (folder / f"{name}.py").write_text(content)
+        monkeypatch.delitem(sys.modules, f"bosch.eval.suites.{name}", raising=False)
+
+    return add
+
+
+def add_results(run: Path, suite: str, averages: Mapping[int | None, float] | None = None) -> None:
+    """The suite's evaluations beside those of the run."""
+    for step, right in RIGHT.items():
+        scored = [
+            Scored(task, Example(i, "", ("7",), 8), {"exact": i < n, "strict": i < n / 2})
+            for task, n in right.items()
+            for i in range(4)
+        ]
+        results = [
+            result_of(task, metric, items, percent)
+            for task, items in by_task(scored).items()
+            for metric in ("exact", "strict")
+        ]
+        if averages:
+            results.append(Result("average", 0, "exact", averages[step], 1.0, 12))
+        tokens = None if step is None else step * STEP_TOKENS
+        label = Label(run.name, step, tokens)
+        folder = run / "eval" / ("dense" if step is None else f"step-{step:06}") / suite
+        write_suite(folder, label, scored, results, with_samples=True)
+
+
+def percent(scores: Sequence[float]) -> float:
+    return 100 * sum(scores) / len(scores)
+
+
+def values(comparison: Comparison, suite: str, name: str) -> list[float]:
+    """At step 0 and step 100, and of the dense model."""
+    (curve,) = (c for (_, *score), c in comparison.curves.items() if score == [suite, name])
+    return [*curve.values, curve.dense]
+
+
+def charts_of(run: Path) -> dict[str, dict[str, list[str]]]:
+    (event,) = EventAccumulator(str(run / "tb")).Reload().Tensors("custom_scalars__config__")
+    layout = Layout.FromString(event.tensor_proto.string_val[0])
+    return {
+        page.title: {chart.title: list(chart.multiline.tag) for chart in page.chart}
+        for page in layout.category
+    }
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_suite_that_says_nothing_is_reported_by_the_mean_of_its_tasks(
+    tmp_path: Path, add_suite: Callable[[str, str], None], has_file: bool
+) -> None:
+    if has_file:
+        add_suite("mine", '"""A suite without a word on reports."""\n')
+    run = FakeRun(steps=(None, 0, 100)).write(tmp_path / "runs")
+    add_results(run, "mine")
+    comparison = compare([run])
+    assert comparison.suites == ["niah", "longbench", "mine"]
+    # reading is the mean over its lengths: (0 + 50) / 2 and (50 + 100) / 2; counting is 0 and 100.
+    assert values(comparison, "mine", "reading") == [25, 75, 100]
+    assert values(comparison, "mine", "counting") == [0, 100, 100]
+    assert values(comparison, "mine", "average") == [12.5, 87.5, 100]
+    (recovery,) = (row for row in recoveries(comparison) if row.score.suite == "mine")
+    assert recovery.gap_share.value == pytest.approx(75 / 87.5)
+    assert recovery.gap_share.low is not None  # from the single predictions
+    assert any("mine" in str(line) and "86%" in str(line) for line in summarize(comparison))
+    tables = make_tables(comparison)
+    assert tables["runs"].header[-1].startswith("mine average")
+    assert tables["runs"].rows[0][-1] == "12.5 → 87.5 (100.0)"
+    assert tables["mine_lengths"].header == ["run", "step", "reading 128", "reading 256"]
+    assert [row[2:] for row in tables["mine_lengths"].rows] == [
+        ["100.0 ± 0.0", "100.0 ± 0.0"],
+        ["0.0 ± 0.0", "50.0 ± 28.9"],
+        ["50.0 ± 28.9", "100.0 ± 0.0"],
+    ]
+    written = write_report(comparison, tmp_path / "report")
+    assert tmp_path / "report" / "mine_tasks.png" in written
+    for name in ("table.md", "report.html"):
+        assert "mine scores" in (tmp_path / "report" / name).read_text()
+
+    rebuild_tensorboard(run)
+    charts = charts_of(run)
+    assert [*charts] == ["NIAH", "LongBench", "mine", "loss"]
+    assert [*charts["mine"]] == ["counting", "reading"]
+    tags = EventAccumulator(str(run / "tb" / "eval")).Reload().Tags()["scalars"]
+    (regex,) = charts["mine"]["reading"]
+    drawn = {tag for tag in tags if re.match(regex, tag)}
+    assert drawn == {
+        f"tokens/mine/reading/{n}/{m}" for n in (128, 256) for m in ("exact", "strict")
+    }
+    text = EventAccumulator(str(run / "tb")).Reload().Tensors("run/text_summary")[0]
+    assert "| mine | 100.0 | 12.5 | 87.5 |" in text.tensor_proto.string_val[0].decode()
+
+
+def test_an_average_of_the_suite_itself_is_reported_as_it_is(tmp_path: Path) -> None:
+    run = FakeRun(steps=(None, 0, 100)).write(tmp_path / "runs")
+    add_results(run, "mine", averages={None: 90.0, 0: 10.0, 100: 50.0})
+    comparison = compare([run])
+    assert values(comparison, "mine", "average") == [10, 50, 90]
+    (recovery,) = (row for row in recoveries(comparison) if row.score.suite == "mine")
+    assert recovery.gap_share.value == pytest.approx(0.5)
+    assert recovery.gap_share.low is None  # nothing says what it is the mean of
+    # Where it was not written, it is not made from the tasks.
+    path = run / "eval" / "step-000100" / "mine" / "scores.json"
+    rows = [row for row in json.loads(path.read_text())["rows"] if row["task"] != "average"]
+    path.write_text(json.dumps({"rows": rows}))
+    assert values(compare([run]), "mine", "average") == [10, 90]
+
+
+def test_a_suite_is_reported_as_its_file_says(
+    tmp_path: Path, add_suite: Callable[[str, str], None]
+) -> None:
+    add_suite("weighted", OWN_REPORT)
+    run = FakeRun(steps=(None, 0, 100)).write(tmp_path / "runs")
+    add_results(run, "weighted")
+    append_run(tmp_path / "rows.jsonl", read_run(run))
+    for given in (run, tmp_path / "rows.jsonl"):
+        comparison = compare([given])
+        assert comparison.suites == ["weighted", "niah", "longbench"]
+        # By the metric strict: reading at 128 has 0 and 25, counting 0 and 50; dense has 50.
+        assert values(comparison, "weighted", "average") == [0, 0.25 * 25 + 0.75 * 50, 50]
+        tables = make_tables(comparison)
+        assert tables["runs"].header[7].startswith("Weighted suite average")
+        assert tables["runs"].rows[0][7] == "0.0 → 43.8 (50.0)"
+        assert tables["weighted_lengths"].rows[2][2:] == ["25.0 ± 25.0", "50.0 ± 28.9"]
+        (recovery,) = (row for row in recoveries(comparison) if row.score.suite == "weighted")
+        assert recovery.gap_share.low is not None
+    written = write_report(comparison, tmp_path / "report")
+    assert tmp_path / "report" / "weighted_skills.png" in written
+    assert "Weighted suite skills" in (tmp_path / "report" / "report.html").read_text()
+    write_report(compare([FakeRun("fisher", steps=(0,)).write(tmp_path)]), tmp_path / "report")
+    assert not (tmp_path / "report" / "weighted_skills.png").exists()  # of the report before
+
+    rebuild_tensorboard(run)
+    charts = charts_of(run)
+    assert [*charts] == ["Weighted suite", "NIAH", "LongBench", "loss"]
+    assert charts["Weighted suite"] == {"numbers": ["tokens/weighted/counting/strict$"]}
+
+
+def test_numbers_of_lm_eval_are_in_the_rows_alone(tmp_path: Path) -> None:
+    """They have other scales: from 0 to 1, or perplexities."""
+    run = FakeRun(steps=(None, 0)).write(tmp_path / "runs")
+    add_results(run, "lm-eval")
+    comparison = compare([run])
+    assert comparison.suites == ["niah", "longbench"]
+    write_report(comparison, tmp_path / "report")
+    assert "lm-eval" not in (tmp_path / "report" / "table.md").read_text()
+    assert '"lm-eval"' in (tmp_path / "report" / "results.jsonl").read_text()
