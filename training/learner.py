@@ -1,4 +1,4 @@
-"""The training loop for methods that learn their mask: the `fit` of bosch/method.py's Learning,
+"""The training loop for methods that learn their mask: the `train` of bosch/method.py's Learning,
 except that it returns why it stopped.
 """
 
