@@ -59,19 +59,22 @@ def test_every_module_imports_without_the_optional_packages() -> None:
     assert done.stdout == "", "an import prints nothing"
 
 
-def test_readme_names_only_files_that_exist() -> None:
-    """The lines of the annotated file tree, and whatever is named like a path in the text."""
-    text = (REPOSITORY / "README.md").read_text()
-    tree = re.search(r"## Files\n+```\n(.*?)```", text, re.DOTALL)
-    assert tree, "the README has a section Files with the tree"
-    paths, folder = [], ""
-    for line in tree[1].splitlines():
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_a_page_names_only_files_that_exist(page: str) -> None:
+    """Its links, and the lines of an annotated file tree."""
+    path = REPOSITORY / page
+    text = path.read_text()
+    names = re.findall(r"\[[^\]]*\]\((?!http|#)([^)#]+)", text)
+    missing = [name for name in names if not (path.parent / name).exists()]
+    trees = re.findall(r"^    (?=bosch/ )(?:.+\n)+", text, re.MULTILINE)
+    for line in "".join(trees).splitlines():
         name = line.split()[0]
-        if not line.startswith(" "):
-            folder = name if name.endswith("/") else ""
-        paths.append(name if not line.startswith(" ") else folder + name)
-    paths += re.findall(r"\[[^\]]*\]\((?!http|#)([^)]+)\)", text)
-    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+        if not line.startswith("     "):
+            folder = name
+        inside = name if name == folder else folder + name
+        missing += [inside] if not (REPOSITORY / inside).exists() else []
+    assert missing == []
+    assert bool(trees) == (page == "docs/architecture.md")
 
 
 # ------------------------------------------------------------------------------------- the wheel

@@ -219,17 +219,7 @@ def test_every_program_is_among_them() -> None:
     assert {line.split()[0] for line in WRONG_LINES} > {*PROGRAMS, "niah", "longbench", "gsm8k"}
 
 
-# Mended where a folder is locked and where weights are read.
-ELSEWHERE = ("recover --run-dir notes.txt", "generate --model broken_weights/ --prompt a")
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        pytest.param(*case, marks=[pytest.mark.xfail(strict=False)] * (case[0] in ELSEWHERE))
-        for case in WRONG_LINES.items()
-    ],
-)
+@pytest.mark.parametrize(("line", "words"), WRONG_LINES.items())
 def test_a_wrong_command_ends_in_one_sentence_and_leaves_the_files(
     line: str,
     words: str,
@@ -312,8 +302,7 @@ def test_on_a_terminal_it_is_the_same_sentence(
     "program",
     [
         "",
-        *(p for p in PROGRAMS if p != "search"),
-        pytest.param("search", marks=pytest.mark.xfail(strict=False)),  # until methods load none
+        *PROGRAMS,
         "mask show",
         "niah build",
         "longbench score",
