@@ -163,10 +163,7 @@ def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> I
         raise kind(f"{problem}: {_reason(error)}") from error
 
 
-NEVER_RUN = (
-    "code in a model's folder is never run; pass one whose model and tokenizer transformers knows, "
-    "such as with a tokenizer.json"
-)
+NEVER_RUN = "code in a model's folder is never run; use a model that transformers loads without it"
 
 
 def _reason(error: Exception) -> str:
@@ -251,8 +248,8 @@ def _refuse_unknown_code(config: dict[str, Any], path: Path) -> None:
 
     if (model_type := str(config.get("model_type"))) not in CONFIG_MAPPING:
         raise UserError(
-            f"{path}: transformers does not know the model_type {model_type!r}, only the code that "
-            f"`auto_map` names does, but {NEVER_RUN}."
+            f"{path}: transformers knows no model_type {model_type!r} without the code that "
+            f"auto_map names, and {NEVER_RUN}."
         )
 
 
