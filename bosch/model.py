@@ -256,10 +256,12 @@ def _refuse_unknown_code(config: dict[str, Any], path: Path) -> None:
 def names_code(path: Path) -> bool:
     """Whether a config.json or tokenizer_config.json names code for transformers to run. Code that
     we wrote beside a hybrid does not count."""
+    content = read_json_object(path) if path.is_file() else {}
+    if "auto_map" not in content:
+        return False
     from bosch.hybrid.models import PREFIX  # imports torch
 
-    content = read_json_object(path) if path.is_file() else {}
-    return "auto_map" in content and not str(content.get("model_type")).startswith(PREFIX)
+    return not str(content.get("model_type")).startswith(PREFIX)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -331,6 +333,8 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     folder = find_model(str(model))
+    if folder is not None and names_code(config := folder / "config.json"):
+        _refuse_unknown_code(read_json_object(config), config)
     problem = f"{folder or model} has no tokenizer that can be loaded"
     with explain_library_errors(problem):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(

@@ -83,7 +83,8 @@ def test_nothing_is_asked_on_a_terminal_and_no_code_runs(
     assert "[y/N]" not in output
     assert exit_code == code, output
     assert "Traceback" not in output
-    assert str(folder) in output
+    assert str(folder / "config.json") in output
+    assert ("error: " in output) == (code == 2)
 
 
 def test_a_model_type_that_only_the_code_knows_is_refused(tmp_path: Path) -> None:
