@@ -20,6 +20,7 @@ from transformers import (
 
 from bosch.hybrid.models import family_of, hybrid_config
 from bosch.masks.mask import num_windowed
+from bosch.model import LOCAL
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.training.model_start import read_config
@@ -94,7 +95,7 @@ def make_dense(
     torch.manual_seed(0)
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
         )
     return model.eval()
 
@@ -113,7 +114,7 @@ def make_hybrid(
         return make_dense(hybrid, device, dtype, attention="bosch")
     with torch.device(device):  # for the weights
         model: PreTrainedModel = family_of(hybrid).model_class.from_pretrained(
-            folder, config=hybrid, dtype=dtype
+            folder, config=hybrid, dtype=dtype, **LOCAL
         )
     return model.eval()
 

@@ -143,7 +143,7 @@ class Weights:
 
 def count_weights(config: PretrainedConfig) -> Weights:
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return Weights(
         sum(parameter.numel() for parameter in model.parameters()),
         count_active_weights(model),

@@ -25,7 +25,7 @@ from bosch.eval.metrics.string_match import string_match_all
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError
-from bosch.model import fetch_model, load_tokenizer
+from bosch.model import LOCAL, fetch_model, load_tokenizer
 from bosch.run.progress import say
 from bosch.run.tables import show_rows
 
@@ -60,7 +60,7 @@ def measure(options: Options) -> list[Row]:
     folder = fetch_model(options.model)
     model: Any = load_judged(folder, Judging(())).to(device)
     tokenizer = load_tokenizer(folder)
-    stock: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
+    stock: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype, **LOCAL)
     stock.to(device).eval()
     if options.run_on:
         stock.generation_config.eos_token_id = model.generation_config.eos_token_id = None

@@ -30,7 +30,7 @@ from benchmarks.estimate import count_weights
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.models import deploy
-from bosch.model import find_model
+from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
 from bosch.run.tables import show_rows
 from bosch.training.flops import peak_flops, training_flops
@@ -81,7 +81,7 @@ def measure(options: Options) -> list[Row]:
             }
         flops = {}
         for name, model in models.items():
-            config = AutoConfig.from_pretrained(model)
+            config = AutoConfig.from_pretrained(model, **LOCAL)
             lengths = [options.length] * options.batch
             flops[name] = training_flops(config, count_weights(config).active, lengths)
     peak = peak_flops(device)
@@ -126,7 +126,9 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
         made.save_pretrained(dense)
     models = {DENSE: dense}
     for ratio in options.ratios:
-        model: Any = AutoModelForCausalLM.from_pretrained(dense, attn_implementation="bosch")
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            dense, attn_implementation="bosch", **LOCAL
+        )
         config = model.config
         z = spread_mask(ratio, config.num_hidden_layers, config.num_key_value_heads)
         models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
@@ -135,7 +137,7 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
 
 
 def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
-    vocab_size = AutoConfig.from_pretrained(model).vocab_size
+    vocab_size = AutoConfig.from_pretrained(model, **LOCAL).vocab_size
     shape = (options.batch * (options.steps + 1), options.length)
     return np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.uint32)
 
@@ -165,7 +167,7 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
     from transformers import Trainer, TrainingArguments
 
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", use_cache=False
+        folder, dtype=torch.float32, attn_implementation="sdpa", use_cache=False, **LOCAL
     )
     sequences = torch.from_numpy(random_sequences(options, folder).astype(np.int64))
     on_gpu = device.type != "cpu"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bosch.assets import asset_folder
 from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.progress import say
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,10 @@ PACKAGE = Path(__file__).parent
 
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
+
+# For every from_pretrained of transformers. Code in a model's folder is never run: without False,
+# transformers would ask on a terminal.
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True)
@@ -158,8 +163,13 @@ def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> I
         raise kind(f"{problem}: {_reason(error)}") from error
 
 
+NEVER_RUN = "code in a model's folder is never run; use a model that transformers loads without it"
+
+
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return f"it needs code of its own, and {NEVER_RUN}."
     if not text or isinstance(error, LookupError | TypeError | AttributeError):
         text = f"{type(error).__name__} {text}".strip()
     return text if len(text) <= 300 else f"{text[:300]}..."
@@ -224,10 +234,34 @@ def read_model_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no config.json, so it is not a Hugging Face model folder."
         )
     config = read_json_object(path)
+    if "auto_map" in config:
+        _refuse_unknown_code(config, path)
     needed = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     if any(config.get(name) is None for name in needed):
         config = {**_defaults(config, path), **{k: v for k, v in config.items() if v is not None}}
     return config
+
+
+def _refuse_unknown_code(config: dict[str, Any], path: Path) -> None:
+    """`auto_map` names code in the folder. A model type that is known works without it."""
+    from transformers import CONFIG_MAPPING
+
+    if (model_type := str(config.get("model_type"))) not in CONFIG_MAPPING:
+        raise UserError(
+            f"{path}: transformers knows no model_type {model_type!r} without the code that "
+            f"auto_map names, and {NEVER_RUN}."
+        )
+
+
+def names_code(path: Path) -> bool:
+    """Whether a config.json or tokenizer_config.json names code for transformers to run. Code that
+    we wrote beside a hybrid does not count."""
+    content = read_json_object(path) if path.is_file() else {}
+    if "auto_map" not in content:
+        return False
+    from bosch.hybrid.models import PREFIX  # imports torch
+
+    return not str(content.get("model_type")).startswith(PREFIX)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -299,14 +333,23 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     folder = find_model(str(model))
+    if folder is not None and names_code(config := folder / "config.json"):
+        _refuse_unknown_code(read_json_object(config), config)
     problem = f"{folder or model} has no tokenizer that can be loaded"
     with explain_library_errors(problem):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder or model, local_files_only=folder is not None
+            folder or model, **{**LOCAL, "local_files_only": folder is not None}
         )
     if len(tokenizer) < 2:  # some classes accept a folder without tokenizer files
         raise UserError(f"{problem}: its vocabulary is empty.")
+    if folder is not None:
+        _mention_code(folder / "tokenizer_config.json")
     return tokenizer
+
+
+def _mention_code(path: Path) -> None:
+    if names_code(path):
+        say(f"{path} names code of its own; transformers' own classes are used instead")
 
 
 def find_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":
@@ -343,8 +386,9 @@ def load_model(
         raise MissingFileError(f"{folder} has no safetensors files, so the model has no weights.")
     with explain_library_errors(f"The model in {folder} cannot be loaded"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **arguments
+            folder, dtype=dtype, output_loading_info=True, **LOCAL, **arguments
         )
+    _mention_code(folder / "config.json")
     model: Any = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):
         raise UserError(

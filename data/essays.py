@@ -160,7 +160,7 @@ def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> SentenceEn
     path = folder / f"{sha256}.npz"
     if not path.exists():
         return None
-    with np.load(path) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:
         in_last_words: defaultdict[int, list[int]] = defaultdict(list)
         for word, end in arrays["in_last_words"].tolist():
             in_last_words[word].append(end)

@@ -133,7 +133,7 @@ def read_array(path: Path) -> NDArray[Any]:
     if not path.is_file():
         raise DamagedArtifactError(f"{path} is missing. {MAKE_AGAIN}")
     try:
-        return np.load(path)
+        return np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise DamagedArtifactError(f"{path} is damaged ({error}). {MAKE_AGAIN}") from error
 

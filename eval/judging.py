@@ -22,7 +22,7 @@ from bosch.eval.settings import (
     configure_suites,
 )
 from bosch.eval.suites._interface import Request
-from bosch.model import load_model, load_tokenizer, read_model_config, read_shape
+from bosch.model import LOCAL, load_model, load_tokenizer, read_model_config, read_shape
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
@@ -173,7 +173,7 @@ def load_judged(folder: Path, judging: Judging) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: transformers cannot read its config.json ({error}).") from error
     device, dtype = device_and_type(judging)

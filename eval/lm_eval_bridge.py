@@ -14,6 +14,7 @@ from bosch.eval.results import SCORES, make_rows, write_scores
 from bosch.eval.rows import write_rows
 from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
+from bosch.model import names_code
 from bosch.plugins import suggest
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 SUITE = "lm-eval"
 SAMPLES = "samples.jsonl"
+TOKENIZER_FILES = ("config.json", "tokenizer_config.json")
 NOT_RUN = -1  # lm-eval's NIAH has a metric for each length; this is its value if it was not run
 
 
@@ -52,6 +54,13 @@ def run_lm_eval(
             f"The package lm-eval cannot be loaded ({error}). "
             f"Install it: {how_to_install('lm-eval', 'lm-eval')}"
         ) from error
+    # lm-eval's NIAH loads the tokenizer with trust_remote_code=True.
+    for path in (Path(tokenizer.name_or_path) / name for name in TOKENIZER_FILES):
+        if names_code(path):
+            raise UserError(
+                f"{path} names code (auto_map), and lm-eval would run it; leave out the tasks of "
+                "lm-eval, or remove auto_map from a copy of the model."
+            )
     metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
     if lengths:
         metadata["max_seq_lengths"] = list(lengths)

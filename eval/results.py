@@ -21,6 +21,7 @@ from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
 from bosch.run.manifest import write_atomically
 from bosch.run.plan import follow_reference
+from bosch.run.tables import cell_text
 
 SCORES = "scores.json"
 RESULTS = "results.jsonl"
@@ -66,7 +67,7 @@ def describe_evaluation(folder: Path) -> list[str]:
 def draw_table(suite: str, rows: Sequence[Row]) -> list[str]:
     rows = [row for row in rows if row["metric"] not in NOT_SHOWN]
     lengths = sorted({row["length"] for row in rows}, key=lambda length: length or math.inf)
-    table = Table(title=suite, title_justify="left", title_style="bold", box=box.SIMPLE)
+    table = Table(title=cell_text(suite, "bold"), title_justify="left", box=box.SIMPLE)
     for name in ("", "metric"):
         table.add_column(name, no_wrap=True)
     for name in (*(f"{length:,}" if length else "score" for length in lengths), "n"):
@@ -74,7 +75,12 @@ def draw_table(suite: str, rows: Sequence[Row]) -> list[str]:
     for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
         cells = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
         values = [show_value(cells.get(length)) for length in lengths]
-        table.add_row(task, metric, *values, str(max(row["n"] for row in cells.values())))
+        table.add_row(
+            cell_text(task),
+            cell_text(metric),
+            *values,
+            str(max(row["n"] for row in cells.values())),
+        )
     text = io.StringIO()
     Console(file=text, width=TABLE_COLUMNS, color_system=None).print(table)
     return [line.rstrip() for line in text.getvalue().splitlines()]

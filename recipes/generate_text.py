@@ -21,6 +21,7 @@ from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.plain_text import visible_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +110,9 @@ def generate(
         sampling = {"do_sample": True, "temperature": options.temperature}
         sampling |= {"top_k": options.top_k, "top_p": options.top_p}
     chunks = {"prefill_chunk_size": options.prefill_chunk} if options.prefill_chunk else {}
-    streamer = TimedStreamer(TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
+    printer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    printer.on_finalized_text = print_text
+    streamer = TimedStreamer(printer)
     ids = ids.to(model.device)
     result = model.generate(
         ids,
@@ -128,6 +131,11 @@ def generate(
     speed = f", {len(others) / (others[-1] - first):,.1f} tokens/s" if others else ""
     print(f"answer: {1 + len(others):,} tokens{speed}")
     print(describe_cache(result.past_key_values, model))
+
+
+def print_text(text: str, stream_end: bool = False) -> None:
+    """Without the control codes that a terminal would obey."""
+    print(visible_lines(text), flush=True, end="\n" if stream_end else "")
 
 
 class TimedStreamer:

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
+from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # left out of parameters' names
@@ -152,17 +153,19 @@ def save_random_state(path: Path) -> None:
 
 
 def restore_random_state(path: Path) -> None:
-    content = torch.load(path, weights_only=True)
-    torch.set_rng_state(content["torch"])
-    if content["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(content["cuda"])
+    with explain_library_errors(f"{path} is not the state of torch's generators"):
+        content = torch.load(path, weights_only=True)
+        torch.set_rng_state(content["torch"])
+        if content["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(content["cuda"])
 
 
 # ------------------------------------------------------------------------------- DCP's own contents
 
 
 class CheckpointReader(FileSystemReader):
-    """DCP's reader, but its table of contents may only contain DCP's own classes."""
+    """DCP's reader, but its table of contents may only contain DCP's own classes, and name only
+    files of the folder."""
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
@@ -173,6 +176,19 @@ class CheckpointReader(FileSystemReader):
                     f"{file.name} {error}, which no checkpoint of ours does. Somebody may have "
                     "changed it to run code: delete this checkpoint."
                 ) from error
+            except Exception as error:  # of the classes, about their arguments
+                raise UserError(
+                    f"{file.name} is damaged ({error}): delete this checkpoint."
+                ) from error
+        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+            raise UserError(f"{file.name} is no table of contents: delete this checkpoint.")
+        for place in metadata.storage_data.values():
+            name = getattr(place, "relative_path", None)
+            if name in ("", ".", "..") or not isinstance(name, str) or "/" in name:
+                raise UserError(
+                    f"{file.name} names {name}, which is no file of its folder: delete this "
+                    "checkpoint."
+                )
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata

@@ -20,7 +20,7 @@ import bosch  # noqa: F401  registers hybrids and their attention with transform
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
-from bosch.model import read_model_config
+from bosch.model import LOCAL, read_model_config
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
@@ -50,7 +50,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     """From config.json. The model must be of a family that can be a hybrid."""
     read_model_config(folder)  # says what is missing
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{folder / 'config.json'} cannot be loaded: {reason}") from error
@@ -63,7 +63,7 @@ def build_on_meta(config: PretrainedConfig) -> PreTrainedModel:
     config.use_cache = False
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=NAME
+            config, dtype=torch.float32, attn_implementation=NAME, trust_remote_code=False
         )
     return model
 

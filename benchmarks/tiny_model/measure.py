@@ -25,7 +25,7 @@ from bosch.eval.generate import Generator
 from bosch.eval.metrics.string_match import string_match_all
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError
-from bosch.model import fetch_model, load_tokenizer
+from bosch.model import LOCAL, fetch_model, load_tokenizer
 from bosch.run.errors import exit_on_user_error
 from bosch.training.model_start import read_config
 
@@ -76,7 +76,10 @@ def load(folder: Path, windowed: bool = False, window: int = 64) -> PreTrainedMo
     if windowed:  # Hugging Face's own sliding window in every layer
         config.use_sliding_window, config.sliding_window = True, window
         config.layer_types = ["sliding_attention"] * config.num_hidden_layers
-    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, **LOCAL
+    )
+    return model.eval()
 
 
 def measure_niah(

@@ -429,7 +429,7 @@ def main() -> None:
         training.load(options.out / CHECKPOINT_FILE)
     curriculum = training.curriculum
     if (options.out / "tokenizer.json").exists():
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(options.out)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(options.out, trust_remote_code=False)
     else:
         tokenizer = train_tokenizer(VOCABULARY_SIZE, curriculum.tokenizer_texts, curriculum.seed)
         tokenizer.save_pretrained(options.out)

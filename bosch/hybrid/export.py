@@ -1,5 +1,6 @@
 """Writes what a hybrid's folder needs for publishing: model card, picture, loading code."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
 from bosch.run.manifest import write_atomically
+from bosch.run.plain_text import markdown, markdown_table, yaml_text
 
 CARD = "README.md"
 PICTURE = "mask.png"
 MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
+QUOTES = "\"'"
+CACHE_HEADER = ("tokens", "this model", "full attention", "share")
 CONTEXTS = (4_096, 32_768, 131_072)  # text lengths in the card's table of KV bytes
 
 CARD_TEXT = """\
@@ -120,22 +124,23 @@ def model_card(
     """The text of README.md. The same model gives the same text: it has no date."""
     mask, model = record.mask, record.model
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
-    front += [f"base_model: {model.id}"] if "/" in model.id else []
+    front += [f"base_model: {yaml_text(model.id)}"] if "/" in model.id else []
     front += [*license_lines, "tags:", "- hybrid-attention", "- sliding-window", "- bosch"]
-    facts = [
-        ("base model", str(model)),
+    seed = "" if record.seed is None else f", seed {record.seed}"
+    facts: list[tuple[str, object]] = [
+        ("base model", model),
         ("groups on the window", f"{mask.num_windowed} of {mask.num_total}"),
         ("ratio", f"{mask.ratio:.4g}"),
         ("window", f"{mask.window_tokens:,} tokens, the token itself included"),
-        ("chosen by", record.method + (f", seed {record.seed}" if record.seed is not None else "")),
+        ("chosen by", f"{record.method}{seed}"),
         ("chosen per", mask.unit),
     ]
     return CARD_TEXT.format(
         front="\n".join(front),
-        name=model.id.split("/")[-1],
-        facts=_table(("", ""), facts),
+        name=markdown(model.id.split("/")[-1]),
+        facts="\n".join(markdown_table(("", ""), facts)),
         picture=PICTURE,
-        cache=_table(("tokens", "this model", "full attention", "share"), kv_table(config, mask)),
+        cache="\n".join(markdown_table(CACHE_HEADER, kv_table(config, mask))),
         how_to_load=STANDALONE if standalone else WITH_PACKAGE,
     )
 
@@ -155,15 +160,12 @@ def kv_table(config: PretrainedConfig, mask: GroupMask) -> list[tuple[str, str, 
     return rows
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
-
-
 def _license_lines(source: Path) -> list[str]:
-    """The lines about the license in the source's own card."""
+    """The lines about the license in the source's own card, each a field with a text."""
     card = source / CARD
     text = card.read_text("utf-8", errors="replace") if card.is_file() else ""
     if not text.startswith("---\n"):
         return []
     front = text.removeprefix("---\n").partition("\n---")[0]
-    return [line for line in front.splitlines() if line.startswith("license")]
+    fields = re.findall(r"^(license\w*):[ \t]*(\S.*)$", front, re.MULTILINE)
+    return [f"{name}: {yaml_text(value.strip().strip(QUOTES))}" for name, value in fields]

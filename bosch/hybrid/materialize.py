@@ -41,7 +41,7 @@ from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
-from bosch.model import read_model_config
+from bosch.model import LOCAL, read_model_config
 from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
@@ -111,7 +111,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     """The config object of a folder on this machine."""
     read_model_config(folder)  # explains what is wrong with a folder without one
     with _explain(folder):
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
     return config
 
 
@@ -229,7 +229,7 @@ def logits(
             experts_implementation="eager",  # the grouped kernel has no float64
             dtype="auto",
             output_loading_info=True,
-            local_files_only=True,
+            **LOCAL,
         )
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])

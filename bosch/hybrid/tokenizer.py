@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from bosch.model import read_json_object
+from bosch.model import LOCAL, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
@@ -21,14 +21,16 @@ def keep_tokenizer(
     source: Path, source_config: PretrainedConfig, out: Path, config: PretrainedConfig
 ) -> None:
     """Make the folder `out`, a copy of the source's files, load the same tokenizer as the source. A
-    tokenizer that does not load is left alone."""
+    tokenizer that does not load is left alone. The copy names no code (`auto_map`): whoever trusts
+    ours would run it too."""
+    path = out / CONFIG
+    settings = read_json_object(path) if path.is_file() else {}
+    if settings.pop("auto_map", None) is not None:
+        _write(path, settings)
     original = load(source, source_config)
     if original is None or describe(original) == describe(load(out, config)):
         return
-    path = out / CONFIG
-    settings = read_json_object(path) if path.is_file() else {}
-    settings["tokenizer_class"] = type(original).__name__
-    write_atomically(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    _write(path, settings | {"tokenizer_class": type(original).__name__})
     if describe(original) != describe(load(out, config)):
         raise UserError(
             f"the tokenizer of {source}, a {type(original).__name__}, loads differently from "
@@ -37,10 +39,14 @@ def keep_tokenizer(
         )
 
 
+def _write(path: Path, settings: dict[str, object]) -> None:
+    write_atomically(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
 def load(folder: Path, config: PretrainedConfig) -> PreTrainedTokenizerBase | None:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, config=config, local_files_only=True
+            folder, config=config, **LOCAL
         )
     except (OSError, ValueError):
         return None

@@ -21,6 +21,7 @@ from bosch.masks.mask import MaskFile, describe_bytes, describe_ratio, read_mask
 from bosch.masks.picture import draw_mask, mask_lines, mask_title
 from bosch.model import read_model_info
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.plain_text import visible
 
 Format = Literal["duo", "headwise", "layer_types"]
 
@@ -99,14 +100,14 @@ def run_show(command: Show) -> None:
         check_output("--png", command.png)
     record = read_mask(command.mask)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{record.model}: {mask_title(record)}")
+    console.print(visible(f"{record.model}: {mask_title(record)}"))
     for row in mask_lines(record):
         console.print(row)
     for line in numbers(record, command.context, command.bytes_per_value):
         console.print(line)
     if command.png is not None:
         draw_mask(record, command.png)
-        console.print(f"wrote {command.png}")
+        console.print(visible(f"wrote {command.png}"))
 
 
 def check_output(option: str, path: Path) -> None:
@@ -135,8 +136,8 @@ def numbers(record: MaskFile, contexts: tuple[int, ...], bytes_per_value: int) -
 
 def _report(out: Path, notes: tuple[str, ...]) -> None:
     for note in notes:
-        print(f"note: {note}")
-    print(f"wrote {out}")
+        print(visible(f"note: {note}"))
+    print(visible(f"wrote {out}"))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 
 from bosch.masks.named_masks import NamedMask
 from bosch.masks.overlap import compare
+from bosch.run.plain_text import picture_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,10 +34,10 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
             color = "white" if values[row, column] < 0.6 else "black"
             text = f"{values[row, column]:.2f}"
             axis.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
-        labels = [mask.name for mask in masks]
+        labels = [picture_label(mask.name) for mask in masks]
         axis.set_xticks(range(len(masks)), labels, rotation=60, ha="right", fontsize=7)
         axis.set_yticks(range(len(masks)), labels, fontsize=7)
-        axis.set_title(title, fontsize=9)
+        axis.set_title(picture_label(title), fontsize=9)
     figure.colorbar(image, ax=list(axes), label="Jaccard distance", shrink=0.8)
     note = "Below the diagonal: distance of windowed groups. Above: the same for random masks\n"
     _finish(figure, note, path)
@@ -50,7 +51,7 @@ def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
     for row, (_, mask) in enumerate(masks):
         shares[row, : mask.mask.num_layers] = mask.mask.layer_ratios
     image = axis.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axis.set_yticks(range(len(masks)), [name for name, _ in masks], fontsize=7)
+    axis.set_yticks(range(len(masks)), [picture_label(name) for name, _ in masks], fontsize=7)
     axis.set_xticks(range(0, num_layers, max(1, num_layers // 16)))
     axis.set_xlabel("layer", fontsize=8)
     figure.colorbar(image, ax=axis, label="windowed", shrink=0.9)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from bosch.masks.mask import MaskFile
+from bosch.run.plain_text import picture_label, visible
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -47,7 +48,8 @@ def draw_mask(record: MaskFile, path: Path) -> None:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
 
-    figure.suptitle(f"{record.model.id}\n{mask_title(record)}", fontsize=10)
+    title = f"{picture_label(record.model.id)}\n{picture_label(mask_title(record))}"
+    figure.suptitle(title, fontsize=10)
     mean.set_label("share of all groups")
     keys = [
         Patch(color=FULL_COLOR, label="full"),
@@ -61,7 +63,7 @@ def draw_mask(record: MaskFile, path: Path) -> None:
 def mask_title(record: MaskFile) -> str:
     mask = record.mask
     share = f"ratio {mask.ratio:.4g} ({mask.num_windowed}/{mask.num_total})"
-    return f"{record.method}, {share}, window {mask.window_tokens}"
+    return f"{visible(record.method)}, {share}, window {mask.window_tokens}"
 
 
 def mask_lines(record: MaskFile) -> list[Text]:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+from bosch.run.plain_text import visible
+
 T = TypeVar("T")
 
 EXIT_CODE = 2
@@ -59,5 +61,5 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
     except Exception as error:
         if not is_user_error(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(error)}", file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None

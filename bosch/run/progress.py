@@ -21,6 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from bosch.run.plain_text import visible
+
 LINE_SECONDS = 10.0  # at least, between two plain lines of one bar
 LINE_SHARE = 0.01  # and at least this share of the time so far: a run of days writes few lines
 
@@ -64,6 +66,7 @@ def close() -> None:
 
 def say(line: str | Text) -> None:
     """One line for the user and for recover.log; a Text keeps its colors on a terminal."""
+    line = visible(line) if isinstance(line, str) else line
     logger.info(str(line), extra={"styled": line})
 
 

@@ -15,11 +15,12 @@ from bosch.eval.report.compare import Comparison, baseline_differences, recoveri
 from bosch.eval.report.pictures import draw_pictures, parts_picture
 from bosch.eval.report.statistics import NEVER, Estimate
 from bosch.eval.report.summary import warnings
-from bosch.eval.report.tables import Table, make_tables, markdown_lines, settings_by_section
+from bosch.eval.report.tables import Table, make_tables, settings_by_section
 from bosch.eval.rows import Row, write_rows
 from bosch.eval.suites._reporting import reporting_of
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
+from bosch.run.plain_text import markdown, markdown_table, visible
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "report.html.jinja"
 BANDS = "bands: ± one standard error."
@@ -42,7 +43,7 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
     paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
     rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
     write_atomically(paths[0], page(comparison, tables, lines, pictures))
-    write_atomically(paths[1], markdown(tables.values(), lines))
+    write_atomically(paths[1], tables_in_markdown(tables.values(), lines))
     write_rows(paths[2], rows)
     write_rows(paths[3], recovery_rows(comparison))
     return [*paths, *pictures]
@@ -82,7 +83,9 @@ def page(
     for path in pictures:
         png = base64.b64encode(path.read_bytes()).decode()
         blocks[path.name] = {"caption": texts[path.stem], "png": png}
-    loader = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    loader = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible
+    )
     template = loader.from_string(TEMPLATE.read_text("utf-8"))
     names = [run.name for run in comparison.runs]
     return template.render(
@@ -96,12 +99,14 @@ def page(
     )
 
 
-def markdown(tables: Iterable[Table], warning_lines: Sequence[str]) -> str:
+def tables_in_markdown(tables: Iterable[Table], warning_lines: Sequence[str]) -> str:
     parts = []
     if warning_lines:
-        parts.append("\n".join(["## Warnings", "", *(f"- {line}" for line in warning_lines)]))
+        parts.append(
+            "\n".join(["## Warnings", "", *(f"- {markdown(line)}" for line in warning_lines)])
+        )
     for table in tables:
-        lines = [f"## {table.title}", "", *markdown_lines(table.header, table.rows)]
+        lines = [f"## {markdown(table.title)}", "", *markdown_table(table.header, table.rows)]
         parts.append("\n".join([*lines, *(["", table.note] if table.note else [])]))
     return "\n\n".join(parts) + "\n"
 

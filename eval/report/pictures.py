@@ -19,6 +19,7 @@ from bosch.eval.settings import SUITES
 from bosch.eval.suites._reporting import ReportedScore, reporting_of
 from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
 from bosch.plugins import list_plugins
+from bosch.run.plain_text import picture_label
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -84,7 +85,7 @@ def draw_zero_shot(comparison: Comparison) -> "Figure | None":
                 axis.errorbar(x, y, xerr=error, fmt="o", color=color, ms=4, lw=1, label=label)
         _draw_dense(axis, comparison, score, vertical=True)
         axis.set(title=f"{score.title}, before training", xlabel="score (%)")
-        names = [_escape(label) for label in place] if number == 0 else []
+        names = [picture_label(label) for label in place] if number == 0 else []
         axis.set_yticks(range(len(place)), names or [""] * len(place), fontsize=8)
     return _finish(figure, axes)
 
@@ -120,7 +121,7 @@ def draw_masks(comparison: Comparison) -> "Figure | None":
     colors = ListedColormap([WINDOW_COLOR, FULL_COLOR])
     for axis, run, mask in zip(axes, runs, masks, strict=True):
         axis.pcolormesh(mask.z, cmap=colors, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
-        axis.set_title(f"{_escape(run.name)}\n{mask.ratio:.4g} windowed", fontsize=7)
+        axis.set_title(f"{picture_label(run.name)}\n{mask.ratio:.4g} windowed", fontsize=7)
         axis.set_xlabel("group", fontsize=7)
         axis.set_ylabel("layer", fontsize=7)
         counts = (axis.set_xticks, mask.num_groups), (axis.set_yticks, mask.num_layers)
@@ -255,18 +256,12 @@ def _draw_lines(
 ) -> None:
     for line in lines:
         style, color = styles[line.label]
-        label = _escape(line.label)
+        label = picture_label(line.label)
         axis.plot(line.x, line.y, style, color=color, marker=marker, markersize=4, label=label)
         if not np.isnan(line.error).any():
             axis.fill_between(
                 line.x, line.y - line.error, line.y + line.error, color=color, alpha=0.15, lw=0
             )
-
-
-def _escape(name: str) -> str:
-    """A name for matplotlib, which reads dollars as formulas and leaves names that begin with an
-    underscore out of legends."""
-    return ("\N{ZERO WIDTH SPACE}" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def _choose_styles(panels: Iterable[Sequence[Line]]) -> dict[str, tuple[str, str]]:
@@ -287,7 +282,7 @@ def _draw_dense(
         if value is not None:
             heights.setdefault(run.model, value.value)
     for model, height in heights.items():
-        label = "dense model" if len(heights) == 1 else f"dense {_escape(model)}"
+        label = "dense model" if len(heights) == 1 else f"dense {picture_label(model)}"
         draw(height, color="#444444", linewidth=1, linestyle=(0, (6, 2)), label=label)
 
 

@@ -348,12 +348,6 @@ def align(table: Table) -> list[str]:
     ]
 
 
-def markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, *rows)]
-    lines.insert(1, ["---"] * len(header))
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
 def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
     """Pairs of a section and its `field value, field value`. Settings without a section come first,
     as `run`."""

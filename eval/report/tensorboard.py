@@ -21,10 +21,11 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 from bosch.eval.report.cells import MISSING
 from bosch.eval.report.runs import RunResults, read_json, read_run
 from bosch.eval.report.scores import find_scores, read_value
-from bosch.eval.report.tables import markdown_lines, settings_by_section
+from bosch.eval.report.tables import settings_by_section
 from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
 from bosch.masks.picture import mask_title
 from bosch.run.errors import MissingFileError
+from bosch.run.plain_text import markdown, markdown_table, visible
 from bosch.run.progress import say
 from bosch.run.tensorboard import (
     FOLDER,
@@ -91,7 +92,7 @@ def _scalar(row: Row) -> dict[str, float]:
     """The row's tag and value; empty if the value is not a finite number."""
     names = (row["suite"], row["task"], row.get("length"), row["metric"])
     value = row["value"]
-    tag = "/".join(str(name) for name in names if name)  # an average has no length
+    tag = "/".join(visible(name) for name in names if name)  # an average has no length
     return {tag: float(value)} if is_finite(value) else {}
 
 
@@ -113,7 +114,7 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     # With a fixed time and name a run is the same row of the table however often it is written.
     names = [hparams.HParam(name) for name in settings]
     yield hparams.hparams_config_pb(names, metrics, time_created_secs=0.0)
-    yield hparams.hparams_pb(settings, trial_id=run.name, start_time_secs=0.0)
+    yield hparams.hparams_pb(settings, trial_id=visible(run.name), start_time_secs=0.0)
     yield custom_scalars(_layout(run.rows))
     yield text("run", "\n\n".join(_paragraphs(run, record.get("command", []), config)))
 
@@ -144,15 +145,16 @@ def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int 
     if options := config.get("mask", {}).get("options"):
         settings["options"] = " ".join(options)
     settings |= {f"train.{name}": value for name, value in config.get("train", {}).items()}
-    return facts | {name: v for name, v in settings.items() if isinstance(v, str | int | float)}
+    facts |= {name: v for name, v in settings.items() if isinstance(v, str | int | float)}
+    return {visible(n): visible(v) if isinstance(v, str) else v for n, v in facts.items()}
 
 
 def _paragraphs(
     run: RunResults, command: Sequence[str], config: Mapping[str, object]
 ) -> Iterator[str]:
-    yield f"**{run.name}**"
+    yield f"**{markdown(run.name)}**"
     if run.mask is not None:
-        yield f"Mask: {mask_title(run.mask)}"
+        yield f"Mask: {markdown(mask_title(run.mask))}"
     averages = [score for score in find_scores(run.rows) if score.kind == "average"]
     if averages:
         steps = sorted({row["step"] for row in run.rows if row["step"] is not None})
@@ -164,10 +166,11 @@ def _paragraphs(
             values = [read_value(score, rows) for rows in rows_of]
             cells = [f"{value.value:.1f}" if value else MISSING for value in values]
             lines.append([reporting_of(score.suite).title, *cells])
-        yield "\n".join(markdown_lines([AVERAGE, *header], lines))
+        yield "\n".join(markdown_table([AVERAGE, *header], lines))
     if config:
-        yield f"Command: `recover.py {' '.join(command)}`"
-        yield "\n".join(f"- **{name}**: {text}" for name, text in settings_by_section(config))
+        yield f"Command: {markdown(' '.join(['recover.py', *map(str, command)]))}"
+        settings = settings_by_section(config)
+        yield "\n".join(f"- **{markdown(name)}**: {markdown(text)}" for name, text in settings)
 
 
 def _image(tag: str, png: bytes) -> Summary:

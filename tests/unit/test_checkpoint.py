@@ -1,5 +1,6 @@
 """Checkpoints in one process: their content, their verification, and damaged ones."""
 
+import dataclasses
 import os
 import pickle
 import re
@@ -18,7 +19,12 @@ from torch.distributed.checkpoint.metadata import Metadata
 from bosch.run.errors import UserError
 from bosch.run.manifest import seal_folder, verify_folder
 from bosch.training.checkpoint import CheckpointError, Checkpoints
-from bosch.training.checkpoint_content import CheckpointReader, TrainState, save_random_state
+from bosch.training.checkpoint_content import (
+    CheckpointReader,
+    TrainState,
+    restore_random_state,
+    save_random_state,
+)
 from bosch.training.parallel import start_world
 from tests.small_disk import small_disk
 
@@ -325,6 +331,36 @@ def test_a_table_of_contents_that_would_run_code_is_refused(tmp_path: Path) -> N
         (tmp_path / ".metadata").write_bytes(pickle.dumps(bomb))
         with pytest.raises(UserError, match=f"{tmp_path}/.metadata .*{named}"):
             CheckpointReader(tmp_path).read_metadata()
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_table_of_contents_names_only_files_of_its_folder(tmp_path: Path) -> None:
+    (path,) = saved(tmp_path, (3,)).folder.glob("step-*")
+    table = path / ".metadata"
+    outside = tmp_path / "outside.distcp"
+    (path / "__0_0.distcp").rename(outside)
+    for name in (str(outside), "../outside.distcp"):
+        metadata = CheckpointReader(str(path)).read_metadata()
+        moved = {
+            index: dataclasses.replace(place, relative_path=name)
+            for index, place in metadata.storage_data.items()
+        }
+        table.write_bytes(pickle.dumps(dataclasses.replace(metadata, storage_data=moved)))
+        with pytest.raises(UserError, match=f"{table}.*outside.distcp"):
+            CheckpointReader(str(path)).read_metadata()
+        table.write_bytes(pickle.dumps(metadata))
+    for content in (b"", pickle.dumps([1]), pickle.dumps(Bomb(Path, 1)), b"\x80\x04."):
+        table.write_bytes(content)
+        with pytest.raises(UserError, match=str(table)):
+            CheckpointReader(str(path)).read_metadata()
+
+
+def test_a_random_state_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "random-00000.pt"
+    bomb = Bomb(os.mkdir, str(tmp_path / "exploded"))
+    torch.save({"torch": torch.get_rng_state(), "cuda": bomb}, path)
+    with pytest.raises(UserError, match=str(path)):
+        restore_random_state(path)
     assert not (tmp_path / "exploded").exists()
 
 

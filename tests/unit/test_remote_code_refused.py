@@ -1,0 +1,172 @@
+"""A model's folder that brings Python code: it is never run, and nobody is asked about it."""
+
+import ast
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bosch.hybrid.materialize import materialize
+from bosch.model import load_model, load_tokenizer, read_model_config
+from bosch.run.errors import UserError
+from tests.hybrid_folders import plain_folder, record_for
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120
+CODE = """
+from pathlib import Path
+from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+Path({marker!r}).touch()
+
+class Theirs(PretrainedConfig):
+    model_type = "theirs"
+
+class TheirModel(Qwen3ForCausalLM):
+    config_class = Theirs
+
+class TheirTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+CLASSES = {"AutoConfig": "code.Theirs", "AutoModelForCausalLM": "code.TheirModel"}
+
+
+def folder_with_code(folder: Path, model_type: str | None, tokenizer: bool = False) -> Path:
+    """A model folder whose code leaves a file `ran`. model_type None: the family's own."""
+    plain_folder(folder)
+    (folder / "code.py").write_text(CODE.format(marker=str(folder / "ran")))
+    change(folder / "config.json", auto_map=CLASSES)
+    if model_type is not None:
+        change(folder / "config.json", model_type=model_type)
+    if tokenizer:
+        path, names = folder / "tokenizer_config.json", [None, "code.TheirTokenizer"]
+        change(path, auto_map={"AutoTokenizer": names}, tokenizer_class="TheirTokenizer")
+    return folder
+
+
+def change(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def on_a_terminal(*arguments: object) -> tuple[int, str]:
+    """Exit code and output of a command in a terminal where somebody answers "y" to everything."""
+    ours, theirs = pty.openpty()
+    os.write(ours, b"y\ny\ny\n")
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT
+    )
+    os.close(theirs)
+    output = b""
+    while True:
+        try:
+            output += (piece := os.read(ours, 65536))
+        except OSError:  # the command has ended
+            break
+        if not piece:
+            break
+    os.close(ours)
+    return process.wait(SECONDS), output.decode(errors="replace")
+
+
+@pytest.mark.parametrize(("model_type", "code"), [("theirs", 2), (None, 0)])
+def test_nothing_is_asked_on_a_terminal_and_no_code_runs(
+    model_type: str | None, code: int, tmp_path: Path
+) -> None:
+    folder = folder_with_code(tmp_path / "model", model_type)
+    arguments = ("--model", folder, "--prompt", "abc", "--max-tokens", 1, "--device", "cpu")
+    exit_code, output = on_a_terminal("recipes/generate_text.py", *arguments)
+    assert not (folder / "ran").exists(), output
+    assert "[y/N]" not in output
+    assert exit_code == code, output
+    assert "Traceback" not in output
+    assert str(folder / "config.json") in output
+    assert ("error: " in output) == (code == 2)
+
+
+def test_a_model_type_that_only_the_code_knows_is_refused(tmp_path: Path) -> None:
+    folder = folder_with_code(tmp_path / "model", "theirs")
+    with pytest.raises(UserError, match=f"{folder}/config.json.*theirs"):
+        read_model_config(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_a_tokenizer_that_only_the_code_knows_is_refused_or_loaded_without_it(
+    tmp_path: Path,
+) -> None:
+    folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
+    assert (
+        load_tokenizer(folder)("ab")["input_ids"]
+        == load_tokenizer(plain_folder(tmp_path / "plain"))("ab")["input_ids"]
+    )
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=str(folder)):
+        load_tokenizer(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_a_known_family_is_loaded_with_the_classes_of_transformers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_with_code(tmp_path / "model", None)
+    with caplog.at_level("INFO"):
+        model = load_model(folder, "auto", "cpu")
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert type(model).__module__.startswith("transformers.models.qwen3.")
+    assert str(folder / "config.json") in caplog.text  # a reader learns that the code was left out
+    assert not (folder / "ran").exists()
+
+
+def test_a_hybrid_names_no_code_but_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The card asks for trust_remote_code=True, which would run any other code too."""
+    dense, hybrid = folder_with_code(tmp_path / "dense", None, tokenizer=True), tmp_path / "hybrid"
+    change(dense / "config.json", auto_map={**CLASSES, "AutoTokenizer": "code.TheirTokenizer"})
+    materialize(dense, record_for(dense), hybrid, standalone=True)
+    assert json.loads((hybrid / "config.json").read_text())["auto_map"] == {
+        "AutoConfig": "modeling_bosch.BoschQwen3Config",
+        "AutoModelForCausalLM": "modeling_bosch.BoschQwen3ForCausalLM",
+    }
+    assert "auto_map" not in json.loads((hybrid / "tokenizer_config.json").read_text())
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        load_tokenizer(hybrid)
+        model = load_model(hybrid, "auto", "cpu")
+    assert type(model).__module__ == "bosch.families.qwen3"
+    assert "code" not in caplog.text
+    assert not (dense / "ran").exists()
+
+
+def test_lm_eval_is_not_given_a_folder_whose_code_it_would_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import types
+
+    from bosch.eval.lm_eval_bridge import run_lm_eval
+    from bosch.eval.settings import Label
+
+    for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface", "lm_eval.tasks"):
+        module = types.ModuleType(name)
+        vars(module).update(simple_evaluate=None, HFLM=None, TaskManager=None)
+        monkeypatch.setitem(sys.modules, name, module)
+    folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
+    model, tokenizer = load_model(folder, "auto", "cpu"), load_tokenizer(folder)
+    label = Label.__new__(Label)
+    with pytest.raises(UserError, match=str(folder)):
+        run_lm_eval(model, tokenizer, ["niah_single_1"], label, tmp_path / "out")
+
+
+def test_every_load_says_that_no_code_is_run() -> None:
+    """`trust_remote_code=False`, or `**LOCAL` (bosch/model.py), in every call that could ask."""
+    calls = 0
+    for top in ("bosch", "data", "eval", "training", "recipes", "benchmarks", "launch"):
+        for path in (ROOT / top).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                name = getattr(getattr(node, "func", None), "attr", None)
+                if isinstance(node, ast.Call) and name in ("from_pretrained", "from_config"):
+                    calls += 1
+                    text = ast.unparse(node)
+                    assert "LOCAL" in text or "trust_remote_code=False" in text, (path, text)
+    assert calls > 10
