@@ -25,6 +25,7 @@ from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.run.fingerprint import plain
 from bosch.run.folder import RunFolder
+from bosch.run.inside import open_own_file
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import say, track
 
@@ -92,7 +93,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
         whole_lines(path)  # removes a line that a kill cut short
         title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")
         with (
-            path.open("ab") as file,
+            open_own_file(path, "ab") as file,
             track(title, len(share), "examples", len(share) - len(missing)) as bar,
         ):
             for generation in generator.generate(missing):

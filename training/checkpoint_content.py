@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from bosch.run.errors import UserError
+from bosch.run.inside import path_inside
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # left out of parameters' names
 
@@ -173,6 +174,8 @@ class CheckpointReader(FileSystemReader):
                     f"{file.name} {error}, which no checkpoint of ours does. Somebody may have "
                     "changed it to run code: delete this checkpoint."
                 ) from error
+        for part in metadata.storage_data.values():
+            path_inside(Path(self.path), part.relative_path, Path(file.name), flat=True)
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata

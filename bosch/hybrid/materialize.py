@@ -43,6 +43,7 @@ from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
 from bosch.model import read_model_config
 from bosch.run.errors import UserError
+from bosch.run.inside import CHAT_TEMPLATES
 from bosch.run.manifest import MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
 
@@ -177,7 +178,7 @@ def copy_companions(source: Path, out: Path) -> None:
             continue
         if path.is_file() and not path.name.endswith(tuple(SKIPPED)):
             write_atomically(out / path.name, path.read_bytes())
-        elif path.is_dir() and path.name == "additional_chat_templates":
+        elif path.is_dir() and path.name == CHAT_TEMPLATES:
             shutil.copytree(path, out / path.name, dirs_exist_ok=True)
 
 

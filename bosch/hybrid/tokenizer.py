@@ -10,11 +10,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from bosch.model import read_json_object
+from bosch.model import TOKENIZER_CONFIG, check_tokenizer_names, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
-
-CONFIG = "tokenizer_config.json"
 
 
 def keep_tokenizer(
@@ -25,7 +23,7 @@ def keep_tokenizer(
     original = load(source, source_config)
     if original is None or describe(original) == describe(load(out, config)):
         return
-    path = out / CONFIG
+    path = out / TOKENIZER_CONFIG
     settings = read_json_object(path) if path.is_file() else {}
     settings["tokenizer_class"] = type(original).__name__
     write_atomically(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
@@ -39,6 +37,7 @@ def keep_tokenizer(
 
 def load(folder: Path, config: PretrainedConfig) -> PreTrainedTokenizerBase | None:
     try:
+        check_tokenizer_names(folder)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, config=config, local_files_only=True
         )
