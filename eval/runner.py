@@ -25,7 +25,7 @@ from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.run.fingerprint import plain
 from bosch.run.folder import RunFolder
-from bosch.run.inside import open_own_file
+from bosch.run.inside import open_own_file, refuse_link
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import say, track
 
@@ -57,6 +57,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> None:
     """Make the predictions that `folder` lacks, then score all. Every rank calls this; rank 0
     returns when the scores are written, the others when their share is predicted."""
     todo = [run for run in evaluation.suites if not (folder / run.name / PREDICTIONS).is_file()]
+    refuse_link(folder / WORK)
     if todo:
         # When rank 0 leaves this block it waits for the other ranks.
         with RunFolder(folder / WORK, evaluation.rank, evaluation.world, say):

@@ -54,8 +54,12 @@ def open_own_file(path: Path, mode: str) -> Any:
     try:
         return open(path, mode, opener=follow_no_link)
     except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise UserError(
-            f"{path} is a link, which would be followed to write a file elsewhere. Remove the link."
-        ) from error
+        if error.errno == errno.ELOOP:
+            refuse_link(path)
+        raise
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a link in the place of a file or folder that is only ours to write."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, so writing would change what it leads to. Remove it.")

@@ -26,6 +26,7 @@ from bosch.masks.picture import draw_mask
 from bosch.model import load_tokenizer, read_model_config
 from bosch.run import progress
 from bosch.run.errors import UserError
+from bosch.run.folder import RunFolder
 from bosch.run.lines import whole_lines
 from bosch.run.lock import FolderLock
 from bosch.run.manifest import (
@@ -364,6 +365,16 @@ def test_logs_and_journals_follow_no_link(
         with pytest.raises(UserError, match=name):
             WRITERS[name](folder)
     assert files_below(secret.parent) == [secret]
+    assert secret.read_bytes() == SECRET
+
+
+def test_the_folder_of_ranks_may_not_be_a_link_whose_folders_would_be_removed(
+    tmp_path: Path, secret: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".ranks").symlink_to(tmp_path)
+    with pytest.raises(UserError, match=r"\.ranks"), RunFolder(tmp_path / "run"):
+        pass
     assert secret.read_bytes() == SECRET
 
 
