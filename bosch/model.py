@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bosch.assets import asset_folder
 from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.inside import path_inside, refuse_foreign_links
 from bosch.run.progress import say
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PACKAGE = Path(__file__).parent
+INDEX = "model.safetensors.index.json"  # which file holds which tensor
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
@@ -233,6 +236,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         raise MissingFileError(
             f"{folder} has no config.json, so it is not a Hugging Face model folder."
         )
+    check_folder(folder)
     config = read_json_object(path)
     if "auto_map" in config:
         _refuse_unknown_code(config, path)
@@ -262,6 +266,31 @@ def names_code(path: Path) -> bool:
     from bosch.hybrid.models import PREFIX  # imports torch
 
     return not str(content.get("model_type")).startswith(PREFIX)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a model folder that leads out of itself, by links or by names of weight files."""
+    if not folder.is_relative_to(PACKAGE):  # installers may link the package's own files
+        refuse_foreign_links(folder)
+    if (folder / INDEX).is_file():
+        weight_names(folder / INDEX)
+
+
+def weight_names(index: Path) -> list[str]:
+    """The files that an index names, all beside it."""
+    weights = read_json_object(index).get("weight_map")
+    if not isinstance(weights, dict):
+        raise UserError(f"{index} has no weight_map; fetch or save the model once more.")
+    files = [path_inside(index.parent, name, index, flat=True) for name in weights.values()]
+    return sorted({file.name for file in files})
+
+
+def check_tokenizer_names(folder: Path) -> None:
+    """Refuse a tokenizer whose config names versions of it outside of the folder."""
+    path = folder / TOKENIZER_CONFIG
+    names = read_json_object(path).get("fast_tokenizer_files") if path.is_file() else None
+    for name in names if isinstance(names, list) else []:
+        path_inside(folder, name, path, flat=True)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -336,6 +365,8 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     if folder is not None and names_code(config := folder / "config.json"):
         _refuse_unknown_code(read_json_object(config), config)
     problem = f"{folder or model} has no tokenizer that can be loaded"
+    if folder is not None:
+        check_tokenizer_names(folder)
     with explain_library_errors(problem):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder or model, **{**LOCAL, "local_files_only": folder is not None}

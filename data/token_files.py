@@ -22,6 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from bosch.run.fingerprint import CHUNK_BYTES
+from bosch.run.inside import open_own_file
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_atomically
 
 TOKENS, HELD_OUT = "tokens.bin", "held_out.bin"
@@ -44,7 +45,7 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
             verify_shards(folder, shards)
         self.files: list[IO[bytes]] = []
         for name, size in zip(GROWING, self.sizes, strict=True):
-            self.files.append((folder / name).open("a+b"))
+            self.files.append(open_own_file(folder / name, "a+b"))
             self.files[-1].truncate(size)
         self._digests = [xxhash.xxh3_128() for _ in GROWING]
 
@@ -150,7 +151,8 @@ def cut_tail(folder: Path) -> None:
     summary = read_sealed_json(folder / SUMMARY)
     size = summary["num_sequences"] * summary["seq_len"] * summary["token_bytes"]
     if (folder / TOKENS).is_file() and (folder / TOKENS).stat().st_size > size:
-        os.truncate(folder / TOKENS, size)
+        with open_own_file(folder / TOKENS, "r+b") as file:
+            file.truncate(size)
     check_size(folder / TOKENS, size)
     for name in GROWING[2:]:
         (folder / name).unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.run.fingerprint import plain
 from bosch.run.folder import RunFolder
+from bosch.run.inside import open_own_file, refuse_link
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import say, track
 
@@ -56,6 +57,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> None:
     """Make the predictions that `folder` lacks, then score all. Every rank calls this; rank 0
     returns when the scores are written, the others when their share is predicted."""
     todo = [run for run in evaluation.suites if not (folder / run.name / PREDICTIONS).is_file()]
+    refuse_link(folder / WORK)
     if todo:
         # When rank 0 leaves this block it waits for the other ranks.
         with RunFolder(folder / WORK, evaluation.rank, evaluation.world, say):
@@ -92,7 +94,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
         whole_lines(path)  # removes a line that a kill cut short
         title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")
         with (
-            path.open("ab") as file,
+            open_own_file(path, "ab") as file,
             track(title, len(share), "examples", len(share) - len(missing)) as bar,
         ):
             for generation in generator.generate(missing):

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.group import Group
+from bosch.run.inside import open_own_file
 from bosch.run.manifest import (
     MANIFEST,
     NO_RESULT,
@@ -209,7 +210,7 @@ class Checkpoints:
 
     def _make_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / NO_RESULT).touch()
+        open_own_file(self.folder / NO_RESULT, "a").close()
         remove_leftovers(self.folder)
 
     def _write_rest(self, save: "_Save", rest: object) -> None:

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
+from bosch.run.inside import path_inside
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # left out of parameters' names
 
@@ -184,11 +185,7 @@ class CheckpointReader(FileSystemReader):
             raise UserError(f"{file.name} is no table of contents: delete this checkpoint.")
         for place in metadata.storage_data.values():
             name = getattr(place, "relative_path", None)
-            if name in ("", ".", "..") or not isinstance(name, str) or "/" in name:
-                raise UserError(
-                    f"{file.name} names {name}, which is no file of its folder: delete this "
-                    "checkpoint."
-                )
+            path_inside(Path(self.path), name, Path(file.name), flat=True)
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata

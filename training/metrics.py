@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from bosch.data.loader import Batch
 from bosch.run.errors import UserError
+from bosch.run.inside import open_own_file
 from bosch.run.lines import append_line
 from bosch.run.manifest import write_atomically
 from bosch.run.progress import say
@@ -56,7 +57,7 @@ class MetricsLog:
             return
         assert self._curves is not None, "call start first"
         timed = {**row, "time": round(time.time(), 3)}
-        with self._explaining(), self.path.open("ab") as file:
+        with self._explaining(), open_own_file(self.path, "ab") as file:
             append_line(file, timed)
         self._curves.add(timed)
 

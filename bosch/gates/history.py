@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.run.errors import UserError
+from bosch.run.inside import open_own_file
 from bosch.run.lines import whole_lines
 from bosch.run.manifest import write_atomically
 
@@ -40,7 +41,7 @@ class GateHistory:
             self._is_cut = True
         line = {"step": step} | {name: round(value, 6) for name, value in figures.items()}
         gates = [[round(value, 6) for value in row] for row in gates_U]
-        with self.path.open("a") as file:
+        with open_own_file(self.path, "a") as file:
             file.write(json.dumps(line | {"gates": gates}) + "\n")
 
 
@@ -66,7 +67,7 @@ def draw_history(path: Path, out: Path, title: str, ratio: float) -> None:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-    from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
+    from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR, write_picture
 
     lines = read_history(path)
     lines = lines[:: max(1, -(-len(lines) // MOST_COLUMNS))]
@@ -103,4 +104,4 @@ def draw_history(path: Path, out: Path, title: str, ratio: float) -> None:
             axis.legend(frameon=False)
         axis.set_ylabel(name, fontsize=8)
     axes[-1].set_xlabel("step")
-    figure.savefig(out, format="png", metadata={"Software": None})
+    write_picture(figure, out)

@@ -15,7 +15,6 @@ names, so that LoRA and quantizers work.
 """
 
 import copy
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -43,6 +42,7 @@ from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
 from bosch.model import LOCAL, read_model_config
 from bosch.run.errors import UserError
+from bosch.run.inside import CHAT_TEMPLATES
 from bosch.run.manifest import MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
 
@@ -172,13 +172,13 @@ def _publish(out: Path, config: PretrainedConfig) -> None:
 
 def copy_companions(source: Path, out: Path) -> None:
     """Copy a model's files other than weights and config."""
-    for path in sorted(source.iterdir()):
+    for path in sorted([*source.iterdir(), *(source / CHAT_TEMPLATES).rglob("*")]):
         if path.name.startswith(".") or path.name in WRITTEN_ANEW:
             continue
         if path.is_file() and not path.name.endswith(tuple(SKIPPED)):
-            write_atomically(out / path.name, path.read_bytes())
-        elif path.is_dir() and path.name == "additional_chat_templates":
-            shutil.copytree(path, out / path.name, dirs_exist_ok=True)
+            target = out / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, path.read_bytes())
 
 
 # ---------------------------------------------------------------------------------------- the check

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bosch.hybrid.permute import HeadDimensions, Permutation, permute_groups
-from bosch.model import read_json_object
+from bosch.model import INDEX, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, hash_file
-from bosch.run.manifest import sync_directory, write_atomically
+from bosch.run.inside import path_inside
+from bosch.run.manifest import sync_directory, temporary_file, write_atomically
 from bosch.run.progress import track
 
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PROGRESS = ".shards.json"  # which files are complete; removed once the whole folder is
 
@@ -69,12 +69,7 @@ def forget_progress(out: Path) -> None:
 def weight_files(folder: Path) -> list[str]:
     """The files that transformers loads: those in the index, or the single one."""
     if (folder / INDEX).is_file():
-        index = read_json_object(folder / INDEX)
-        if not isinstance(index.get("weight_map"), dict):
-            raise UserError(
-                f"{folder / INDEX} has no weight_map; fetch or save the model once more."
-            )
-        names = sorted(set(index["weight_map"].values()))
+        names = weight_names(folder / INDEX)
     elif (folder / SINGLE).is_file():
         names = [SINGLE]
     else:
@@ -98,13 +93,14 @@ def _read_progress(out: Path, job: str) -> dict[str, str]:
     return {
         name: checksum
         for name, checksum in progress["files"].items()
-        if (out / name).is_file() and hash_file(out / name) == checksum
+        if (file := path_inside(out, name, out / PROGRESS, flat=True)).is_file()
+        and hash_file(file) == checksum
     }
 
 
 def _rewrite_file(source: Path, target: Path, reorder: Reorder | None) -> str:
     """Write one file, whole or not at all, and return its checksum."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = temporary_file(target)
     try:
         with safe_open(source, framework="pt") as file:
             metadata = file.metadata()

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from bosch.model import LOCAL, read_json_object
+from bosch.model import LOCAL, TOKENIZER_CONFIG, check_tokenizer_names, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
-
-CONFIG = "tokenizer_config.json"
 
 
 def keep_tokenizer(
@@ -23,7 +21,7 @@ def keep_tokenizer(
     """Make the folder `out`, a copy of the source's files, load the same tokenizer as the source. A
     tokenizer that does not load is left alone. The copy names no code (`auto_map`): whoever trusts
     ours would run it too."""
-    path = out / CONFIG
+    path = out / TOKENIZER_CONFIG
     settings = read_json_object(path) if path.is_file() else {}
     if settings.pop("auto_map", None) is not None:
         _write(path, settings)
@@ -45,6 +43,7 @@ def _write(path: Path, settings: dict[str, object]) -> None:
 
 def load(folder: Path, config: PretrainedConfig) -> PreTrainedTokenizerBase | None:
     try:
+        check_tokenizer_names(folder)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, config=config, **LOCAL
         )

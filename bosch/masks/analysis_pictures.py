@@ -10,6 +10,7 @@ import numpy as np
 
 from bosch.masks.named_masks import NamedMask
 from bosch.masks.overlap import compare
+from bosch.masks.picture import write_picture
 from bosch.run.plain_text import picture_label
 
 if TYPE_CHECKING:
@@ -75,4 +76,4 @@ def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[A
 
 def _finish(figure: "Figure", note: str, path: Path) -> None:
     figure.suptitle(note, fontsize=9)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    write_picture(figure, path)

@@ -3,16 +3,19 @@
 The first layer is at the bottom; groups go from left to right.
 """
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from bosch.masks.mask import MaskFile
+from bosch.run.manifest import write_atomically
 from bosch.run.plain_text import picture_label, visible
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 FULL_COLOR = "#d95f02"  # orange: full attention
 WINDOW_COLOR = "#c6dbef"  # pale blue: sliding window
@@ -57,7 +60,14 @@ def draw_mask(record: MaskFile, path: Path) -> None:
         mean,
     ]
     figure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    write_picture(figure, path)
+
+
+def write_picture(figure: "Figure", path: Path) -> None:
+    """The same figure gives the same bytes."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    write_atomically(path, content.getvalue())
 
 
 def mask_title(record: MaskFile) -> str:

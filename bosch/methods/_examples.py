@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bosch.method import Inputs
 from bosch.run.errors import UserError
+from bosch.run.inside import open_own_file
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.progress import track
 
@@ -39,7 +40,8 @@ def measure_each(
     """`measure(0)` to `measure(count - 1)`. Results found in the folder are reused."""
     path = folder / NOTES
     results = [result for _, result in read_notes(path)][:count]
-    with path.open("ab") as file, track(title, count, unit, done=len(results)) as bar:
+    opened = open_own_file(path, "ab")
+    with opened as file, track(title, count, unit, done=len(results)) as bar:
         for index in range(len(results), count):
             began = time.monotonic()
             results.append(measure(index))

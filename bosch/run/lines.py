@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from bosch.run.inside import open_own_file
+
 
 def whole_lines(path: Path) -> list[bytes]:
     """The lines of a file; none if there is no file. A last line that a kill left incomplete is
@@ -13,7 +15,8 @@ def whole_lines(path: Path) -> list[bytes]:
     content = path.read_bytes() if path.is_file() else b""
     end = content.rfind(b"\n") + 1
     if end < len(content):
-        os.truncate(path, end)
+        with open_own_file(path, "r+b") as file:
+            file.truncate(end)
     return content[:end].splitlines()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bosch.run.errors import UserError
+from bosch.run.inside import open_own_file
 from bosch.run.manifest import write_atomically
 
 BEAT_SECONDS = 5.0
@@ -232,7 +233,7 @@ class LivenessWatch:
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """While a lock is read and changed. The kernel releases this guard even after a kill."""
-    with (folder / ".lock_guard").open("a") as guard:
+    with open_own_file(folder / ".lock_guard", "a") as guard:
         # Some network file systems have no flock (ENOSYS, ENOLCK). Without it, two runs could both
         # take the lock only if they start within the same millisecond.
         with contextlib.suppress(OSError):

@@ -22,6 +22,7 @@ import xxhash
 
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file, is_hidden, plain
+from bosch.run.inside import path_inside
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
@@ -53,7 +54,8 @@ def verify_folder(folder: Path) -> dict[str, Any]:
     such as a reader's notes, are ignored.
     """
     manifest = read_sealed_json(folder / MANIFEST)
-    files = {folder / name: facts for name, facts in manifest["files"].items()}
+    listed = manifest["files"].items()
+    files = {path_inside(folder, name, folder / MANIFEST): facts for name, facts in listed}
     for path, facts in files.items():
         if not path.is_file():
             raise DamagedArtifactError(f"{path} is missing, though {folder / MANIFEST} lists it.")
@@ -123,21 +125,28 @@ def _sealed_text(content: dict[str, object]) -> str:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file as a whole: after a kill at any point, the old or the new content is there."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with temporary_file(path).open("xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     # A rename is atomic within a file system: a rank that polls for the file never reads half.
-    os.replace(temporary, path)
+    os.replace(file.name, path)
     sync_directory(path.parent)
+
+
+def temporary_file(path: Path) -> Path:
+    """Where the new content of a file is written. What a killed process left there is removed, and
+    also a link, which would be followed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    return temporary
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process was writing: temporary files of write_atomically, and folders
     (checkpoints, exports) that have such a name until they are complete."""
     for leftover in list(folder.rglob(".*.tmp")):
-        if leftover.is_dir():
+        if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
         else:
             leftover.unlink(missing_ok=True)  # it may have been in such a folder

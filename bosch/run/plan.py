@@ -1,6 +1,7 @@
 """What will happen to each stage of a run: reuse, resume, run, or blocked, and why. This file only
 reads; `--dry-run` prints the result."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from bosch.plugins import suggest
 from bosch.run import manifest
 from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, STARTED, DamagedArtifactError
-from bosch.run.stage import Stage, locate
+from bosch.run.stage import SHARED, Stage, locate
 
 REFERENCE = "reference.json"
 ABSENT = object()
@@ -59,7 +60,17 @@ def follow_reference(folder: Path) -> Path:
     reference = folder / REFERENCE
     if not reference.is_file():
         return folder
-    return (folder / manifest.read_sealed_json(reference)["folder"]).resolve()
+    name = manifest.read_sealed_json(reference)["folder"]
+    target = Path(os.path.abspath(folder / name))
+    # The folder of all runs: a stage's name has one to three parts.
+    above = Path(os.path.abspath(folder)).parents[1:4]
+    runs = next((place for place in above if (place / SHARED).is_dir()), target.parent.parent)
+    if target.parent != runs / SHARED or runs not in above:
+        raise UserError(
+            f"{reference} names the folder {name!r}, which is not one in {SHARED} beside the run. "
+            "Copy a run together with that folder, or make the stage again with --fresh."
+        )
+    return target.resolve()
 
 
 def refuse_blocked(decisions: Sequence[Decision]) -> None:

@@ -16,11 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from bosch.run.inside import open_own_file
 from bosch.run.plain_text import visible
 
 LINE_SECONDS = 10.0  # at least, between two plain lines of one bar
@@ -49,7 +51,7 @@ def log_to(path: Path) -> None:
     if any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
+    handler = _LogFile(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logger.addHandler(handler)
 
@@ -177,6 +179,11 @@ def _disable_bars_of_libraries() -> None:
         hub.disable_progress_bars()
     if logging_of_transformers := sys.modules.get("transformers.utils.logging"):
         logging_of_transformers.disable_progress_bar()
+
+
+class _LogFile(logging.FileHandler):
+    def _open(self) -> Any:
+        return open_own_file(Path(self.baseFilename), self.mode)
 
 
 class _LineHandler(logging.Handler):

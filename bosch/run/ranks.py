@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bosch.run.errors import UserError
+from bosch.run.inside import refuse_link
 from bosch.run.lock import POLL_SECONDS, LivenessWatch, LockRecord, start_beating
 from bosch.run.manifest import write_atomically
 
@@ -39,6 +40,7 @@ class Ranks:
         self, home: Path, rank: int, world: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.home, self.rank, self.world = home, rank, world
+        refuse_link(home / RANKS)  # folders in it are removed
         self.folder = Path()  # known after joining
         self.record = LockRecord.of_this_process()
         self._events: list[str] = []

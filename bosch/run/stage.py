@@ -21,6 +21,8 @@ from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, fingerprint_files, plain
 from bosch.run.manifest import MANIFEST, STARTED
 
+SHARED = "shared"  # beside the runs: the folder of what they have in common
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -75,4 +77,4 @@ def locate(run_path: Path, stage: Stage) -> Path:
     """Where a stage's files are: in the run folder, or in the folder that runs share."""
     if not stage.shared:
         return run_path / stage.name
-    return run_path.parent / "shared" / f"{stage.name.replace('/', '-')}-{stage.fingerprint[:16]}"
+    return run_path.parent / SHARED / f"{stage.name.replace('/', '-')}-{stage.fingerprint[:16]}"

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
 from bosch.run.group import Group
+from bosch.run.inside import open_own_file
 from bosch.run.lines import append_line, whole_lines
 from bosch.run.plan import describe_changes
 from bosch.run.progress import say
@@ -82,7 +83,7 @@ class Journal:
                 f"{path} belongs to a search with other settings ({changed}); move it away to "
                 "start the search again, or restore the old setting."
             )
-        self._file = path.open("ab")
+        self._file = open_own_file(path, "ab")
         if not lines:
             self.append(header)
         return lines[1:]

@@ -21,6 +21,7 @@ from bosch.calibration import Calibration
 from bosch.model import ModelInfo
 from bosch.run.fingerprint import fingerprint, plain
 from bosch.run.group import agree, is_first
+from bosch.run.inside import open_own_file
 from bosch.run.manifest import STARTED, write_atomically
 from bosch.search.journal import z_from_texts, z_to_texts
 from bosch.search.objective import Means, Z
@@ -68,7 +69,7 @@ class Memo:
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
     """The file, locked for reading and appending by one process."""
-    with path.open("ab+") as file:
+    with open_own_file(path, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released on closing
         yield file
 

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from bosch.masks.picture import write_picture
 from bosch.search.search import Search
 
 LINE, DOTS, BAR, MARK = "#d95f02", "#9ecae1", "#6baed6", "#444444"
@@ -30,7 +31,7 @@ def draw_search(search: Search, path: Path) -> None:
     for draw, axis in zip(panels, axes, strict=True):
         draw(axis, search)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    write_picture(figure, path)
 
 
 def draw_layers(axis: Axes, search: Search) -> None:

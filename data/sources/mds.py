@@ -22,6 +22,7 @@ from bosch.data.sources.source import Document
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
+from bosch.run.inside import path_inside
 
 Array = NDArray[Any]
 
@@ -100,7 +101,7 @@ def read_index(path: Path) -> list[Shard]:
 
 
 def describe_shard(index: Path, entry: dict[str, Any]) -> Shard:
-    path = index.parent / Path(entry["raw_data"]["basename"]).name
+    path = path_inside(index.parent, entry["raw_data"]["basename"], index, flat=True)
     if entry["format"] != "mds" or entry["version"] != 2:
         raise UserError(
             f"{path} is {entry['format']} version {entry['version']}; only mds version 2 can be "

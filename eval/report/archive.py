@@ -16,6 +16,7 @@ from bosch.eval.rows import Row, read_rows, write_line
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
+from bosch.run.inside import path_inside
 from bosch.run.manifest import write_atomically
 
 COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
@@ -95,7 +96,7 @@ def _parse_run(archive: Path, record: Row) -> RunResults:
         samples.setdefault((step, suite, under), {})[task, length] = known
     copied: dict[str, Any] = {name: record[name] for name in COPIED_FIELDS}
     return RunResults(
-        path=archive / record["name"],
+        path=path_inside(archive, record["name"], archive, flat=True),
         mask=mask,
         rows=[row for row in record["rows"] if not condition(row)],
         variants=[row for row in record["rows"] if condition(row)],

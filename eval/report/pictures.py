@@ -17,7 +17,7 @@ from bosch.eval.report.runs import RunResults
 from bosch.eval.report.statistics import Numbers
 from bosch.eval.settings import SUITES
 from bosch.eval.suites._reporting import ReportedScore, reporting_of
-from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR
+from bosch.masks.picture import FULL_COLOR, WINDOW_COLOR, write_picture
 from bosch.plugins import list_plugins
 from bosch.run.plain_text import picture_label
 
@@ -52,7 +52,7 @@ def draw_pictures(comparison: Comparison, out: Path) -> list[Path]:
         figure = draw(comparison)
         path = out / f"{name}.png"
         if figure is not None:
-            figure.savefig(path, format="png", metadata={"Software": None})
+            write_picture(figure, path)
             written.append(path)
     return written
 

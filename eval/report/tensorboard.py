@@ -103,7 +103,7 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     from torch.utils.tensorboard.summary import custom_scalars, text
 
     picture = run.path / "mask" / "mask.png"
-    if run.mask is not None and picture.is_file():
+    if run.mask is not None and picture.is_file() and not picture.is_symlink():
         yield _image("mask", picture.read_bytes())
     record = read_json(run.path / "run.json", [])
     config = record.get("config", {})

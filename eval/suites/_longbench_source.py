@@ -22,9 +22,12 @@ from bosch.eval.rows import (
     the_only,
 )
 from bosch.run.errors import UserError
+from bosch.run.inside import path_inside
 
 # Of data.zip as the hub has had it since 2023-08 (its Git LFS page says so).
 PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64"
+
+LARGEST_MEMBER = 1 << 31  # bytes; the largest published data set has 13 MB
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,13 @@ def read_member(path: Path, name: str) -> tuple[bytes, str]:
             files = [member for member in archive.namelist() if not member.startswith("__MACOSX")]
             members = [member for member in files if member.rsplit("/", 1)[-1] == f"{name}.jsonl"]
             member = the_only(members, name, path)
-            return archive.read(member), f"{path}/{member}"
+            where = path_inside(path, member, path)
+            if (size := archive.getinfo(member).file_size) > LARGEST_MEMBER:
+                raise UserError(
+                    f"{where} would take {size:,} bytes, far more than a data set of LongBench; "
+                    "download the file again."
+                )
+            return archive.read(member), str(where)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path} is damaged ({error}). Download it again.") from error
 

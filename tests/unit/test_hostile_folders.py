@@ -1,0 +1,385 @@
+"""Folders from elsewhere: nothing that they name or link to is written, read or copied outside."""
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from torch.distributed.checkpoint.metadata import Metadata
+
+from bosch.data.sources.mds import MdsSource
+from bosch.data.token_files import GrowingFiles
+from bosch.eval.report.archive import append_run, read_archive
+from bosch.eval.report.runs import read_run
+from bosch.eval.suites._longbench_source import read_dataset
+from bosch.gates.history import GateHistory
+from bosch.hybrid.materialize import materialize
+from bosch.hybrid.shards import INDEX, PROGRESS, SINGLE, rewrite_weights
+from bosch.masks.picture import draw_mask
+from bosch.model import load_tokenizer, read_model_config
+from bosch.run import progress
+from bosch.run.errors import UserError
+from bosch.run.folder import RunFolder
+from bosch.run.lines import whole_lines
+from bosch.run.lock import FolderLock
+from bosch.run.manifest import (
+    MANIFEST,
+    remove_leftovers,
+    seal_folder,
+    verify_folder,
+    write_atomically,
+    write_sealed_json,
+)
+from bosch.run.plan import follow_reference
+from bosch.search.journal import Journal
+from bosch.search.memo import Memo
+from bosch.training.checkpoint_content import CheckpointReader
+from bosch.training.metrics import MetricsLog
+from bosch.training.parallel import start_world
+from tests.hybrid_folders import mask_file, plain_folder, record_for
+from tests.run_folders import FakeRun
+from tests.unit.test_checkpoint import saved
+from tests.unit.test_longbench import ROWS, to_jsonl
+from tests.unit.test_mds import COLUMNS, sample_of, write_index, write_shard
+
+SECRET = b"a private key, without a line break"
+NAMES = ["{outside}/x", "../x", "a/../../x", "", ".", "x\0y", 3, None]
+names = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file that is none of ours; no test may change or copy it."""
+    path = tmp_path / "home" / "id_rsa"
+    path.parent.mkdir()
+    path.write_bytes(SECRET)
+    return path
+
+
+def fill_in(name: Any, outside: Path) -> Any:
+    """The hostile name; an absolute one leads to a file that exists."""
+    return name.format(outside=outside) if isinstance(name, str) else name
+
+
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir())
+
+
+# ------------------------------------------------------------------------------- names in files
+
+
+@pytest.mark.parametrize("name", [*NAMES, "inner/x.safetensors", ["x"]])
+def test_an_index_cannot_make_weights_be_written_or_read_elsewhere(
+    name: Any, tmp_path: Path
+) -> None:
+    dense = plain_folder(tmp_path / "models" / "dense")
+    record = record_for(dense)
+    with safe_open(dense / SINGLE, "pt") as file:
+        tensors = list(file.keys())
+    shutil.copy(dense / SINGLE, tmp_path / "models" / "x")
+    (tmp_path / "home").mkdir()
+    shutil.copy(dense / SINGLE, tmp_path / "home" / "x")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, fill_in(name, tmp_path / "home"))}
+    (dense / INDEX).write_text(json.dumps(index))
+    before = files_below(tmp_path)
+    for use in (
+        lambda: materialize(dense, record, tmp_path / "out" / "hybrid"),
+        lambda: rewrite_weights(dense, tmp_path / "out" / "hybrid", None, 8),
+        lambda: read_model_config(dense),  # the first step of every use of a model
+    ):
+        with pytest.raises(UserError, match=INDEX):
+            use()
+    assert files_below(tmp_path) == before
+
+
+@names
+def test_a_record_of_finished_weights_cannot_lead_elsewhere(name: Any, tmp_path: Path) -> None:
+    dense, out = plain_folder(tmp_path / "dense"), tmp_path / "out"
+    out.mkdir()
+    rewrite_weights(dense, out, None, 8)
+    record = json.loads((out / PROGRESS).read_text())
+    record["files"] = {fill_in(name, tmp_path): "0"}
+    (out / PROGRESS).write_text(json.dumps(record))
+    if isinstance(name, str):  # JSON has no other keys
+        with pytest.raises(UserError, match=PROGRESS):
+            rewrite_weights(dense, out, None, 8)
+
+
+@pytest.mark.parametrize("name", ["{outside}/tokenizer.1.0.json", "../tokenizer.1.0.json"])
+def test_a_tokenizer_cannot_be_read_from_elsewhere(name: str, tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense")
+    (dense / "tokenizer.json").rename(tmp_path / "tokenizer.1.0.json")
+    config = json.loads((dense / "tokenizer_config.json").read_text())
+    config["fast_tokenizer_files"] = [fill_in(name, tmp_path)]
+    (dense / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"tokenizer_config\.json"):
+        load_tokenizer(dense)
+
+
+@pytest.mark.parametrize("name", ["{outside}/x", "../x", "inner/../../x"])
+def test_a_manifest_lists_only_files_of_its_folder(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "x").write_bytes(b"x")
+    (folder / "inner").mkdir()
+    (folder / "inner" / "x").write_bytes(b"x")
+    seal_folder(folder, {"fingerprint": "0"})
+    assert list(verify_folder(folder)["files"]) == ["inner/x"]
+    manifest = verify_folder(folder)
+    manifest["files"] = {fill_in(name, tmp_path): manifest["files"]["inner/x"]}
+    del manifest["checksum" if "checksum" in manifest else "fingerprint"]
+    write_sealed_json(folder / MANIFEST, manifest)
+    with pytest.raises(UserError, match=MANIFEST):
+        verify_folder(folder)
+
+
+def test_a_reference_leads_to_what_its_runs_share_and_nowhere_else(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (runs / "shared").mkdir(parents=True)
+    for stage, good in (("tokens", "../../shared/t-1"), ("eval/dense", "../../../shared/e-1")):
+        folder = runs / "one" / stage
+        folder.mkdir(parents=True)
+        reference = folder / "reference.json"
+        write_sealed_json(reference, {"folder": good, "facts": {}})
+        assert follow_reference(folder) == runs / "shared" / good.rpartition("/")[2]
+        for bad in ("../../../../home", f"{tmp_path}/shared/x", "../../../../../shared/x/y", "."):
+            write_sealed_json(reference, {"folder": bad, "facts": {}})
+            with pytest.raises(UserError, match=r"reference\.json"):
+                follow_reference(folder)
+    # A link of the user's in the path changes nothing: runs on another disk.
+    (tmp_path / "linked").symlink_to(runs)
+    write_sealed_json(runs / "one/tokens/reference.json", {"folder": "../../shared/t-1"})
+    assert follow_reference(tmp_path / "linked" / "one" / "tokens") == runs / "shared" / "t-1"
+
+
+@pytest.mark.parametrize("name", [*NAMES, "inner/shard.mds"])
+def test_an_mds_index_names_files_beside_it(name: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    entry = write_shard(folder, [sample_of([[1, 2]])], COLUMNS, "x")
+    shutil.copy(folder / "x", tmp_path / "x")
+    entry["raw_data"]["basename"] = fill_in(name, tmp_path)
+    write_index(folder, [entry])
+    with pytest.raises(UserError, match=r"index\.json"):
+        list(MdsSource(folder, tokenizer="t").read(0))
+
+
+@pytest.mark.parametrize("name", ["../../hotpotqa.jsonl", "/etc/hotpotqa.jsonl"])
+def test_members_of_a_zip_file_are_inside_it(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        archive.writestr(name, to_jsonl(ROWS))
+    with pytest.raises(UserError, match=r"data\.zip"):
+        read_dataset(str(tmp_path / "data.zip"), "hotpotqa", len(ROWS))
+
+
+def test_a_zip_member_that_would_fill_the_memory_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data/hotpotqa.jsonl", b"0" * 70_000)
+    content = bytearray(path.read_bytes())
+    place = content.index(b"PK\x01\x02") + 24  # the size in the table of contents
+    content[place : place + 4] = (3 << 30).to_bytes(4, "little")
+    path.write_bytes(content)
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(UserError, match=r"data\.zip/data/hotpotqa\.jsonl.* 3,221,225,472"):
+        read_dataset(str(path), "hotpotqa", 1)
+
+
+@pytest.mark.parametrize("name", ["/etc", "../run", "", None])
+def test_runs_in_an_archive_have_names_of_folders(name: str | None, tmp_path: Path) -> None:
+    archive = tmp_path / "rows.jsonl"
+    append_run(archive, read_run(FakeRun().write(tmp_path / "runs")))
+    archive.write_text(json.dumps(json.loads(archive.read_text()) | {"name": name}) + "\n")
+    with pytest.raises(UserError, match=r"rows\.jsonl"):
+        read_archive(archive)
+
+
+def test_a_checkpoint_reads_only_its_own_files(tmp_path: Path) -> None:
+    start_world()
+    saved(tmp_path, steps=(3,))
+    table = tmp_path / "step-000003" / ".metadata"
+    good: Metadata = pickle.loads(table.read_bytes())
+    for name in (f"{tmp_path}/x", "../x"):
+        parts = good.storage_data.items()
+        moved = {key: dataclasses.replace(part, relative_path=name) for key, part in parts}
+        table.write_bytes(pickle.dumps(dataclasses.replace(good, storage_data=moved)))
+        with pytest.raises(UserError, match=r"\.metadata"):
+            CheckpointReader(table.parent).read_metadata()
+
+
+# ---------------------------------------------------------------------- links in a model's folder
+
+
+@pytest.mark.parametrize(
+    "link", ["vocabulary.txt", "LICENSE", "additional_chat_templates/x.jinja", SINGLE]
+)
+def test_a_link_in_a_model_folder_publishes_no_private_file(
+    link: str, tmp_path: Path, secret: Path
+) -> None:
+    dense = plain_folder(tmp_path / "dense")
+    record = record_for(dense)
+    (dense / link).parent.mkdir(exist_ok=True)
+    (dense / link).unlink(missing_ok=True)
+    (dense / link).symlink_to(os.path.relpath(secret, (dense / link).parent))
+    with pytest.raises(UserError, match=link) as refused:
+        materialize(dense, record, tmp_path / "hybrid")
+    assert str(secret) in str(refused.value)
+    assert not (tmp_path / "hybrid").exists()
+
+
+def test_a_linked_folder_of_templates_is_refused(tmp_path: Path, secret: Path) -> None:
+    dense = plain_folder(tmp_path / "dense")
+    (dense / "additional_chat_templates").symlink_to(secret.parent)
+    with pytest.raises(UserError, match="additional_chat_templates"):
+        read_model_config(dense)
+    (dense / "additional_chat_templates").unlink()
+    (dense / "additional_chat_templates").mkdir()
+    (dense / "additional_chat_templates" / "more").symlink_to(secret.parent)
+    with pytest.raises(UserError, match="additional_chat_templates/more"):
+        read_model_config(dense)
+
+
+def test_links_inside_a_folder_and_into_the_hubs_cache_stay(tmp_path: Path, secret: Path) -> None:
+    model = tmp_path / "models--owner--name"
+    snapshot, blobs = model / "snapshots" / "abc", model / "blobs"
+    plain_folder(snapshot)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(snapshot.iterdir())):
+        path.rename(blobs / str(number))
+        path.symlink_to(f"../../blobs/{number}")
+    (snapshot / "LICENSE.md").symlink_to("tokenizer.json")
+    (snapshot / "others").symlink_to(secret.parent)  # a folder, which is not copied
+    (tmp_path / "cache").symlink_to(tmp_path)  # the cache on another disk
+    cached = tmp_path / "cache" / model.name / "snapshots" / "abc"
+    materialize(cached, record_for(cached), tmp_path / "hybrid")
+    license_text = (tmp_path / "hybrid" / "LICENSE.md").read_bytes()
+    assert license_text == (blobs / "4").read_bytes() or b'"model"' in license_text
+    assert not any(path.is_symlink() for path in (tmp_path / "hybrid").rglob("*"))
+
+    (blobs / "key").symlink_to(secret)  # through blobs to elsewhere
+    (snapshot / "NOTICE").symlink_to("../../blobs/key")
+    with pytest.raises(UserError, match="NOTICE"):
+        read_model_config(snapshot)
+    # A folder of another cache is foreign.
+    (snapshot / "NOTICE").unlink()
+    shutil.copytree(snapshot, tmp_path / "copy", symlinks=True)
+    with pytest.raises(UserError, match=str(tmp_path / "copy")):
+        read_model_config(tmp_path / "copy")
+
+
+# ---------------------------------------------------------------------- links where we write
+
+
+def test_temporary_files_follow_no_link(tmp_path: Path, secret: Path) -> None:
+    (tmp_path / ".run.json.tmp").symlink_to(secret)
+    write_atomically(tmp_path / "run.json", "{}")
+    assert (tmp_path / "run.json").read_text() == "{}"
+    assert not (tmp_path / "run.json").is_symlink()
+
+    dense, out = plain_folder(tmp_path / "dense"), tmp_path / "out"
+    out.mkdir()
+    for write in (
+        lambda: rewrite_weights(dense, out, None, 8),
+        lambda: materialize(dense, record_for(dense), out),
+    ):
+        (out / f".{SINGLE}.tmp").symlink_to(secret)
+        write()
+        assert not (out / SINGLE).is_symlink()
+    assert secret.read_bytes() == SECRET
+    mask = mask_file(tmp_path / "mask.json", dense)
+    (tmp_path / "mask.png").symlink_to(secret)
+    draw_mask(record_for(dense), mask.with_suffix(".png"))
+    assert secret.read_bytes() == SECRET
+
+
+def test_leftovers_are_removed_and_what_they_link_to_is_not(tmp_path: Path, secret: Path) -> None:
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    (stage / ".a.tmp").symlink_to(secret)
+    (stage / ".step-000003.tmp").symlink_to(secret.parent)
+    (stage / ".b.tmp").write_text("half")
+    write_atomically(stage / "b", "whole")  # over what a kill left
+    (stage / ".c.tmp").mkdir()
+    (stage / ".c.tmp" / "half").write_text("")
+    remove_leftovers(stage)
+    assert files_below(tmp_path) == [secret, stage / "b"]
+
+
+def log(folder: Path) -> None:
+    progress.set_up()
+    progress.log_to(folder / "recover.log")
+    progress.say("a line")
+
+
+def write_metrics(folder: Path) -> None:
+    metrics = MetricsLog(folder, 0)
+    metrics.start(0)
+    metrics.path.unlink()
+    metrics.path.symlink_to(folder / "link")
+    metrics.write({"step": 0, "tokens": 0})
+
+
+def write_gates(folder: Path) -> None:
+    history = GateHistory(folder)
+    history.write(0, {}, [[1.0]])
+    history.path.unlink()
+    history.path.symlink_to(folder / "link")
+    history.write(1, {}, [[1.0]])
+
+
+def lock(folder: Path) -> None:
+    with FolderLock(folder):
+        pass
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "recover.log": log,
+    ".lock_guard": lock,
+    "journal.jsonl": lambda folder: Journal(folder, {}),
+    "scores.jsonl": lambda folder: Memo(folder, {}),
+    "examples.jsonl": lambda folder: whole_lines(folder / "examples.jsonl"),
+    "metrics.jsonl": write_metrics,
+    "gates.jsonl": write_gates,
+    "tokens.bin": lambda folder: GrowingFiles(folder, 2, []),
+}
+
+
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("name", WRITERS)
+def test_logs_and_journals_follow_no_link(
+    name: str, exists: bool, tmp_path: Path, secret: Path
+) -> None:
+    folder, target = tmp_path / "run" / "stage", secret if exists else secret.with_name("new")
+    folder.mkdir(parents=True)
+    (folder / name).symlink_to(target)
+    (folder / "link").symlink_to(target)  # what a writer that first replaces its file is given
+    if name != "examples.jsonl" or exists:  # only a cut line of an existing file is changed
+        with pytest.raises(UserError, match=name):
+            WRITERS[name](folder)
+    assert files_below(secret.parent) == [secret]
+    assert secret.read_bytes() == SECRET
+
+
+def test_the_folder_of_ranks_may_not_be_a_link_whose_folders_would_be_removed(
+    tmp_path: Path, secret: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".ranks").symlink_to(tmp_path)
+    with pytest.raises(UserError, match=r"\.ranks"), RunFolder(tmp_path / "run"):
+        pass
+    assert secret.read_bytes() == SECRET
+
+
+def test_a_lock_that_is_a_link_is_replaced(tmp_path: Path, secret: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(secret.with_name("none"))
+    lock(tmp_path / "run")
+    assert files_below(secret.parent) == [secret]
