@@ -195,6 +195,8 @@ OF_LINES: tuple[Damage, ...] = (cut_line, repeat_line)
 def damage_one(folder: Path, draw: random.Random, others: list[Path]) -> tuple[Path, str]:
     """Damage one file of a state. Its path in the folder, and what was done."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    if not (folder / RUN / "mask").exists():  # no stage that is there has recorded the model
+        files = [path for path in files if path.parent.name != "model"]
     groups: dict[str, list[Path]] = {}
     for path in files:
         name = re.sub(r"-[0-9a-f]{16}|\d+", "", path.relative_to(folder).as_posix())
@@ -232,29 +234,33 @@ def attack(number: int, base: Path, states: list[str], wanted: dict[str, Any]) -
         others = [base / name for name in states if name != state]
         path, damage = damage_one(folder, draw, others)
         code, output = start(folder)
-        outcome = judge(folder, path, code, output, wanted)
-    tail = "\n".join(output.splitlines()[-25:]) if outcome in FAILURES else ""
+        outcome, differing = judge(folder, path, code, output, wanted)
+    lines = [line for line in output.splitlines() if not line.startswith("operations ")]
+    tail = "\n".join([*differing, *lines[-15:]]) if outcome in FAILURES else ""
     return Outcome(number, state, path.as_posix(), damage, outcome, tail)
 
 
-def judge(folder: Path, path: Path, code: int, output: str, wanted: dict[str, Any]) -> str:
+def judge(
+    folder: Path, path: Path, code: int, output: str, wanted: dict[str, Any]
+) -> tuple[str, list[str]]:
+    """What came of it, and which results differ."""
+    parts = {path.parent.name, path.parent.parent.name} - {"", "runs", "shared", "eval", RUN.name}
     is_named = path.name in output or any(
-        re.search(rf"\b{re.escape(part)}[ :/.]", output)
-        for part in [path.parent.name, path.parent.parent.name]
-        if part not in ("", "runs", "shared", "eval", RUN.name)
+        re.search(rf"\b{re.escape(part)}[ :/.]", output) for part in parts
     )
     if code == 2:
-        lines = [line for line in output.splitlines() if "error: " in line]
-        return "refused" if lines and is_named and "Traceback" not in output else "unnamed"
+        is_sentence = "error: " in output and "Traceback" not in output
+        return ("refused" if is_sentence and is_named else "unnamed"), []
     if code != 0:
-        return "traceback"
+        return "traceback", []
     try:
-        is_same = results(folder) == wanted
-    except (OSError, ValueError):
-        is_same = False
-    if is_same:
-        return "same"
-    return "told" if path.name in output else "silent"
+        found = results(folder)
+    except (OSError, ValueError) as error:
+        return "silent", [str(error)]
+    differing = [name for name in found | wanted if found.get(name) != wanted.get(name)]
+    if not differing:
+        return "same", []
+    return ("told" if path.name in output else "silent"), [f"differing: {differing}"]
 
 
 # --- the program ---
