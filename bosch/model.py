@@ -236,7 +236,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise MissingFileError(f"{path} does not exist.")
     try:
         content = json.loads(path.read_bytes().decode())
-    except ValueError as error:  # a JSONDecodeError or UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # a JSONDecodeError or UnicodeDecodeError
         raise UserError(f"{path} is not a valid JSON file: {error}.") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}; it must hold a JSON object.")

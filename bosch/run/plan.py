@@ -59,7 +59,7 @@ def follow_reference(folder: Path) -> Path:
     reference = folder / REFERENCE
     if not reference.is_file():
         return folder
-    return (folder / manifest.read_sealed_json(reference)["folder"]).resolve()
+    return (folder / manifest.read_sealed_json(reference, "folder")["folder"]).resolve()
 
 
 def refuse_blocked(decisions: Sequence[Decision]) -> None:
@@ -98,11 +98,13 @@ def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> 
     try:
         reference = run_path / stage.name / REFERENCE
         if stage.shared and reference.is_file():
-            old = manifest.read_sealed_json(reference)["facts"]
+            old = manifest.read_sealed_json(reference, "facts")["facts"]
             if old != stage.facts:
                 return Decision(stage, "blocked", _describe_conflict(reference.parent, stage, old))
         return _examine_folder(locate(run_path, stage), stage, verified)
     except DamagedArtifactError as damage:
+        if stage.derived:
+            return Decision(stage, "run", f"made again, because {damage}")
         return Decision(stage, "blocked", f"{damage} Use --fresh {stage.name} to make it again.")
 
 
@@ -120,7 +122,7 @@ def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision
             reason = f"{folder} holds files but no {STARTED}, so they are not from a run; move "
             return Decision(stage, "blocked", f"{reason}them away.")
         return Decision(stage, "run", f"starts, shared in {folder}" if stage.shared else "starts")
-    old = manifest.read_sealed_json(folder / STARTED)
+    old = manifest.read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
     if old["fingerprint"] != stage.fingerprint:
         if stage.derived:
             changes = describe_changes(old, stage.facts)

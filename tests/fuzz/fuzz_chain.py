@@ -86,6 +86,7 @@ def results(folder: Path) -> dict[str, Any]:
         for line in (run / "train" / "metrics.jsonl").read_text().splitlines()
     ]
     for line in found["losses"]:
+        line.pop("check", None)  # of the times too
         line.pop("time", None)
         line.pop("tflops_per_device", None)
     for part in ("train", "eval", "dense"):

@@ -329,8 +329,8 @@ def test_predictions_of_one_model_are_not_used_for_another(
     options = (*options, "--out", tmp_path / "judged")
     written = runner.append_line
 
-    def fail_after_the_first(file: Any, row: Any) -> None:
-        written(file, row)
+    def fail_after_the_first(*arguments: Any) -> None:
+        written(*arguments)
         raise RuntimeError("killed")
 
     monkeypatch.setattr(runner, "append_line", fail_after_the_first)

@@ -36,6 +36,9 @@ def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def open_log(run: Path, first: int, rank: int = 0) -> MetricsLog:
     log = MetricsLog(run / "train", rank)
+    if first == 1:
+        log.start(0)
+        log.write({"step": 0, "tokens": 0})
     log.start(first)
     return log
 
@@ -53,8 +56,8 @@ def test_each_scalar_is_over_steps_and_over_tokens(tmp_path: Path) -> None:
         "tokens/train/loss": [(100, 1.0), (200, 2.0), (300, 3.0)],
     }
     rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
-    assert [row["loss"] for row in rows] == [1, 2, 3]
-    assert all(row["skipped"] == "spike" and row["time"] > 1e9 for row in rows)
+    assert [row["loss"] for row in rows[1:]] == [1, 2, 3]
+    assert all(row["skipped"] == "spike" and row["time"] > 1e9 for row in rows[1:])
 
 
 def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
@@ -62,7 +65,7 @@ def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     write_steps(tmp_path, 6, 11, attempt=0.5)
     expected = [(n, float(n)) for n in range(1, 6)] + [(n, n + 0.5) for n in range(6, 12)]
     rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
-    assert [(row["step"], row["loss"]) for row in rows] == expected
+    assert [(row["step"], row["loss"]) for row in rows[1:]] == expected
     assert points(tmp_path / "tb" / "train")["train/loss"] == expected
     assert len(list((tmp_path / "tb" / "train").iterdir())) == 1
     rebuild_tensorboard(tmp_path)
@@ -87,11 +90,11 @@ def test_a_cut_off_last_line_is_dropped_and_a_damaged_one_is_named(
     path = tmp_path / "train" / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"step": 4, "tok')
     write_steps(tmp_path, 4, 4)
-    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4]
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:], ""]))
+    path.write_text("\n".join([lines[0], lines[1].replace("1.0", "1.5"), *lines[2:], ""]))
     with caplog.at_level("INFO", "bosch"):
-        assert [row["step"] for row in read_metrics(path)] == [1, 3, 4]
+        assert [row["step"] for row in read_metrics(path)] == [0, 2, 3, 4]
     assert f"{path}, line 2" in caplog.text
 
 
