@@ -25,6 +25,9 @@ PACKAGE = Path(__file__).parent
 
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
+GENERATION = "generation_config.json"
+# Files that decide which texts a model reads and writes, besides config.json.
+TEXT_FILES = (GENERATION, "*token*", "vocab*", "merges*", "chat_template*")
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,22 @@ def describe_model(folder: Path) -> dict[str, object]:
     return {**asdict(read_model_info(folder)), "config": fingerprint(deciding)}
 
 
+def hash_text_files(model: str) -> dict[str, str]:
+    """Checksums of a model's tokenizer and generation settings; none for a hub model, whose commit
+    is known."""
+    folder = find_model(model)
+    paths = {path for pattern in TEXT_FILES for path in folder.glob(pattern)} if folder else set()
+    return {path.name: hash_file(path) for path in sorted(paths) if path.is_file()}
+
+
+def check_generation_config(folder: Path) -> None:
+    """transformers silently ignores a file that it cannot read, and with it the end tokens."""
+    path = folder / GENERATION
+    ends = read_json_object(path).get("eos_token_id") if path.is_file() else None
+    if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends or 0])):
+        raise UserError(f"{path}: eos_token_id is {ends!r:.60}; it must be one or more token ids.")
+
+
 def read_model_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; missing fields of the shape are completed by transformers."""
     if not folder.is_dir():
@@ -224,6 +243,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no config.json, so it is not a Hugging Face model folder."
         )
     config = read_json_object(path)
+    check_generation_config(folder)
     needed = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     if any(config.get(name) is None for name in needed):
         config = {**_defaults(config, path), **{k: v for k, v in config.items() if v is not None}}

@@ -7,6 +7,7 @@ and, with `weights=learned`, the trained weights.
 # U units, which have one gate each: [layer][group] or [layer][0]
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -165,10 +166,10 @@ def learn(
 
 def read_learned(path: Path) -> tuple[dict[str, Any], Length]:
     """The final gates, and how long they were learned in the first attempt."""
-    learned = next((line.content for line in read_lines(path)), None)
-    if learned is None:
-        raise UserError(f"{path} is damaged; remove it to learn the gates again.")
-    return learned, Length(**learned["length"])
+    learned = next((line.content for line in read_lines(path)), None) or {}
+    with suppress(KeyError, TypeError):
+        return learned, Length(**learned["length"])
+    raise UserError(f"{path} is damaged; remove it to learn the gates again.")
 
 
 def select_lowest(

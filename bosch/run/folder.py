@@ -150,6 +150,8 @@ class RunFolder:
         manifest.remove_leftovers(folder)
         self.say(f"{stage.name}: {decision.reason}")
         facts = stage.facts | {"fingerprint": stage.fingerprint}
+        if stage.model_files:
+            facts["model_files"] = dict(stage.model_files)
         if decision.action == "run":
             manifest.write_sealed_json(folder / STARTED, facts)
         wall_time = WallTime(folder)

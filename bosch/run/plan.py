@@ -128,6 +128,10 @@ def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision
             changes = describe_changes(old, stage.facts)
             return Decision(stage, "run", f"made again, because this changed: {changes}")
         return Decision(stage, "blocked", _describe_conflict(folder, stage, old))
+    recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
+    if changes := differences(recorded, stage.model_files):
+        reason = f"{folder} was made before files of the model changed ({changes}). Restore them, "
+        return Decision(stage, "blocked", f"{reason}or use --fresh {stage.name}.")
     if not is_complete:
         return Decision(stage, "resume", "continues where it stopped")
     verified.add(folder)

@@ -98,12 +98,12 @@ def is_header(line: Line) -> bool:
 def is_evaluation(line: Line, most: int) -> bool:
     """Whether a line has what a replay reads, and a number up to `most`."""
     try:
-        z_from_texts(line["z"])
         numbers = [line["value"], *line["losses"].values()]
         numbers += [line[name] for name in ("number", "seconds", "layer_forwards")]
         numbers += [line[name] for name in Means._fields if line["exact"]]
         return (
-            all(isinstance(value, int | float) for value in numbers)
+            bool(z_from_texts(line["z"]))
+            and all(isinstance(value, int | float) for value in numbers)
             and all(text.isdecimal() for text in line["losses"])
             and {"stage", "threshold", "cached"} <= line.keys()
             and 1 <= line["number"] <= most
