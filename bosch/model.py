@@ -29,6 +29,9 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
+GENERATION = "generation_config.json"
+# Files that decide which texts a model reads and writes, besides config.json.
+TEXT_FILES = (GENERATION, "*token*", "vocab*", "merges*", "chat_template*")
 
 # For every from_pretrained of transformers. Code in a model's folder is never run: without False,
 # transformers would ask on a terminal.
@@ -225,6 +228,22 @@ def describe_model(folder: Path) -> dict[str, object]:
     return {**asdict(read_model_info(folder)), "config": fingerprint(deciding)}
 
 
+def hash_text_files(model: str) -> dict[str, str]:
+    """Checksums of a model's tokenizer and generation settings; none for a hub model, whose commit
+    is known."""
+    folder = find_model(model)
+    paths = {path for pattern in TEXT_FILES for path in folder.glob(pattern)} if folder else set()
+    return {path.name: hash_file(path) for path in sorted(paths) if path.is_file()}
+
+
+def check_generation_config(folder: Path) -> None:
+    """transformers silently ignores a file that it cannot read, and with it the end tokens."""
+    path = folder / GENERATION
+    ends = read_json_object(path).get("eos_token_id") if path.is_file() else None
+    if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends or 0])):
+        raise UserError(f"{path}: eos_token_id is {ends!r:.60}; it must be one or more token ids.")
+
+
 def read_model_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; missing fields of the shape are completed by transformers."""
     if not folder.is_dir():
@@ -240,6 +259,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     config = read_json_object(path)
     if "auto_map" in config:
         _refuse_unknown_code(config, path)
+    check_generation_config(folder)
     needed = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     if any(config.get(name) is None for name in needed):
         config = {**_defaults(config, path), **{k: v for k, v in config.items() if v is not None}}
@@ -299,7 +319,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise MissingFileError(f"{path} does not exist.")
     try:
         content = json.loads(path.read_bytes().decode())
-    except ValueError as error:  # a JSONDecodeError or UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # a JSONDecodeError or UnicodeDecodeError
         raise UserError(f"{path} is not a valid JSON file: {error}.") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}; it must hold a JSON object.")

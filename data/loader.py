@@ -164,7 +164,7 @@ def read_summary(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
             f"{folder} holds no complete tokens: there is no {SUMMARY}. Make them with "
             "recipes/prepare_tokens.py."
         )
-    summary = read_sealed_json(folder / SUMMARY)
+    summary = read_sealed_json(folder / SUMMARY, "tokenizer_hash", "num_sequences", "seq_len")
     if summary["tokenizer_hash"] != tokenizer_hash:
         raise UserError(
             f"{folder} holds tokens of another tokenizer ({summary['tokenizer_hash'][:12]}; the "

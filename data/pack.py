@@ -130,8 +130,8 @@ def pack_documents(
     """Write the folder's files. Resumes a killed packing; leaves a complete folder as it is."""
     quotas = split_quotas(sources, config)
     begun, finished = (
-        read_sealed_json(folder / name) if (folder / name).exists() else {}
-        for name in (PROGRESS, SUMMARY)
+        read_sealed_json(folder / name, needed) if (folder / name).exists() else {}
+        for name, needed in ((PROGRESS, "facts"), (SUMMARY, "fingerprint"))
     )
     # Everything that determines the bytes. A source on the hub is read to the end at one commit.
     commits = pin_commits(sources, (begun or finished).get("commits", {}))

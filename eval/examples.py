@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bosch.eval.rows import read_rows, write_rows
 from bosch.eval.settings import SuiteRun
 from bosch.eval.suites._interface import Example, Task
-from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.fingerprint import fingerprint, hash_file, plain
 from bosch.run.lock import FolderLock
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_sealed_json
 from bosch.run.progress import say
@@ -46,9 +46,11 @@ def load_examples(
                 examples = run.suite.build_examples(run.settings, task, tokenizer, run.limit)
                 path = write_examples(shared, examples, run.limit, facts)
     seal = path.with_suffix(".json")
-    if not path.is_file() or hash_file(path) != read_sealed_json(seal)["xxh3"]:
+    made_from = read_sealed_json(seal, "xxh3", *facts)
+    is_of_task = {name: made_from[name] for name in facts} == plain(facts)
+    if not path.is_file() or not is_of_task or hash_file(path) != made_from["xxh3"]:
         raise DamagedArtifactError(
-            f"{path} is damaged: its checksum differs from the one in {seal.name}. "
+            f"{path} is damaged: it differs from what {seal.name} says. "
             "Delete both files; they are built again."
         )
     return [Example.from_row(row) for row in read_rows(path)[: run.limit]]

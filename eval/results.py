@@ -19,6 +19,8 @@ from rich.table import Table
 from bosch.eval.rows import Row, write_rows
 from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
+from bosch.model import read_json_object
+from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 from bosch.run.plan import follow_reference
 from bosch.run.tables import cell_text
@@ -37,13 +39,21 @@ def write_scores(folder: Path, content: Row) -> None:
     write_atomically(folder / SCORES, json.dumps(content, indent=1) + "\n")
 
 
+def read_scores(path: Path) -> Row:
+    content = read_json_object(path)
+    rows = content.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path} is damaged: it has no rows. Delete the file and evaluate again.")
+    return content
+
+
 def collect_results(folder: Path, run: str) -> list[Row]:
     """All rows of the evaluations in `folder`, the dense model's first; writes results.jsonl. Rows
     of a shared evaluation get this run's name."""
     rows = []
     for evaluation in sorted(path for path in folder.iterdir() if path.is_dir()):
         for path in sorted(follow_reference(evaluation).glob(f"*/{SCORES}")):
-            rows += json.loads(path.read_text("utf-8"))["rows"]
+            rows += read_scores(path)["rows"]
     rows.sort(key=lambda row: (-1 if row["step"] is None else row["step"], row["suite"]))
     named = [row | {"run": run} for row in rows]
     write_rows(folder / RESULTS, named)
@@ -54,7 +64,7 @@ def describe_evaluation(folder: Path) -> list[str]:
     """The tables of one evaluation as text: a line for each task, a column for each length."""
     lines: list[str] = []
     for path in sorted(folder.glob(f"*/{SCORES}")):
-        content = json.loads(path.read_text("utf-8"))
+        content = read_scores(path)
         lines += draw_table(content["suite"], content["rows"])
         lines += [f"left out: {reason}" for reason in content.get("left_out", ())]
         if floor := content.get("floor"):

@@ -10,6 +10,7 @@ files, orders all predictions and scores them. There are no collectives.
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,17 +20,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.examples import load_examples
 from bosch.eval.generate import Generator, Key
-from bosch.eval.results import make_rows, write_scores
-from bosch.eval.rows import Row, parse_rows, read_rows, write_rows
+from bosch.eval.results import SCORES, make_rows, write_scores
+from bosch.eval.rows import Row, read_rows, write_rows
 from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
-from bosch.run.fingerprint import plain
+from bosch.model import read_json_object
+from bosch.run.fingerprint import hash_file, plain
 from bosch.run.folder import RunFolder
 from bosch.run.inside import open_own_file, refuse_link
-from bosch.run.lines import append_line, whole_lines
+from bosch.run.lines import append_line, drop_torn_line, read_lines
+from bosch.run.manifest import DamagedArtifactError
 from bosch.run.progress import say, track
 
 PREDICTIONS = "predictions.jsonl"
+CHECKSUM = "predictions_xxh3"  # in scores.json
 WORK = ".work"  # the ranks' predictions, until they are merged
 
 
@@ -47,6 +51,11 @@ class Evaluation:
     window_tokens: int | None = None  # of a hybrid, whose floor is counted; None: a dense model
     rank: int = 0
     world: int = 1
+
+    @property
+    def place(self) -> str:
+        """Covered by the checksums of predictions: those of another step are not used."""
+        return f"predictions at step {self.label.step}"
 
     @cached_property
     def tokenizer_hash(self) -> str:
@@ -75,7 +84,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
     """Predict this rank's share of the examples that no rank has predicted yet."""
     generator: Generator | None = None
     for run in runs:
-        done = {key_of(row) for row in read_predictions(work, run.name)}
+        done = read_predictions(work, run.name, evaluation.place).keys()
         left_out: list[str] = []
         share = [
             (task_key(task, example), example)
@@ -91,7 +100,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
             model, settings = evaluation.load_model(), evaluation.generation
             generator = Generator(model, evaluation.tokenizer, settings, evaluation.max_positions)
         path = work / f"{run.name}-{evaluation.rank}.jsonl"
-        whole_lines(path)  # removes a line that a kill cut short
+        drop_torn_line(path)
         title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")
         with (
             open_own_file(path, "ab") as file,
@@ -107,7 +116,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
                     "tokens": len(generation.tokens),
                     "ended": generation.ended,
                 }
-                append_line(file, row)
+                append_line(file, row, evaluation.place)
                 bar.advance()
 
 
@@ -138,13 +147,27 @@ def share_of_rank(examples: Sequence[Example], rank: int, world: int) -> list[Ex
     return share
 
 
-def read_predictions(work: Path, suite: str) -> list[Row]:
+def read_predictions(work: Path, suite: str, place: str) -> dict[Key, Row]:
     """The rows of all ranks, from this attempt and earlier ones."""
-    rows = []
+    rows = {}
     for path in sorted(work.glob(f"{suite}-*.jsonl")):
-        content = path.read_bytes()
-        rows += parse_rows(content[: content.rfind(b"\n") + 1], str(path))
+        for number, row in read_lines(path, place):
+            if row is None:
+                say(f"left out {path}, line {number}: it is damaged")
+            else:
+                rows[key_of(row)] = row
     return rows
+
+
+def read_merged(folder: Path) -> dict[Key, Row]:
+    """The rows of predictions.jsonl, from an earlier attempt. What was scored last has a checksum
+    in scores.json."""
+    path, scores = folder / PREDICTIONS, folder / SCORES
+    checksum = read_json_object(scores).get(CHECKSUM) if scores.is_file() else None
+    if checksum is None or checksum == hash_file(path):
+        with suppress(KeyError, TypeError):
+            return {key_of(row): row for row in read_rows(path)}
+    raise DamagedArtifactError(f"{path} is damaged. Delete it; the predictions are made again.")
 
 
 def task_key(task: Task, example: Example) -> Key:
@@ -161,13 +184,17 @@ def key_of(row: Row) -> Key:
 def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
     """Write predictions.jsonl, ordered by task and example and with scores, and scores.json."""
     path = folder / run.name / PREDICTIONS
-    saved = read_rows(path) if path.is_file() else read_predictions(folder / WORK, run.name)
-    predictions = {key_of(row): row for row in saved}
+    predictions = read_merged(path.parent) if path.is_file() else {}
+    predictions |= read_predictions(folder / WORK, run.name, evaluation.place)
     left_out: list[str] = []
     rows, scored, floors = [], [], []
     for task, examples in all_examples(evaluation, run, left_out):
         for example in examples:
-            row = predictions[task_key(task, example)]
+            row = predictions.get(key := task_key(task, example))
+            if row is None:
+                raise DamagedArtifactError(
+                    f"{path} lacks {key}. Delete it; the missing predictions are made again."
+                )
             scores = run.suite.score(run.settings, task, example, row["prediction"])
             rows.append(row | {"scores": scores})
             light = replace(example, prompt="")  # all prompts together are gigabytes
@@ -185,6 +212,7 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
         "limit": run.limit,
         "left_out": left_out,
         "rows": make_rows(evaluation.label, run.name, summarize(scored)),
+        CHECKSUM: hash_file(path),
     }
     if floors:
         results = summarize(floors)

@@ -27,7 +27,14 @@ from bosch.eval.results import collect_results, describe_evaluation
 from bosch.eval.settings import PLAIN, SUITES, GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.masks.mask import check_window
-from bosch.model import describe_source, fetch_model, find_model, read_model_config, read_shape
+from bosch.model import (
+    describe_source,
+    fetch_model,
+    find_model,
+    hash_text_files,
+    read_model_config,
+    read_shape,
+)
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
 from bosch.run import progress
@@ -190,6 +197,7 @@ def make_stage(
         version=VERSION,
         ranks="all",
         shared=examples_folder is None,
+        model_files=hash_text_files(model),
     )
 
 

@@ -19,7 +19,13 @@ import tyro
 from bosch.command_line import parse
 from bosch.config import Config
 from bosch.masks.mask import read_mask
-from bosch.model import describe_model, describe_source, fetch_model, read_model_info
+from bosch.model import (
+    describe_model,
+    describe_source,
+    fetch_model,
+    hash_text_files,
+    read_model_info,
+)
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.fingerprint import hash_file
@@ -74,7 +80,8 @@ def choose_stage(options: Options) -> Stage:
     else:
         settings["reverse"] = options.reverse
         run = partial(write_again, source, reverse=options.reverse, standalone=options.standalone)
-    return Stage(options.out.absolute().name, run=run, settings=settings, version=VERSION)
+    name, files = options.out.absolute().name, hash_text_files(str(source))
+    return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
 
 
 def build(config: Config, mask: Stage) -> Stage:
@@ -88,7 +95,14 @@ def build(config: Config, mask: Stage) -> Stage:
         write_hybrid(source, mask.folder / MASK_FILE, out)
 
     settings = {"model": describe_source(config.model)}
-    return Stage("model", run=run, settings=settings, inputs={"mask": mask}, version=VERSION)
+    return Stage(
+        "model",
+        run=run,
+        settings=settings,
+        inputs={"mask": mask},
+        version=VERSION,
+        model_files=hash_text_files(config.model),
+    )
 
 
 def write_hybrid(source: Path, mask: Path, out: Path, standalone: bool = False) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 PRELOADED = [
     "bosch.recipes.search_mask",
     "bosch.training.loop",
+    "bosch.recipes.recover",
+    "bosch.eval.runner",
     "tests.plain_training",
     "tests.search_cases",
     "tests.faults.learned_mask_program",

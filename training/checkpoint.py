@@ -260,7 +260,7 @@ class Checkpoints:
         rolling = []
         for step, path in sorted(checkpoints_in(self.folder).items()):
             try:
-                milestone = read_sealed_json(path / MANIFEST)["milestone"]
+                milestone = read_sealed_json(path / MANIFEST, "milestone")["milestone"]
             except (DamagedArtifactError, FileNotFoundError):
                 continue  # dealt with if a run resumes from it
             rolling += [] if milestone else [(step, path)]

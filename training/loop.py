@@ -88,7 +88,7 @@ def train(job: TrainJob) -> str | None:
 
     with Interruption(job.folder) as interruption:
         first = run.checkpoints.load_newest(run.state)
-        log.start(first + 1 if first else 0)
+        run.ranks.all_succeed(lambda: log.start(first + 1 if first else 0))
         if first:
             say(f"training resumes after step {first:,} of {schedule.num_steps:,}")
         else:

@@ -4,7 +4,6 @@ Each line is forced to disk before the next step. The TensorBoard files are made
 rebuilt whenever a run resumes, so that no point is missing or there twice.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 from bosch.data.loader import Batch
 from bosch.run.errors import UserError
 from bosch.run.inside import open_own_file
-from bosch.run.lines import append_line
+from bosch.run.lines import append_line, sealed_lines
 from bosch.run.manifest import write_atomically
 from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
@@ -39,16 +38,23 @@ class MetricsLog:
         self._curves: TrainingCurves | None = None
 
     def start(self, step: int) -> None:
-        """The next row is that of `step`. Drop later rows of an earlier attempt."""
+        """The next row is that of `step`. Drop later rows of an earlier attempt. UserError if
+        earlier rows are missing: only training again would make them."""
         if not self._writes:
             return
         rows = read_metrics(self.path) if self.path.is_file() else []
-        earlier = [row for row in rows if row["step"] < step]
-        if len(earlier) < len(rows):
-            say(f"metrics: dropped {len(rows) - len(earlier)} rows of steps that are repeated")
+        earlier = list({row["step"]: row for row in rows if row["step"] < step}.values())
+        if [row["step"] for row in earlier] != list(range(step)):
+            raise UserError(
+                f"{self.path} is damaged: of the {step:,} rows before step {step:,} it has "
+                f"{len(earlier):,}. Put the file back, or start this stage again with --fresh "
+                f"{self.path.parent.name} (or with another --out)."
+            )
+        if any(row["step"] >= step for row in rows):
+            say(f"metrics: rows from step {step:,} on are dropped, because they are repeated")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._explaining():
-            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in earlier))
+            write_atomically(self.path, sealed_lines(earlier))
         self._curves = TrainingCurves(self._run, earlier, self._name)
 
     def write(self, row: Mapping[str, object]) -> None:

@@ -5,13 +5,12 @@ constraint.
 """
 # U units, which have one gate each: [layer][group] or [layer][0]
 
-import json
 from pathlib import Path
 from typing import Any
 
 from bosch.run.errors import UserError
 from bosch.run.inside import open_own_file
-from bosch.run.lines import whole_lines
+from bosch.run.lines import append_line, read_lines, sealed_lines
 from bosch.run.manifest import write_atomically
 
 HISTORY = "gates.jsonl"
@@ -37,27 +36,28 @@ class GateHistory:
     def write(self, step: int, figures: dict[str, float], gates_U: list[list[float]]) -> None:
         if not self._is_cut:  # drop steps after the last checkpoint of a killed attempt
             lines = [line for line in read_history(self.path) if line["step"] < step]
-            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+            if [line["step"] for line in lines] != list(range(1, step)):
+                raise _damaged(self.path, "it lacks steps")
+            write_atomically(self.path, sealed_lines(lines))
             self._is_cut = True
         line = {"step": step} | {name: round(value, 6) for name, value in figures.items()}
         gates = [[round(value, 6) for value in row] for row in gates_U]
-        with open_own_file(self.path, "a") as file:
-            file.write(json.dumps(line | {"gates": gates}) + "\n")
+        with open_own_file(self.path, "ab") as file:
+            append_line(file, line | {"gates": gates})
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
     """The complete lines; a last one cut off by a kill is dropped."""
     lines = []
-    for number, text in enumerate(whole_lines(path), start=1):
-        try:
-            line = json.loads(text)
-            line["step"], line["gates"]  # what readers need
-            lines.append(line)
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} is damaged: line {number} is not a step; make the mask again with --fresh."
-            ) from error
+    for number, line in read_lines(path):
+        if line is None or line.get("step") != number or "gates" not in line:
+            raise _damaged(path, f"line {number} is not step {number}")
+        lines.append(line)
     return lines
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} is damaged: {reason}; make the mask again with --fresh.")
 
 
 def draw_history(path: Path, out: Path, title: str, ratio: float) -> None:

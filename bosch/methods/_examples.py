@@ -5,7 +5,6 @@ The results are in `examples.jsonl` in the stage's folder, one line per example.
 float64 exactly. A line cut off by a kill is dropped.
 """
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bosch.method import Inputs
 from bosch.run.errors import UserError
 from bosch.run.inside import open_own_file
-from bosch.run.lines import append_line, whole_lines
+from bosch.run.lines import append_line, drop_torn_line, read_lines
 from bosch.run.progress import track
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ def measure_each(
 ) -> list[Result]:
     """`measure(0)` to `measure(count - 1)`. Results found in the folder are reused."""
     path = folder / NOTES
+    drop_torn_line(path)
     results = [result for _, result in read_notes(path)][:count]
     opened = open_own_file(path, "ab")
     with opened as file, track(title, count, unit, done=len(results)) as bar:
@@ -46,7 +46,8 @@ def measure_each(
             began = time.monotonic()
             results.append(measure(index))
             seconds = round(time.monotonic() - began, 3)
-            append_line(file, {"seconds": seconds, "result": results[-1]})
+            line = {"index": index, "seconds": seconds, "result": results[-1]}
+            append_line(file, line)
             bar.advance()
     return results
 
@@ -60,13 +61,15 @@ def measured_seconds(folder: Path) -> float | None:
 def read_notes(path: Path) -> list[tuple[float, Result]]:
     """Seconds and result of each example so far."""
     notes = []
-    for number, text in enumerate(whole_lines(path), start=1):
+    for number, line in read_lines(path):
         try:
-            line = json.loads(text)
+            index = (line or {}).get("index", number - 1)  # earlier versions wrote none
+            if line is None or index != number - 1:
+                raise ValueError("damaged, or another example's")
             notes.append((float(line["seconds"]), dict(line["result"])))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(
-                f"{path} is damaged: line {number} is not a result. Remove the file to measure all "
-                "examples again."
+                f"{path} is damaged: line {number} is not the result of example {number}. Remove "
+                "the file to measure all examples again."
             ) from error
     return notes

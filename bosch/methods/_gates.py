@@ -6,8 +6,8 @@ and, with `weights=learned`, the trained weights.
 """
 # U units, which have one gate each: [layer][group] or [layer][0]
 
-import json
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from bosch.masks.mask import Unit
 from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info
 from bosch.run.errors import UserError
+from bosch.run.lines import read_lines, sealed_lines
 from bosch.run.manifest import write_atomically
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -156,7 +157,7 @@ def learn(
         table, figures = gates.table(), gates.figures()
         learned = {"table": table, "figures": figures, "length": asdict(length)}
         if rank == 0:
-            write_atomically(folder / LEARNED, json.dumps(learned) + "\n")
+            write_atomically(folder / LEARNED, sealed_lines([learned]))
     if rank == 0:
         title = f"{inputs.model_info.id}: {settings.granularity}, ratio {inputs.ratio:g}"
         draw_history(folder / HISTORY, folder / PICTURE, title, inputs.ratio)
@@ -165,11 +166,10 @@ def learn(
 
 def read_learned(path: Path) -> tuple[dict[str, Any], Length]:
     """The final gates, and how long they were learned in the first attempt."""
-    try:
-        learned = json.loads(path.read_text("utf-8"))
+    learned = next((line.content for line in read_lines(path)), None) or {}
+    with suppress(KeyError, TypeError):
         return learned, Length(**learned["length"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged; remove it to learn the gates again.") from error
+    raise UserError(f"{path} is damaged; remove it to learn the gates again.")
 
 
 def select_lowest(

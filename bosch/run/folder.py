@@ -150,6 +150,8 @@ class RunFolder:
         manifest.remove_leftovers(folder)
         self.say(f"{stage.name}: {decision.reason}")
         facts = stage.facts | {"fingerprint": stage.fingerprint}
+        if stage.model_files:
+            facts["model_files"] = dict(stage.model_files)
         if decision.action == "run":
             manifest.write_sealed_json(folder / STARTED, facts)
         wall_time = WallTime(folder)
@@ -195,8 +197,11 @@ class WallTime:
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".wall_seconds.json"
         self.earlier: list[float] = []
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # only a statistic
-            self.earlier = json.loads(self.path.read_text())
+        # Only a statistic: without a valid file the time is counted from now on.
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
+            earlier = json.loads(self.path.read_text())
+            if all(type(seconds) is float and 0 <= seconds < 1e9 for seconds in earlier):
+                self.earlier = list(earlier)
         self._begin = time.monotonic()
 
     def save(self) -> None:

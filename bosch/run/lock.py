@@ -89,7 +89,12 @@ class LockRecord:
     @classmethod
     def parse(cls, content: dict[str, Any]) -> "LockRecord":
         owner, parent = (ProcessIdentity(**content.pop(name)) for name in ("owner", "parent"))
-        return cls(owner, parent, **content)
+        record = cls(owner, parent, **content)
+        for part in (record, owner, parent):
+            for field in dataclasses.fields(part):
+                if type(value := getattr(part, field.name)) is not field.type:
+                    raise TypeError(f"{field.name} is {value!r:.60}")
+        return record
 
     @classmethod
     def read(cls, folder: Path) -> "LockRecord | None":
@@ -98,7 +103,7 @@ class LockRecord:
             return cls.parse(json.loads((folder / LOCK).read_text()))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FolderInUseError(
                 f"{folder / LOCK} is not a lock file ({error}); if no run uses this folder, delete "
                 "that file."

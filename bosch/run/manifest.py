@@ -53,7 +53,7 @@ def verify_folder(folder: Path) -> dict[str, Any]:
     DamagedArtifactError names the first file that differs. Files that the manifest does not list,
     such as a reader's notes, are ignored.
     """
-    manifest = read_sealed_json(folder / MANIFEST)
+    manifest = read_sealed_json(folder / MANIFEST, "files")
     listed = manifest["files"].items()
     files = {path_inside(folder, name, folder / MANIFEST): facts for name, facts in listed}
     for path, facts in files.items():
@@ -102,16 +102,17 @@ def write_sealed_json(path: Path, content: Mapping[str, object]) -> None:
     write_atomically(path, _sealed_text(plain(content)))
 
 
-def read_sealed_json(path: Path) -> dict[str, Any]:
-    """What write_sealed_json wrote; DamagedArtifactError if a byte has changed since."""
+def read_sealed_json(path: Path, *needed: str) -> dict[str, Any]:
+    """What write_sealed_json wrote; DamagedArtifactError if a byte has changed since, or if it is
+    another file, which lacks a needed field."""
     try:
         text = path.read_bytes().decode()
         content = json.loads(text)
         del content["checksum"]
-        intact = _sealed_text(content) == text
+        intact = _sealed_text(content) == text and all(name in content for name in needed)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"{path} does not exist.") from error
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         intact = False
     if not intact:
         raise DamagedArtifactError(f"{path} is damaged: its content does not match its checksum.")

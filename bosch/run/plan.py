@@ -60,7 +60,7 @@ def follow_reference(folder: Path) -> Path:
     reference = folder / REFERENCE
     if not reference.is_file():
         return folder
-    name = manifest.read_sealed_json(reference)["folder"]
+    name = manifest.read_sealed_json(reference, "folder")["folder"]
     target = Path(os.path.abspath(folder / name))
     # The folder of all runs: a stage's name has one to three parts.
     above = Path(os.path.abspath(folder)).parents[1:4]
@@ -109,11 +109,13 @@ def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> 
     try:
         reference = run_path / stage.name / REFERENCE
         if stage.shared and reference.is_file():
-            old = manifest.read_sealed_json(reference)["facts"]
+            old = manifest.read_sealed_json(reference, "facts")["facts"]
             if old != stage.facts:
                 return Decision(stage, "blocked", _describe_conflict(reference.parent, stage, old))
         return _examine_folder(locate(run_path, stage), stage, verified)
     except DamagedArtifactError as damage:
+        if stage.derived:
+            return Decision(stage, "run", f"made again, because {damage}")
         return Decision(stage, "blocked", f"{damage} Use --fresh {stage.name} to make it again.")
 
 
@@ -131,12 +133,16 @@ def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision
             reason = f"{folder} holds files but no {STARTED}, so they are not from a run; move "
             return Decision(stage, "blocked", f"{reason}them away.")
         return Decision(stage, "run", f"starts, shared in {folder}" if stage.shared else "starts")
-    old = manifest.read_sealed_json(folder / STARTED)
+    old = manifest.read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
     if old["fingerprint"] != stage.fingerprint:
         if stage.derived:
             changes = describe_changes(old, stage.facts)
             return Decision(stage, "run", f"made again, because this changed: {changes}")
         return Decision(stage, "blocked", _describe_conflict(folder, stage, old))
+    recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
+    if changes := differences(recorded, stage.model_files):
+        reason = f"{folder} was made before files of the model changed ({changes}). Restore them, "
+        return Decision(stage, "blocked", f"{reason}or use --fresh {stage.name}.")
     if not is_complete:
         return Decision(stage, "resume", "continues where it stopped")
     verified.add(folder)

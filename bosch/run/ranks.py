@@ -171,10 +171,10 @@ class Ranks:
     def _read(self, rank: int) -> tuple[LockRecord | None, list[str]]:
         try:
             content = json.loads((self.folder / f"rank-{rank}").read_text())
-        except (OSError, ValueError):
+            events = content.pop("events")
+            return LockRecord.parse(content), events
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None, []  # not there yet, or just replaced and unreadable for a moment (NFS)
-        events = content.pop("events")
-        return LockRecord.parse(content), events
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -60,6 +60,9 @@ class Stage:
     ranks: Literal["first", "all"] = "first"  # which ranks call `run`; the others wait
     shared: bool = False  # kept in runs/shared and built once for all runs that need it
     derived: bool = False  # a view of its inputs: made again by itself when they change
+    # Checksums of files of the model that decide texts (bosch/model.py). A change is refused, but
+    # they are not in the fingerprint, so that folders of earlier versions are still reused.
+    model_files: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ resumes, or an evaluation that comes late, writes the whole file of its folder a
 """
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +24,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from bosch.run.lines import read_lines
 from bosch.run.progress import say
 
 METRICS = "metrics.jsonl"
@@ -73,11 +73,8 @@ def tolerating_write_errors(run_path: Path) -> Iterator[None]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl. A last line that a kill cut off is ignored."""
     rows = []
-    for number, line in enumerate(path.read_text(errors="replace").split("\n")[:-1], 1):
-        try:
-            row = json.loads(line)
-            _ = row["step"], row["tokens"]  # every row has both
-        except (ValueError, KeyError, TypeError):
+    for number, row in read_lines(path):
+        if row is None or any(type(row.get(name)) is not int for name in ("step", "tokens")):
             say(f"left out {path}, line {number}: it is damaged")
             continue
         rows.append(row)

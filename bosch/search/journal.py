@@ -6,7 +6,6 @@ same answers from its journal in the same order, and then continues to compute a
 off by a kill is dropped. With several ranks, rank 0 reads and writes for all.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,10 +14,10 @@ from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
 from bosch.run.group import Group
 from bosch.run.inside import open_own_file
-from bosch.run.lines import append_line, whole_lines
+from bosch.run.lines import append_line, drop_torn_line, read_lines
 from bosch.run.plan import describe_changes
 from bosch.run.progress import say
-from bosch.search.objective import Z
+from bosch.search.objective import Means, Z
 
 FILE = "journal.jsonl"
 VERSION = 1
@@ -68,16 +67,19 @@ class Journal:
     def _open(self, path: Path, facts: Mapping[str, object]) -> list[Line]:
         """Read the lines, and open the file for appending after the last complete one."""
         header = {"version": VERSION, "settings": plain(facts), "inputs": {}}
+        drop_torn_line(path)
         lines: list[Line] = []
-        for number, text in enumerate(whole_lines(path), start=1):
-            try:
-                lines.append(json.loads(text))
-                lines[-1]["settings" if number == 1 else "z"]
-            except (ValueError, KeyError, TypeError):
+        for number, content in read_lines(path):
+            # A search that strayed from its journal counts again from an earlier number.
+            last = 0 if number <= 2 else lines[-1]["number"]
+            if content is None or not (
+                is_header(content) if number == 1 else is_evaluation(content, last + 1)
+            ):
                 raise UserError(
-                    f"{path} is damaged: line {number} is not an evaluation. Move the file away to "
-                    "start the search again."
-                ) from None
+                    f"{path} is damaged: line {number} is not the evaluation that belongs there. "
+                    "Move the file away to start the search again."
+                )
+            lines.append(content)
         if lines and (changed := describe_changes(lines[0], header)):
             raise UserError(
                 f"{path} belongs to a search with other settings ({changed}); move it away to "
@@ -87,6 +89,28 @@ class Journal:
         if not lines:
             self.append(header)
         return lines[1:]
+
+
+def is_header(line: Line) -> bool:
+    kinds = {"version": int, "settings": dict, "inputs": dict}
+    return all(isinstance(line.get(name), kind) for name, kind in kinds.items())
+
+
+def is_evaluation(line: Line, most: int) -> bool:
+    """Whether a line has what a replay reads, and a number up to `most`."""
+    try:
+        numbers = [line["value"], *line["losses"].values()]
+        numbers += [line[name] for name in ("number", "seconds", "layer_forwards")]
+        numbers += [line[name] for name in Means._fields if line["exact"]]
+        return (
+            bool(z_from_texts(line["z"]))
+            and all(isinstance(value, int | float) for value in numbers)
+            and all(text.isdecimal() for text in line["losses"])
+            and {"stage", "threshold", "cached"} <= line.keys()
+            and 1 <= line["number"] <= most
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
 
 
 def z_to_texts(z: Z) -> list[str]:

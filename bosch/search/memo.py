@@ -3,7 +3,7 @@ model, calibration set and window, whatever their method, ratio or objective.
 
 `runs/shared/masks-<fingerprint>/` holds `facts.json`, what the scores depend on, and
 `scores.jsonl`, one line per mask. Several searches may append at once. A search reads the file when
-it begins, and ignores lines that are incomplete or damaged.
+it begins, and ignores lines that are incomplete or damaged (bosch/run/lines.py).
 """
 
 import fcntl
@@ -22,6 +22,7 @@ from bosch.model import ModelInfo
 from bosch.run.fingerprint import fingerprint, plain
 from bosch.run.group import agree, is_first
 from bosch.run.inside import open_own_file
+from bosch.run.lines import parse_lines, sealed_lines
 from bosch.run.manifest import STARTED, write_atomically
 from bosch.search.journal import z_from_texts, z_to_texts
 from bosch.search.objective import Means, Z
@@ -46,7 +47,7 @@ class Memo:
                 if not (folder / FACTS).is_file():
                     write_atomically(folder / FACTS, json.dumps(facts, indent=1) + "\n")
                 file.seek(0)
-                known = _parse(file)
+                known = _parse(file.read())
         # Read once, on rank 0: which masks are known must not depend on when a rank looks.
         self._known: dict[Z, Means] = agree(known)
 
@@ -56,7 +57,7 @@ class Memo:
     def add(self, z: Z, means: Means) -> None:
         if self._path is None:
             return
-        line = json.dumps({"z": z_to_texts(z), **means._asdict()}).encode() + b"\n"
+        line = sealed_lines([{"z": z_to_texts(z), **means._asdict()}])
         with _locked(self._path) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
@@ -74,11 +75,12 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _parse(lines: BinaryIO) -> dict[Z, Means]:
+def _parse(content: bytes) -> dict[Z, Means]:
     known = {}
-    for text in lines:
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
-            line = json.loads(text)
+    for _, line in parse_lines(content):
+        # A line of an earlier version may have any content.
+        with suppress(ValueError, KeyError, TypeError, OverflowError):
+            line = dict(line or {})
             z = z_from_texts(line.pop("z"))
             known[z] = Means(**{name: float(value) for name, value in line.items()})
     return known

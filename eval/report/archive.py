@@ -3,6 +3,7 @@ with the scores of single examples, without weights and texts. Reports read them
 """
 
 import gzip
+import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from bosch.config import fill_in
 from bosch.eval.report.runs import EvaluationKey, RunResults, distinguish_runs, read_run
 from bosch.eval.report.scores import condition
 from bosch.eval.report.statistics import Samples
-from bosch.eval.rows import Row, read_rows, write_line
+from bosch.eval.rows import Row
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
 from bosch.run.inside import path_inside
+from bosch.run.lines import parse_lines, sealed_lines
 from bosch.run.manifest import write_atomically
 
 COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
@@ -60,7 +62,7 @@ def append_run(archive: Path, run: RunResults) -> None:
     record["training"] = [
         {name: row[name] for name in TRAINING_FIELDS if name in row} for row in run.training
     ]
-    line = write_line(record).encode()
+    line = sealed_lines([record])
     before = archive.read_bytes() if archive.is_file() else b""
     archive.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(archive, before + (gzip.compress(line) if archive.suffix == ".gz" else line))
@@ -69,8 +71,15 @@ def append_run(archive: Path, run: RunResults) -> None:
 def read_archive(archive: Path) -> list[RunResults]:
     """Of several lines on one run (same name and settings), the last one."""
     runs = {}
-    for number, record in enumerate(read_rows(archive), 1):
+    try:
+        content = archive.read_bytes()
+        content = gzip.decompress(content) if archive.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{archive} cannot be read ({error}); name another file.") from error
+    for number, record in parse_lines(content.rstrip(b"\n") + b"\n"):  # a torn line counts
         try:
+            if record is None:
+                raise ValueError("its checksum differs")
             run = _parse_run(archive, record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(

@@ -17,6 +17,7 @@ from bosch.eval.results import SCORES
 from bosch.eval.suites._reporting import Row, reporting_of
 from bosch.masks.mask import MaskFile, read_mask
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.lines import read_lines
 from bosch.run.manifest import MANIFEST
 from bosch.run.plan import REFERENCE, follow_reference
 
@@ -258,7 +259,7 @@ def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problems.append(f"{path} is damaged: {error}")
         return {}
     return content if isinstance(content, dict) else {}
@@ -268,18 +269,9 @@ def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The rows of a file that may still be growing: its last line may be half written."""
     if not path.is_file():
         return []
-    rows = []
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError as error:
-            if number < len(lines):
-                problems.append(f"{path}, line {number} is damaged: {error}")
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    lines = read_lines(path)
+    problems += [f"{path}, line {line.number} is damaged" for line in lines if line.content is None]
+    return [line.content for line in lines if line.content is not None]
 
 
 def _mask_cost(path: Path, mask: MaskFile | None, problems: list[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ def stage_of(path: str) -> str | None:
     return next((stage for stage in STAGES if own.startswith(stage)), None)
 
 
-def main() -> None:
-    folder, point, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+def run(folder: str, point: int, arguments: Sequence[str]) -> None:
     seen = watch_operations(folder, "runs", at=point)
     places: dict[str, list[int]] = {}
 
@@ -52,8 +52,8 @@ def main() -> None:
     sys.addaudithook(note)
     os.chdir(folder)
     recover.main(arguments)
-    print(f"operations {json.dumps(places)}")
+    print(f"operations {json.dumps(places)}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -54,7 +54,7 @@ class TwoSteps:
 
 def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
     append = runner.append_line
-    runner.append_line = lambda file, row: append(TwoSteps(file, folder), row)
+    runner.append_line = lambda file, *line: append(TwoSteps(file, folder), *line)
     seen = [
         watch_operations(folder, at=kill_at if ranks == world else None, operations=operations)
         for ranks, operations in COUNTED.items()

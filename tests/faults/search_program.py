@@ -13,7 +13,7 @@ from typing import Any
 from bosch.search.journal import FILE
 from tests.fork_server import PATIENCE, launch_environment, start
 
-COSTS = ("seconds", "layer_forwards")  # what a kill may change in a journal
+COSTS = ("seconds", "layer_forwards", "check")  # what a kill may change in a journal
 RESULT = "result.json"
 
 

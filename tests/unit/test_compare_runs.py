@@ -163,6 +163,16 @@ def test_archived_runs_are_read_like_their_folders(tmp_path: Path, name: str) ->
     assert [run.rows for run in stored.runs] == [run.rows for run in folders.runs]
 
 
+def test_a_damaged_line_of_an_archive_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "rows.jsonl"
+    append_run(archive, read_run(FakeRun().write(tmp_path)))
+    content = archive.read_text()
+    for damaged in (content.replace('"n": ', '"n": 1'), content[:-9], "[" * 50_000):
+        archive.write_text(damaged)
+        with pytest.raises(UserError, match=rf"{archive}, line 1"):
+            read_archive(archive)
+
+
 def test_a_line_that_is_no_run_and_an_unknown_baseline_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"name": "run"}\n')
     with pytest.raises(UserError, match=r"rows\.jsonl, line 1 .*'mask'"):

@@ -15,7 +15,7 @@ from bosch.config import Config, EvalConfig, JudgingConfig
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval import runner
 from bosch.eval.examples import load_examples
-from bosch.eval.judging import Judging, judging_of, load_judged
+from bosch.eval.judging import Judging, judge, judging_of, load_judged
 from bosch.eval.lm_eval_bridge import results_of
 from bosch.eval.results import collect_results, describe_evaluation
 from bosch.eval.settings import FAST, Label, SuiteRun
@@ -29,7 +29,7 @@ from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
-from bosch.run.manifest import DamagedArtifactError
+from bosch.run.manifest import DamagedArtifactError, write_sealed_json
 from bosch.run.stage import Artifact
 
 MODEL = asset_folder("tiny-qwen3-2layer")
@@ -329,8 +329,8 @@ def test_predictions_of_one_model_are_not_used_for_another(
     options = (*options, "--out", tmp_path / "judged")
     written = runner.append_line
 
-    def fail_after_the_first(file: Any, row: Any) -> None:
-        written(file, row)
+    def fail_after_the_first(*arguments: Any) -> None:
+        written(*arguments)
         raise RuntimeError("killed")
 
     monkeypatch.setattr(runner, "append_line", fail_after_the_first)
@@ -341,6 +341,79 @@ def test_predictions_of_one_model_are_not_used_for_another(
         command("--model", MODEL, *options)
     command("--model", hybrid, *options)
     assert len(read_lines(tmp_path / "judged" / "niah" / "predictions.jsonl")) == 2
+
+
+@pytest.fixture
+def begun(hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An evaluation that was killed before a call of a function of the runner."""
+    settings = niah.Settings(lengths=(256,), tasks=("niah_single_1",))
+    judging = Judging((SuiteRun("niah", settings, 2),))
+
+    def begin(killed_before: str) -> tuple[Path, Any]:
+        def evaluate() -> None:
+            judge(hybrid, judging, Label("one", 4, 4), tmp_path / "out", tmp_path / "examples")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, killed_before, raise_killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                evaluate()
+        return tmp_path / "out", evaluate
+
+    return begin
+
+
+def raise_killed(*_: Any) -> None:
+    raise RuntimeError("killed")
+
+
+def test_a_damaged_prediction_of_an_unfinished_evaluation_is_made_again(
+    begun: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, evaluate = begun("write_rows")
+    evaluate()
+    wanted = (folder / "niah" / "predictions.jsonl").read_bytes()
+    shutil.rmtree(folder)
+    begun("write_rows")
+    (path,) = (folder / ".work").glob("niah-*.jsonl")
+    first, second = path.read_text().splitlines(keepends=True)
+    row = json.loads(second)
+    changed = json.dumps(row | {"prediction": "42"}) + "\n"
+    path.write_text(first + changed + "[" * 50_000 + "\n" + '{"task": []}\n' + first)
+    with caplog.at_level("INFO", "bosch"):
+        evaluate()
+    assert f"{path}, line 2" in caplog.text
+    assert (folder / "niah" / "predictions.jsonl").read_bytes() == wanted
+
+
+@pytest.mark.parametrize("damage", ["changed", "a line less", "no row"])
+def test_damaged_predictions_of_an_unfinished_evaluation_are_named(damage: str, begun: Any) -> None:
+    folder, evaluate = begun("write_rows")
+    evaluate()  # all is scored, but no manifest protects it yet
+    path = folder / "niah" / "predictions.jsonl"
+    content = path.read_text()
+    first, _ = content.splitlines(keepends=True)
+    changed = {"changed": content.replace('"prediction": "', '"prediction": "4', 1)}
+    changed |= {"a line less": first, "no row": first + '{"task": []}\n'}
+    path.write_text(changed[damage])
+    with pytest.raises(DamagedArtifactError, match=str(path)):
+        evaluate()
+    path.unlink()
+    evaluate()
+    assert path.read_text() == content
+
+
+def test_examples_of_another_task_are_refused(begun: Any) -> None:
+    folder, evaluate = begun("write_rows")
+    (seal,) = folder.parent.glob("examples/examples-*/first-*.json")
+    content = json.loads(seal.read_text())
+    del content["checksum"]
+    for changes in ({"task": "another"}, {"xxh3": "another"}):
+        write_sealed_json(seal, content | changes)
+        with pytest.raises(DamagedArtifactError, match=seal.stem):
+            evaluate()
+    write_sealed_json(seal, {"something": "else"})
+    with pytest.raises(DamagedArtifactError, match=seal.name):
+        evaluate()
 
 
 def test_a_new_version_of_a_suite_is_evaluated_again(

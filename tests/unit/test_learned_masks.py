@@ -240,6 +240,24 @@ def test_the_history_has_a_line_a_step_and_a_torn_line_is_dropped(tmp_path: Path
         read_history(path)
 
 
+def test_a_changed_or_missing_step_of_the_history_and_a_changed_gate_are_named(
+    tmp_path: Path,
+) -> None:
+    toy = ConvexToy.draw(3, 2, seed=1)
+    select(consa, toy, tmp_path, 0.5, steps=7)
+    path = tmp_path / HISTORY
+    lines = path.read_text().splitlines(keepends=True)
+    changed = lines[2].replace('"gates": [[', '"gates": [[1')
+    for content in ([*lines[:2], changed, *lines[3:]], [*lines[:2], *lines[3:]]):
+        path.write_text("".join(content))
+        with pytest.raises(UserError, match=rf"{HISTORY}.*line 3"):
+            read_history(path)
+    path = tmp_path / LEARNED
+    path.write_text(path.read_text().replace('"table": [[', '"table": [[1'))
+    with pytest.raises(UserError, match=LEARNED):
+        select(consa, toy, tmp_path, 0.5, steps=7)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"length": {"steps": 1}}'])
 def test_a_damaged_file_of_final_gates_is_named(content: str, tmp_path: Path) -> None:
     toy = ConvexToy.draw(3, 2, seed=1)

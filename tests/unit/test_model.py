@@ -15,6 +15,7 @@ from bosch.model import (
     describe_model,
     explain_library_errors,
     find_tokenizer,
+    hash_text_files,
     load_model,
     load_tokenizer,
     read_model_info,
@@ -60,6 +61,25 @@ def test_models_are_told_apart_by_weights_and_described_by_their_config_too(
     path.write_text(json.dumps(config | {"sliding_window": 16}))
     assert describe_model(folder) != before
     assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
+
+
+def test_a_damaged_generation_config_is_named(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.write_text('{"eos_token_id": [1, 2]}')
+    before = hash_text_files(str(folder))
+    for text in (
+        "",
+        "null",
+        "[]",
+        '{"eos_token_id": "x"}',
+        '{"eos_token_id": [null]}',
+        "[" * 50_000,
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=str(path)):
+            read_model_info(folder)
+        assert hash_text_files(str(folder)) != before
 
 
 def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(

@@ -11,6 +11,7 @@ import pytest
 
 from bosch.method import Inputs
 from bosch.run.errors import UserError
+from bosch.run.lines import read_lines
 from bosch.run.manifest import STARTED
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
@@ -120,6 +121,27 @@ def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(inputs: I
         search(inputs)
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_journal_with_changed_missing_or_moved_lines_is_refused(
+    is_old: bool, inputs: Inputs
+) -> None:
+    search(inputs)
+    path = inputs.folder / FILE
+    if is_old:  # earlier versions wrote no checksums
+        path.write_bytes(b"".join(json.dumps(c).encode() + b"\n" for _, c in read_lines(path)))
+    lines = path.read_bytes().splitlines(keepends=True)
+    line = json.loads(lines[3])
+    values = ["x", None, [], 10**30] if is_old else ["x", 0.5]
+    changed = [(name, value) for name in ("number", "losses", "z") for value in values]
+    changes = [json.dumps(line | {name: value}).encode() + b"\n" for name, value in changed]
+    damaged = [[*lines[:3], change, *lines[4:]] for change in changes]
+    damaged += [[*lines[:3], b"[" * 50_000 + b"\n", *lines[4:]], [*lines[:3], *lines[4:]]]
+    for content in [*damaged, lines[1:]]:
+        path.write_bytes(b"".join(content))
+        with pytest.raises(UserError, match=rf"{FILE}.*line [14]"):
+            search(inputs)
+
+
 def test_a_search_that_differs_from_its_journal_reuses_its_scores(inputs: Inputs) -> None:
     with open_objective(inputs, "accuracy", {}) as objective:
         for z in (FULL, MIXED, LOCAL):
@@ -208,6 +230,14 @@ def test_searches_append_to_one_memo_at_once(tmp_path: Path) -> None:
     add_all(tmp_path, [FULL])
     memo = Memo(tmp_path, {})
     assert all(memo.get(z) == SCORES for z in (*masks, FULL))
+
+
+def test_a_changed_line_of_the_memo_is_not_used(tmp_path: Path) -> None:
+    add_all(tmp_path, [FULL, MIXED])
+    path = tmp_path / "scores.jsonl"
+    path.write_text(path.read_text().replace("0.25", "0.75", 1))
+    memo = Memo(tmp_path, {})
+    assert (memo.get(FULL), memo.get(MIXED)) == (None, SCORES)
 
 
 def add_all(folder: Path, masks: list[Any]) -> None:

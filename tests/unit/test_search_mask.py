@@ -201,6 +201,15 @@ def test_a_damaged_result_of_an_example_is_named(line: str, tmp_path: Path) -> N
         measure_each(tmp_path, "a test", 3, "examples", lambda index: {})
 
 
+@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [0, 0, 1]])
+def test_missing_or_repeated_results_of_examples_are_named(kept: list[int], tmp_path: Path) -> None:
+    measure_each(tmp_path, "a test", 3, "examples", lambda index: {"index": index})
+    lines = (tmp_path / NOTES).read_bytes().splitlines(keepends=True)
+    (tmp_path / NOTES).write_bytes(b"".join(lines[number] for number in kept))
+    with pytest.raises(UserError, match=NOTES):
+        measure_each(tmp_path, "a test", 3, "examples", lambda index: {"index": index})
+
+
 def outputs(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("mask.json", "scores.json", "mask.png")]
 

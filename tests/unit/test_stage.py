@@ -3,16 +3,17 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, speed_only
-from bosch.run.folder import RunFolder, home_of
+from bosch.run.folder import RunFolder, WallTime, home_of
 from bosch.run.lock import FolderInUseError, FolderLock, LivenessWatch, LockRecord
 from bosch.run.manifest import (
+    MANIFEST,
     STARTED,
     DamagedArtifactError,
     read_sealed_json,
@@ -371,10 +372,60 @@ def test_dead_owner_stays_dead_when_its_pid_is_reused(tmp_path: Path) -> None:
 
 
 def test_lock_file_that_is_not_one_is_named(tmp_path: Path) -> None:
-    for text in ("", "[]", "{}", '{"owner": 3, "parent": {}}', "\0"):
+    texts = ["", "[]", "{}", '{"owner": 3, "parent": {}}', "\0", "[" * 50_000, "{" + "9" * 9_999]
+    record = asdict(LockRecord.of_this_process())
+    for name, value in (("pid", "\0"), ("pid", None), ("host", []), ("boot_id", 3)):
+        texts.append(json.dumps(record | {"owner": record["owner"] | {name: value}}))
+    for text in [*texts, json.dumps(record | {"launch": {}})]:
         (tmp_path / ".lock").write_text(text)
         with pytest.raises(FolderInUseError, match=str(tmp_path / ".lock")), FolderLock(tmp_path):
             pass
+
+
+@pytest.mark.parametrize("text", ["", "3", "null", "[[]]", '["x"]', "[1e999]", "[" * 50_000, "é"])
+def test_damaged_wall_times_of_earlier_attempts_are_left_out(text: str, tmp_path: Path) -> None:
+    (tmp_path / ".wall_seconds.json").write_text(text, "latin-1")
+    (seconds,) = WallTime(tmp_path).finish()
+    assert 0 <= seconds < 60
+
+
+def test_a_damaged_view_is_made_again_and_other_damage_is_refused(tmp_path: Path) -> None:
+    stages = [Stage("view", run=write_result, derived=True), Stage("work", run=write_result)]
+    complete(tmp_path, stages)
+    for name in (STARTED, MANIFEST, "result.txt"):
+        (tmp_path / "view" / name).write_text("x")
+        assert actions(tmp_path, stages) == {"view": "run", "work": "reuse"}
+        assert any(f"{tmp_path}/view/{name}" in line for line in complete(tmp_path, stages))
+        assert (tmp_path / "view" / "result.txt").read_text() == "nothing before"
+    (tmp_path / "work" / STARTED).write_text("[" * 50_000)
+    (tmp_path / "work" / MANIFEST).unlink()
+    with pytest.raises(UserError, match=f"{tmp_path}/work/{STARTED}"):
+        complete(tmp_path, stages)
+
+
+def test_a_sealed_file_in_place_of_another_is_named(tmp_path: Path) -> None:
+    stage = Stage("work", run=write_result)
+    complete(tmp_path, [stage])
+    folder = tmp_path / "work"
+    for name in (MANIFEST, STARTED):
+        content = (folder / name).read_bytes()
+        write_sealed_json(folder / name, {"something": "else"})
+        with pytest.raises(UserError, match=f"{folder}"):
+            complete(tmp_path, [stage])
+        (folder / name).write_bytes(content)
+
+
+def test_changed_files_of_the_model_are_named_and_earlier_folders_reused(tmp_path: Path) -> None:
+    work = [Stage("work", run=write_result)]
+    complete(tmp_path, work)
+    hashed = [replace(work[0], model_files={"generation_config.json": "a"})]
+    assert hashed[0].fingerprint == work[0].fingerprint
+    assert actions(tmp_path, hashed) == {"work": "reuse"}  # an earlier version recorded none
+    complete(tmp_path, hashed, fresh="work")
+    assert actions(tmp_path, hashed) == {"work": "reuse"}
+    changed = [replace(work[0], model_files={"generation_config.json": "b"})]
+    with pytest.raises(UserError, match=r"generation_config\.json: a -> b.*--fresh work"):
+        complete(tmp_path, changed)
 
 
 def test_run_whose_folder_was_taken_over_stops_before_it_seals(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from bosch.eval.report.tensorboard import project_evaluations, rebuild_tensorboa
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
+from bosch.recipes.recover import show_again
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import write_sealed_json
 from bosch.run.tensorboard import read_metrics
@@ -36,6 +37,9 @@ def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def open_log(run: Path, first: int, rank: int = 0) -> MetricsLog:
     log = MetricsLog(run / "train", rank)
+    if first == 1:
+        log.start(0)
+        log.write({"step": 0, "tokens": 0})
     log.start(first)
     return log
 
@@ -53,8 +57,8 @@ def test_each_scalar_is_over_steps_and_over_tokens(tmp_path: Path) -> None:
         "tokens/train/loss": [(100, 1.0), (200, 2.0), (300, 3.0)],
     }
     rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
-    assert [row["loss"] for row in rows] == [1, 2, 3]
-    assert all(row["skipped"] == "spike" and row["time"] > 1e9 for row in rows)
+    assert [row["loss"] for row in rows[1:]] == [1, 2, 3]
+    assert all(row["skipped"] == "spike" and row["time"] > 1e9 for row in rows[1:])
 
 
 def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
@@ -62,7 +66,7 @@ def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     write_steps(tmp_path, 6, 11, attempt=0.5)
     expected = [(n, float(n)) for n in range(1, 6)] + [(n, n + 0.5) for n in range(6, 12)]
     rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
-    assert [(row["step"], row["loss"]) for row in rows] == expected
+    assert [(row["step"], row["loss"]) for row in rows[1:]] == expected
     assert points(tmp_path / "tb" / "train")["train/loss"] == expected
     assert len(list((tmp_path / "tb" / "train").iterdir())) == 1
     rebuild_tensorboard(tmp_path)
@@ -87,12 +91,34 @@ def test_a_cut_off_last_line_is_dropped_and_a_damaged_one_is_named(
     path = tmp_path / "train" / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"step": 4, "tok')
     write_steps(tmp_path, 4, 4)
-    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4]
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:], ""]))
+    path.write_text("\n".join([lines[0], lines[1].replace("1.0", "1.5"), *lines[2:], ""]))
     with caplog.at_level("INFO", "bosch"):
-        assert [row["step"] for row in read_metrics(path)] == [1, 3, 4]
+        assert [row["step"] for row in read_metrics(path)] == [0, 2, 3, 4]
     assert f"{path}, line 2" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["first", "middle", "last", "changed"])
+def test_a_training_does_not_resume_with_rows_missing(damage: str, tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 4)
+    path = tmp_path / "train" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    number = {"first": 0, "middle": 2, "last": 4, "changed": 3}[damage]
+    lines[number] = lines[number].replace("3.0", "7.0") if damage == "changed" else ""
+    path.write_text("".join(lines))
+    content = path.read_bytes()
+    with pytest.raises(UserError, match=rf"{path}.*--fresh train"):
+        open_log(tmp_path, 5)
+    assert path.read_bytes() == content
+
+
+def test_a_repeated_row_is_left_out(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 4)
+    path = tmp_path / "train" / "metrics.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[2] + "\n")
+    write_steps(tmp_path, 5, 5)
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4, 5]
 
 
 # --- evaluations ---
@@ -215,6 +241,19 @@ def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
     assert sorted(runs) == [
         f"{name}/tb{part}" for name in ("one", "two") for part in ("", "/eval", "/train")
     ]
+
+
+def test_a_run_writes_again_what_only_shows_results(tmp_path: Path) -> None:
+    run = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
+    show_again(run)
+    (events,) = (run / "tb" / "eval").iterdir()
+    curves, results = points(run / "tb" / "eval"), run / "eval" / "results.jsonl"
+    rows = results.read_bytes()
+    events.write_bytes(events.read_bytes()[:-40])
+    results.write_bytes(rows[:-40])
+    show_again(run)
+    assert points(run / "tb" / "eval") == curves
+    assert results.read_bytes() == rows
 
 
 def test_every_chart_has_curves_and_the_text_describes_the_run(tmp_path: Path) -> None:
