@@ -27,7 +27,7 @@ from bosch.model import load_tokenizer, read_model_config
 from bosch.run import progress
 from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
-from bosch.run.lines import whole_lines
+from bosch.run.lines import drop_torn_line
 from bosch.run.lock import FolderLock
 from bosch.run.manifest import (
     MANIFEST,
@@ -345,7 +345,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     ".lock_guard": lock,
     "journal.jsonl": lambda folder: Journal(folder, {}),
     "scores.jsonl": lambda folder: Memo(folder, {}),
-    "examples.jsonl": lambda folder: whole_lines(folder / "examples.jsonl"),
+    "examples.jsonl": lambda folder: drop_torn_line(folder / "examples.jsonl"),
     "metrics.jsonl": write_metrics,
     "gates.jsonl": write_gates,
     "tokens.bin": lambda folder: GrowingFiles(folder, 2, []),
