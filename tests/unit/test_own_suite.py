@@ -70,7 +70,7 @@ def add_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
 
     def add(name: str, content: str) -> None:
         functions = [name for name in bosch.eval.suites.NEEDS if name != "Settings"]
-        rest = [f"def {name}(*_): raise NotImplementedError" for name in functions]
+        rest = [f"def {name}(*_): ..." for name in functions]  # reports call none of them
         lines = [content, "class Settings: ...", *rest]
         (folder / f"{name}.py").write_text("\n".join(lines))
         monkeypatch.delitem(sys.modules, f"bosch.eval.suites.{name}", raising=False)

@@ -390,16 +390,16 @@ def test_damaged_wall_times_of_earlier_attempts_are_left_out(text: str, tmp_path
 
 
 def test_a_damaged_view_is_made_again_and_other_damage_is_refused(tmp_path: Path) -> None:
-    stages = [Stage("view", run=write_result, derived=True), Stage("work", run=write_result)]
+    stages = [Stage("view", run=write_result, derived=True), Stage("other", run=write_result)]
     complete(tmp_path, stages)
     for name in (STARTED, MANIFEST, "result.txt"):
         (tmp_path / "view" / name).write_text("x")
-        assert actions(tmp_path, stages) == {"view": "run", "work": "reuse"}
+        assert actions(tmp_path, stages) == {"view": "run", "other": "reuse"}
         assert any(f"{tmp_path}/view/{name}" in line for line in complete(tmp_path, stages))
         assert (tmp_path / "view" / "result.txt").read_text() == "nothing before"
-    (tmp_path / "work" / STARTED).write_text("[" * 50_000)
-    (tmp_path / "work" / MANIFEST).unlink()
-    with pytest.raises(UserError, match=f"{tmp_path}/work/{STARTED}"):
+    (tmp_path / "other" / STARTED).write_text("[" * 50_000)
+    (tmp_path / "other" / MANIFEST).unlink()
+    with pytest.raises(UserError, match=f"{tmp_path}/other/{STARTED}"):
         complete(tmp_path, stages)
 
 
