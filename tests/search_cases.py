@@ -63,7 +63,6 @@ class ModelObjective:
 
     def __init__(self, model: PreTrainedModel, calibration: Calibration, name: str) -> None:
         self.model, self.calibration, self.name = model, calibration, name
-        self.num_examples = calibration.num_questions
         self.scores: dict[Z, tuple[float, float, float]] = {}
 
     def __call__(self, z: Z, threshold: float | None = None, stage: str = "") -> Value:

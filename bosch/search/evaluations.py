@@ -7,19 +7,24 @@ journal before the search continues.
 
 Given the values, a search is deterministic: after a kill it replays its journal and continues as if
 nothing had happened. With several ranks each runs the whole search, and every call is collective.
+
+A mask that cannot exceed its threshold ends early: the texts are read in the order of their
+expected losses, until the rest could not lift the value above the threshold. What is read, and so
+what a search learns, depends neither on the accelerations nor on the number of ranks.
 """
 
 import math
+import operator
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bosch.calibration import Calibration
 from bosch.method import Inputs
-from bosch.run.group import agree, gather, joined, rank_and_size
+from bosch.run.group import agree, gather, joined
 from bosch.run.progress import Bar, track
-from bosch.search.journal import Journal, Line, z_to_texts
+from bosch.search.journal import Journal, Line, texts_of, z_to_texts
 from bosch.search.memo import Memo, locate_memo, scoring_facts
 from bosch.search.objective import (
     Means,
@@ -34,7 +39,7 @@ from bosch.search.scorer import Answer, Scorer
 from bosch.search.settings import Accelerations
 
 NEWEST_SHARE = 0.3  # weight of the newest loss in the moving average of a text's losses
-PERFECT = Answer(True, 0.0)
+Texts = dict[int, Means]
 
 
 @dataclass
@@ -48,7 +53,7 @@ class Cost:
 
     def add(self, line: Line) -> None:
         self.computed += not line["cached"]
-        self.texts += len(line["losses"])
+        self.texts += line["run"]
         self.layer_forwards += line["layer_forwards"]
         self.evaluation_seconds += line["seconds"]
 
@@ -61,6 +66,7 @@ def open_objective(
     accelerations: Accelerations | None = None,
     max_evaluations: int | None = None,
     max_hours: float | None = None,
+    masks_at_once: int = 1,
 ) -> "Iterator[MaskObjective]":
     """The objective for a method's inputs, with its journal in the stage's folder.
 
@@ -74,7 +80,7 @@ def open_objective(
         scored = scoring_facts(model, inputs.model_info, calibration, inputs.window_tokens)
         searched = {"ratio": inputs.ratio, "seed": inputs.seed, "objective": name, **facts}
         objective = MaskObjective(
-            Scorer(model, calibration, inputs.window_tokens, accelerations),
+            Scorer(model, calibration, inputs.window_tokens, accelerations, masks_at_once),
             calibration,
             name,
             Journal(inputs.folder, {"scores": scored, "search": searched}),
@@ -101,7 +107,8 @@ class MaskObjective:
         max_evaluations: int | None = None,
         max_hours: float | None = None,
     ) -> None:
-        self.name, self.num_examples = name, calibration.num_questions
+        self.name = name
+        self.questions = [len(haystack.questions) for haystack in calibration.haystacks]
         self.cost = Cost()
         self.out_of_time = False
         self.journal = journal or Journal(None, {})
@@ -117,24 +124,37 @@ class MaskObjective:
         self._best = -math.inf  # since tracking began
 
     def __call__(self, z: Z, threshold: float | None = None, stage: str = "") -> Value:
-        """Without a threshold the value is exact. With one, the evaluation may stop as soon as the
-        value cannot exceed it.
+        """Without a threshold the value is exact. With one, it may be a bound that does not exceed
+        it, from the texts read so far.
 
-        Accept a mask if `value > threshold`. Do not use the value of one that stopped early for
-        anything else: where it stops depends on the accelerations.
+        Accept a mask if `value > threshold`.
         """
-        known = self._known.get(z) if self._scorer.accelerations.memo else None
-        if known and (known.exact or (threshold is not None and known.value <= threshold)):
-            return known
-        line = self.journal.replay(stage, z, threshold)
-        replayed = line is not None
-        if line is None:
-            self._end_if_spent(z)
-            line = self._evaluate(z, threshold, stage)
+        return self.score_masks([z], threshold, stage)[0]
+
+    def score_masks(
+        self, masks: Sequence[Z], threshold: float | None = None, stage: str = ""
+    ) -> list[Value]:
+        """Score several masks at once: with several ranks they share them."""
+        new = [z for z in masks if not self._is_known(z, threshold)]
+        order = self._order()
+        replayed = 0
+        for z in new:
+            line = self.journal.replay(stage, z, threshold)
+            if line is None:
+                break
+            self._note(z, line, replayed=True)
+            replayed += 1
+        missing = new[replayed:]
+        allowed = self._allowed(missing)
+        lines = self._evaluate(allowed, order, threshold, stage)
+        for z, (line, texts) in zip(allowed, lines, strict=True):
             self.journal.append(line)
-            if line["exact"] and not line["cached"]:
-                self._memo.add(z, means_of(line))
-        return self._note(z, line, replayed)
+            if len(texts) == len(order) and not line["cached"]:
+                self._memo.add(z, texts)
+            self._note(z, line, replayed=False)
+        if len(allowed) < len(missing):
+            raise SearchEnded(f"--max-evaluations {self._max_evaluations} is reached")
+        return [self._known[z] for z in masks]
 
     def evaluations(self) -> int:
         """Number of distinct masks scored by this search, including probes and those stopped early.
@@ -148,7 +168,11 @@ class MaskObjective:
 
     def score_unaccelerated(self, z: Z) -> Value:
         """Score once more without accelerations. Not counted, and not in the journal."""
-        return self._value(self._run(self._scorer.unaccelerated(), z, None)[0])
+        order = self._order()
+        ((texts, _),) = self._run(self._scorer.unaccelerated(), [z], order, None)
+        value = self._read(texts, order, None)
+        assert value is not None
+        return value
 
     @contextmanager
     def tracking(
@@ -167,78 +191,113 @@ class MaskObjective:
 
     # ------------------------------------------------------------------------------- one evaluation
 
-    def _evaluate(self, z: Z, threshold: float | None, stage: str) -> Line:
+    def _evaluate(
+        self, masks: Sequence[Z], order: Sequence[int], threshold: float | None, stage: str
+    ) -> list[tuple[Line, Texts]]:
+        """The line of each mask, and all of its texts that are known."""
         began, use = time.monotonic(), self._scorer.accelerations
-        known = None
+        found: dict[Z, Texts] = {}
         if use.memo:  # from a part of the journal that no longer applies, or from another search
-            strayed = self.journal.strayed.get(z)
-            known = self._memo.get(z) if strayed is None else means_of(strayed)
-        answers: dict[int, list[Answer]] = {}
-        work = 0.0
-        if known is None:
-            answers, work = self._run(self._scorer, z, threshold if use.early_end else None)
-        value = self._value(answers) if known is None else self._exact_value(known)
-        return {
-            "number": self._number + 1,
-            "stage": stage,
-            "z": z_to_texts(z),
-            "threshold": threshold,
-            **vars(value),
-            "examples": sum(map(len, answers.values())),
-            "losses": {str(text): self._loss(answers[text]) for text in sorted(answers)},
-            "cached": known is not None,
-            "seconds": round(time.monotonic() - began, 4),
-            "layer_forwards": round(work, 3),
-        }
+            known = ((z, self.journal.strayed.get(z) or self._memo.get(z)) for z in masks)
+            found = {z: texts for z, texts in known if texts is not None}
+        new = [z for z in masks if z not in found]
+        runs = self._run(self._scorer, new, order, threshold if use.early_end else None)
+        work = {z: spent for z, (_, spent) in zip(new, runs, strict=True)}
+        found |= {z: texts for z, (texts, _) in zip(new, runs, strict=True)}
+        seconds = (time.monotonic() - began) / max(1, len(masks))
+        lines = []
+        for number, z in enumerate(masks, self._number + 1):
+            value = self._read(found[z], order, threshold)
+            assert value is not None
+            line = {
+                "number": number,
+                "stage": stage,
+                "z": z_to_texts(z),
+                "threshold": threshold,
+                **vars(value),
+                "texts": {str(text): list(means) for text, means in value.texts.items()},
+                "cached": z not in work,
+                "run": len(found[z]) if z in work else 0,
+                "seconds": round(seconds, 4),
+                "layer_forwards": round(work.get(z, 0.0), 3),
+            }
+            lines.append((line, found[z]))
+        return lines
 
     def _run(
-        self, scorer: Scorer, z: Z, threshold: float | None
-    ) -> tuple[dict[int, list[Answer]], float]:
-        """The answers in the texts of all ranks, and the layer-forwards they took.
+        self, scorer: Scorer, masks: Sequence[Z], order: Sequence[int], threshold: float | None
+    ) -> list[tuple[Texts, float]]:
+        """For each mask, the means of its texts, and the layer-forwards they took.
 
-        With a threshold, each rank runs one text per round, the one with the highest expected loss
-        first, until no answers to the rest could lift the value above the threshold.
+        With a threshold the ranks run one text of each of their masks per round, until no answers
+        to the rest could lift a mask's value above it.
         """
-        rounds = [sorted(scorer.texts)]
-        if threshold is not None:
-            order = sorted(scorer.texts, key=lambda text: (-self._expected_losses[text], text))
-            num_rounds = -(-scorer.num_texts // rank_and_size()[1])
-            rounds = [order[number : number + 1] for number in range(num_rounds)]
-        answers: dict[int, list[Answer]] = {}
-        work = 0.0
-        for texts in rounds:
-            for share, spent in gather(scorer.score(z, texts)):
-                answers |= share
-                work += spent
-            if threshold is not None and self._value(answers).value <= threshold:
-                break
-        return answers, work
+        found: list[Texts] = [{} for _ in masks]
+        work = [0.0] * len(masks)
+        waiting = [scorer.share(order, index, len(masks)) for index in range(len(masks))]
+        left = list(range(len(masks)))
+        while left:
+            mine = []
+            for index in left:
+                texts = waiting[index][: None if threshold is None else 1]
+                waiting[index] = waiting[index][len(texts) :]
+                mine.append((index, *scorer.score(masks[index], texts)))
+            for share in gather(mine):
+                for index, answers, spent in share:
+                    found[index] |= {text: _means(answers[text]) for text in answers}
+                    work[index] += spent
+            left = [index for index in left if self._read(found[index], order, threshold) is None]
+        return list(zip(found, work, strict=True))
 
-    def _value(self, answers: Mapping[int, list[Answer]]) -> Value:
-        """Exact if all texts are there. Otherwise an upper bound: all others answered perfectly."""
-        every = [answer for text in sorted(answers) for answer in answers[text]]
-        left = self.num_examples - len(every)
-        value = self._exact_value(_means(every + [PERFECT] * left))
-        return value if not left else Value(value.value, False, None, None, None)
+    def _read(self, texts: Texts, order: Sequence[int], threshold: float | None) -> Value | None:
+        """The value of a mask, from its texts in this order: a bound as soon as the rest could not
+        lift it above the threshold, exact when all are read. None if more texts must run first.
+        """
+        read: Texts = {}
+        lost = 0.0  # to perfect answers
+        for text in order:
+            if text not in texts:
+                return None
+            read[text] = texts[text]
+            lost += self._loss(text, texts[text])
+            bound = rounded(self._perfect - lost / sum(self.questions))
+            if threshold is not None and bound <= threshold and len(read) < len(order):
+                return Value(bound, False, None, None, None, read)
+        means = self._means_of(read)
+        return Value(rounded(weighted(self.name, *means)), True, *means, read)
 
-    def _exact_value(self, means: Means) -> Value:
-        return Value(rounded(weighted(self.name, *means)), True, *means)
+    def _means_of(self, texts: Texts) -> Means:
+        """Over all questions."""
+        columns = zip(*(texts[text] for text in range(len(self.questions))), strict=True)
+        total = sum(self.questions)
+        return Means(
+            *(math.fsum(map(operator.mul, self.questions, column)) / total for column in columns)
+        )
 
-    def _loss(self, answers: list[Answer]) -> float:
+    @property
+    def _perfect(self) -> float:
+        return weighted(self.name, 1.0, 1.0, 0.0)
+
+    def _loss(self, text: int, means: Means) -> float:
         """How far a text's questions are from perfect answers."""
-        best, got = weighted(self.name, *_means([PERFECT])), weighted(self.name, *_means(answers))
-        return round(len(answers) * (best - got), 4)
+        return self.questions[text] * (self._perfect - weighted(self.name, *means))
+
+    def _order(self) -> list[int]:
+        """The texts, those that masks fail first: they end an evaluation soonest."""
+        return sorted(range(len(self.questions)), key=lambda text: -self._expected_losses[text])
 
     # ------------------------------------------------------------------------------------ the state
 
-    def _note(self, z: Z, line: Line, replayed: bool) -> Value:
-        """Update the state after a call. A replayed line has the same effect as a computed one."""
-        value = Value(**{name: line[name] for name in Value.__dataclass_fields__})
+    def _note(self, z: Z, line: Line, replayed: bool) -> None:
+        """Update the state. A replayed line has the same effect as a computed one."""
+        texts = texts_of(line)
+        value = Value(*(line[name] for name in ("value", "exact", *Means._fields)), texts)
         self._number = line["number"]
         self.cost.add(line)
-        for text, loss in line["losses"].items():
-            before = self._expected_losses[int(text)]
-            self._expected_losses[int(text)] = before + NEWEST_SHARE * (loss - before)
+        for text, means in texts.items():
+            before = self._expected_losses[text]
+            loss = round(self._loss(text, means), 4)
+            self._expected_losses[text] = before + NEWEST_SHARE * (loss - before)
         known = self._known.get(z)
         if known is None or not known.exact:
             self._known[z] = value
@@ -249,23 +308,32 @@ class MaskObjective:
         self._scored.add(z)
         if replayed:
             self._earlier_seconds += line["seconds"]
-        return value
 
-    def _end_if_spent(self, z: Z) -> None:
-        used, most = len(self._scored), self._max_evaluations
-        if most is not None and used >= most and z not in self._scored:
-            raise SearchEnded(f"--max-evaluations {most} is reached")
-        if (hours := self._max_hours) is not None:
+    def _is_known(self, z: Z, threshold: float | None) -> bool:
+        known = self._known.get(z) if self._scorer.accelerations.memo else None
+        return known is not None and (
+            known.exact or (threshold is not None and known.value <= threshold)
+        )
+
+    def _allowed(self, masks: Sequence[Z]) -> Sequence[Z]:
+        """Those that the limits allow to evaluate, from the first on."""
+        if masks and (hours := self._max_hours) is not None:
             self.out_of_time = agree(self.seconds() >= hours * 3600)  # rank 0's clock decides
             if self.out_of_time:
                 raise SearchEnded(f"--max-hours {hours:g} is reached")
-
-
-def means_of(line: Line) -> Means:
-    return Means(*(line[name] for name in Means._fields))
+        if self._max_evaluations is None:
+            return masks
+        left, allowed = self._max_evaluations - self.evaluations(), []
+        for z in masks:
+            left -= z not in self._scored
+            if left < 0:
+                break
+            allowed.append(z)
+        return allowed
 
 
 def _means(answers: list[Answer]) -> Means:
+    """Over the questions of a text."""
     count = len(answers)
     return Means(
         sum(answer.correct for answer in answers) / count,

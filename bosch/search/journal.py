@@ -20,7 +20,7 @@ from bosch.run.progress import say
 from bosch.search.objective import Means, Z
 
 FILE = "journal.jsonl"
-VERSION = 1
+VERSION = 2
 
 Line = dict[str, Any]
 
@@ -35,7 +35,8 @@ class Journal:
         if folder is not None:  # an error of rank 0 must end every rank
             lines = Group.current().from_rank_0(lambda: self._open(folder / FILE, facts))
         self._waiting = lines[::-1]  # lines not replayed yet, the next one last
-        self.strayed: dict[Z, Line] = {}  # scores of lines that no longer match the search
+        # Outcomes by text, of lines that no longer match the search.
+        self.strayed: dict[Z, dict[int, Means]] = {}
         if lines:
             say(f"the journal has {len(lines)} evaluations; the search resumes after them")
 
@@ -52,7 +53,8 @@ class Journal:
             f"evaluation {line['number']} differs from the journal; the search continues on its "
             "new course and reuses the known scores"
         )
-        self.strayed = {z_from_texts(line["z"]): line for line in self._waiting if line["exact"]}
+        exact = (line for line in self._waiting if line["exact"])
+        self.strayed = {z_from_texts(line["z"]): texts_of(line) for line in exact}
         self._waiting = []
         return None
 
@@ -99,13 +101,14 @@ def is_header(line: Line) -> bool:
 def is_evaluation(line: Line, most: int) -> bool:
     """Whether a line has what a replay reads, and a number up to `most`."""
     try:
-        numbers = [line["value"], *line["losses"].values()]
-        numbers += [line[name] for name in ("number", "seconds", "layer_forwards")]
+        numbers = [line["value"], *(mean for means in line["texts"].values() for mean in means)]
+        numbers += [line[name] for name in ("number", "run", "seconds", "layer_forwards")]
         numbers += [line[name] for name in Means._fields if line["exact"]]
         return (
             bool(z_from_texts(line["z"]))
             and all(isinstance(value, int | float) for value in numbers)
-            and all(text.isdecimal() for text in line["losses"])
+            and all(text.isdecimal() for text in line["texts"])
+            and all(len(means) == len(Means._fields) for means in line["texts"].values())
             and {"stage", "threshold", "cached"} <= line.keys()
             and 1 <= line["number"] <= most
         )
@@ -120,3 +123,8 @@ def z_to_texts(z: Z) -> list[str]:
 
 def z_from_texts(texts: list[str]) -> Z:
     return tuple(tuple(map(int, text)) for text in texts)
+
+
+def texts_of(line: Line) -> dict[int, Means]:
+    """The outcomes of an evaluation by text, in the order in which they were read."""
+    return {int(text): Means(*means) for text, means in line["texts"].items()}

@@ -1,5 +1,5 @@
-"""The memo of evaluated masks: exact scores on disk, shared by all runs that search on the same
-model, calibration set and window, whatever their method, ratio or objective.
+"""The memo of evaluated masks: the outcomes of all texts on disk, shared by all runs that search on
+the same model, calibration set and window, whatever their method, ratio or objective.
 
 `runs/shared/masks-<fingerprint>/` holds `facts.json`, what the scores depend on, and
 `scores.jsonl`, one line per mask. Several searches may append at once. A search reads the file when
@@ -28,18 +28,18 @@ from bosch.search.journal import z_from_texts, z_to_texts
 from bosch.search.objective import Means, Z
 
 SCORES, FACTS = "scores.jsonl", "facts.json"
-VERSION = 1  # raised when the scores of masks change
+VERSION = 2  # raised when the scores of masks change
 # Fields of a model's configuration that do not affect scores: its origin and path. The number
 # format is a separate fact.
 UNSCORED = ("_name_or_path", "architectures", "transformers_version", "dtype", "use_cache")
 
 
 class Memo:
-    """Exact scores by mask. Without a folder it is empty and stores nothing."""
+    """Outcomes by mask and text. Without a folder it is empty and stores nothing."""
 
     def __init__(self, folder: Path | None, facts: Mapping[str, object]) -> None:
         self._path: Path | None = None
-        known: dict[Z, Means] = {}
+        known: dict[Z, dict[int, Means]] = {}
         if folder is not None and is_first():
             folder.mkdir(parents=True, exist_ok=True)
             self._path = folder / SCORES
@@ -49,15 +49,15 @@ class Memo:
                 file.seek(0)
                 known = _parse(file.read())
         # Read once, on rank 0: which masks are known must not depend on when a rank looks.
-        self._known: dict[Z, Means] = agree(known)
+        self._known = agree(known)
 
-    def get(self, z: Z) -> Means | None:
+    def get(self, z: Z) -> dict[int, Means] | None:
         return self._known.get(z)
 
-    def add(self, z: Z, means: Means) -> None:
+    def add(self, z: Z, texts: Mapping[int, Means]) -> None:
         if self._path is None:
             return
-        line = sealed_lines([{"z": z_to_texts(z), **means._asdict()}])
+        line = sealed_lines([{"z": z_to_texts(z), "texts": texts}])
         with _locked(self._path) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
@@ -75,14 +75,14 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _parse(content: bytes) -> dict[Z, Means]:
+def _parse(content: bytes) -> dict[Z, dict[int, Means]]:
     known = {}
     for _, line in parse_lines(content):
         # A line of an earlier version may have any content.
         with suppress(ValueError, KeyError, TypeError, OverflowError):
             line = dict(line or {})
-            z = z_from_texts(line.pop("z"))
-            known[z] = Means(**{name: float(value) for name, value in line.items()})
+            texts = {int(text): Means(*map(float, means)) for text, means in line["texts"].items()}
+            known[z_from_texts(line["z"])] = texts
     return known
 
 

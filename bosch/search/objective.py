@@ -4,8 +4,8 @@ Every evaluation returns accuracy, mean answer probability and mean answer log-p
 objective says which of them are compared.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bosch.plugins import suggest
@@ -27,7 +27,7 @@ DIGITS = 4  # values are rounded to 1e-4: kernels may differ below that
 
 
 class Means(NamedTuple):
-    """Means over all questions."""
+    """Means over the questions of one text, or of all texts."""
 
     accuracy: float
     probability: float
@@ -44,6 +44,8 @@ class Value:
     accuracy: float | None
     probability: float | None
     log_probability: float | None
+    # Of each text, in the order in which they were read; those of a bound are the first texts.
+    texts: Mapping[int, Means] = field(default_factory=dict)
 
 
 class SearchEnded(Exception):  # noqa: N818  # not an error

@@ -59,6 +59,7 @@ class Search:
     # For each evaluation: its subproblem, its value (None: stopped early), and whether the mask
     # meets the subproblem's quota.
     values: list[tuple[str, float | None, bool]] = field(default_factory=list)
+    outcomes: dict[Z, Value] = field(default_factory=dict)  # of all evaluated masks
     best: tuple[float, Z] | None = None  # of the evaluated masks that meet the budget
     details: dict[str, Any] = field(default_factory=dict)  # of the method, for the record
     cut_short: str | None = None  # the limit that ended it
@@ -106,15 +107,22 @@ class Search:
 
     def evaluate(self, z: Z, threshold: float | None, part: str, meets_quota: bool = True) -> Value:
         """Evaluate a mask for a subproblem and record its value. threshold: see MaskObjective."""
-        before = self.objective.evaluations()
-        value = self.objective(z, threshold, part)
-        above = threshold is None or value.value > threshold
-        if self.objective.evaluations() > before:
-            self.values.append((part, value.value if above else None, meets_quota))
-        meets_budget = sum(row.count(0) for row in z) == self.budget
-        if above and meets_budget and (self.best is None or value.value > self.best[0]):
-            self.best = value.value, z
-        return value
+        return self.evaluate_all([z], threshold, part, [meets_quota])[0]
+
+    def evaluate_all(
+        self, masks: Sequence[Z], threshold: float | None, part: str, meet_quota: Sequence[bool]
+    ) -> list[Value]:
+        """Several masks at once."""
+        values = self.objective.score_masks(masks, threshold, part)
+        for z, value, meets_quota in zip(masks, values, meet_quota, strict=True):
+            above = threshold is None or value.value > threshold
+            if z not in self.outcomes:
+                self.values.append((part, value.value if above else None, meets_quota))
+            self.outcomes[z] = value
+            meets_budget = sum(row.count(0) for row in z) == self.budget
+            if above and meets_budget and (self.best is None or value.value > self.best[0]):
+                self.best = value.value, z
+        return values
 
     def score_of(self, value: Value) -> float:
         """The objective's value. For accuracy the exact share of examples, so that equal drops are
@@ -132,6 +140,7 @@ class Search:
         max_evaluations: int,
         starts: Sequence[Assignment] = (),
         most_local: Sequence[int] = (),
+        guides: Sequence[Sequence[float]] = (),
         exact_values: bool = False,
         optimizer: str | None = None,
     ) -> Solution:
@@ -142,9 +151,14 @@ class Search:
         enumerated = planned == math.comb(len(variables), quota)
         method = ENUMERATED if enumerated else optimizer or self.settings.optimizer
 
-        def evaluate(assignment: Assignment, threshold: float | None) -> Value:
-            z = self.mask(variables, assignment)
-            return self.evaluate(z, threshold, name, assignment.count(0) == quota)
+        def evaluate(assignments: Sequence[Assignment], threshold: float | None) -> list[Value]:
+            masks = [self.mask(variables, assignment) for assignment in assignments]
+            meet_quota = [assignment.count(0) == quota for assignment in assignments]
+            return self.evaluate_all(masks, threshold, name, meet_quota)
+
+        # Masks that differ only in these variables.
+        known = {z: self.assignment_in(z, variables) for z in self.outcomes}
+        known = {z: a for z, a in known.items() if self.mask(variables, a) == z}
 
         problem = Problem(
             num_variables=len(variables),
@@ -160,6 +174,10 @@ class Search:
             best_possible=weighted(self.settings.objective, 1.0, 1.0, 0.0),
             exact_values=exact_values,
             end_early_in_nomad=self.settings.nomad_early_end,
+            masks_at_once=self.settings.masks_at_once,
+            guides=guides,
+            questions=self.objective.questions,
+            known={a: self.outcomes[z] for z, a in known.items()},
         )
 
         def meets_quota(z: Z) -> bool:
@@ -232,6 +250,7 @@ def open_search(inputs: Inputs, unit: Unit = "group") -> Iterator[Search]:
         settings.accelerations,
         settings.max_evaluations,
         settings.max_hours,
+        settings.masks_at_once,
     ) as objective:
         layers, groups = inputs.num_layers, inputs.num_groups
         try:

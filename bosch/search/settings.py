@@ -49,6 +49,9 @@ class SearchSettings:
     # End with the best evaluated mask that meets the budget. False: with the last stage's mask, as
     # in the paper, even if stage 1 evaluated a better one.
     keep_best: bool = True
+    # Masks that the optimizer `guided` proposes at once, for ranks to share. It changes the course
+    # of the search; the number of ranks does not.
+    masks_at_once: int = 1
     nomad_early_end: bool = False  # stop NOMAD's evaluations early; its models then see bounds
     max_evaluations: int | None = None  # stop after so many, with the best mask; None: as planned
     max_hours: float | None = None  # stop after so many hours, with the best mask
@@ -62,7 +65,7 @@ class SearchSettings:
                 f"--optimizer {self.optimizer}: no such optimizer; "
                 f"{suggest(self.optimizer, optimizers)}"
             )
-        at_least(1, self, "", "kappa")
+        at_least(1, self, "", "kappa", "masks_at_once")
         at_least(2, self, "", "max_evaluations")  # the dense model and the fully windowed one
         at_least(0, self, "", "alpha", "gamma", "max_hours")
 

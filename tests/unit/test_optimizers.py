@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ import pytest
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
 from bosch.search import settings
-from bosch.search.objective import Anchors, SearchEnded, Value
+from bosch.search.objective import Anchors, Means, SearchEnded, Value
 from bosch.search.optimizers import _nomad_process
 from bosch.search.optimizers._interface import PACKAGE, Assignment, Problem, optimize
 
@@ -52,14 +52,19 @@ class Judge:
         self.score, self.end_early, self.ends_after = score, end_early, ends_after
         self.tried: list[Assignment] = []
 
-    def __call__(self, bits: Assignment, threshold: float | None) -> Value:
+    def __call__(self, masks: Sequence[Assignment], threshold: float | None) -> list[Value]:
+        return [self.value(bits, threshold) for bits in masks]
+
+    def value(self, bits: Assignment, threshold: float | None) -> Value:
         if len(self.tried) >= self.ends_after:
             raise SearchEnded("enough")
         self.tried.append(bits)
         value = self.score(bits)
-        if self.end_early and threshold is not None and value <= threshold:
-            return Value(threshold, False, None, None, None)
-        return Value(value, True, value, value, 0.0)
+        above = threshold is None or value > threshold
+        texts = {0: Means(value, value, math.log(max(value, 1e-9)))} if above else {}
+        if self.end_early and not above:
+            return Value(threshold or 0.0, False, None, None, None, texts)
+        return Value(value, True, value, value, 0.0, texts)
 
 
 def problem_of(
@@ -67,7 +72,12 @@ def problem_of(
 ) -> Problem:
     low = judge.score((0,) * num_variables)
     return Problem(  # type: ignore[arg-type]
-        num_variables, quota, judge, budget, anchors=Anchors(DENSE, low, 1.2), **more
+        num_variables,
+        quota,
+        judge,
+        budget,
+        anchors=Anchors(DENSE, low, 1.2),
+        **{"questions": [64], **more},
     )
 
 

@@ -39,7 +39,7 @@ from tests.search_cases import (
 )
 
 FULL, LOCAL = ((1,) * 4,) * 3, ((0,) * 4,) * 3
-SCORES = Means(0.5, 0.25, -1.5)
+SCORES = {0: Means(0.5, 0.25, -1.5), 1: Means(1.0, 0.75, -0.5)}
 
 
 @pytest.fixture
@@ -77,13 +77,14 @@ def test_a_line_has_everything_about_an_evaluation(inputs: Inputs) -> None:
     assert (dense["accuracy"], dense["value"]) == (1, 1)
     assert 0 < dense["probability"] < 1
     assert dense["log_probability"] < 0
-    assert (dense["examples"], dense["cached"]) == (8, False)
-    assert dense["losses"] == {"0": 0, "1": 0, "2": 0, "3": 0}
+    assert dense["cached"] is False
+    assert [means[0] for means in dense["texts"].values()] == [1, 1, 1, 1]
     assert dense["layer_forwards"] > 6
     assert dense["seconds"] > 0
     assert (local["number"], local["exact"], local["accuracy"]) == (2, False, None)
-    assert local["examples"] == 2 * len(local["losses"]) < 8
-    assert local["value"] == (8 - sum(local["losses"].values())) / 8 <= 0.9
+    right = [means[0] for means in local["texts"].values()]
+    assert len(right) < 4
+    assert local["value"] == (sum(right) + 4 - len(right)) / 4 <= 0.9
 
 
 def test_a_finished_search_is_replayed_without_the_model(
@@ -132,7 +133,7 @@ def test_a_journal_with_changed_missing_or_moved_lines_is_refused(
     lines = path.read_bytes().splitlines(keepends=True)
     line = json.loads(lines[3])
     values = ["x", None, [], 10**30] if is_old else ["x", 0.5]
-    changed = [(name, value) for name in ("number", "losses", "z") for value in values]
+    changed = [(name, value) for name in ("number", "texts", "z") for value in values]
     changes = [json.dumps(line | {name: value}).encode() + b"\n" for name, value in changed]
     damaged = [[*lines[:3], change, *lines[4:]] for change in changes]
     damaged += [[*lines[:3], b"[" * 50_000 + b"\n", *lines[4:]], [*lines[:3], *lines[4:]]]

@@ -7,7 +7,7 @@ the optimizer ends, even if its child process dies.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -28,7 +28,8 @@ class Problem:
 
     num_variables: int
     quota: int
-    evaluate: Callable[[Assignment, float | None], Value]  # second argument: threshold
+    # Values of several masks. Second argument: the threshold.
+    evaluate: Callable[[Sequence[Assignment], float | None], list[Value]]
     max_evaluations: int  # distinct masks
     seed: int = 0
     # Masks to start from. Optimizers that keep the quota repair those that miss it.
@@ -39,6 +40,11 @@ class Problem:
     best_possible: float = 1.0  # no value is above it
     exact_values: bool = False  # for statistics: no evaluation is stopped early
     end_early_in_nomad: bool = False  # its models then see bounds instead of some values
+    masks_at_once: int = 1  # of optimizers that can propose several
+    # How global each variable is thought to be, from several sources, and earlier outcomes.
+    guides: Sequence[Sequence[float]] = ()
+    known: Mapping[Assignment, Value] = field(default_factory=dict)
+    questions: Sequence[int] = ()  # on each text
 
     def __post_init__(self) -> None:
         assert 0 <= self.quota <= self.num_variables
@@ -113,16 +119,24 @@ class Trials:
         """The value of a mask; repeating one is free. With a threshold the value may be a bound
         that does not exceed it (`exact` is False).
         """
-        if assignment not in self.table:
-            if self.left <= 0:
-                raise EvaluationsSpentError
-            if self.problem.exact_values or threshold == -math.inf:
-                threshold = None
-            self.evaluate(assignment, threshold)
-        return self.table[assignment]
+        return self.try_masks([assignment], threshold)[0]
 
-    def evaluate(self, assignment: Assignment, threshold: float | None) -> None:
-        value = self.table[assignment] = self.problem.evaluate(assignment, threshold)
+    def try_masks(
+        self, assignments: Sequence[Assignment], threshold: float | None = None
+    ) -> list[Value]:
+        """The values of several masks, with one threshold for all."""
+        new = [assignment for assignment in assignments if assignment not in self.table]
+        if new and self.left <= 0:
+            raise EvaluationsSpentError
+        if self.problem.exact_values or threshold == -math.inf:
+            threshold = None
+        new = new[: self.left]
+        for assignment, value in zip(new, self.problem.evaluate(new, threshold), strict=True):
+            self.add(assignment, value, threshold)
+        return [self.table[assignment] for assignment in assignments if assignment in self.table]
+
+    def add(self, assignment: Assignment, value: Value, threshold: float | None = None) -> None:
+        self.table[assignment] = value
         if threshold is not None and value.value <= threshold:
             return  # value or bound: that depends on the accelerations
         if self.problem.meets_quota(assignment) and value.value > self.best_value:
@@ -155,7 +169,8 @@ def optimize(name: str, problem: Problem) -> Solution:
         with suppress(EvaluationsSpentError):
             load_plugin(PACKAGE, name).search(trials)
         if trials.best is None:  # one evaluation more than planned, if necessary
-            trials.evaluate(trials.best_or_repaired(), None)
+            mask = trials.best_or_repaired()
+            trials.add(mask, *problem.evaluate([mask], None))
     except SearchEnded as ended:
         ended_by = str(ended)
     assignment = trials.best_or_repaired()

@@ -1,0 +1,116 @@
+"""Predicts how well each calibration text is answered under a mask near the current one.
+
+A linear model of the groups for each text, fitted to every outcome so far: one ridge regression for
+all texts together, which starts from the guides, and one for how each text departs from it. Texts
+that an evaluation did not read are simply missing.
+"""
+# M masks, N variables, T texts
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bosch.search.objective import Means, Value
+from bosch.search.optimizers._interface import Assignment, Problem
+
+Array = NDArray[np.float64]
+
+NEAR = 16  # variables in which a mask may differ from the current one and still inform about it
+FADING = 0.3  # how fast the weight of a mask falls with the variables beyond one swap
+NOISE = 0.05  # of an outcome, against the effects of groups: what the ridge regressions shrink by
+# What separates the most global group from the most local one by the guides: first guess and
+# bounds. It is fitted as soon as there are outcomes.
+SPREAD, FEWEST_OUTCOMES = (0.004, 0.02, 0.2), 8
+
+
+class Surrogate:
+    def __init__(self, problem: Problem) -> None:
+        self._weights_T = np.array(problem.questions) / sum(problem.questions)
+        self._prior_N = rank_mean(problem.guides, problem.num_variables)
+        self._seen: dict[Assignment, Array] = {}
+        self.learn(problem.known)
+
+    def learn(self, table: Mapping[Assignment, Value]) -> None:
+        for assignment, value in table.items():
+            known_T = self._seen.setdefault(assignment, np.full(len(self._weights_T), np.nan))
+            if len(value.texts) > np.isfinite(known_T).sum():
+                for text, means in value.texts.items():
+                    known_T[text] = quality(means)
+
+    def gains(self, current: Assignment) -> Iterator[tuple[float, int, int]]:
+        """The predicted quality after each swap of a windowed variable with a full one."""
+        effects_TN, present_T = self._fit(current)
+        windowed = [variable for variable, bit in enumerate(current) if not bit]
+        full = [variable for variable, bit in enumerate(current) if bit]
+        for i in windowed:
+            change_TF = effects_TN[:, i, None] - effects_TN[:, full]
+            after_TF = np.clip(present_T[:, None] + change_TF, 0.0, 1.0)
+            # Rounded: the last digits depend on the machine.
+            for j, gain in zip(full, np.round(self._weights_T @ after_TF, 6), strict=True):
+                yield float(gain), i, j
+
+    def _fit(self, current: Assignment) -> tuple[Array, Array]:
+        """The effect of each group on each text, and the quality of the texts at present."""
+        present_T, here_N = self._seen[current], np.array(current, float)
+        others = [assignment for assignment in self._seen if assignment != current]
+        change_MN = np.array(others, float).reshape(len(others), len(current)) - here_N
+        distance_M = np.abs(change_MN).sum(1)
+        near_M = distance_M <= NEAR
+        change_MN, distance_M = change_MN[near_M], distance_M[near_M]
+        near = [a for a, is_near in zip(others, near_M, strict=True) if is_near]
+        seen_MT = np.array([self._seen[a] for a in near]).reshape(len(near), len(present_T))
+        gain_MT = seen_MT - present_T
+        weight_M = 1 / (1 + FADING * np.maximum(0, distance_M - 2))
+        known_MT = np.isfinite(gain_MT)
+        count_M = known_MT.sum(1)
+        mean_M = np.where(known_MT, gain_MT, 0).sum(1) / np.maximum(count_M, 1)
+        prior_N = self._scaled_prior(change_MN, mean_M, weight_M * count_M)
+        shared_N = prior_N + ridge(
+            change_MN, mean_M - change_MN @ prior_N, weight_M * count_M / len(present_T)
+        )
+        effects_TN = np.tile(shared_N, (len(present_T), 1))
+        for text, read_M in enumerate(known_MT.T):
+            rest_M = gain_MT[read_M, text] - change_MN[read_M] @ shared_N
+            effects_TN[text] += ridge(change_MN[read_M], rest_M, weight_M[read_M])
+        return effects_TN, present_T
+
+    def _scaled_prior(self, change_MN: Array, gain_M: Array, weight_M: Array) -> Array:
+        """The guides' order, scaled to the outcomes."""
+        lowest, scale, highest = SPREAD
+        predicted_M = change_MN @ self._prior_N
+        square = float(weight_M @ predicted_M**2)
+        if len(gain_M) > FEWEST_OUTCOMES and square > 0:
+            fitted = float(weight_M @ (predicted_M * gain_M)) / square
+            scale = min(max(fitted, lowest), highest)
+        return scale * self._prior_N
+
+
+def quality(means: Means) -> float:
+    """How well a text is answered, between 0 and 1, with a slope where the objectives have none."""
+    right = (means.accuracy + means.probability) / 2
+    return (right + math.exp(max(means.log_probability, -700.0) / 4)) / 2
+
+
+def ridge(x_MN: Array, y_M: Array, weight_M: Array) -> Array:
+    """Effects that explain y, each drawn towards 0."""
+    used_M = weight_M > 0
+    x_MN, y_M, weight_M = x_MN[used_M], y_M[used_M], weight_M[used_M]
+    num_masks, num_variables = x_MN.shape
+    if num_masks < num_variables:
+        gram_MM = x_MN @ x_MN.T + NOISE * np.diag(1 / weight_M)
+        effects_N: Array = x_MN.T @ np.linalg.solve(gram_MM, y_M)
+    else:
+        gram_NN = (x_MN.T * weight_M) @ x_MN + NOISE * np.eye(num_variables)
+        effects_N = np.linalg.solve(gram_NN, x_MN.T @ (weight_M * y_M))
+    return effects_N
+
+
+def rank_mean(guides: Sequence[Sequence[float]], num_variables: int) -> Array:
+    """The mean rank of each variable in the guides, from -1/2, most local, to 1/2."""
+    ranks = [np.argsort(np.argsort(guide, kind="stable"), kind="stable") for guide in guides]
+    if not ranks:
+        return np.zeros(num_variables)
+    mean_N: Array = np.mean(ranks, axis=0) / max(1, num_variables - 1) - 0.5
+    return mean_N
