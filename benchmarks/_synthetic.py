@@ -27,11 +27,10 @@ import torch
 from numpy.typing import NDArray
 
 from bosch.calibration import Calibration, Haystack, Question
-from bosch.config import MaskConfig
 from bosch.method import Inputs, Scores, Selection, Table
 from bosch.methods import _guided, single_group
 from bosch.methods._choose import choose_most_local, make_mask
-from bosch.methods._settings import default_settings, load_method
+from bosch.methods._settings import load_method
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
@@ -76,11 +75,13 @@ class SyntheticModel:
     """A model with its calibration set and its held-out set."""
 
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+        self.spec, self.num_layers, self.num_groups = spec, spec.num_layers, spec.num_groups
         draw = self._draws("model")
-        importance_LG = self._importance(draw) * draw.lognormal(0, 0.5, (self.layers, self.groups))
+        importance_LG = self._importance(draw) * draw.lognormal(
+            0, 0.5, (self.num_layers, self.num_groups)
+        )
         self.importance_N = importance_LG.flatten() / importance_LG.sum()
-        size = self.layers * self.groups
+        size = self.num_layers * self.num_groups
         # Pairs lie among the more important half, an eighth of all groups in each place.
         first = np.argsort(-self.importance_N)[: size // 2]
         some = draw.permutation(first)[: 2 * (size // 8)] if spec.pairs else first[:0]
@@ -98,16 +99,10 @@ class SyntheticModel:
         # answered.
         hard_Q = np.repeat(draw.normal(0, 0.4, num_texts), spec.num_questions)
         hard_Q += draw.normal(0, 0.6, len(hard_Q))
-        typical = np.median(self.losses(self.best_guess(math.ceil(0.75 * size)), slice(None)))
+        typical = np.median(
+            self.losses(self.mask(self.best_guess(math.ceil(0.75 * size))), slice(None))
+        )
         self._limits_Q = typical * np.exp(0.7 - hard_Q)
-
-    @property
-    def layers(self) -> int:
-        return self.spec.num_layers
-
-    @property
-    def groups(self) -> int:
-        return self.spec.num_groups
 
     def _draws(self, purpose: str) -> np.random.Generator:
         """Random numbers of their own for each purpose, the same with and without pairs."""
@@ -116,7 +111,7 @@ class SyntheticModel:
         return np.random.default_rng(zlib.crc32(str(facts).encode()))
 
     def _importance(self, draw: np.random.Generator) -> Floats:
-        shape = self.layers, self.groups
+        shape = self.num_layers, self.num_groups
         if self.spec.family == "even":
             return draw.permuted(np.tile(0.4 ** np.arange(shape[1]), (shape[0], 1)), axis=1)
         if self.spec.family == "heavy":
@@ -135,13 +130,19 @@ class SyntheticModel:
             table = table.take(some, axis)
         return np.maximum(table, 0.02)
 
-    def best_guess(self, budget: int) -> Z:
+    def best_guess(self, budget: int) -> tuple[int, ...]:
         """The less important groups on the window, one of each pair first."""
         rank_N = self.importance_N.copy()
         rank_N[self.pairs[1]] *= 1 - STANDS_IN
         bits_N = np.ones(len(rank_N), int)
         bits_N[np.argsort(rank_N, kind="stable")[:budget]] = 0
-        return tuple(map(tuple, bits_N.reshape(self.layers, self.groups).tolist()))
+        return tuple(bits_N.tolist())
+
+    def mask(self, bits: Sequence[int]) -> Z:
+        return tuple(
+            tuple(bits[start : start + self.num_groups])
+            for start in range(0, len(bits), self.num_groups)
+        )
 
     # ------------------------------------------------------------------------------------ outcomes
 
@@ -183,7 +184,7 @@ class SyntheticModel:
             for purpose in ("rankings", name)
         )
         scores_N = self.importance_N * np.exp(shared_N + own_N)
-        return tuple(map(tuple, scores_N.reshape(self.layers, self.groups).tolist()))
+        return tuple(map(tuple, scores_N.reshape(self.num_layers, self.num_groups).tolist()))
 
     # -------------------------------------------------------------------------- as the package sees
 
@@ -198,7 +199,9 @@ class SyntheticModel:
     @property
     def info(self) -> ModelInfo:
         mark = fingerprint({name: str(value) for name, value in asdict(self.spec).items()})
-        return ModelInfo("synthetic", None, mark, self.layers, self.groups, self.groups, 1)
+        return ModelInfo(
+            "synthetic", None, mark, self.num_layers, self.num_groups, self.num_groups, 1
+        )
 
     # What scoring_facts reads of a model.
     config = SimpleNamespace(to_dict=dict)
@@ -295,20 +298,12 @@ def objective_of(model: SyntheticModel, name: str, **options: Any) -> MaskObject
     return MaskObjective(scorer, model.calibration, name, **options)
 
 
-def choose(
-    method: str,
-    model: SyntheticModel,
-    ratio: float,
-    seed: int,
-    folder: Path,
-    mask: MaskConfig,
-    journal: bool = True,
-) -> Selection:
-    """The mask of a method. Of those that rank groups by attention weights or gradients it is the
-    mask of a noisy ranking.
+def choose(method: str, inputs: Inputs, journal: bool = True) -> Selection:
+    """The mask of a method. Of those that rank groups by attention weights it is the mask of a
+    noisy ranking.
     """
-    inputs = inputs_of(model, default_settings(method, mask), ratio, seed, folder)
     if hasattr(load_method(method), "score_groups") and method not in BY_FORMULA:
+        model: Any = inputs.model
         return choose_most_local(Scores(model.ranking(method), "global"), inputs)
     with stand_ins(journal):
         return make_mask(method, inputs)
