@@ -8,6 +8,7 @@ worse must be scored exactly, so other evaluations may stop early.
 
 import itertools
 import random
+from collections.abc import Iterator
 
 from bosch.search.optimizers._interface import SMALLEST_STEP, Assignment, Trials
 
@@ -50,14 +51,14 @@ def kick(trials: Trials, draw: random.Random) -> Assignment | None:
     return None
 
 
-def shuffled_neighbors(assignment: Assignment, draw: random.Random) -> list[Assignment]:
+def shuffled_neighbors(assignment: Assignment, draw: random.Random) -> Iterator[Assignment]:
     """All masks one swap away, in random order. Grouping those that share their lower layers would
     be cheaper, but with equal evaluations found worse masks (0.60 against 0.64 on entangled
     synthetic problems of 64 variables, mean of 30).
     """
     pairs = list(itertools.product(*windowed_and_full(assignment)))
     draw.shuffle(pairs)
-    return [swapped(assignment, [i], [j]) for i, j in pairs]
+    return (swapped(assignment, [i], [j]) for i, j in pairs)
 
 
 def swap_some(assignment: Assignment, count: int, draw: random.Random) -> Assignment:
