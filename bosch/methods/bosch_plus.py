@@ -11,7 +11,7 @@ from typing import Literal
 
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
-from bosch.methods.bosch import run_stages
+from bosch.methods.bosch_paper import run_stages
 from bosch.search.settings import StageSettings
 
 traits = MethodTraits(searches=True)
