@@ -1,9 +1,9 @@
-"""BOSCH with our changes: whole-layer probes, swaps from static rankings and a last search over all
-layers.
+"""BOSCH: the paper's stages with whole-layer probes, swaps, and a last search over all layers.
 
 Layers are judged by probes of whole layers, groups by swaps that start from a static ranking, and
-the objective is smoother. It may use as many evaluations as `bosch`: probes and rankings take fewer
-than stage 1, and the last search gets the rest, or kappa per layer if that is more.
+the objective is smoother. It may use as many evaluations as `bosch_paper`, the search as published:
+probes and rankings take fewer than stage 1, and the last search gets the rest, or kappa per layer
+if that is more.
 """
 
 from dataclasses import dataclass
