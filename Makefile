@@ -46,7 +46,7 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 
 study: ## the paper's tables in miniature, on the embedded model (hours; run it again to resume)
 	@$(SETUP)
-	.venv/bin/python recipes/sweep.py --methods bosch,bosch_plus,bosch_layer,fisher,interleave \
+	.venv/bin/python recipes/sweep.py --methods bosch,bosch_paper,bosch_layer,fisher,interleave \
 		--ratios .25,.5,.75,.875 --seeds 3 --baseline bosch --windows 16,32,128,256 \
 		--lengths 4096,8192 --rows runs/study.jsonl $(ARGS)
 

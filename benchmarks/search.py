@@ -26,7 +26,7 @@ from bosch.run.tables import show_rows
 from bosch.search.settings import Accelerations
 
 TARGET = 4.0  # how many times less work with all accelerations than with none
-WITH_TARGET = ("bosch_plus", "global_swap")  # NOMAD cannot end evaluations early
+WITH_TARGET = ("bosch", "global_swap")  # NOMAD cannot end evaluations early
 NONE, ALL = "none", "all"
 SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in (bool, "bool"))
 
@@ -35,7 +35,7 @@ SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in 
 class Options(BenchmarkOptions):
     # An embedded model. All other settings are those of the preset `tiny`.
     model: str = presets.TINY_MODEL
-    methods: tuple[str, ...] = ("bosch_plus", "global_swap", "bosch")  # searches to compare
+    methods: tuple[str, ...] = ("bosch", "global_swap", "bosch_paper")  # searches to compare
     ratios: tuple[float, ...] = (0.75, 0.5)  # ratios to search masks for
     examples: int = presets.tiny().calibration.examples  # calibration questions, four per context
     kappa: int = presets.tiny().mask.kappa  # masks tried per layer

@@ -86,7 +86,7 @@ def describe_masks(masks: Sequence[NamedMask], out: Path) -> Rows:
             "name": mask.full_name,
             "file": str(mask.path),
             "model": mask.model,
-            "method": mask.record.method,
+            "method": mask.record.shown_method,
             "seed": mask.record.seed,
             "ratio_asked": mask.record.ratio_asked,
             "ratio": mask.mask.ratio,

@@ -42,6 +42,7 @@ from bosch.eval.judging import judging_of
 from bosch.eval.report.archive import append_run, read_archive
 from bosch.eval.report.runs import RunResults, is_run, read_run
 from bosch.eval.settings import Label
+from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
@@ -258,6 +259,8 @@ def find_archived(chain: Chain, archived: Sequence[RunResults]) -> RunResults | 
         reaches = chain.is_zero_shot or "train" in run.stage_seconds
         if not has_all or not reaches or run.mask is None:
             continue
+        if run.mask.shown_method != chain.config.method:
+            continue  # what the method of this name was in an earlier version
         if is_same_run(run.config, run.mask.model.weight_hash, chain.config):
             return run
     return None
@@ -270,11 +273,13 @@ def is_finished(chain: Chain) -> bool:
         return False
     try:
         run = json.loads((chain.path / "run.json").read_bytes())
-        mask = json.loads((chain.path / "mask" / "mask.json").read_bytes())
-        command, settings, weights = run["command"], run["config"], mask["model"]["weight_hash"]
+        mask = read_mask(chain.path / "mask" / "mask.json")
+        command, settings = run["command"], run["config"]
     except (OSError, ValueError, KeyError, TypeError):
         return False  # a damaged file
-    return command == chain.arguments and is_same_run(fill_in(settings), weights, chain.config)
+    if command != chain.arguments or mask.shown_method != chain.config.method:
+        return False
+    return is_same_run(fill_in(settings), mask.model.weight_hash, chain.config)
 
 
 def is_same_run(settings: Mapping[str, object], weight_hash: str | None, config: Config) -> bool:

@@ -34,12 +34,17 @@ class FakeRun:
     samples: int = 8  # examples per task and length
     with_samples: bool = True  # write the predictions
     learning_tokens: int = 0  # of a learned mask; training continues after them
+    version: str = "0.2.0"  # of the package that chose the mask
     skill: Skill = lambda step, task: 0.9 if step is None else 0.1 + step / 400
 
     @property
     def name(self) -> str:
         seed = f"-s{self.seed}" if self.seed else ""
         return f"tiny-qwen3-{self.method}-r{self.ratio:g}{seed}"
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        return {"packages": {"bosch-hybrid": self.version}}
 
     def write(self, runs: Path) -> Path:
         """Write the whole folder. Returns its path."""
@@ -68,7 +73,8 @@ class FakeRun:
         count = round(self.ratio * info.num_groups)
         windowed = [(layer, group) for layer in range(info.num_layers) for group in range(count)]
         mask = GroupMask.from_windowed(windowed, info.num_layers, info.num_groups, 64)
-        write_mask(folder / "mask" / "mask.json", MaskFile(mask, info, self.method))
+        record = MaskFile(mask, info, self.method, provenance=self.provenance)
+        write_mask(folder / "mask" / "mask.json", record)
         for stage in ("mask", "report"):
             (folder / stage).mkdir(exist_ok=True)
             (folder / stage / "manifest.json").write_text('{"wall_seconds": [61.5]}')
@@ -83,9 +89,8 @@ class FakeRun:
         mask = GroupMask.from_windowed(windowed, MODEL.num_layers, MODEL.num_groups, 64)
         trace = {"evaluations": 123, "dense": {"accuracy": 0.98}, "hybrid": {"accuracy": 0.5}}
         settings = {"learning_tokens": self.learning_tokens} if self.learning_tokens else {}
-        record = MaskFile(
-            mask, MODEL, self.method, self.ratio, settings, seed=self.seed, score_trace=trace
-        )
+        made = {"seed": self.seed, "score_trace": trace, "provenance": self.provenance}
+        record = MaskFile(mask, MODEL, self.method, self.ratio, settings, **made)
         write_mask(folder / "mask" / "mask.json", record)
         cost = {"method": self.method, "seconds": 61.5, "layer_forwards": 4567.8}
         (folder / "mask" / "time.json").write_text(json.dumps(cost))

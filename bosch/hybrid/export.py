@@ -132,7 +132,7 @@ def model_card(
         ("groups on the window", f"{mask.num_windowed} of {mask.num_total}"),
         ("ratio", f"{mask.ratio:.4g}"),
         ("window", f"{mask.window_tokens:,} tokens, the token itself included"),
-        ("chosen by", f"{record.method}{seed}"),
+        ("chosen by", f"{record.shown_method}{seed}"),
         ("chosen per", mask.unit),
     ]
     return CARD_TEXT.format(

@@ -18,6 +18,9 @@ Unit = Literal["group", "layer"]
 SCHEMA_VERSION = 1
 MASK_CONVENTION = "1: full causal attention, 0: sliding window"
 WINDOW_CONVENTION = "query i sees key j if 0 <= i - j < window_tokens: the token itself counts"
+# Names that meant another search in version 0.1: its `bosch` is `bosch_paper` now, its `bosch_plus`
+# is `bosch`.
+CHANGED_IN_0_2 = ("bosch", "bosch_plus")
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,14 @@ class MaskFile:
                 f"{requested}, but z has {mask.num_windowed} of {mask.num_total} groups on the "
                 "window."
             )
+
+    @property
+    def shown_method(self) -> str:
+        """The method for tables and pictures: `bosch (0.1)` if it is not what has this name now."""
+        packages = self.provenance.get("packages")
+        version = packages.get("bosch-hybrid") if isinstance(packages, dict) else None
+        is_old = self.method in CHANGED_IN_0_2 and str(version).startswith("0.1.")
+        return f"{self.method} (0.1)" if is_old else self.method
 
     def origin(self) -> dict[str, object]:
         """All fields except z and the window, as JSON."""

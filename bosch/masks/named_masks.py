@@ -75,7 +75,7 @@ def name_among(masks: Sequence[NamedMask], mask: NamedMask) -> str:
 
 
 def possible_names(mask: NamedMask) -> tuple[str, ...]:
-    method, seed = mask.record.method, mask.record.seed
+    method, seed = mask.record.shown_method, mask.record.seed
     seeded = method if seed is None else f"{method} s{seed}"
     folder = mask.path.resolve().parents[1].name
     return method, seeded, f"{seeded} W{mask.mask.window_tokens}", folder, str(mask.path)
@@ -90,7 +90,7 @@ def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:
     """
     kinds: dict[tuple[str, str, int], list[NamedMask]] = {}
     for mask in masks:
-        kind = (mask.record.method, mask.model, mask.mask.window_tokens)
+        kind = (mask.record.shown_method, mask.model, mask.mask.window_tokens)
         kinds.setdefault(kind, []).append(mask)
     chains: dict[tuple[str, ...], list[NamedMask]] = {}
     for (method, model, window), members in kinds.items():

@@ -75,7 +75,7 @@ def write_masks(
             if not num_replaced:
                 return []
             settings = {
-                "from": larger.record.method,
+                "from": larger.record.shown_method,
                 "smaller_ratio": smaller.ratio,
                 "swapped_in": origin,
                 "num_replaced": num_replaced,

@@ -22,7 +22,7 @@ FOLDER = "rankings"  # subfolder of the stage, from which a killed ranking resum
 class GuidedSettings(SearchSettings):
     """Settings of a guided search: one that starts from rankings or a mask."""
 
-    objective: str = "accuracy+probability"  # how masks are scored; the same choices as for bosch
+    objective: str = "accuracy+probability"  # how masks are scored; as in SearchSettings
     optimizer: str = "swap"  # a file of bosch/search/optimizers
     rankings: tuple[str, ...] = STARTS  # ranking methods to start from
     start: Path | None = None  # a mask.json to start from in addition

@@ -1,44 +1,32 @@
-"""BOSCH, the paper's three-stage search for the mask that answers most calibration examples right.
+"""BOSCH: the paper's stages with whole-layer probes, swaps, and a last search over all layers.
 
-It follows the paper's text and corrects errors in its algorithms: the sign of the drop in stage 2,
-and a budget that is met exactly. It ends with the best mask it evaluated; the paper ends with the
-mask of stage 3 (`keep_best` off).
+Layers are judged by probes of whole layers, groups by swaps that start from a static ranking, and
+the objective is smoother. It may use as many evaluations as `bosch_paper`, the search as published:
+probes and rankings take fewer than stage 1, and the last search gets the rest, or kappa per layer
+if that is more.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from bosch.method import Inputs, MethodTraits, Selection, Table
-from bosch.search.settings import StageSettings, check_optimizer
+from bosch.method import Inputs, MethodTraits, Selection
+from bosch.methods._guided import GuidedSettings, check_guides, guides_of
+from bosch.methods.bosch_paper import run_stages
+from bosch.search.settings import StageSettings
 
 traits = MethodTraits(searches=True)
-check = check_optimizer
+check = check_guides
 
 
 @dataclass(frozen=True)
-class Settings(StageSettings):
-    """The paper's settings."""
+class Settings(GuidedSettings, StageSettings):
+    """Those of a guided search, and the changes to the paper's stages."""
+
+    importance: Literal["stage1", "whole_layer"] = "whole_layer"  # how stage 1 judges layers
+    # Evaluations per layer of the last search, across layers. None: those left of the paper's stage
+    # 1.
+    polish: int | None = None
 
 
 def select(inputs: Inputs) -> Selection:
-    return run_stages(inputs)
-
-
-def run_stages(
-    inputs: Inputs, num_rankings: int = 0, make_guides: Callable[[], Sequence[Table]] = lambda: ()
-) -> Selection:
-    """Run the stages. In stage 3, optimizers that keep the quota start from the guides' masks."""
-    from bosch.search import stages  # imports torch
-    from bosch.search.finish import finish
-    from bosch.search.search import open_search
-
-    settings: StageSettings = inputs.settings
-    with open_search(inputs) as search:
-        search.announce(stages.count_evaluations(search, settings, num_rankings))
-        with search.until_ended():
-            guides = make_guides()
-            importance = stages.measure_importance(search, settings)
-            ratios = stages.assign_ratios(search, settings, importance)
-            stages.select_groups(search, settings, ratios, [*guides, *importance.guides])
-            stages.polish(search, stages.count_polish(search, settings, num_rankings))
-        return finish(search)
+    return run_stages(inputs, len(inputs.settings.rankings), guides_of(inputs))

@@ -42,7 +42,7 @@ def select(inputs: Inputs) -> Selection:
         record = read_mask(path, inputs.model_info)
         if (made_for := record.mask.window_tokens) != window:
             notes = (f"{path} was made for a window of {made_for} tokens; using it with {window}",)
-        details, drawn = {"made_by": record.method}, False
+        details, drawn = {"made_by": record.shown_method}, False
     else:
         ratio = inputs.ratio if kind == "duo" else None
         request = Request(window, ratio, seed=inputs.seed)

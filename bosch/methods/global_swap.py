@@ -1,6 +1,6 @@
 """The control for BOSCH: swaps over all groups from the best static ranking, without stages.
 
-It gets as many evaluations as `bosch` plans with the same kappa.
+It gets as many evaluations as `bosch_paper` plans with the same kappa.
 """
 
 from dataclasses import dataclass

@@ -22,17 +22,23 @@ def finish(search: Search) -> Selection:
         search.z = best[1] if best else _repaired(search)
     assert sum(row.count(0) for row in search.z) == search.budget
     final = objective.score_unaccelerated(search.z)
-    if search.settings.keep_best and best and best[1] != search.z:
-        earlier = objective.score_unaccelerated(
-            best[1]
-        )  # likewise: accelerations round differently
+    other = best if best and best[1] != search.z else None
+    if other and search.settings.keep_best:
+        # Without accelerations too: they round differently.
+        earlier = objective.score_unaccelerated(other[1])
         if earlier.value > final.value:
             say(
-                f"the last stage ended at {final.value:.4g}; using an earlier mask that meets the "
-                f"budget and scores {earlier.value:.4g}"
+                f"the last stage's mask scores {final.value:.4g}, an earlier one that meets the "
+                f"budget {earlier.value:.4g}: the search ends with the earlier one"
             )
             search.details["last_stage"] = _numbers(final)
-            search.z, final = best[1], earlier
+            search.z, final = other[1], earlier
+    elif other and other[0] > final.value:
+        say(
+            f"the last stage's mask scores {final.value:.4g}, an earlier one that meets the budget "
+            f"{other[0]:.4g}: the search ends with the last one, as in the paper; --method bosch "
+            "ends with the best"
+        )
     trace = {
         "objective": search.settings.objective,
         "dense": _numbers(anchors.dense),
@@ -47,8 +53,9 @@ def finish(search: Search) -> Selection:
     if is_first():
         draw_search(search, search.inputs.folder / "search.png")
     summary = (
-        f"S {final.accuracy:.4g} (dense {anchors.dense.accuracy:.4g}), answer probability "
-        f"{final.probability:.3g} (dense {anchors.dense.probability:.3g}), "
+        f"the mask answers {final.accuracy:.1%} of the calibration questions right (dense model "
+        f"{anchors.dense.accuracy:.1%}) and gives the right answer a mean probability of "
+        f"{final.probability:.3g} (dense model {anchors.dense.probability:.3g}), after "
         f"{objective.evaluations():,} evaluations"
     )
     return Selection(

@@ -91,7 +91,7 @@ def read_archive(archive: Path) -> list[RunResults]:
 
 
 def _identity(run: RunResults) -> Hashable:
-    return run.path, str(run.config), run.mask and run.mask.model
+    return run.path, str(run.config), run.method, run.mask and run.mask.model
 
 
 def _parse_run(archive: Path, record: Row) -> RunResults:

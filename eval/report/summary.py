@@ -31,7 +31,7 @@ def summarize(comparison: Comparison) -> Iterator[str | Text]:
         yield from mask_lines(run.mask)
         yield f"KV bytes saved: {kv_saved(run)}"
         if (score := calibration_score(run)) != MISSING:
-            yield f"calibration score S (dense model): {score}"
+            yield f"calibration questions answered right (dense model): {score}"
     yield from align(checkpoint_table(comparison, run))
     yield from map(describe_recovery, recoveries(comparison))
 

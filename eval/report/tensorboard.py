@@ -139,7 +139,7 @@ def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int 
     facts: dict[str, str | int | float] = {"run": run.name}
     if run.mask is not None:
         mask = run.mask.mask
-        facts |= {"model": run.mask.model.id, "method": run.mask.method, "ratio": mask.ratio}
+        facts |= {"model": run.mask.model.id, "method": run.mask.shown_method, "ratio": mask.ratio}
         facts |= {"window": mask.window_tokens, "unit": mask.unit}
     settings = {"seed": config.get("seed"), "tokens": config.get("data", {}).get("tokens")}
     if options := config.get("mask", {}).get("options"):

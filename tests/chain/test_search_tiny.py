@@ -45,7 +45,7 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["bosch", "bosch_plus"])
+@pytest.fixture(params=["bosch_paper", "bosch"])
 def words(request: pytest.FixtureRequest, calibration: Path) -> list[str]:
     method = ["--method", request.param, "--ratio", "0.75", "--seed", "3"]
     return [*method, "--calibration", str(calibration), "--kappa", "6"]

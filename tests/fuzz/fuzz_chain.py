@@ -34,8 +34,8 @@ from bosch.run.errors import exit_on_user_error
 from tests import fork_server
 from tests.chain import recover_program
 
-CHAIN = ("--preset", "smoke", "--method", "bosch", "--model", "model")
-RUN = Path("runs") / "model-bosch-r0.75"
+CHAIN = ("--preset", "smoke", "--method", "bosch_paper", "--model", "model")
+RUN = Path("runs") / "model-bosch_paper-r0.75"
 FAILURES = ("silent", "unnamed", "traceback")
 PATIENCE = 120.0  # seconds until a run that hangs is killed
 KILLED_IN = ("calibration", "mask", "model", "tokens", "train", "eval-dense", "report")
@@ -286,7 +286,7 @@ def table(outcomes: list[Outcome]) -> str:
     names = ("refused", "same", "told", *FAILURES)
     rows = collections.defaultdict(collections.Counter)
     for one in outcomes:
-        kind = re.sub(r"-[0-9a-f]{16}|^runs/|model-bosch-r0.75/", "", one.file)
+        kind = re.sub(r"-[0-9a-f]{16}|^runs/|model-bosch_paper-r0.75/", "", one.file)
         rows[re.sub(r"\d+", "N", kind)][one.outcome] += 1
         rows["all"][one.outcome] += 1
     width = max(map(len, rows))

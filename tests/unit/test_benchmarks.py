@@ -125,15 +125,15 @@ def test_the_paper_preset_is_the_papers_study(monkeypatch: pytest.MonkeyPatch) -
 
 def test_search_measures_accelerations_beside_none(run: RunBenchmark, tmp_path: Path) -> None:
     small = "--model tiny-qwen3-2layer --examples 4 --kappa 2 --ratios 0.5".split()
-    files = ["--methods", "global_swap", "bosch", "--switches", "--runs", str(tmp_path / "runs")]
-    rows = run("search", *small, *files)
+    files = ["--methods", "global_swap", "bosch_paper", "--runs", str(tmp_path / "runs")]
+    rows = run("search", *small, *files, "--switches")
     sides = ["all", "none", *(f"no {name}" for name in search.SWITCHES)]
     assert [(row["method"], row["side"]) for row in rows] == [
-        (method, side) for method in ("global_swap", "bosch") for side in sides
+        (method, side) for method in ("global_swap", "bosch_paper") for side in sides
     ]
     by_side = {(row["method"], row["side"]): row for row in rows}
     assert by_side["global_swap", "none"]["at_least"] == 4
-    assert "at_least" not in by_side["bosch", "none"]
+    assert "at_least" not in by_side["bosch_paper", "none"]
     for row in rows:
         every = by_side[row["method"], "all"]
         assert row["z"] == every["z"]
@@ -142,7 +142,7 @@ def test_search_measures_accelerations_beside_none(run: RunBenchmark, tmp_path: 
             # Two layers of one text per evaluation, except for the dense and the windowed model.
             assert row["layer_forwards"] >= 2 * (row["evaluations"] - 2)
             assert row["value"] > 1
-    assert by_side["bosch", "no answer_rows"]["value"] > 1
+    assert by_side["bosch_paper", "no answer_rows"]["value"] > 1
 
 
 @pytest.mark.slow

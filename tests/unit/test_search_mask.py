@@ -26,11 +26,12 @@ from bosch.methods._examples import NOTES, measure_each
 from bosch.methods._settings import learning_tokens, list_methods
 from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
-from bosch.recipes import presets, search_mask
+from bosch.recipes import presets, recover, search_mask, sweep
 from bosch.recipes.search_mask import build, main
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import verify_folder
+from bosch.run.plan import StageBlockedError
 from bosch.run.stage import Artifact, Stage
 from tests.attention_matrices import inputs_of, toy_calibration
 from tests.model_factory import tiny_model
@@ -108,10 +109,35 @@ def test_list_shows_every_file_of_the_folder(capsys: pytest.CaptureFixture[str])
 
 def test_help_says_what_each_option_of_a_search_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["--preset", "tiny", "--method", "bosch_plus", "--help"])
+        main(["--preset", "tiny", "--method", "bosch", "--help"])
     words = " ".join(capsys.readouterr().out.replace("│", "").split())
     for option in ("--objective STR", "--optimizer STR", "{stage1,whole_layer}", "--polish"):
         assert not words.partition(option)[2].removeprefix(" {None}|INT").startswith(" (default")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option"),
+    [(search_mask, "--method"), (recover, "--method"), (sweep, "--methods")],
+)
+def test_a_name_of_an_earlier_version_is_refused_with_the_new_one(recipe: Any, option: str) -> None:
+    with pytest.raises(UserError, match="--method bosch_plus is called bosch now"):
+        recipe.main(["--preset", "smoke", option, "bosch_plus"])
+
+
+def test_a_mask_of_another_bosch_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """As version 0.1 began it: it was stopped in its search."""
+    stage = build(presets.smoke(), calibration=Artifact(tmp_path, "of the calibration set"))
+
+    def begin(folder: Path, **inputs: Artifact) -> None:
+        (folder / "journal.jsonl").touch()
+        raise KeyboardInterrupt
+
+    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
+        with pytest.raises(KeyboardInterrupt):
+            run.complete(replace(stage, version=1, run=begin))
+        with pytest.raises(StageBlockedError, match=r"bosch of version 0\.1.*bosch_paper"):
+            run.complete(stage)
+    assert stage.explain(stage.facts) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
-from bosch.methods import _choose, bosch, bosch_plus, global_swap
+from bosch.methods import _choose, bosch, bosch_paper, global_swap
 from bosch.methods._settings import check_settings, default_settings, traits_of
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import MissingFileError, UserError
@@ -79,7 +79,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run: Any) -> None:
-    record = run("bosch", kappa=100)
+    record = run("bosch_paper", kappa=100)
     trace = trace_of(record)
     first = steps_of(record, "stage 1")
     assert [step["layers"] for step in first] == [[2], [1], [0]]
@@ -111,7 +111,7 @@ def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> 
 
 
 def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) -> None:
-    record = run("bosch_plus")
+    record = run("bosch")
     lines = lines_of(tmp_path / "mask")
     probes = [line for line in lines if line["stage"] == "stage 1, whole layers"]
     assert [line["z"].index("0000") for line in probes] == [0, 1, 2]
@@ -124,7 +124,7 @@ def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("objective", ["logprob", "accuracy+logprob"])
 def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any, objective: str) -> None:
-    trace = trace_of(run("bosch", kappa=100, objective=objective))
+    trace = trace_of(run("bosch_paper", kappa=100, objective=objective))
     dense, scores = trace["dense"], trace["stage1_scores"]
     top = rounded(weighted(objective, *dense.values()))
     assert top < 0
@@ -134,25 +134,25 @@ def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any, objective: str
 
 
 def test_a_polish_starts_from_stage_3_and_loses_nothing(run: Any) -> None:
-    record = run("bosch_plus", ratio=0.25)
+    record = run("bosch", ratio=0.25)
     (polish,) = steps_of(record, "polish")
     assert polish["num_variables"] == 12
     assert polish["value"] >= steps_of(record, "stage 3")[-1]["value"]
 
 
-@pytest.mark.parametrize("name", ["bosch", "bosch_plus", "global_swap"])
-def test_bosch_plus_and_global_swap_may_spend_what_bosch_does(
+@pytest.mark.parametrize("name", ["bosch_paper", "bosch", "global_swap"])
+def test_bosch_and_global_swap_may_spend_what_the_papers_search_does(
     run: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     """Stage 1: 6 masks in each of 3 layers. Stage 3: 4, 6 and 4 in a layer at each ratio between 0
-    and 1. bosch_plus probes 3 layers in place of stage 1 and polishes with what that leaves.
+    and 1. bosch probes 3 layers in place of stage 1 and polishes with what that leaves.
     """
     caplog.set_level("INFO", logger="bosch")
     spent = trace_of(run(name, kappa=6))["evaluations"]
     (plan,) = [line for line in caplog.messages if line.startswith("plan: ")]
     planned = {
-        "bosch": "32 evaluations (stage 1 18, stage 3 14)",
-        "bosch_plus": "28 evaluations (stage 1 3, stage 3 14, polish 11)",  # and 4 rankings
+        "bosch_paper": "32 evaluations (stage 1 18, stage 3 14)",
+        "bosch": "28 evaluations (stage 1 3, stage 3 14, polish 11)",  # and 4 rankings
         "global_swap": "28 evaluations (swaps 28)",  # and 4 rankings
     }
     assert planned[name] in plan
@@ -193,7 +193,7 @@ def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> No
 
 @pytest.mark.parametrize("optimizer", ["one_plus_one", "swap"])
 def test_bosch_takes_every_optimizer(run: Any, optimizer: str) -> None:
-    record = run("bosch", optimizer=optimizer)
+    record = run("bosch_paper", optimizer=optimizer)
     assert (record.mask.num_windowed, record.seed) == (6, 0)
     assert {step["method"] for step in steps_of(record, "stage 1")} == {optimizer}
 
@@ -201,7 +201,7 @@ def test_bosch_takes_every_optimizer(run: Any, optimizer: str) -> None:
 # --- what does not change the result ---
 
 
-@pytest.mark.parametrize("name", ["bosch", "bosch_plus", "global_swap", "bosch_multi"])
+@pytest.mark.parametrize("name", ["bosch_paper", "bosch", "global_swap", "bosch_multi"])
 @pytest.mark.parametrize("ratio", [0.5, 0.75])
 def test_accelerations_change_neither_the_mask_nor_its_record(
     run: Any, tmp_path: Path, name: str, ratio: float
@@ -212,7 +212,7 @@ def test_accelerations_change_neither_the_mask_nor_its_record(
     assert fast == slow
 
 
-@pytest.mark.parametrize("name", ["bosch", "bosch_plus"])
+@pytest.mark.parametrize("name", ["bosch_paper", "bosch"])
 @pytest.mark.parametrize(
     "attempt",
     [*range(2), *(pytest.param(number, marks=pytest.mark.faults) for number in range(2, 20))],
@@ -262,18 +262,21 @@ def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path
     assert record.mask.row_texts() == best["z"]
 
 
-def test_a_better_mask_of_an_earlier_stage_wins_unless_switched_off(
-    run: Any, tmp_path: Path
+def test_the_papers_search_ends_with_stage_3_and_keep_best_with_a_better_earlier_mask(
+    run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Stage 1 alone meets a budget that is the sum of its groups, and stage 3 starts over."""
+    caplog.set_level("INFO", logger="bosch")
     changed = 0
     for kappa in range(2, 7):
-        best = trace_of(run("bosch", f"best-{kappa}", kappa=kappa))
-        as_paper = trace_of(run("bosch", f"paper-{kappa}", kappa=kappa, keep_best=False))
+        best = trace_of(run("bosch_paper", f"best-{kappa}", kappa=kappa, keep_best=True))
+        caplog.clear()
+        as_paper = trace_of(run("bosch_paper", f"paper-{kappa}", kappa=kappa))
         lines = lines_of(tmp_path / f"best-{kappa}")
         met = [line["value"] for line in lines if "".join(line["z"]).count("0") == 6]
         assert best["hybrid"]["accuracy"] == pytest.approx(max(met), abs=1e-4)
         assert as_paper["hybrid"] == best.get("last_stage", best["hybrid"])
+        assert ("--method bosch ends with the best" in caplog.text) == ("last_stage" in best)
         changed += "last_stage" in best
     assert changed
 
@@ -283,7 +286,7 @@ def test_a_better_mask_of_an_earlier_stage_wins_unless_switched_off(
 
 def test_settings_come_from_the_mask_section() -> None:
     changed = {"kappa": 7, "alpha": 3, "gamma": 0.1, "max_layers": 2, "ratio_buckets": (0.0, 1.0)}
-    settings = default_settings("bosch", MaskConfig(**changed))  # type: ignore[arg-type]
+    settings = default_settings("bosch_paper", MaskConfig(**changed))  # type: ignore[arg-type]
     assert {name: getattr(settings, name) for name in changed} == changed
     assert default_settings("razor", MaskConfig(razor_recent_share=0.1)).razor_recent_share == 0.1
     assert default_settings("proxy", MaskConfig(gamma=0.7)).mass_share == 0.95  # another gamma
@@ -295,17 +298,17 @@ def test_settings_come_from_the_mask_section() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: bosch.Settings(optimizer="swop"), "--optimizer swop: .*'swap'"),
-        (lambda: bosch.Settings(objective="acuracy"), "--objective acuracy"),
-        (lambda: bosch.Settings(kappa=0), "kappa is 0"),
-        (lambda: bosch.Settings(polish=-1), "polish is -1"),
-        (lambda: bosch.Settings(max_evaluations=0), "max_evaluations is 0"),
+        (lambda: bosch_paper.Settings(optimizer="swop"), "--optimizer swop: .*'swap'"),
+        (lambda: bosch_paper.Settings(objective="acuracy"), "--objective acuracy"),
+        (lambda: bosch_paper.Settings(kappa=0), "kappa is 0"),
+        (lambda: bosch_paper.Settings(polish=-1), "polish is -1"),
+        (lambda: bosch_paper.Settings(max_evaluations=0), "max_evaluations is 0"),
         (
-            lambda: bosch_plus.check(bosch_plus.Settings(rankings=("fischer",))),
+            lambda: bosch.check(bosch.Settings(rankings=("fischer",))),
             "'fisher'",
         ),
         (
-            lambda: bosch_plus.check(bosch_plus.Settings(optimizer="nomad", start=Path("a.json"))),
+            lambda: bosch.check(bosch.Settings(optimizer="nomad", start=Path("a.json"))),
             "--start a.json: nomad",
         ),
         (
@@ -319,15 +322,15 @@ def test_wrong_settings_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_no_time_and_no_nomad_are_refused_and_bosch_plus_needs_none(
+def test_no_time_and_no_nomad_are_refused_and_bosch_needs_none(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="--max-hours 0 "):
-        run("bosch", "hours", max_hours=0)
+        run("bosch_paper", "hours", max_hours=0)
     monkeypatch.setattr(search_settings, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install PyNomadBBO"):
-        check_settings("bosch", bosch.Settings())
-    assert run("bosch_plus").mask.num_windowed == 6
+        check_settings("bosch_paper", bosch_paper.Settings())
+    assert run("bosch").mask.num_windowed == 6
 
 
 def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_path: Path) -> None:
@@ -337,7 +340,7 @@ def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_pat
     second = run("global_swap", "second", rankings=(), start=path)
     begun = lines_of(tmp_path / "second")[2]  # after the two ends
     assert begun["z"] == first.mask.row_texts()
-    assert run("bosch_plus", "third", start=path).mask.num_windowed == 6
+    assert run("bosch", "third", start=path).mask.num_windowed == 6
     path.rename(moved)
     journal = (tmp_path / "second" / FILE).read_bytes()
     assert run("global_swap", "second", rankings=(), start=moved).mask == second.mask
@@ -346,7 +349,7 @@ def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_pat
         run("global_swap", "second", rankings=(), start=tmp_path / "other" / "mask.json")
 
 
-@pytest.mark.parametrize("method", [bosch_plus, global_swap])
+@pytest.mark.parametrize("method", [bosch, global_swap])
 def test_a_start_that_does_not_fit_is_refused(method: Any, run: Any, tmp_path: Path) -> None:
     path = tmp_path / "first" / "mask.json"
     with pytest.raises(MissingFileError, match=r"--start .*mask\.json"):
@@ -364,7 +367,7 @@ def test_the_picture_and_the_cost_are_there(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    for name in ("bosch", "bosch_plus", "bosch_layer"):
+    for name in ("bosch_paper", "bosch", "bosch_layer"):
         run(name, name)
         assert (tmp_path / name / "search.png").read_bytes().startswith(b"\x89PNG")
         cost = json.loads((tmp_path / name / "time.json").read_text())

@@ -17,7 +17,7 @@ def test_summary_has_mask_costs_and_every_checkpoint(tmp_path: Path) -> None:
     assert [line[:8] for line in lines[1:5]] == [f"layer {layer} " for layer in (3, 2, 1, 0)]
     assert sum(line.count("::") for line in lines[1:5]) == 12
     assert lines[5] == "KV bytes saved: 70% at 1,024 tokens"
-    assert lines[6].endswith("S (dense model): 0.50 (0.98)")
+    assert lines[6].endswith("right (dense model): 0.50 (0.98)")
     assert [line.split("  ")[0] for line in lines[8:12]] == [
         *("dense model", "step 0", "step 100", "step 200")
     ]
