@@ -217,6 +217,7 @@ class SyntheticScorer:
         calibration: Calibration,
         window_tokens: int,
         accelerations: Accelerations | None = None,
+        masks_at_once: int = 1,
     ) -> None:
         self.accelerations = accelerations or Accelerations()
         self.model = model
@@ -242,6 +243,9 @@ class SyntheticScorer:
             start = next((i for i in range(branch, 0, -1) if numbers[i] in cached), 0)
             cached.update(numbers[start + 1 :])
         return len(numbers) - start - (1 - TOP_SHARE if use.answer_rows else 0.0)
+
+    def share(self, texts: Sequence[int], index: int, num_masks: int) -> list[int]:
+        return [text for text in texts if text in self.texts]
 
     def unaccelerated(self) -> "SyntheticScorer":
         plain = copy(self)

@@ -1,32 +1,51 @@
-"""BOSCH: the paper's stages with whole-layer probes, swaps, and a last search over all layers.
+"""BOSCH: probes of every group, their order over all layers, and guided swaps across layers.
 
-Layers are judged by probes of whole layers, groups by swaps that start from a static ranking, and
-the objective is smoother. It may use as many evaluations as `bosch_paper`, the search as published:
-probes and rankings take fewer than stage 1, and the last search gets the rest, or kappa per layer
-if that is more.
+Three stages as in the paper, each with a signal: stage 1 asks what every group is worth, stage 2
+ranks the groups of all layers and so gives each layer its share, stage 3 swaps groups, those first
+that promise most by the outcomes of each text so far. `bosch_paper` is the search as published.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
-from bosch.methods.bosch_paper import run_stages
-from bosch.search.settings import StageSettings
+from bosch.run.errors import UserError
 
 traits = MethodTraits(searches=True)
 check = check_guides
 
 
 @dataclass(frozen=True)
-class Settings(GuidedSettings, StageSettings):
-    """Those of a guided search, and the changes to the paper's stages."""
+class Settings(GuidedSettings):
+    """Those of a guided search, and its effort."""
 
-    importance: Literal["stage1", "whole_layer"] = "whole_layer"  # how stage 1 judges layers
-    # Evaluations per layer of the last search, across layers. None: those left of the paper's stage
-    # 1.
-    polish: int | None = None
+    optimizer: str = "guided"  # a file of bosch/search/optimizers
+    probed: float = 1 / 3  # share of the calibration texts that stage 1 reads
+    # Stage 3 tries this share of kappa masks per layer.
+    effort: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 < self.probed <= 1 and self.effort > 0):
+            raise UserError(
+                f"probed is {self.probed:g} and effort {self.effort:g}; probed must be above 0 and "
+                "at most 1, effort above 0."
+            )
 
 
 def select(inputs: Inputs) -> Selection:
-    return run_stages(inputs, len(inputs.settings.rankings), guides_of(inputs))
+    from bosch.search import stages  # imports torch
+    from bosch.search.finish import finish
+    from bosch.search.search import count_solving, open_search
+
+    settings, make_guides = inputs.settings, guides_of(inputs)
+    with open_search(inputs) as search:
+        groups = search.all_groups()
+        swaps = max(1, round(settings.effort * settings.kappa * search.num_layers))
+        swaps = count_solving(len(groups), search.budget, swaps)
+        search.announce({"stage 1": len(groups), "stage 3": swaps})
+        with search.until_ended():
+            guides = [stages.probe_groups(search, settings.probed), *make_guides()]
+            guides = stages.rank_groups(search, guides)
+            stages.solve_guided(search, "stage 3", groups, search.budget, swaps, guides)
+        return finish(search)

@@ -132,11 +132,18 @@ class MaskObjective:
         return self.score_masks([z], threshold, stage)[0]
 
     def score_masks(
-        self, masks: Sequence[Z], threshold: float | None = None, stage: str = ""
+        self,
+        masks: Sequence[Z],
+        threshold: float | None = None,
+        stage: str = "",
+        texts: Sequence[int] | None = None,
     ) -> list[Value]:
-        """Score several masks at once: with several ranks they share them."""
+        """Score several masks at once: with several ranks they share them.
+
+        texts: read only these, for their outcomes; the value is then only a bound.
+        """
         new = [z for z in masks if not self._is_known(z, threshold)]
-        order = self._order()
+        order = self._order() if texts is None else texts
         replayed = 0
         for z in new:
             line = self.journal.replay(stage, z, threshold)
@@ -147,10 +154,10 @@ class MaskObjective:
         missing = new[replayed:]
         allowed = self._allowed(missing)
         lines = self._evaluate(allowed, order, threshold, stage)
-        for z, (line, texts) in zip(allowed, lines, strict=True):
+        for z, (line, found) in zip(allowed, lines, strict=True):
             self.journal.append(line)
-            if len(texts) == len(order) and not line["cached"]:
-                self._memo.add(z, texts)
+            if len(found) == len(self.questions) and not line["cached"]:
+                self._memo.add(z, found)
             self._note(z, line, replayed=False)
         if len(allowed) < len(missing):
             raise SearchEnded(f"--max-evaluations {self._max_evaluations} is reached")
@@ -254,15 +261,17 @@ class MaskObjective:
         lift it above the threshold, exact when all are read. None if more texts must run first.
         """
         read: Texts = {}
-        lost = 0.0  # to perfect answers
+        lost, bound = 0.0, self._perfect  # to perfect answers
         for text in order:
             if text not in texts:
                 return None
             read[text] = texts[text]
             lost += self._loss(text, texts[text])
             bound = rounded(self._perfect - lost / sum(self.questions))
-            if threshold is not None and bound <= threshold and len(read) < len(order):
-                return Value(bound, False, None, None, None, read)
+            if threshold is not None and bound <= threshold and len(read) < len(self.questions):
+                break
+        if len(read) < len(self.questions):
+            return Value(bound, False, None, None, None, read)
         means = self._means_of(read)
         return Value(rounded(weighted(self.name, *means)), True, *means, read)
 

@@ -110,17 +110,23 @@ class Search:
         return self.evaluate_all([z], threshold, part, [meets_quota])[0]
 
     def evaluate_all(
-        self, masks: Sequence[Z], threshold: float | None, part: str, meet_quota: Sequence[bool]
+        self,
+        masks: Sequence[Z],
+        threshold: float | None,
+        part: str,
+        meet_quota: Sequence[bool],
+        texts: Sequence[int] | None = None,
     ) -> list[Value]:
-        """Several masks at once."""
-        values = self.objective.score_masks(masks, threshold, part)
+        """Several masks at once. texts: read only these."""
+        values = self.objective.score_masks(masks, threshold, part, texts)
         for z, value, meets_quota in zip(masks, values, meet_quota, strict=True):
-            above = threshold is None or value.value > threshold
+            above = value.exact and (threshold is None or value.value > threshold)
             if z not in self.outcomes:
                 self.values.append((part, value.value if above else None, meets_quota))
             self.outcomes[z] = value
             meets_budget = sum(row.count(0) for row in z) == self.budget
-            if above and meets_budget and (self.best is None or value.value > self.best[0]):
+            is_better = self.best is None or value.value > self.best[0]
+            if above and meets_budget and is_better:
                 self.best = value.value, z
         return values
 
@@ -140,7 +146,7 @@ class Search:
         max_evaluations: int,
         starts: Sequence[Assignment] = (),
         most_local: Sequence[int] = (),
-        guides: Sequence[Sequence[float]] = (),
+        prior: Sequence[float] = (),
         exact_values: bool = False,
         optimizer: str | None = None,
     ) -> Solution:
@@ -175,7 +181,7 @@ class Search:
             exact_values=exact_values,
             end_early_in_nomad=self.settings.nomad_early_end,
             masks_at_once=self.settings.masks_at_once,
-            guides=guides,
+            prior=prior,
             questions=self.objective.questions,
             known={a: self.outcomes[z] for z, a in known.items()},
         )

@@ -20,6 +20,8 @@ from bosch.search.search import Search, Variable, count_solving
 from bosch.search.settings import StageSettings
 from bosch.search.subproblems import cut, plan_subproblems
 
+LOWEST = -20.0  # log-probability: below it, worse answers are not told apart
+
 
 @dataclass(frozen=True)
 class Importance:
@@ -108,6 +110,37 @@ def probe_layers(search: Search) -> Importance:
     return Importance(tuple(scores[:0:-1]), 1.0)
 
 
+def probe_groups(search: Search, share: float) -> Table:
+    """How global each group is: keep it alone in its layer, with all other layers full, against
+    keeping another one of the layer alone, by the answers' mean log-probability in a share of the
+    texts.
+
+    One evaluation per group, the same at every ratio. At the ratio, a layer's best masks lose
+    nothing; with one group left, every layer and group shows what it is worth.
+    """
+    num_texts = len(search.objective.questions)
+    texts = range(0, num_texts, max(1, round(1 / share)))
+    layers, groups = range(search.num_layers), range(search.num_groups)
+    table = []
+    with search.objective.tracking("stage 1", len(layers) * len(groups)):
+        for layer in reversed(layers):
+            row = [[int(group == kept and len(groups) > 1) for group in groups] for kept in groups]
+            dense = search.dense()
+            masks = [(*dense[:layer], tuple(bits), *dense[layer + 1 :]) for bits in row]
+            values = search.evaluate_all(masks, None, "stage 1", [False] * len(masks), texts)
+            kept = [
+                fmean(max(m.log_probability, LOWEST) for t, m in v.texts.items() if t in texts)
+                for v in values
+            ]
+            rest = [fmean(kept[:i] + kept[i + 1 :] or [0.0]) for i in groups]
+            table.append(tuple(round(a - b, 4) for a, b in zip(kept, rest, strict=True)))
+    if len(groups) == 1:  # windowed alone instead of kept alone
+        table = [tuple(-value for value in row) for row in table]
+    harms = tuple(reversed(table))
+    search.details["group_harms"] = harms
+    return harms
+
+
 def _harm(solution: Solution, share: float) -> list[float]:
     """For each variable, the mean value of masks that keep it full minus the mean value of masks
     that window it, over masks that meet the quota. Where one kind is missing, its share of the
@@ -142,6 +175,36 @@ def assign_ratios(
     search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
     return ratios
+
+
+def rank_groups(search: Search, guides: Sequence[Table]) -> list[Table]:
+    """All groups in one order, by the first guide and the mean of the others in equal parts, before
+    the guides themselves. Where a layer's groups lie in it says how many get the window.
+    """
+    variables = search.all_groups()
+    order = [rank_mean([guide_scores(guide, variables)]) for guide in guides]
+    mean = rank_mean([order[0], rank_mean(order[1:])] if guides[1:] else order)
+    both = tuple(
+        tuple(mean[start : start + search.num_groups])
+        for start in range(0, len(mean), search.num_groups)
+    )
+    windowed = set(most_local_first(both, variables)[: search.budget])
+    counts = [0] * search.num_layers
+    for variable in windowed:
+        counts[variables[variable][0][0]] += 1
+    search.details["ratios"] = [count / search.num_groups for count in counts]
+    say("stage 2, groups on the window from the bottom layer up: " + " ".join(map(str, counts)))
+    return [both, *guides]
+
+
+def rank_mean(scores: Sequence[Sequence[float]]) -> list[float]:
+    """The mean rank of each entry."""
+    ranked = []
+    for row in scores:
+        order = sorted(range(len(row)), key=row.__getitem__)
+        ranks = dict(zip(order, range(len(row)), strict=True))
+        ranked.append([float(ranks[entry]) for entry in range(len(row))])
+    return [fmean(column) for column in zip(*ranked, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------- stage 3
@@ -183,13 +246,19 @@ def solve_guided(
     starts = [repair((1,) * len(variables), quota, order) for order in orders]
     if search.settings.optimizer in WITH_PENALTY:
         starts = []
-    search.solve(name, variables, quota, max_evaluations, starts, orders[0] if orders else ())
+    order = orders[0] if orders else ()
+    prior = guide_scores(guides[0], variables) if guides else ()
+    search.solve(name, variables, quota, max_evaluations, starts, order, prior)
 
 
 def most_local_first(guide: Table, variables: Sequence[Variable]) -> list[int]:
     """The variables, sorted by how global a guide finds their groups; ties keep their order."""
-    score = [sum(guide[layer][group] for layer, group in places) for places in variables]
-    return sorted(range(len(variables)), key=lambda variable: score[variable])
+    scores = guide_scores(guide, variables)
+    return sorted(range(len(variables)), key=lambda variable: scores[variable])
+
+
+def guide_scores(guide: Table, variables: Sequence[Variable]) -> list[float]:
+    return [sum(guide[layer][group] for layer, group in places) for places in variables]
 
 
 # ------------------------------------------------------------------------------------------ after

@@ -41,9 +41,8 @@ class Problem:
     exact_values: bool = False  # for statistics: no evaluation is stopped early
     end_early_in_nomad: bool = False  # its models then see bounds instead of some values
     masks_at_once: int = 1  # of optimizers that can propose several
-    # How global each variable is thought to be, from several sources, and earlier outcomes.
-    guides: Sequence[Sequence[float]] = ()
-    known: Mapping[Assignment, Value] = field(default_factory=dict)
+    prior: Sequence[float] = ()  # how global each variable is thought to be
+    known: Mapping[Assignment, Value] = field(default_factory=dict)  # from before
     questions: Sequence[int] = ()  # on each text
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Predicts how well each calibration text is answered under a mask near the current one.
 
 A linear model of the groups for each text, fitted to every outcome so far: one ridge regression for
-all texts together, which starts from the guides, and one for how each text departs from it. Texts
+all texts together, which starts from the prior, and one for how each text departs from it. Texts
 that an evaluation did not read are simply missing.
 """
 # M masks, N variables, T texts
@@ -20,15 +20,15 @@ Array = NDArray[np.float64]
 NEAR = 16  # variables in which a mask may differ from the current one and still inform about it
 FADING = 0.3  # how fast the weight of a mask falls with the variables beyond one swap
 NOISE = 0.05  # of an outcome, against the effects of groups: what the ridge regressions shrink by
-# What separates the most global group from the most local one by the guides: first guess and
-# bounds. It is fitted as soon as there are outcomes.
+# What separates the most global variable from the most local one by the prior: lowest, first guess,
+# highest. It is fitted as soon as there are enough outcomes.
 SPREAD, FEWEST_OUTCOMES = (0.004, 0.02, 0.2), 8
 
 
 class Surrogate:
     def __init__(self, problem: Problem) -> None:
         self._weights_T = np.array(problem.questions) / sum(problem.questions)
-        self._prior_N = rank_mean(problem.guides, problem.num_variables)
+        self._prior_N = ranks(problem.prior or [0.0] * problem.num_variables)
         self._seen: dict[Assignment, Array] = {}
         self.learn(problem.known)
 
@@ -77,7 +77,7 @@ class Surrogate:
         return effects_TN, present_T
 
     def _scaled_prior(self, change_MN: Array, gain_M: Array, weight_M: Array) -> Array:
-        """The guides' order, scaled to the outcomes."""
+        """The prior, scaled to the outcomes."""
         lowest, scale, highest = SPREAD
         predicted_M = change_MN @ self._prior_N
         square = float(weight_M @ predicted_M**2)
@@ -107,10 +107,7 @@ def ridge(x_MN: Array, y_M: Array, weight_M: Array) -> Array:
     return effects_N
 
 
-def rank_mean(guides: Sequence[Sequence[float]], num_variables: int) -> Array:
-    """The mean rank of each variable in the guides, from -1/2, most local, to 1/2."""
-    ranks = [np.argsort(np.argsort(guide, kind="stable"), kind="stable") for guide in guides]
-    if not ranks:
-        return np.zeros(num_variables)
-    mean_N: Array = np.mean(ranks, axis=0) / max(1, num_variables - 1) - 0.5
-    return mean_N
+def ranks(scores: Sequence[float]) -> Array:
+    """The rank of each, from -1/2, the lowest, to 1/2."""
+    order_N = np.argsort(np.argsort(scores, kind="stable"), kind="stable")
+    return order_N / max(1, len(scores) - 1) - 0.5
