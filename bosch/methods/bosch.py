@@ -34,9 +34,10 @@ class Settings(GuidedSettings):
 
 
 def select(inputs: Inputs) -> Selection:
-    from bosch.search import stages  # imports torch
+    from bosch.search import probes  # imports torch
     from bosch.search.finish import finish
     from bosch.search.search import count_solving, open_search
+    from bosch.search.stages import solve_guided
 
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
@@ -45,7 +46,7 @@ def select(inputs: Inputs) -> Selection:
         swaps = count_solving(len(groups), search.budget, swaps)
         search.announce({"stage 1": len(groups), "stage 3": swaps})
         with search.until_ended():
-            guides = [stages.probe_groups(search, settings.probed), *make_guides()]
-            guides = stages.rank_groups(search, guides)
-            stages.solve_guided(search, "stage 3", groups, search.budget, swaps, guides)
+            guides = [probes.probe_groups(search, settings.probed), *make_guides()]
+            guides = probes.rank_groups(search, guides)
+            solve_guided(search, "stage 3", groups, search.budget, swaps, guides)
         return finish(search)

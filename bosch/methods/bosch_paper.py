@@ -5,10 +5,9 @@ and a budget that is met exactly. As in the paper it ends with the mask of stage
 evaluated a better one (`keep_best` ends with that).
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bosch.method import Inputs, MethodTraits, Selection, Table
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import StageSettings, check_optimizer
 
 traits = MethodTraits(searches=True)
@@ -23,24 +22,17 @@ class Settings(StageSettings):
 
 
 def select(inputs: Inputs) -> Selection:
-    return run_stages(inputs)
-
-
-def run_stages(
-    inputs: Inputs, num_rankings: int = 0, make_guides: Callable[[], Sequence[Table]] = lambda: ()
-) -> Selection:
-    """Run the stages. In stage 3, optimizers that keep the quota start from the guides' masks."""
     from bosch.search import stages  # imports torch
     from bosch.search.finish import finish
+    from bosch.search.optimizers._interface import WITH_PENALTY
     from bosch.search.search import open_search
 
-    settings: StageSettings = inputs.settings
+    settings = inputs.settings
     with open_search(inputs) as search:
-        search.announce(stages.count_evaluations(search, settings, num_rankings))
+        search.announce(stages.count_evaluations(search, settings))
         with search.until_ended():
-            guides = make_guides()
-            importance = stages.measure_importance(search, settings)
+            wants_harm = settings.optimizer not in WITH_PENALTY
+            importance = stages.localize_parts(search, settings.kappa, 1, exact_values=wants_harm)
             ratios = stages.assign_ratios(search, settings, importance)
-            stages.select_groups(search, settings, ratios, [*guides, *importance.guides])
-            stages.polish(search, stages.count_polish(search, settings, num_rankings))
+            stages.select_groups(search, settings, ratios, importance.guides)
         return finish(search)

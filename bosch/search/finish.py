@@ -7,6 +7,7 @@ from bosch.method import Selection
 from bosch.run.fingerprint import plain
 from bosch.run.group import is_first
 from bosch.run.progress import say
+from bosch.search.certainty import assess
 from bosch.search.objective import Value, Z, rounded
 from bosch.search.optimizers._interface import repair
 from bosch.search.pictures import draw_search
@@ -39,6 +40,7 @@ def finish(search: Search) -> Selection:
             f"{other[0]:.4g}: the search ends with the last one, as in the paper; --method bosch "
             "ends with the best"
         )
+    certainty = assess(search)
     trace = {
         "objective": search.settings.objective,
         "dense": _numbers(anchors.dense),
@@ -48,10 +50,11 @@ def finish(search: Search) -> Selection:
         "cut_short": search.cut_short,
         "reproducible": search.reproducible,
         "steps": [asdict(part) for part in search.solved_parts],
+        "certainty": certainty and certainty.record(),
         **search.details,
     }
     if is_first():
-        draw_search(search, search.inputs.folder / "search.png")
+        draw_search(search, certainty, search.inputs.folder / "search.png")
     summary = (
         f"the mask answers {final.accuracy:.1%} of the calibration questions right (dense model "
         f"{anchors.dense.accuracy:.1%}) and gives the right answer a mean probability of "
@@ -62,7 +65,10 @@ def finish(search: Search) -> Selection:
         GroupMask.from_rows(search.z, search.inputs.window_tokens, search.unit),
         score_trace=plain(trace),
         drawn=search.drawn,
-        notes=(f"{summary}; cut short: {search.cut_short}" if search.cut_short else summary,),
+        notes=(
+            f"{summary}; cut short: {search.cut_short}" if search.cut_short else summary,
+            *([certainty.line] if certainty else []),
+        ),
         cost=asdict(objective.cost) | {"seconds": objective.seconds()},
     )
 

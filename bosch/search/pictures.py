@@ -2,6 +2,7 @@
 best mask against evaluations. Panels without data are left out.
 """
 
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,26 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bosch.masks.picture import write_picture
+from bosch.search.certainty import Certainty
 from bosch.search.search import Search
 
 LINE, DOTS, BAR, MARK = "#d95f02", "#9ecae1", "#6baed6", "#444444"
 DASHED: dict[str, Any] = {"color": MARK, "linewidth": 1, "linestyle": "--"}
 
 
-def draw_search(search: Search, path: Path) -> None:
+def draw_search(search: Search, certainty: Certainty | None, path: Path) -> None:
     """The same search gives the same bytes."""
-    panels = [draw_evaluations]
+    panels: list[Callable[[Axes, Search], None]] = [draw_evaluations]
     if "ratios" in search.details:
         panels.insert(0, draw_ratios)
-    if "stage1_scores" in search.details or "whole_layer_log_probabilities" in search.details:
+    if "stage1_scores" in search.details:
         panels.insert(0, draw_layers)
+    if "group_worth" in search.details:
+        panels.insert(0, draw_worth)
     widths = [4.0] * (len(panels) - 1) + [7.0]
+    if certainty is not None:
+        panels.append(lambda axis, search: draw_certainty(axis, search, certainty))
+        widths.append(4.5)
     figure = Figure(figsize=(sum(widths), 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
@@ -35,19 +42,25 @@ def draw_search(search: Search, path: Path) -> None:
 
 
 def draw_layers(axis: Axes, search: Search) -> None:
-    """The score after each layer of stage 1, or for each whole-layer probe."""
-    layers, details, dense = range(search.num_layers), search.details, search.anchors.dense
-    if "stage1_scores" in details:
-        axis.plot(layers, details["stage1_scores"], color=LINE, marker="o", markersize=4)
-        axis.axhline(search.score_of(dense), label="dense model", **DASHED)
-        axis.set(ylabel=f"{search.settings.objective}, this layer and those above localized")
-        axis.set(title="stage 1, from the top layer down")
-    else:
-        assert dense.log_probability is not None
-        axis.bar(layers, details["whole_layer_log_probabilities"], color=BAR)
-        axis.axhline(dense.log_probability, label="dense model", **DASHED)
-        axis.set(ylabel="mean log-probability of the answers")
-        axis.set(title="stage 1, each layer on the window")
+    """The score after each layer of the paper's stage 1."""
+    scores = search.details["stage1_scores"]
+    axis.plot(range(search.num_layers), scores, color=LINE, marker="o", markersize=4)
+    axis.axhline(search.score_of(search.anchors.dense), label="dense model", **DASHED)
+    axis.set(ylabel=f"{search.settings.objective}, this layer and those above localized")
+    axis.set(title="stage 1, from the top layer down")
+    axis.legend(frameon=False)
+    label_layers(axis)
+
+
+def draw_worth(axis: Axes, search: Search) -> None:
+    """What each group is worth by its probe, and whether the mask keeps it full."""
+    for layer, row in enumerate(search.details["group_worth"]):
+        for bit, color in ((0, DOTS), (1, LINE)):
+            some = [worth for worth, z in zip(row, search.z[layer], strict=True) if z == bit]
+            axis.plot([layer] * len(some), some, color=color, marker="o", linestyle="")
+    axis.set(ylabel="log-probability that the group keeps", title="stage 1, each group alone")
+    axis.plot([], [], color=LINE, marker="o", linestyle="", label="stays full")
+    axis.plot([], [], color=DOTS, marker="o", linestyle="", label="on the window")
     axis.legend(frameon=False)
     label_layers(axis)
 
@@ -62,6 +75,29 @@ def draw_ratios(axis: Axes, search: Search) -> None:
     axis.set(ylabel="share of groups on the window", ylim=(0, 1.02), title="ratios over depth")
     axis.legend(frameon=False, loc="upper center", ncols=3, fontsize=8)
     label_layers(axis)
+
+
+def draw_certainty(axis: Axes, search: Search, certainty: Certainty) -> None:
+    """The estimated effect of each group with its error, from the least to the most global."""
+    rows = zip(search.z, certainty.effects, certainty.errors, strict=True)
+    groups = [group for row in rows for group in zip(*row, strict=True)]
+    for bit, color, label in ((1, LINE, "stays full"), (0, BAR, "on the window")):
+        some = sorted((effect, error) for z, effect, error in groups if z == bit)
+        places = range(len(some)) if bit == 0 else range(len(groups) - len(some), len(groups))
+        axis.errorbar(
+            places,
+            [effect for effect, _ in some],
+            [error for _, error in some],
+            color=color,
+            marker=".",
+            linestyle="",
+            linewidth=0.8,
+            label=label,
+        )
+    axis.axhline(0.0, color=MARK, linewidth=0.6)
+    axis.set(xlabel="groups by effect", ylabel="estimated effect on the answers")
+    axis.set(title=f"how sure: {len(certainty.unsure)} groups could change sides")
+    axis.legend(frameon=False, fontsize=8)
 
 
 def label_layers(axis: Axes) -> None:

@@ -4,7 +4,6 @@ field with the name of a MaskConfig field takes its value. This file does not im
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
 
 from bosch.config import MaskConfig, at_least
 from bosch.plugins import list_plugins, suggest
@@ -110,15 +109,3 @@ class StageSettings(PartSettings):
 
     # Ratios that stage 2 may give to a layer.
     ratio_buckets: tuple[float, ...] = MaskConfig.ratio_buckets
-    # How stage 1 measures the cost of windowing a layer. stage1: as in the paper, layer by layer
-    # from the top, at the ratio, keeping the layers above windowed. whole_layer: one whole layer
-    # windowed at a time, all others full, by the log-probability of the answers; one evaluation
-    # per layer.
-    importance: Literal["stage1", "whole_layer"] = "stage1"
-    # Evaluations per layer of a last search over all groups, which swaps across layers. 0: none.
-    # None: those of the paper's stage 1 that remain.
-    polish: int | None = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, self, "", "polish")

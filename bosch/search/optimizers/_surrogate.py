@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bosch.search.objective import Means, Value
-from bosch.search.optimizers._interface import Assignment, Problem
+from bosch.search.optimizers._interface import Assignment
 
 Array = NDArray[np.float64]
 
@@ -26,11 +26,13 @@ SPREAD, FEWEST_OUTCOMES = (0.004, 0.02, 0.2), 8
 
 
 class Surrogate:
-    def __init__(self, problem: Problem) -> None:
-        self._weights_T = np.array(problem.questions) / sum(problem.questions)
-        self._prior_N = ranks(problem.prior or [0.0] * problem.num_variables)
-        self._seen: dict[Assignment, Array] = {}
-        self.learn(problem.known)
+    def __init__(
+        self, questions: Sequence[int], num_variables: int, prior: Sequence[float] = ()
+    ) -> None:
+        """prior: how global each variable is thought to be."""
+        self._weights_T = np.array(questions) / sum(questions)
+        self._prior_N = ranks(prior) if prior else np.zeros(num_variables)
+        self._seen: dict[Assignment, Array] = {}  # the quality of each text, nan if unknown
 
     def learn(self, table: Mapping[Assignment, Value]) -> None:
         for assignment, value in table.items():
@@ -41,7 +43,7 @@ class Surrogate:
 
     def gains(self, current: Assignment) -> Iterator[tuple[float, int, int]]:
         """The predicted quality after each swap of a windowed variable with a full one."""
-        effects_TN, present_T = self._fit(current)
+        effects_TN, present_T = self.effects(current)
         windowed = [variable for variable, bit in enumerate(current) if not bit]
         full = [variable for variable, bit in enumerate(current) if bit]
         for i in windowed:
@@ -51,7 +53,7 @@ class Surrogate:
             for j, gain in zip(full, np.round(self._weights_T @ after_TF, 6), strict=True):
                 yield float(gain), i, j
 
-    def _fit(self, current: Assignment) -> tuple[Array, Array]:
+    def effects(self, current: Assignment) -> tuple[Array, Array]:
         """The effect of each group on each text, and the quality of the texts at present."""
         present_T, here_N = self._seen[current], np.array(current, float)
         others = [assignment for assignment in self._seen if assignment != current]

@@ -19,7 +19,8 @@ def search(trials: Trials) -> None:
     starts = [problem.repair(assignment) for assignment in problem.starts] or [problem.first_mask()]
     for assignment in starts:
         trials.try_mask(assignment, trials.best_value if trials.best else None)
-    surrogate = Surrogate(problem)
+    surrogate = Surrogate(problem.questions, problem.num_variables, problem.prior)
+    surrogate.learn(problem.known)
     current: Assignment | None = trials.best
     while current is not None:  # until no neighbor or kick is left
         surrogate.learn(trials.table)

@@ -1,0 +1,148 @@
+"""How sure a mask is, from the outcomes that the search has seen; no further evaluations.
+
+effects    what each group is estimated to add to the quality of the answers, with its error
+unsure     groups that another draw of the calibration texts would put on the other side
+stand_ins  swaps that were measured and lose nothing: these groups can replace each other
+halves     the best of the evaluated masks on one half of the texts, scored on the other half
+"""
+# M masks, N groups, T texts
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from bosch.search.objective import Value, Z, weighted
+from bosch.search.optimizers._interface import Assignment
+from bosch.search.optimizers._surrogate import Array, Surrogate
+from bosch.search.search import Search
+
+REDRAWS, SPLITS = 200, 100
+UNSURE = 0.25  # share of the redraws that change a group's side
+MOST_STAND_INS = 8
+Group = tuple[int, int]  # layer, group
+
+
+@dataclass(frozen=True)
+class Certainty:
+    effects: list[list[float]]  # [layer][group]
+    errors: list[list[float]]  # standard errors over texts
+    unsure: list[tuple[int, int, float]]  # layer, group, share of the redraws that change it
+    stand_ins: list[tuple[Group, Group]]  # a full group and one on the window
+    # The objective of masks chosen on one half of the texts: there, and on the other half.
+    on_own_half: float
+    on_other_half: float
+
+    @property
+    def line(self) -> str:
+        """For the log."""
+        lost = self.on_own_half - self.on_other_half
+        return (
+            f"how sure: masks chosen on half of the calibration texts score {lost:.3g} less on the "
+            f"other half ({self.on_own_half:.3g} and {self.on_other_half:.3g}); another draw of "
+            f"texts would change the side of {len(self.unsure)} of "
+            f"{sum(map(len, self.effects))} groups; {len(self.stand_ins)} measured swaps lose "
+            "nothing"
+        )
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def assess(search: Search) -> Certainty | None:
+    """None if the search never scored its mask on all texts, or chose whole layers."""
+    found = search.outcomes.get(search.z)
+    if found is None or not found.exact or search.unit == "layer":
+        return None
+    questions = np.array(search.objective.questions)
+    outcomes = {flat(z): value for z, value in search.outcomes.items()}
+    current = flat(search.z)
+    surrogate = Surrogate(questions.tolist(), len(current))
+    surrogate.learn(outcomes)
+    effects_TN, _ = surrogate.effects(current)
+    share_T = questions / questions.sum()
+    effect_N = share_T @ effects_TN
+    spread_N = share_T**2 @ (effects_TN - effect_N) ** 2
+    error_N = np.sqrt(spread_N * len(questions) / max(1, len(questions) - 1))
+    own, other = halves(search, outcomes)
+
+    def table(x_N: Array) -> list[list[float]]:
+        rows: list[list[float]] = x_N.reshape(search.num_layers, -1).round(4).tolist()
+        return rows
+
+    return Certainty(
+        table(effect_N),
+        table(error_N),
+        [
+            (*divmod(group, search.num_groups), round(float(often), 2))
+            for group, often in enumerate(changes(current, effects_TN, questions))
+            if often >= UNSURE
+        ],
+        stand_ins(search, current, outcomes),
+        round(own, 4),
+        round(other, 4),
+    )
+
+
+def flat(z: Z) -> Assignment:
+    return tuple(bit for row in z for bit in row)
+
+
+def changes(current: Assignment, effects_TN: Array, questions: Array) -> Array:
+    """How often each group changes sides when as many texts are drawn with replacement: swaps are
+    made as long as a group on the window is worth more than a full one."""
+    draw = np.random.default_rng(0)
+    full_N = np.array(current, bool)
+    often_N = np.zeros(len(current))
+    for _ in range(REDRAWS):
+        drawn_T = draw.multinomial(len(questions), np.full(len(questions), 1 / len(questions)))
+        effect_N = (drawn_T * questions) @ effects_TN
+        windowed = sorted(np.flatnonzero(~full_N), key=lambda group: -effect_N[group])
+        full = sorted(np.flatnonzero(full_N), key=lambda group: effect_N[group])
+        for inside, outside in zip(windowed, full, strict=False):
+            if effect_N[inside] <= effect_N[outside]:
+                break
+            often_N[[inside, outside]] += 1
+    return often_N / REDRAWS
+
+
+def stand_ins(
+    search: Search, current: Assignment, outcomes: Mapping[Assignment, Value]
+) -> list[tuple[Group, Group]]:
+    """Swaps of the mask scored on all texts whose loss is within its error, the best first."""
+    own = text_values(search, outcomes[current])
+    found = []
+    for assignment, value in outcomes.items():
+        changed = [n for n, bit in enumerate(current) if assignment[n] != bit]
+        if not value.exact or len(changed) != 2 or sum(assignment) != sum(current):
+            continue
+        lost_T = own - text_values(search, value)
+        error = lost_T.std(ddof=1) / len(lost_T) ** 0.5 if len(lost_T) > 1 else 0.0
+        if lost_T.mean() <= error:
+            full, windowed = sorted(changed, key=lambda group: -current[group])
+            places = divmod(full, search.num_groups), divmod(windowed, search.num_groups)
+            found.append((round(float(lost_T.mean()), 6), places))
+    return [places for _, places in sorted(found)[:MOST_STAND_INS]]
+
+
+def halves(search: Search, outcomes: Mapping[Assignment, Value]) -> tuple[float, float]:
+    """Mean value of the best mask of each half of the texts, on that half and on the other."""
+    masks = [a for a, value in outcomes.items() if value.exact and a.count(0) == search.budget]
+    values_MT = np.array([text_values(search, outcomes[mask]) for mask in masks])
+    draw, texts = random.Random(0), list(range(values_MT.shape[1]))
+    sums = np.zeros(2)
+    for _ in range(SPLITS):
+        draw.shuffle(texts)
+        one, two = texts[::2], texts[1::2] or texts[::2]
+        best = int(values_MT[:, one].mean(1).argmax())
+        sums += values_MT[best, one].mean(), values_MT[best, two].mean()
+    own, other = (sums / SPLITS).tolist()
+    return own, other
+
+
+def text_values(search: Search, value: Value) -> Array:
+    """The objective on each text."""
+    name = search.settings.objective
+    return np.array([weighted(name, *value.texts[text]) for text in sorted(value.texts)])

@@ -1,0 +1,78 @@
+"""What `bosch` has in place of the paper's stages 1 and 2: a probe of every group, and one order of
+all groups of the model.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from bosch.method import Table
+from bosch.run.progress import say
+from bosch.search.search import Search
+from bosch.search.stages import guide_scores, most_local_first
+
+LOWEST = -20.0  # log-probability: below it, worse answers are not told apart
+
+
+def probe_groups(search: Search, share: float) -> Table:
+    """What every group is worth: the answers' mean log-probability in a share of the texts when the
+    group is kept alone in its layer, against keeping another one, all other layers full.
+
+    One evaluation a group, the same at every ratio. The paper's stage 1 windows layers at the
+    ratio, where their best masks lose nothing; with one group left, every layer tells.
+    """
+    texts = range(0, len(search.objective.questions), max(1, round(1 / share)))
+    layers, groups = range(search.num_layers), range(search.num_groups)
+    dense, table = search.dense(), []
+    with search.objective.tracking("stage 1", len(layers) * len(groups)):
+        for layer in reversed(layers):  # from the top, where a probe costs least
+            masks = [
+                (
+                    *dense[:layer],
+                    # The only group of a layer is windowed instead.
+                    tuple(int(group == kept and len(groups) > 1) for group in groups),
+                    *dense[layer + 1 :],
+                )
+                for kept in groups
+            ]
+            values = search.evaluate_all(masks, None, "stage 1", [False] * len(masks), texts)
+            worth = [
+                fmean(max(value.texts[text].log_probability, LOWEST) for text in texts)
+                for value in values
+            ]
+            if len(groups) == 1:
+                table.append((-worth[0],))
+                continue
+            rest = [fmean(worth[:kept] + worth[kept + 1 :]) for kept in groups]
+            table.append(tuple(round(a - b, 4) for a, b in zip(worth, rest, strict=True)))
+    search.details["group_worth"] = table[::-1]
+    return tuple(table[::-1])
+
+
+def rank_groups(search: Search, guides: Sequence[Table]) -> list[Table]:
+    """All groups in one order, by the first guide and the mean of the others in equal parts, before
+    the guides themselves. Where a layer's groups lie in it says how many get the window.
+    """
+    variables = search.all_groups()
+    order = [rank_mean([guide_scores(guide, variables)]) for guide in guides]
+    mean = rank_mean([order[0], rank_mean(order[1:])] if guides[1:] else order)
+    both = tuple(
+        tuple(mean[start : start + search.num_groups])
+        for start in range(0, len(mean), search.num_groups)
+    )
+    windowed = set(most_local_first(both, variables)[: search.budget])
+    counts = [0] * search.num_layers
+    for variable in windowed:
+        counts[variables[variable][0][0]] += 1
+    search.details["ratios"] = [count / search.num_groups for count in counts]
+    say("stage 2, groups on the window from the bottom layer up: " + " ".join(map(str, counts)))
+    return [both, *guides]
+
+
+def rank_mean(scores: Sequence[Sequence[float]]) -> list[float]:
+    """The mean rank of each entry."""
+    ranked = []
+    for row in scores:
+        order = sorted(range(len(row)), key=row.__getitem__)
+        ranks = dict(zip(order, range(len(row)), strict=True))
+        ranked.append([float(ranks[entry]) for entry in range(len(row))])
+    return [fmean(column) for column in zip(*ranked, strict=True)]
