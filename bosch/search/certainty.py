@@ -38,13 +38,11 @@ class Certainty:
     @property
     def line(self) -> str:
         """For the log."""
-        lost = self.on_own_half - self.on_other_half
         return (
-            f"how sure: masks chosen on half of the calibration texts score {lost:.3g} less on the "
-            f"other half ({self.on_own_half:.3g} and {self.on_other_half:.3g}); another draw of "
-            f"texts would change the side of {len(self.unsure)} of "
-            f"{sum(map(len, self.effects))} groups; {len(self.stand_ins)} measured swaps lose "
-            "nothing"
+            f"how sure: masks picked on half of the calibration texts score {self.on_own_half:.3g} "
+            f"there and {self.on_other_half:.3g} on the other half; with other texts "
+            f"{len(self.unsure)} of {sum(map(len, self.effects))} groups would change sides; "
+            f"{len(self.stand_ins)} of the swaps tried lose nothing"
         )
 
     def record(self) -> dict[str, Any]:
