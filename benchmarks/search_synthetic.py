@@ -104,12 +104,12 @@ def measure(options: Options) -> Iterator[Row]:
             facts = (size, family, pairs, ratio, seed, options.kappa, options.optimizer)
             rows.append(dict(zip(FACTS, facts, strict=True)) | {"results": known.get(facts, {})})
     done = []
-    # In processes of their own, one too, the searches print nothing.
     with (
         ProcessPoolExecutor(options.processes, get_context("spawn")) as pool,
         track("synthetic models", len(rows), "rows") as bar,
     ):
-        for row in pool.map(partial(complete, options), rows):
+        run = pool.map if options.processes > 1 else map
+        for row in run(partial(complete, options), rows):
             done.append(row)
             bar.advance()
             yield row
@@ -166,7 +166,7 @@ def search(model: SyntheticModel, method: str, row: Row) -> Row:
     settings = with_options(name, settings, words, f"--methods {method}:")
     with tempfile.TemporaryDirectory() as folder:
         inputs = inputs_of(model, settings, row["ratio"], row["seed"], Path(folder))
-        selection = choose(name, inputs, journal=False)
+        selection = choose(name, inputs, quiet=True)
     trace, cost = selection.score_trace or {}, selection.cost or {}
     return {
         "z": selection.mask.z,
