@@ -32,7 +32,7 @@ def main() -> None:
     if name in ("-h", "--help"):
         print("usage: python -m benchmarks NAME [options]\n\nbenchmarks:")
         for name in list_plugins(PACKAGE):
-            print(f"  {name:10} {describe_plugin(PACKAGE, name)}")
+            print(f"  {name:16} {describe_plugin(PACKAGE, name)}")
         print("\npython -m benchmarks NAME --help shows the options of one.")
         return
     exit_on_user_error(lambda: run_benchmark(name, arguments), debug="--debug" in arguments)

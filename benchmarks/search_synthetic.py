@@ -52,8 +52,8 @@ SCALES = {"accuracy": 100.0, "probability": 100.0, "log_probability": 1.0, "valu
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     methods: tuple[str, ...] = (
-        "bosch_plus",
         "bosch",
+        "bosch_paper",
         "bosch_single",
         "bosch_multi",
         "bosch_layer",
