@@ -71,7 +71,7 @@ class Options(BenchmarkOptions):
     ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)  # ratios to search masks for
     seeds: int = 20  # models of each kind, and seeds of the searches
     kappa: int = 30  # masks tried per layer
-    # In place of NOMAD, which takes ten times as long as all else here. `nomad`: NOMAD.
+    # In place of NOMAD, whose processes take many times as long as all else here. `nomad`: NOMAD.
     optimizer: str = "one_plus_one"
     best_evaluations: int = 20_000  # of `best`
     best_seeds: int = 5  # models for which `best` is searched
@@ -209,7 +209,8 @@ def show_part(title: str, options: Options, rows: Sequence[Row]) -> None:
         known = scores[options.compared]
         less = {facts: score - known[facts] for facts, score in own.items() if facts in known}
         means.append([method, *_by_ratio(options, own)])
-        differences.append([method, *_by_ratio(options, less)])
+        if method != options.compared:
+            differences.append([method, *_by_ratio(options, less)])
         for name in COSTS.values():
             costs = [row[name] for row in rows if row["method"] == method]
             is_known = costs and None not in costs
