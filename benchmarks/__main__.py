@@ -1,5 +1,5 @@
 """Runs one benchmark: `python -m benchmarks latency`. Each file of benchmarks/ is a benchmark, with
-`Options` and `measure(options)`, which returns or yields result rows.
+`Options` and `measure(options)`, which returns or yields result rows or lists of them.
 
 A benchmark alternates between the alternatives that it compares, so that a busy machine slows all
 of them. `--out FILE` saves the figures as JSON with device, versions and date, as in
@@ -8,9 +8,12 @@ benchmarks/results/.
 
 import datetime
 import json
+import math
 import os
 import platform
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -29,7 +32,7 @@ def main() -> None:
     if name in ("-h", "--help"):
         print("usage: python -m benchmarks NAME [options]\n\nbenchmarks:")
         for name in list_plugins(PACKAGE):
-            print(f"  {name:10} {describe_plugin(PACKAGE, name)}")
+            print(f"  {name:16} {describe_plugin(PACKAGE, name)}")
         print("\npython -m benchmarks NAME --help shows the options of one.")
         return
     exit_on_user_error(lambda: run_benchmark(name, arguments), debug="--debug" in arguments)
@@ -37,7 +40,7 @@ def main() -> None:
 
 def run_benchmark(name: str, arguments: list[str]) -> None:
     """Run a benchmark and print the rows that have a target. The benchmark prints its own tables.
-    The file is written after each row, so that a run that is stopped keeps its results."""
+    The file is written as rows come, so that a run that is stopped keeps its results."""
     benchmark = load_plugin(PACKAGE, name)
     about: dict[str, Any] = {
         "prog": f"python -m benchmarks {name}",
@@ -51,14 +54,25 @@ def run_benchmark(name: str, arguments: list[str]) -> None:
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
     facts |= {"machine": describe_machine(), **provenance()}
     rows: list[Row] = []
-    for row in benchmark.measure(options):
-        rows.append(row)
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(options.out, json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    written = -math.inf
+    try:
+        for made in benchmark.measure(options):
+            rows += made if isinstance(made, list) else [made]
+            # Not thousands of rows thousands of times.
+            if time.monotonic() > written + min(5.0, len(rows) / 100):
+                write_rows(options.out, facts, rows)
+                written = time.monotonic()
+    finally:
+        write_rows(options.out, facts, rows)
     for row in rows:
         if "at_least" in row or "at_most" in row:
             print(describe_row(row))
+
+
+def write_rows(path: Path | None, facts: dict[str, object], rows: list[Row]) -> None:
+    if path is not None and rows:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
 
 def describe_row(row: Row) -> str:

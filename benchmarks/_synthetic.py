@@ -32,6 +32,7 @@ from bosch.methods import _guided, single_group
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._settings import load_method
 from bosch.model import ModelInfo
+from bosch.run import progress
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
 from bosch.run.group import rank_and_size
@@ -254,9 +255,9 @@ class SyntheticScorer:
 
 
 @contextmanager
-def stand_ins(journal: bool = True) -> Iterator[None]:
-    """Inside the block, the package's searches run on synthetic models. Without a journal on disk
-    they take half as long.
+def stand_ins(quiet: bool = False) -> Iterator[None]:
+    """Inside the block, the package's searches run on synthetic models. If quiet, they print
+    nothing and write no journal, which takes half of the time.
     """
 
     def rank(inputs: Inputs, names: Sequence[str]) -> list[Table]:
@@ -269,8 +270,12 @@ def stand_ins(journal: bool = True) -> Iterator[None]:
         (_guided, "rank_statically", rank),
         (finish, "draw_search", lambda *anything: None),
     ]
-    if not journal:
-        replaced.append((evaluations, "Journal", lambda folder, facts: Journal(None, facts)))
+    if quiet:
+        replaced += [
+            (evaluations, "Journal", lambda folder, facts: Journal(None, facts)),
+            (progress.logger, "disabled", True),
+            (progress, "_console", None),
+        ]
     with ExitStack() as stack:
         for module, name, stand_in in replaced:
             stack.enter_context(mock.patch.object(module, name, stand_in))
@@ -302,12 +307,12 @@ def objective_of(model: SyntheticModel, name: str, **options: Any) -> MaskObject
     return MaskObjective(scorer, model.calibration, name, **options)
 
 
-def choose(method: str, inputs: Inputs, journal: bool = True) -> Selection:
+def choose(method: str, inputs: Inputs, quiet: bool = False) -> Selection:
     """The mask of a method. Of those that rank groups by attention weights it is the mask of a
     noisy ranking.
     """
     if hasattr(load_method(method), "score_groups") and method not in BY_FORMULA:
         model: Any = inputs.model
         return choose_most_local(Scores(model.ranking(method), "global"), inputs)
-    with stand_ins(journal):
+    with stand_ins(quiet):
         return make_mask(method, inputs)

@@ -9,16 +9,18 @@ from the true importances, takes --best-evaluations and sees every value exactly
 """
 
 import json
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,12 +34,13 @@ from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.progress import track
 from bosch.run.tables import show_table
-from bosch.search.objective import Value, rounded, weighted
+from bosch.search.objective import Value, Z, rounded, weighted
 from bosch.search.optimizers._interface import Assignment, Problem, optimize
 
 BEST = "best"
 OBJECTIVE = "accuracy+probability"  # of `best`, and of `value` in the rows
-FACTS = ("size", "family", "pairs", "ratio", "seed", "kappa", "optimizer")  # of a row
+FACTS = ("size", "family", "pairs", "ratio", "seed", "method", "kappa", "optimizer")
+Facts = tuple[Any, ...]  # what a row is about: the values of these fields
 COSTS = {
     "evaluations": "evaluations",
     "layer-forwards": "layer_forwards",
@@ -49,8 +52,8 @@ SCALES = {"accuracy": 100.0, "probability": 100.0, "log_probability": 1.0, "valu
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     methods: tuple[str, ...] = (
-        "bosch_plus",
         "bosch",
+        "bosch_paper",
         "bosch_single",
         "bosch_multi",
         "bosch_layer",
@@ -68,7 +71,7 @@ class Options(BenchmarkOptions):
     ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)  # ratios to search masks for
     seeds: int = 20  # models of each kind, and seeds of the searches
     kappa: int = 30  # masks tried per layer
-    # In place of NOMAD, which takes ten times as long as all else here. `nomad`: NOMAD.
+    # In place of NOMAD, whose processes take many times as long as all else here. `nomad`: NOMAD.
     optimizer: str = "one_plus_one"
     best_evaluations: int = 20_000  # of `best`
     best_seeds: int = 5  # models for which `best` is searched
@@ -93,89 +96,81 @@ class Options(BenchmarkOptions):
         return self.methods[0] if self.baseline is None else self.baseline
 
 
-def measure(options: Options) -> Iterator[Row]:
-    """One row for each model and ratio, with the results of all methods."""
-    known = read_rows(options.out)
-    rows = []
-    for seed in range(options.seeds):
-        for size, family, pairs, ratio in product(
-            options.sizes, options.families, options.pairs, options.ratios
-        ):
-            facts = (size, family, pairs, ratio, seed, options.kappa, options.optimizer)
-            rows.append(dict(zip(FACTS, facts, strict=True)) | {"results": known.get(facts, {})})
-    done = []
-    # In processes of their own, one too, the searches print nothing.
+def measure(options: Options) -> Iterator[list[Row]]:
+    """One row for each model, ratio and method; first those that the file has."""
+    known = {facts_of(row): row for row in read_rows(options.out)}
+    yield list(known.values())
+    wanted = list(facts_wanted(options))
+    missing = [facts for facts in wanted if facts not in known]
     with (
         ProcessPoolExecutor(options.processes, get_context("spawn")) as pool,
-        track("synthetic models", len(rows), "rows") as bar,
+        track("searches", len(wanted), "searches", done=len(wanted) - len(missing)) as bar,
     ):
-        for row in pool.map(partial(complete, options), rows):
-            done.append(row)
+        run = pool.map if options.processes > 1 else map
+        for row in run(partial(make_row, options), missing):
+            known[facts_of(row)] = row
             bar.advance()
-            yield row
-    show(options, done)
+            yield [row]
+    show(options, [known[facts] for facts in wanted])
 
 
-def read_rows(path: Path | None) -> dict[tuple[object, ...], Row]:
-    """The results in the file of an earlier run, by facts."""
-    if path is None or not path.is_file():
-        return {}
-    rows = json.loads(path.read_text())["rows"]
-    return {tuple(row[name] for name in FACTS): row["results"] for row in rows}
+def facts_wanted(options: Options) -> Iterator[Facts]:
+    """Seed by seed: a run that is stopped has some of everything."""
+    for seed in range(options.seeds):
+        for size, family, pairs, ratio, method in product(
+            options.sizes, options.families, options.pairs, options.ratios, options.methods
+        ):
+            if method != BEST:
+                yield size, family, pairs, ratio, seed, method, options.kappa, options.optimizer
+            elif seed < options.best_seeds:
+                yield size, family, pairs, ratio, seed, method, options.best_evaluations, "swap"
 
 
-def complete(options: Options, row: Row) -> Row:
-    """The row with the results that it lacks."""
+def facts_of(row: Row) -> Facts:
+    return tuple(row[name] for name in FACTS)
+
+
+def read_rows(path: Path | None) -> list[Row]:
+    """The rows of an earlier run."""
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path and path.is_file() else []
+    return rows
+
+
+def make_row(options: Options, facts: Facts) -> Row:
     torch.set_num_threads(1)
+    row: Row = dict(zip(FACTS, facts, strict=True))
     layers, groups = map(int, row["size"].split("x"))
-    published = row["family"] == "published"
-    spec = Spec(
-        layers,
-        groups,
-        row["family"],
-        row["pairs"],
-        row["seed"],
-        patterns=options.patterns if published else None,
+    patterns = options.patterns if row["family"] == "published" else None
+    model = SyntheticModel(
+        Spec(layers, groups, row["family"], row["pairs"], row["seed"], patterns=patterns)
     )
-    model = SyntheticModel(spec)
-    for method in options.methods:
-        if method in row["results"] or (method == BEST and row["seed"] >= options.best_seeds):
-            continue
-        began = time.process_time()
-        result = search_best(options, model, row) if method == BEST else search(model, method, row)
-        z = result.pop("z")
-        for name, held_out in (("calibration", False), ("held_out", True)):
-            means = model.score(z, held_out)
-            value = weighted(OBJECTIVE, *means)
-            scores = means._asdict() | {"value": value}
-            result[name] = {name: round(score, 5) for name, score in scores.items()}
-        result["cpu_seconds"] = round(time.process_time() - began, 2)
-        row["results"][method] = result
-    return row | {
-        "name": "{size}, {family}, pairs {pairs}, ratio {ratio}, seed {seed}".format(**row),
-        "value": 100 * row["results"][options.compared]["held_out"]["accuracy"],
-        "unit": f"% of held-out questions right by {options.compared}",
-    }
+    began = time.process_time()
+    z, costs = (search_best if row["method"] == BEST else search)(model, row)
+    row |= costs | {"cpu_seconds": round(time.process_time() - began, 2)}
+    for name, held_out in (("calibration", False), ("held_out", True)):
+        means = model.score(z, held_out)
+        scores = means._asdict() | {"value": weighted(OBJECTIVE, *means)}
+        row[name] = {name: round(score, 5) for name, score in scores.items()}
+    title = "{method}, {size}, {family}, pairs {pairs}, ratio {ratio}, seed {seed}".format(**row)
+    value = 100 * row["held_out"]["accuracy"]
+    return {"name": title, "value": value, "unit": "% of held-out questions right"} | row
 
 
-def search(model: SyntheticModel, method: str, row: Row) -> Row:
-    name, *words = method.split(",")
+def search(model: SyntheticModel, row: Row) -> tuple[Z, Row]:
+    name, *words = row["method"].split(",")
     settings = default_settings(name, MaskConfig(kappa=row["kappa"]))
     if getattr(settings, "optimizer", None) == "nomad":
         settings = replace(settings, optimizer=row["optimizer"])
-    settings = with_options(name, settings, words, f"--methods {method}:")
+    settings = with_options(name, settings, words, f"--methods {row['method']}:")
     with tempfile.TemporaryDirectory() as folder:
         inputs = inputs_of(model, settings, row["ratio"], row["seed"], Path(folder))
-        selection = choose(name, inputs, journal=False)
-    trace, cost = selection.score_trace or {}, selection.cost or {}
-    return {
-        "z": selection.mask.z,
-        "evaluations": trace.get("evaluations"),
-        "layer_forwards": cost.get("layer_forwards"),
-    }
+        selection = choose(name, inputs, quiet=True)
+    evaluations = (selection.score_trace or {}).get("evaluations")
+    work = (selection.cost or {}).get("layer_forwards")
+    return selection.mask.z, {"evaluations": evaluations, "layer_forwards": work}
 
 
-def search_best(options: Options, model: SyntheticModel, row: Row) -> Row:
+def search_best(model: SyntheticModel, row: Row) -> tuple[Z, Row]:
     """Swaps that start from the true importances."""
     size = model.num_layers * model.num_groups
     quota = num_windowed(row["ratio"], model.num_layers, model.num_groups)
@@ -184,14 +179,10 @@ def search_best(options: Options, model: SyntheticModel, row: Row) -> Row:
         means = model.score(model.mask(assignment))
         return Value(rounded(weighted(OBJECTIVE, *means)), True, *means)
 
-    start = model.best_guess(quota)
-    problem = Problem(size, quota, evaluate, options.best_evaluations, starts=(start,))
-    solution = optimize("swap", problem)
-    return {
-        "z": model.mask(solution.assignment),
-        "evaluations": len(solution.trials.table),
-        "layer_forwards": None,
-    }
+    starts = (model.best_guess(quota),)
+    solution = optimize("swap", Problem(size, quota, evaluate, row["kappa"], starts=starts))
+    costs = {"evaluations": len(solution.trials.table), "layer_forwards": None}
+    return model.mask(solution.assignment), costs
 
 
 # --------------------------------------------------------------------------------------- the tables
@@ -199,50 +190,41 @@ def search_best(options: Options, model: SyntheticModel, row: Row) -> Row:
 
 def show(options: Options, rows: Sequence[Row]) -> None:
     """Tables of means over the models, and of paired differences to the baseline."""
-    for size, family, pairs in product(options.sizes, options.families, options.pairs):
-        chosen = [
-            row
-            for row in rows
-            if (row["size"], row["family"], row["pairs"]) == (size, family, pairs)
-        ]
-        kind = f"{size}, {family}, {'with' if pairs else 'no'} pairs"
-        show_part(f"{kind}: held-out {options.shown}", options, chosen, None)
-        show_part(f"{kind}: less {options.compared}", options, chosen, options.compared)
-    title = f"all: held-out {options.shown} less {options.compared}"
-    show_part(title, options, rows, options.compared)
+    kinds = list(product(options.sizes, options.families, options.pairs))
+    for kind in kinds:
+        chosen = [row for row in rows if facts_of(row)[:3] == kind]
+        show_part(f"{kind[0]}, {kind[1]}, {'with' if kind[2] else 'no'} pairs", options, chosen)
+    if len(kinds) > 1:
+        show_part("all models", options, rows)
 
 
-def show_part(title: str, options: Options, rows: Sequence[Row], baseline: str | None) -> None:
+def show_part(title: str, options: Options, rows: Sequence[Row]) -> None:
     """A line for each method, a column for each ratio: mean and standard error."""
-    lines = []
-    for method in options.methods:
-        if method == baseline:
-            continue
-        both = [row for row in rows if method in row["results"]]
-        cells: list[object] = [method]
-        for ratio in options.ratios:
-            scores = [
-                held_out(options, row, method)
-                - (held_out(options, row, baseline) if baseline else 0)
-                for row in both
-                if row["ratio"] == ratio
-            ]
-            cells.append(mean_and_error(scores))
-        for name in () if baseline else COSTS.values():
-            found = [row["results"][method][name] for row in both]
-            cells.append(None if None in found or not found else f"{statistics.fmean(found):,.1f}")
-        lines.append(cells)
-    heads = ["method", *map(str, options.ratios), *(() if baseline else COSTS)]
-    show_table(title, heads, lines)
+    scale = SCALES[options.shown]
+    scores: dict[str, dict[Facts, float]] = {method: {} for method in options.methods}
+    for row in rows:
+        scores[row["method"]][facts_of(row)[:5]] = scale * row["held_out"][options.shown]
+    means, differences = [], []
+    for method, own in scores.items():
+        known = scores[options.compared]
+        less = {facts: score - known[facts] for facts, score in own.items() if facts in known}
+        means.append([method, *_by_ratio(options, own)])
+        if method != options.compared:
+            differences.append([method, *_by_ratio(options, less)])
+        for name in COSTS.values():
+            costs = [row[name] for row in rows if row["method"] == method]
+            is_known = costs and None not in costs
+            means[-1].append(f"{statistics.fmean(costs):,.1f}" if is_known else None)
+    ratios = list(map(str, options.ratios))
+    show_table(f"{title}: held-out {options.shown}", ["method", *ratios, *COSTS], means)
+    show_table(f"{title}: less {options.compared}", ["method", *ratios], differences)
 
 
-def held_out(options: Options, row: Row, method: str) -> float:
-    score: float = row["results"][method]["held_out"][options.shown]
-    return score * SCALES[options.shown]
-
-
-def mean_and_error(scores: Sequence[float]) -> str | None:
-    if not scores:
-        return None
-    error = statistics.stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
-    return f"{statistics.fmean(scores):.2f} ± {error:.2f}"
+def _by_ratio(options: Options, scores: Mapping[Facts, float]) -> list[str | None]:
+    """Mean and standard error at each ratio."""
+    cells: list[str | None] = []
+    for ratio in options.ratios:
+        some = [score for facts, score in scores.items() if facts[3] == ratio]
+        error = statistics.stdev(some) / len(some) ** 0.5 if len(some) > 1 else math.nan
+        cells.append(f"{statistics.fmean(some):.2f} ± {error:.2f}" if some else None)
+    return cells
