@@ -93,7 +93,8 @@ def build_chain(
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)
     start = evaluate_model.build_step(config, run_path, 0, mask_tokens, model)
-    untrained = [calibration, dense, *([tokens] if learns else []), mask, model, start]
+    # The search before any evaluation: it refuses at once a calibration set that is of no use.
+    untrained = [calibration, *([tokens] if learns else []), mask, dense, model, start]
     if zero_shot:
         return [*only_stages(untrained), compare_runs.build(run_path, [dense, start])]
 

@@ -1,5 +1,5 @@
 """Small searches for tests: calibration texts that a random model answers, the score of a mask by
-the model itself, and two simple searches.
+the model itself, and three simple searches.
 """
 
 import itertools
@@ -20,6 +20,7 @@ from tests.model_factory import TINY, tiny_model
 WINDOW = 8
 LENGTHS = (40, 33, 47, 29)
 LAYERS, GROUPS = 3, 4  # of the tiny model
+FULL = ((1,) * GROUPS,) * LAYERS
 
 
 @torch.no_grad()  # not inference mode: methods take gradients on these texts
@@ -120,6 +121,20 @@ def stage_one(objective: Any) -> tuple[Z, float]:
                 best, best_row = value, row
         z[layer] = best_row
     return tuple(z), best
+
+
+def search_three_at_once(objective: Any) -> tuple[Z, float]:
+    """Random masks, three at a time; the best so far is the threshold."""
+    best, best_mask = -math.inf, FULL
+    masks = random_masks(12)
+    for start in range(0, len(masks), 3):
+        some = masks[start : start + 3]
+        threshold = None if best == -math.inf else best
+        values = objective.score_masks(some, threshold, f"three from {start}")
+        for z, value in zip(some, values, strict=True):
+            if value.exact and value.value > best:
+                best, best_mask = value.value, z
+    return best_mask, best
 
 
 def mask_of(bits: list[int]) -> Z:

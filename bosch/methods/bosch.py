@@ -7,7 +7,7 @@ that promise most by the outcomes of each text so far. `bosch_paper` is the sear
 
 from dataclasses import dataclass
 
-from bosch.method import Inputs, MethodTraits, Selection
+from bosch.method import Inputs, MethodTraits, Selection, Table
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
 from bosch.run.errors import UserError
 
@@ -42,11 +42,14 @@ def select(inputs: Inputs) -> Selection:
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
         groups = search.all_groups()
-        swaps = max(1, round(settings.effort * settings.kappa * search.num_layers))
+        swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
         swaps = count_solving(len(groups), search.budget, swaps)
-        search.announce({"stage 1": len(groups), "stage 3": swaps})
+        is_choice = swaps > 1  # at a ratio of 0 or 1 there is none
+        search.announce({"stage 1": len(groups), "stage 3": swaps} if is_choice else {"mask": 1})
         with search.until_ended():
-            guides = [probes.probe_groups(search, settings.probed), *make_guides()]
-            guides = probes.rank_groups(search, guides)
+            guides: list[Table] = []
+            if is_choice:
+                guides = [probes.probe_groups(search, settings.probed), *make_guides()]
+                guides = probes.rank_groups(search, guides)
             solve_guided(search, "stage 3", groups, search.budget, swaps, guides)
         return finish(search)

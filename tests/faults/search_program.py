@@ -54,7 +54,7 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """options: `kill_at`, the evaluation at whose line the process kills itself, before it is
-    written, `torn` in the middle, or `written`, after it; `limits` and `accelerations`.
+    written, `torn` in the middle, or `written`, after it; `limits`, `accelerations`, `masks_at_once`.
     """
     os.environ.update(environment)
     log = (folder / f"log-{environment['RANK']}").open("w")
@@ -73,11 +73,12 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     settings: Any = SimpleNamespace(Settings=dict)
     inputs = inputs_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
     accelerations = scorer.Accelerations(**options.get("accelerations", {}))
-    limits = options.get("limits", {})
+    limits = options.get("limits", {}) | {"masks_at_once": options.get("masks_at_once", 1)}
     name, facts = "accuracy+probability", {"method": "toy"}
     with evaluations.open_objective(inputs, name, facts, accelerations, **limits) as objective:
         _kill_at(objective.journal, options.get("kill_at"), options.get("moment", "before"))
-        masks = [cases.stage_one(objective), cases.swap_search(objective)]
+        searches = (cases.stage_one, cases.swap_search, cases.search_three_at_once)
+        masks = [search(objective) for search in searches]
         if is_first():
             content = {"found": masks, "evaluations": objective.evaluations()}
             (folder / RESULT).write_text(json.dumps(content))

@@ -48,22 +48,25 @@ def test_a_search_killed_repeatedly_ends_in_the_same(
     assert journal(tmp_path) == lines
 
 
-def test_two_ranks_find_what_one_does(
-    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
+@pytest.mark.parametrize("masks_at_once", [1, 2])
+def test_two_ranks_find_and_read_what_one_does(
+    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]], masks_at_once: int
 ) -> None:
-    run(tmp_path, world=2)
+    """They share the texts of a mask, or masks."""
+    run(tmp_path, world=2, masks_at_once=masks_at_once)
     assert result(tmp_path) == undisturbed[0]
+    assert without_work(journal(tmp_path)) == without_work(undisturbed[1])
 
 
 @pytest.mark.faults
 def test_a_search_killed_on_two_ranks_resumes_with_one(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
 ) -> None:
-    """Only the texts at which masks stop early differ."""
     killed = wait(launch(tmp_path, world=2, kill_at=20))
     assert killed[0] == -signal.SIGKILL
     run(tmp_path, world=1)
     assert result(tmp_path) == undisturbed[0]
+    assert without_work(journal(tmp_path)) == without_work(undisturbed[1])
 
 
 @pytest.mark.faults
@@ -82,3 +85,8 @@ def journal_texts(folder: Path) -> list[bytes]:
     """The complete lines."""
     content = (folder / "journal.jsonl").read_bytes()
     return content[: content.rfind(b"\n") + 1].splitlines()
+
+
+def without_work(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Two ranks may run more texts of a mask than are read."""
+    return [line | {"run": 0} for line in lines]

@@ -111,7 +111,7 @@ def test_help_says_what_each_option_of_a_search_is(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["--preset", "tiny", "--method", "bosch", "--help"])
     words = " ".join(capsys.readouterr().out.replace("│", "").split())
-    for option in ("--objective STR", "--optimizer STR", "{stage1,whole_layer}", "--polish"):
+    for option in ("--objective STR", "--optimizer STR", "--probed FLOAT", "--effort FLOAT"):
         assert not words.partition(option)[2].removeprefix(" {None}|INT").startswith(" (default")
 
 

@@ -6,6 +6,7 @@ import json
 import random
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -110,16 +111,27 @@ def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> 
         assert best["z"][:layer] == ["1111"] * layer
 
 
-def test_whole_layer_probes_judge_one_layer_at_a_time(run: Any, tmp_path: Path) -> None:
-    record = run("bosch")
+def test_bosch_probes_every_group_and_orders_all_groups(run: Any, tmp_path: Path) -> None:
+    """Read from the journal: each probe keeps one group of a layer, and reads a third of the texts.
+    Without rankings the order of the groups, and the first mask of stage 3, is that of the probes.
+    """
+    record = run("bosch", ratio=0.75, rankings=(), kappa=8)
     lines = lines_of(tmp_path / "mask")
-    probes = [line for line in lines if line["stage"] == "stage 1, whole layers"]
-    assert [line["z"].index("0000") for line in probes] == [0, 1, 2]
-    probed = trace_of(record)["whole_layer_log_probabilities"]
-    assert probed == [round(line["log_probability"], 4) for line in probes]
-    by_harm = sorted(range(3), key=lambda layer: probed[layer])
-    ratios = trace_of(record)["ratios"]
-    assert [ratios[layer] for layer in by_harm] == sorted(ratios)
+    probes = [line for line in lines if line["stage"] == "stage 1"]
+    kept = [(layer, group) for layer in (2, 1, 0) for group in range(4)]
+    for line, (layer, group) in zip(probes, kept, strict=True):
+        rows = ["1111"] * 3
+        rows[layer] = "".join(str(int(each == group)) for each in range(4))
+        assert line["z"] == rows
+        assert (list(line["texts"]), line["exact"]) == (["0", "3"], False)
+    worth = trace_of(record)["group_worth"]
+    for layer in range(3):
+        logs = [fmean(m[2] for m in p["texts"].values()) for p in probes[8 - 4 * layer :][:4]]
+        expected = [(4 * log - sum(logs)) / 3 for log in logs]
+        assert worth[layer] == pytest.approx(expected, abs=1e-3)
+    begun = next(line for line in lines if line["stage"] == "stage 3")
+    full = sorted(kept, key=lambda place: worth[place[0]][place[1]])[-3:]
+    assert {(layer, group) for layer, group in kept if begun["z"][layer][group] == "1"} == {*full}
 
 
 @pytest.mark.parametrize("objective", ["logprob", "accuracy+logprob"])
@@ -133,26 +145,19 @@ def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any, objective: str
     assert [trace["ratios"][layer] for layer in by_harm] == sorted(trace["ratios"])
 
 
-def test_a_polish_starts_from_stage_3_and_loses_nothing(run: Any) -> None:
-    record = run("bosch", ratio=0.25)
-    (polish,) = steps_of(record, "polish")
-    assert polish["num_variables"] == 12
-    assert polish["value"] >= steps_of(record, "stage 3")[-1]["value"]
-
-
 @pytest.mark.parametrize("name", ["bosch_paper", "bosch", "global_swap"])
-def test_bosch_and_global_swap_may_spend_what_the_papers_search_does(
+def test_searches_spend_what_they_plan(
     run: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    """Stage 1: 6 masks in each of 3 layers. Stage 3: 4, 6 and 4 in a layer at each ratio between 0
-    and 1. bosch probes 3 layers in place of stage 1 and polishes with what that leaves.
+    """The paper's stage 1: 6 masks in each of 3 layers; its stage 3: 4, 6 and 4 in a layer at each
+    ratio between 0 and 1. bosch: 12 groups, and a third of 6 masks in each layer.
     """
     caplog.set_level("INFO", logger="bosch")
     spent = trace_of(run(name, kappa=6))["evaluations"]
     (plan,) = [line for line in caplog.messages if line.startswith("plan: ")]
     planned = {
         "bosch_paper": "32 evaluations (stage 1 18, stage 3 14)",
-        "bosch": "28 evaluations (stage 1 3, stage 3 14, polish 11)",  # and 4 rankings
+        "bosch": "18 evaluations (stage 1 12, stage 3 6)",
         "global_swap": "28 evaluations (swaps 28)",  # and 4 rankings
     }
     assert planned[name] in plan
@@ -171,6 +176,25 @@ def test_rankings_leave_global_swap_an_evaluation(
     record = run("global_swap", ratio=ratio, kappa=kappa, rankings=rankings)
     assert any("plan: at most 1 evaluations (swaps 1)" in line for line in caplog.messages)
     assert record.mask.num_windowed == 12 * ratio
+
+
+@pytest.mark.parametrize("ratio", [0, 1])
+def test_without_a_choice_bosch_probes_nothing(run: Any, ratio: float) -> None:
+    assert trace_of(run("bosch", ratio=ratio))["evaluations"] == 2  # the two ends
+
+
+@pytest.mark.parametrize("masks_at_once", [2, 3])
+def test_several_masks_at_once_share_a_threshold(
+    run: Any, tmp_path: Path, masks_at_once: int
+) -> None:
+    run("bosch", "fast", kappa=24, masks_at_once=masks_at_once)
+    options = {"masks_at_once": masks_at_once, "accelerations": Accelerations.none()}
+    run("bosch", "slow", kappa=24, **options)
+    fast, slow = ((tmp_path / folder / "mask.json").read_bytes() for folder in ("fast", "slow"))
+    assert fast == slow
+    thresholds = [line["threshold"] for line in lines_of(tmp_path / "fast")]
+    swaps = thresholds[-masks_at_once:]
+    assert len({*swaps}) == 1  # proposed together
 
 
 def test_single_makes_groups_beyond_the_budget_full_again(run: Any) -> None:
@@ -301,7 +325,8 @@ def test_settings_come_from_the_mask_section() -> None:
         (lambda: bosch_paper.Settings(optimizer="swop"), "--optimizer swop: .*'swap'"),
         (lambda: bosch_paper.Settings(objective="acuracy"), "--objective acuracy"),
         (lambda: bosch_paper.Settings(kappa=0), "kappa is 0"),
-        (lambda: bosch_paper.Settings(polish=-1), "polish is -1"),
+        (lambda: bosch.Settings(probed=0.0), "probed is 0"),
+        (lambda: bosch.Settings(effort=-1.0), "effort -1"),
         (lambda: bosch_paper.Settings(max_evaluations=0), "max_evaluations is 0"),
         (
             lambda: bosch.check(bosch.Settings(rankings=("fischer",))),
