@@ -20,6 +20,7 @@ class Settings(GuidedSettings):
     """Those of a guided search, and its effort."""
 
     optimizer: str = "guided"  # a file of bosch/search/optimizers
+    rankings: tuple[str, ...] = ()  # ranking methods to start from, in addition to the probes
     probed: float = 1 / 3  # share of the calibration texts that stage 1 reads
     # Stage 3 tries this share of kappa masks per layer.
     effort: float = 1 / 3

@@ -54,7 +54,8 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """options: `kill_at`, the evaluation at whose line the process kills itself, before it is
-    written, `torn` in the middle, or `written`, after it; `limits`, `accelerations`, `masks_at_once`.
+    written, `torn` in the middle, or `written`, after it; `limits`, `accelerations` and
+    `masks_at_once`.
     """
     os.environ.update(environment)
     log = (folder / f"log-{environment['RANK']}").open("w")
