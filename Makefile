@@ -13,7 +13,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test slow faults gpu study clean
+.PHONY: help recover test slow faults fuzz gpu study clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -37,6 +37,10 @@ slow: ## tests too long for every commit
 faults: ## kill tests: stages killed at many points
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m faults $(ARGS)
+
+fuzz: ## damage files of finished and stopped runs 2,000 times, in runs/fuzz (run it again to resume)
+	@$(SETUP) dev eval
+	OMP_NUM_THREADS=1 .venv/bin/python -m tests.fuzz.fuzz_chain --workers $(WORKERS) $(ARGS)
 
 gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BENCHMARKS="a b": only these)
 	@$(SETUP) dev eval

@@ -17,6 +17,8 @@ PRELOADED = [
     "bosch.training.loop",
     "bosch.recipes.recover",
     "bosch.eval.runner",
+    "bosch.eval.report.page",
+    "bosch.search.pictures",
     "tests.plain_training",
     "tests.search_cases",
     "tests.faults.learned_mask_program",
