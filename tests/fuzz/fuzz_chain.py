@@ -29,6 +29,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import date
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from bosch.assets import asset_folder
 from bosch.run.errors import exit_on_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.lines import append_line, drop_torn_line, read_lines
+from bosch.run.manifest import provenance
 from tests import fork_server
 from tests.chain import recover_program
 from tests.kill_points import watch_operations
@@ -97,7 +99,7 @@ def run_chain(folder: str, log: str, copies: Mapping[int, str]) -> None:
 
         sys.addaudithook(copy)
     # The pixels of pictures, which nobody compares, would take most of the time.
-    Figure.savefig = lambda self, file, **options: file.write(b"pixels")  # type: ignore[method-assign]
+    Figure.savefig = lambda self, file, **options: file.write(b"pixels")
     sys.argv = ["recover.py", *CHAIN]
     exit_on_user_error(lambda: recover_program.run(folder, 0, CHAIN), debug=False)
 
@@ -314,6 +316,7 @@ def judge(
     if code == 2:
         sentence = " ".join(output.rpartition("error: ")[2].split())
         is_named = path.name in sentence or path.parent.as_posix() in sentence
+        is_named = is_named or path.as_posix() in output  # "damaged, moved to", before the error
         is_sentence = "error: " in output and "Traceback" not in output
         return ("refused" if is_sentence and is_named else "unnamed"), []
     if code != 0:
@@ -381,7 +384,8 @@ def main() -> None:
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.count)
     outcomes = fuzz(options.base.absolute(), numbers, options.workers)
-    print(table(outcomes))
+    made_by = {"date": str(date.today())} | provenance()
+    print(f"damages {numbers[0]} to {numbers[-1]}; {json.dumps(made_by)}\n\n{table(outcomes)}")
     failed = [one for one in outcomes if one.outcome in FAILURES]
     for one in failed:
         print(f"\n{one.outcome}: number {one.number}, {one.state}, {one.damage} of {one.file}")
