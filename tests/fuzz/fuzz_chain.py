@@ -17,7 +17,6 @@ import argparse
 import collections
 import contextlib
 import json
-import os
 import random
 import re
 import shutil
@@ -26,75 +25,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from bosch.run.errors import exit_on_user_error
-from tests import fork_server
-from tests.chain import recover_program
+from tests.smoke_chain import CHAIN, operations_of, results, start
 
-CHAIN = ("--preset", "smoke", "--method", "bosch", "--model", "model")
+ARGUMENTS = (*CHAIN, "--model", "model")
 RUN = Path("runs") / "model-bosch-r0.75"
 FAILURES = ("silent", "unnamed", "traceback")
-PATIENCE = 120.0  # seconds until a run that hangs is killed
 KILLED_IN = ("calibration", "mask", "model", "tokens", "train", "eval-dense", "report")
 KILLED_IN += ("eval/step-000000", "eval/step-000008")
 # Where no difference matters: texts for people, locks, the time that things took.
 NOT_COMPARED = re.compile(r"recover\.log|\.lock_guard|run\.json|time\.json|\.wall_seconds|manifest")
 # Damaged less often than others: there are many of them, or nobody reads them again.
 RARE = re.compile(r"\.png$|/tb/|\.lock|recover\.log|\.no_result|README")
-
-
-# --- runs ---
-
-
-def run_chain(folder: str, log: str, kill_at: int) -> None:
-    """In a process of its own. Its output goes into the file `log`."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.chdir(folder)
-    sys.argv = ["recover.py", *CHAIN]
-    exit_on_user_error(lambda: recover_program.run(folder, kill_at, CHAIN), debug=False)
-
-
-def start(folder: Path, kill_at: int = 0) -> tuple[int, str]:
-    """Exit code and output of a run; a negative code is a signal."""
-    log = folder.with_suffix(".log")
-    process = fork_server.start(run_chain, str(folder), str(log), kill_at)
-    if not connection.wait([process.sentinel], PATIENCE):
-        process.kill()
-    process.join()
-    return process.exitcode or 0, log.read_text("utf-8", "replace")
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """All that a run was made for: masks, weights, losses, answers, scores and curves."""
-    from tests.unit.test_tensorboard import points
-
-    run = folder / RUN
-    patterns = ("mask/mask.json", "*/model.safetensors", "train/step-*/model.safetensors")
-    patterns += ("eval/**/*.jsonl", "eval/**/scores.json", "report/*.jsonl", "model/config.json")
-    found: dict[str, Any] = {
-        path.relative_to(run).as_posix(): path.read_bytes()
-        for pattern in patterns
-        for path in run.glob(pattern)
-    }
-    found["losses"] = [
-        {name: value for name, value in json.loads(line).items() if "second" not in name}
-        for line in (run / "train" / "metrics.jsonl").read_text().splitlines()
-    ]
-    for line in found["losses"]:
-        line.pop("check", None)  # of the times too
-        line.pop("time", None)
-        line.pop("tflops_per_device", None)
-    for part in ("train", "eval", "dense"):
-        curves = points(run / "tb" / part)
-        found[f"tb/{part}"] = {
-            tag: values for tag, values in curves.items() if not re.search("second|flops", tag)
-        }
-    return found
 
 
 # --- the states that are damaged ---
@@ -112,12 +56,12 @@ def make_states(base: Path) -> list[str]:
         folder = base / name.replace("/", "-")
         shutil.copytree(asset_folder("tiny-qwen3-2layer"), folder / "model")
         shutil.rmtree(folder / "model" / "__pycache__", ignore_errors=True)
-    code, output = start(base / "finished")
+    code, output = start(base / "finished", arguments=ARGUMENTS)
     assert code == 0, output
-    places = json.loads(output.rsplit("operations", 1)[1])
+    places = operations_of(output)
     for name in KILLED_IN:
         point = places[name][int(0.7 * len(places[name]))]
-        code, output = start(base / name.replace("/", "-"), point)
+        code, output = start(base / name.replace("/", "-"), point, arguments=ARGUMENTS)
         assert code == -signal.SIGKILL, output
     names = ["finished", *(name.replace("/", "-") for name in KILLED_IN)]
     done.write_text(json.dumps(names))
@@ -234,7 +178,7 @@ def attack(number: int, base: Path, states: list[str], wanted: dict[str, Any]) -
         shutil.copytree(base / state, folder, symlinks=True)
         others = [base / name for name in states if name != state]
         path, damage = damage_one(folder, draw, others)
-        code, output = start(folder)
+        code, output = start(folder, arguments=ARGUMENTS)
         outcome, differing = judge(folder, path, code, output, wanted)
     lines = [line for line in output.splitlines() if not line.startswith("operations ")]
     tail = "\n".join([*differing, *lines[-15:]]) if outcome in FAILURES else ""
@@ -255,7 +199,7 @@ def judge(
     if code != 0:
         return "traceback", []
     try:
-        found = results(folder)
+        found = results(folder / RUN)
     except (OSError, ValueError) as error:
         return "silent", [str(error)]
     differing = [name for name in found | wanted if found.get(name) != wanted.get(name)]
@@ -270,7 +214,7 @@ def judge(
 def fuzz(base: Path, numbers: range, out: Path) -> list[Outcome]:
     """Outcomes of these damages, those that `out` holds already among them."""
     states = make_states(base / "states")
-    wanted = results(base / "states" / "finished")
+    wanted = results(base / "states" / "finished" / RUN)
     lines = out.read_text().splitlines() if out.exists() else []
     known = {outcome.number: outcome for outcome in (Outcome(**json.loads(x)) for x in lines)}
     for number in numbers:
