@@ -20,7 +20,6 @@ from tests.kill_points import OPERATIONS, watch_operations
 
 CHAIN = ("--preset", "smoke", "--method", "bosch")
 RUN = Path("runs") / "tiny-qwen3-2layer-bosch-r0.75"
-PATIENCE = 120.0  # seconds until a run that hangs is ended; it then prints where it was
 # Of the preset smoke, beginnings of folder names in the run's folder or in runs/shared; the first
 # two are those that a short run of the tests kills.
 STAGES = (
@@ -36,6 +35,8 @@ STAGES = (
     "tb",
     "examples",
 )
+# A run's folder, and the numbers of the operations on each stage's files.
+Undisturbed = tuple[Path, dict[str, list[int]]]
 
 
 # --- runs ---
@@ -48,7 +49,7 @@ def start(
     a signal just before operation number `kill_at` on a file below the folder (0: never)."""
     log = folder.with_suffix(".log")
     process = fork_server.start(_run, str(folder), str(log), kill_at, sends, tuple(arguments))
-    if not connection.wait([process.sentinel], PATIENCE):
+    if not connection.wait([process.sentinel], fork_server.PATIENCE):  # it hangs, and prints where
         os.kill(process.pid or 0, signal.SIGABRT)
     process.join()
     return process.exitcode or 0, log.read_text("utf-8", "replace")

@@ -1,8 +1,6 @@
-"""The chain as the README starts it: to its end, on two ranks, and killed anywhere."""
+"""The chain as the README starts it: to its end, again, and on two ranks."""
 
 import json
-import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bosch.masks.mask import read_mask
-from tests.smoke_chain import CHAIN, RUN, STAGES, operations_of, results, start
+from tests.smoke_chain import CHAIN, RUN, Undisturbed, results
 
 RECOVER = Path(__file__).parents[2] / "recipes" / "recover.py"
 LAUNCH = [str(Path(sys.executable).with_name("accelerate")), "launch"]
@@ -26,17 +24,8 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
-    """A folder with a run that was not killed, and the operations on each stage's files."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    code, output = start(folder)
-    assert code == 0, output
-    return folder, operations_of(output)
-
-
 def test_chain_leaves_mask_model_scores_curves_and_report(
-    undisturbed: tuple[Path, dict[str, list[int]]],
+    undisturbed: Undisturbed,
 ) -> None:
     folder, _ = undisturbed
     found = results(folder / RUN)
@@ -50,30 +39,13 @@ def test_chain_leaves_mask_model_scores_curves_and_report(
 
 
 def test_chain_started_again_reuses_everything(
-    undisturbed: tuple[Path, dict[str, list[int]]],
+    undisturbed: Undisturbed,
 ) -> None:
     folder, _ = undisturbed
     again = launch(folder, *LAUNCH, str(RECOVER), *CHAIN)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("complete, reused") == 9
     assert "starts" not in again.stdout
-
-
-@pytest.mark.parametrize(
-    "attempt", [*range(2), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 32))]
-)
-def test_chain_killed_anywhere_ends_in_the_same_results(
-    attempt: int, tmp_path: Path, undisturbed: tuple[Path, dict[str, list[int]]]
-) -> None:
-    """At random points of each stage in turn."""
-    folder, operations = undisturbed
-    assert set(operations) == set(STAGES)
-    stage = STAGES[attempt % len(STAGES)]
-    code, output = start(tmp_path, random.Random(attempt).choice(operations[stage]))
-    assert code == -signal.SIGKILL, output
-    code, output = start(tmp_path)
-    assert code == 0, output
-    assert results(tmp_path / RUN) == results(folder / RUN)
 
 
 def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
