@@ -34,7 +34,7 @@ slow: ## tests too long for every commit
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m slow $(ARGS)
 
-faults: ## kill tests: stages killed at many points
+faults: ## kill tests: stages and the whole chain, at many points (the chain's resume)
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m faults $(ARGS)
 

@@ -19,36 +19,27 @@ import collections
 import contextlib
 import fcntl
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from bosch.assets import asset_folder
-from bosch.run.errors import exit_on_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.lines import append_line, drop_torn_line, read_lines
 from bosch.run.manifest import provenance
-from tests import fork_server
-from tests.chain import recover_program
-from tests.kill_points import watch_operations
+from tests.smoke_chain import CHAIN, operations_of, results, start
 
-CHAIN = ("--preset", "smoke", "--method", "bosch", "--model", "model")
+ARGUMENTS = (*CHAIN, "--model", "model")
 RUN = Path("runs") / "model-bosch-r0.75"
 FAILURES = ("silent", "unnamed", "traceback")
-PATIENCE = 120.0  # seconds until a run that hangs is killed
 FINISHED = "finished"
 # Of the operations on a stage's files: while it works, and while its results wait for the manifest.
 MOMENTS = (0.35, 0.6)
@@ -80,72 +71,6 @@ KINDS = {
 }
 
 
-# --- runs ---
-
-
-def run_chain(folder: str, log: str, copies: Mapping[int, str]) -> None:
-    """In a process of its own. Its output goes into the file `log`. copies: folders to which it
-    copies itself before an operation, just as a kill would have left it."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.chdir(folder)
-    if copies:
-        seen, left = watch_operations(folder, "runs"), dict(copies)
-
-        def copy(*_: object) -> None:
-            if seen[0] in left:
-                subprocess.run(["cp", "-r", folder, left.pop(seen[0])], check=True)
-
-        sys.addaudithook(copy)
-    # The pixels of pictures, which nobody compares, would take most of the time.
-    Figure.savefig = lambda self, file, **options: file.write(b"pixels")
-    sys.argv = ["recover.py", *CHAIN]
-    exit_on_user_error(lambda: recover_program.run(folder, 0, CHAIN), debug=False)
-
-
-def start(folder: Path, copies: Mapping[int, str] | None = None) -> tuple[int, str]:
-    """Exit code and output of a run; a negative code is a signal."""
-    log = folder.with_suffix(".log")
-    process = fork_server.start(run_chain, str(folder), str(log), copies or {})
-    if not connection.wait([process.sentinel], PATIENCE):
-        process.kill()
-    process.join()
-    return process.exitcode or 0, log.read_text("utf-8", "replace")
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """All that a run was made for: masks, weights, losses, answers, scores and curves."""
-    from tests.unit.test_tensorboard import points
-
-    run, shared = folder / RUN, folder / "runs" / "shared"
-    patterns = ("mask/mask.json", "*/model.safetensors", "train/step-*/model.safetensors")
-    patterns += ("eval/**/*.jsonl", "eval/**/scores.json", "report/*.jsonl", "model/config.json")
-    found: dict[str, Any] = {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for place, names in (
-            (run, patterns),
-            (shared, ("calibration-*/*.jsonl", "tokens-*/*.bin", "eval-*/*/*.json*")),
-        )
-        for pattern in names
-        for path in place.glob(pattern)
-    }
-    found["losses"] = [
-        {name: value for name, value in json.loads(line).items() if "second" not in name}
-        for line in (run / "train" / "metrics.jsonl").read_text().splitlines()
-    ]
-    for line in found["losses"]:
-        line.pop("check", None)  # of the times too
-        line.pop("time", None)
-        line.pop("tflops_per_device", None)
-    for part in ("train", "eval", "dense"):
-        curves = points(run / "tb" / part)
-        found[f"tb/{part}"] = {
-            tag: values for tag, values in curves.items() if not re.search("second|flops", tag)
-        }
-    return found
-
-
 # --- the states that are damaged ---
 
 
@@ -159,7 +84,7 @@ def make_states(base: Path) -> list[str]:
         if made.get("code") == code:
             return list(made["names"])
         shutil.rmtree(base, ignore_errors=True)
-        places: dict[str, list[int]] = json.loads(run_undisturbed(base / FINISHED, {}))
+        places = operations_of(run_undisturbed(base / FINISHED, {}))
         copies = {
             numbers[int(moment * len(numbers))]: f"{stage.replace('/', '-')}-{moment}"
             for stage, numbers in places.items()
@@ -173,12 +98,12 @@ def make_states(base: Path) -> list[str]:
 
 
 def run_undisturbed(folder: Path, copies: Mapping[int, str]) -> str:
-    """A run in a new folder. The operations on each stage's files, as JSON."""
+    """The output of a run in a new folder."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(asset_folder("tiny-qwen3-2layer"), folder / "model", ignore=ignored)
-    code, output = start(folder, copies)
+    code, output = start(folder, arguments=ARGUMENTS, copies=copies)
     assert code == 0, output
-    return output.rsplit("operations", 1)[1]
+    return output
 
 
 def code_fingerprint() -> str:
@@ -303,7 +228,7 @@ def attack(number: int, base: Path, states: list[str], wanted: dict[str, Any]) -
         shutil.copytree(base / state, folder, symlinks=True)
         others = [base / name for name in (FINISHED, *states) if name != state]
         path, damage = damage_one(folder, draw, others)
-        code, output = start(folder)
+        code, output = start(folder, arguments=ARGUMENTS, copies={})
         outcome, differing = judge(folder, path, code, output, wanted)
     lines = [line for line in output.splitlines() if not line.startswith("operations ")]
     tail = "\n".join([*differing, *lines[-15:]]) if outcome in FAILURES else ""
@@ -323,7 +248,7 @@ def judge(
     if code != 0:
         return "traceback", []
     try:
-        found = results(folder)
+        found = results(folder / RUN)
     except (OSError, ValueError) as error:
         return "silent", [str(error)]
     differing = [name for name in found | wanted if found.get(name) != wanted.get(name)]
@@ -338,7 +263,7 @@ def judge(
 def fuzz(base: Path, numbers: Sequence[int], workers: int = 1) -> list[Outcome]:
     """Outcomes of these damages, those that an earlier call has noted among them."""
     states = make_states(base / "states")
-    wanted = results(base / "states" / FINISHED)
+    wanted = results(base / "states" / FINISHED / RUN)
     rows = base / f"{code_fingerprint()[:12]}.jsonl"  # those of other code are not mixed in
     noted = [Outcome(**line.content) for line in read_lines(rows) if line.content]
     known = {outcome.number: outcome for outcome in noted}
