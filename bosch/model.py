@@ -469,7 +469,7 @@ def _load_weights(folder: Path, **arguments: Any) -> Any:
     logging.set_verbosity_error()  # what it would warn of is said below
     try:
         with explain_library_errors(f"The model in {folder} cannot be loaded"):
-            model, found = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
@@ -478,11 +478,12 @@ def _load_weights(folder: Path, **arguments: Any) -> Any:
             )
     finally:
         logging.set_verbosity(verbosity)
+    model, found = loaded
     if mismatched := sorted(found["mismatched_keys"]):
         name, there, expected = mismatched[0]
         raise UserError(
-            f"{folder}: {name} has the shape {list(there)}, but by config.json it would be "
-            f"{list(expected)}. Pass a folder whose config.json belongs to its weights."
+            f"The model in {folder} cannot be loaded: shapes mismatch, {name} is {list(there)} and "
+            f"by config.json {list(expected)}. Pass a folder whose config.json belongs to it."
         )
     if missing := sorted(found["missing_keys"]):
         raise UserError(

@@ -74,7 +74,7 @@ def check_documents(source: Source, least_tokens: int) -> None:
         raise UserError(f"{source.name}: the first document holds NUL characters; it is no text.")
     if source.endless and least_tokens:
         documents = islice(source.read(0), 1_000)
-        longest = max(len("".join(document).encode()) for document in documents)
+        longest = max(len("".join(map(str, document)).encode()) for document in documents)
         if longest < least_tokens:  # a token is a byte or more
             raise UserError(
                 f"min_document_tokens is {least_tokens:,}, and {source.name} has no documents so "
