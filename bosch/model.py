@@ -460,11 +460,11 @@ def _load_weights(folder: Path, **arguments: Any) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    from bosch.hybrid.shards import weight_files
-
     if not any(folder.glob("*.safetensors")):
         raise MissingFileError(f"{folder} has no safetensors files, so the model has no weights.")
-    weight_files(folder)
+    for name in weight_names(folder / INDEX) if (folder / INDEX).is_file() else ():
+        if not (folder / name).is_file():
+            raise MissingFileError(f"{folder / name} is missing, though {INDEX} lists it.")
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what it would warn of is said below
     try:
