@@ -16,9 +16,9 @@ from tests.fuzz.fuzz_chain import (
     judge,
     kind_of,
     make_states,
-    results,
     table,
 )
+from tests.smoke_chain import results
 
 BLOCK = 10
 NUMBERS = range(20, 80)  # of damages in every state
@@ -44,7 +44,7 @@ def test_the_judge_tells_outcomes_apart(base: Path, tmp_path: Path) -> None:
     make_states(base / "states")
     folder, path = tmp_path / "work", RUN / "train" / "metrics.jsonl"
     shutil.copytree(base / "states" / FINISHED, folder)
-    wanted = results(folder)
+    wanted = results(folder / RUN)
 
     def outcome(code: int, output: str) -> str:
         return judge(folder, path, code, output, wanted)[0]
