@@ -13,7 +13,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test slow faults gpu study clean
+.PHONY: help recover test slow faults fuzz gpu study clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -34,9 +34,13 @@ slow: ## tests too long for every commit
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m slow $(ARGS)
 
-faults: ## kill tests: stages killed at many points
+faults: ## kill tests: stages and the whole chain, at many points (the chain's resume)
 	@$(SETUP) dev eval
 	$(PYTEST) -n $(WORKERS) -m faults $(ARGS)
+
+fuzz: ## damage files of finished and stopped runs 2,000 times, in runs/fuzz (run it again to resume)
+	@$(SETUP) dev eval
+	OMP_NUM_THREADS=1 .venv/bin/python -m tests.fuzz.fuzz_chain --workers $(WORKERS) $(ARGS)
 
 gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BENCHMARKS="a b": only these)
 	@$(SETUP) dev eval

@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from benchmarks._options import Row
+from bosch.command_line import read_options
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
@@ -46,10 +45,10 @@ def run_benchmark(name: str, arguments: list[str]) -> None:
         "prog": f"python -m benchmarks {name}",
         "description": benchmark.__doc__,
     }
-    options = tyro.cli(benchmark.Options, args=arguments, **about)
+    options, _ = read_options(benchmark.Options, arguments, **about)
     if hasattr(benchmark, "PRESETS"):  # parse again, with the preset's values as defaults
         preset = benchmark.PRESETS[options.preset]
-        options = tyro.cli(benchmark.Options, args=arguments, default=preset, **about)
+        options, _ = read_options(benchmark.Options, arguments, default=preset, **about)
     progress.set_up()
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
     facts |= {"machine": describe_machine(), **provenance()}

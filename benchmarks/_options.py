@@ -27,6 +27,8 @@ class DeviceOptions(BenchmarkOptions):
         torch.set_num_threads(self.threads)
         if self.device is None:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise UserError(f"--device {self.device}: no such device; use cpu or cuda.")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise UserError(
                 f"--device {self.device}: this machine has no CUDA device. Leave the option out, "

@@ -73,6 +73,7 @@ def called_as(program: str) -> str:
 
 def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:
     """The values of a few options, on which the defaults of the others depend."""
+    refuse_empty(arguments)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         parser.add_argument(f"--{name}")
@@ -83,11 +84,23 @@ def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:
     return vars(values)
 
 
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse options without text, as of a shell variable that is not set: as a path, it would be
+    the current folder."""
+    option = "an argument"
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        option = name if name.startswith("--") else option
+        if not value and (equals if name.startswith("--") else not word):
+            raise UserError(f"{option} is empty; give a value, or leave it out.")
+
+
 def read_options(
     command: type[T], arguments: Sequence[str], passes_on: bool = False, **tyro_options: Any
 ) -> tuple[T, list[str]]:
     """The settings, and with `passes_on` the words that belong to no option. UserError for whatever
     the user got wrong."""
+    refuse_empty(arguments)
     prog, description = tyro_options.get("prog", ""), tyro_options.get("description")
     if description and prog.startswith(CONSOLE):
         tyro_options["description"] = _examples_for(prog, description)
@@ -272,6 +285,12 @@ class Controls:
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
     help_all: tyro.conf.FlagCreatePairsOff[bool] = False  # show all options, with rarely used ones
 
+    def __post_init__(self) -> None:
+        if self.fresh is not None and self.start is not None:
+            raise UserError(
+                f"--fresh {self.fresh} and --from {self.start} contradict each other; pass one."
+            )
+
 
 @dataclass(frozen=True)
 class Command:
@@ -294,13 +313,9 @@ class Command:
         return self.controls.run_dir or Path("runs") / (name + seed)
 
 
-def parse_command(
-    arguments: Sequence[str], presets: Sequence[str], choose: ChooseConfig
-) -> Command:
+def parse_command(arguments: Sequence[str], choose: ChooseConfig) -> Command:
     """The command of these arguments. UserError for whatever the user got wrong."""
     preset, model = peek(arguments, "preset", "model").values()
-    if preset is not None and preset not in presets:
-        raise UserError(f"--preset {preset}: no such preset; {suggest(preset, presets)}")
     config, origin = choose(preset, model)
     words = ["--help" if word == "--help-all" else word for word in arguments]
     is_short = {"--help", "-h"} & set(arguments)

@@ -7,6 +7,7 @@ A model is named by a Hugging Face folder, a hub id (owner/name), or the name of
 import contextlib
 import json
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parent
 INDEX = "model.safetensors.index.json"  # which file holds which tensor
 TOKENIZER_CONFIG = "tokenizer_config.json"
+MOST_LEVELS = 100  # of lists and objects in a JSON file; Python copies no more than about 300
 
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
@@ -156,14 +158,14 @@ def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> I
     """Turn any error of a library that is called inside into `PROBLEM: its reason`. transformers,
     tokenizers and the hub raise errors of every type on damaged files.
 
-    An error in our own code that the library calls, such as a family's config class, is left alone.
+    An error of our own code that the library calls, such as a family's config class, is left alone.
     """
     try:
         yield
     except Exception as error:
         # The first two frames are this function and the `with` block.
         frames = traceback.extract_tb(error.__traceback__)[2:]
-        is_ours = any(frame.filename.startswith(f"{PACKAGE}{os.sep}") for frame in frames)
+        is_ours = frames and frames[-1].filename.startswith(f"{PACKAGE}{os.sep}")
         if is_user_error(error) or is_ours:
             raise
         raise kind(f"{problem}: {_reason(error)}") from error
@@ -321,9 +323,17 @@ def read_json_object(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes().decode())
     except (ValueError, RecursionError) as error:  # a JSONDecodeError or UnicodeDecodeError
         raise UserError(f"{path} is not a valid JSON file: {error}.") from error
+    if _is_deeper(content, MOST_LEVELS):
+        raise UserError(f"{path} is nested more than {MOST_LEVELS} levels deep; fetch it again.")
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}; it must hold a JSON object.")
     return content
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value
+    is_nested = isinstance(value, dict | list)
+    return is_nested and (not levels or any(_is_deeper(each, levels - 1) for each in inner))
 
 
 def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
@@ -420,6 +430,14 @@ def load_for_search(folder: Path, attention_backend: str = "auto") -> "PreTraine
     return load_model(folder, dtype, device, attention_backend, attn_implementation="bosch")
 
 
+def check_weights(model: str) -> None:
+    """Refuse, before work begins, a folder whose weights are missing, damaged or not those of its
+    config.json. Only their names and shapes are read, so a hub model's are not fetched for it."""
+    folder = find_model(model)
+    if folder is not None and not read_model_config(folder).get("quantization_config"):
+        _load_weights(folder, dtype="auto", device_map="meta")
+
+
 def load_model(
     folder: Path,
     dtype: "torch.dtype | str",
@@ -428,24 +446,56 @@ def load_model(
     **arguments: Any,
 ) -> "PreTrainedModel":
     """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
-    bosch/backends. `arguments` go to from_pretrained of transformers, which would only warn of
-    missing weights and start with random ones.
+    bosch/backends. `arguments` go to from_pretrained of transformers.
     """
+    model = _load_weights(folder, dtype=dtype, **arguments)
+    _mention_code(folder / "config.json")
+    if attention_backend != "auto":
+        model.config.bosch_backend = attention_backend
+    return model.to(device).eval()
+
+
+def _load_weights(folder: Path, **arguments: Any) -> Any:
+    """transformers would only warn of missing weights and start with random ones."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     if not any(folder.glob("*.safetensors")):
         raise MissingFileError(f"{folder} has no safetensors files, so the model has no weights.")
-    with explain_library_errors(f"The model in {folder} cannot be loaded"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, output_loading_info=True, **LOCAL, **arguments
+    for name in weight_names(folder / INDEX) if (folder / INDEX).is_file() else ():
+        if not (folder / name).is_file():
+            raise MissingFileError(f"{folder / name} is missing, though {INDEX} lists it.")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what it would warn of is said below
+    try:
+        with explain_library_errors(f"The model in {folder} cannot be loaded"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **LOCAL,
+                **arguments,
+            )
+    finally:
+        logging.set_verbosity(verbosity)
+    model, found = loaded
+    if mismatched := sorted(found["mismatched_keys"]):
+        name, there, expected = mismatched[0]
+        raise UserError(
+            f"The model in {folder} cannot be loaded: shapes mismatch, {name} is {list(there)} and "
+            f"by config.json {list(expected)}. Pass a folder whose config.json belongs to it."
         )
-    _mention_code(folder / "config.json")
-    model: Any = loaded[0]
-    if missing := sorted(loaded[1]["missing_keys"]):
+    if missing := sorted(found["missing_keys"]):
         raise UserError(
             f"The safetensors files in {folder} lack {len(missing)} weights that config.json asks "
             f"for, such as {missing[0]}."
         )
-    if attention_backend != "auto":
-        model.config.bosch_backend = attention_backend
-    return model.to(device).eval()
+    known, unused = set(model.state_dict()), sorted(found["unexpected_keys"])
+    if beyond := [name for name in unused if re.sub(r"\.\d+\.", ".0.", name, count=1) in known]:
+        raise UserError(
+            f"The safetensors files in {folder} have more layers than its config.json, such as "
+            f"that of {beyond[0]}. Pass a folder whose config.json belongs to its weights."
+        )
+    if unused:
+        say(f"{folder}: {len(unused)} weights have no place in the model, such as {unused[0]}")
+    return model

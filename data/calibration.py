@@ -29,6 +29,7 @@ from bosch.data.needles import (
     Words,
     ask_other_keys,
     build_examples,
+    least_tokens,
     pairs_in,
 )
 from bosch.plugins import suggest
@@ -44,6 +45,7 @@ TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
 REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
+NO_TASK_FITS = "None of the tasks can be built in {} tokens; use a greater --length."
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,13 @@ def gather_material(settings: CalibrationSettings) -> Material:
     return Material(essays, keys, Sizes(), facts)
 
 
+def check_material(settings: CalibrationSettings) -> None:
+    """Refuse essays that cannot be read, and a length that no task fits into."""
+    length, material = settings.length, gather_material(settings)
+    if min(least_tokens(TASKS[name], length, material) for name in settings.tasks) > length:
+        raise UserError(NO_TASK_FITS.format(length))
+
+
 def build_contexts(
     settings: CalibrationSettings, material: Material, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[ContextText]:
@@ -131,9 +140,7 @@ def build_contexts(
         except DoesNotFitError as error:
             say(f"calibration: left out: {error}")
     if not tasks:
-        raise UserError(
-            f"None of the tasks can be built in {settings.length} tokens; use a greater --length."
-        )
+        raise UserError(NO_TASK_FITS.format(settings.length))
     contexts = settings.examples // settings.questions_per_context
     return [
         context

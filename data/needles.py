@@ -11,7 +11,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bosch.run.errors import UserError
 
@@ -204,6 +204,15 @@ def build_examples(
     smallest = step if task.haystack == "essay" else max(step, task.num_needles)
     num_units = find_haystack_size(build, length, smallest, sizes)
     return [build_fitting(task, build, length, num_units, step) for _ in range(num_samples)]
+
+
+def least_tokens(task: NeedleTask, length: int, made_of: Any) -> int:
+    """Tokens that the smallest example takes at least, with its answer: one a word. `made_of` has
+    essays, words and sizes."""
+    num_units = max(made_of.sizes.step(task, length), task.num_needles)
+    rng = random.Random(0)
+    example = write_example(task, num_units, rng, 0, made_of.words, made_of.essays)
+    return len(example.prompt.split()) + int(made_of.sizes.answer_tokens)
 
 
 def find_haystack_size(

@@ -38,7 +38,9 @@ from bosch.data.token_files import (
     TOKENS,
     GrowingFiles,
     Shard,
+    check_complete,
     cut_tail,
+    hash_complete,
     write_array,
 )
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
@@ -148,7 +150,7 @@ def pack_documents(
             "an empty folder, or the settings and files it was begun with."
         )
     if finished and not begun:
-        return cut_tail(folder)
+        return check_complete(folder)
     if begun:
         progress = Progress.from_json(begun)
     else:
@@ -389,6 +391,7 @@ def finish(
         for epoch in range(config.epochs)
     ]
     write_array(files.folder / ORDER, np.array(order, "<u4"))
+    size = (num_tokens - tail) * files.token_bytes
     summary = {
         "fingerprint": progress.facts,
         "tokenizer_hash": tokenizer.hash,
@@ -401,6 +404,7 @@ def finish(
         "sources": describe_counts(facts["sources"], progress.counts, tail),
         "commits": progress.commits,
         "facts": facts,
+        "checksums": hash_complete(files.folder, size),
     }
     write_sealed_json(files.folder / SUMMARY, summary)
     (files.folder / PROGRESS).unlink()

@@ -1,14 +1,17 @@
 """The stage `tokens`: packs training text, or reuses the tokens of another run."""
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from bosch.config import Config, PackingConfig, shared_fields
 from bosch.data.loader import check_reuse
 from bosch.data.pack import VERSION, PackConfig, pack_documents
 from bosch.data.sources.open import open_sources
+from bosch.data.sources.source import Source
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.model import find_model
+from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, read_sealed_json
 from bosch.run.plan import follow_reference
 from bosch.run.ranks import rank_and_world
@@ -45,9 +48,35 @@ def make_stage(
         for each in opened
     ]
 
+    for each in opened:
+        if getattr(each.source, "is_local", True):
+            check_documents(each.source, packing.min_document_tokens)
+
     def run(folder: Path) -> None:
         pack_documents(opened, read_tokenizer(model), packing, folder)
 
-    tokenizer = read_tokenizer(model).hash if find_model(model) else model
+    text = read_tokenizer(model) if find_model(model) else None
+    if text and text.end_id is None:
+        raise UserError(
+            f"The tokenizer of {model} names no end token, which goes between documents. Add "
+            "eos_token to its tokenizer_config.json."
+        )
+    tokenizer = text.hash if text else model
     settings = {"tokenizer": tokenizer, "sources": facts, "packing": packing}
     return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
+
+
+def check_documents(source: Source, least_tokens: int) -> None:
+    """Refuse, before work begins, a source whose first document is no text, and an endless one
+    whose documents are all left out."""
+    first = next(iter(next(iter(source.read(0)), ())), "")
+    if isinstance(first, str) and "\0" in first[:1_000]:
+        raise UserError(f"{source.name}: the first document holds NUL characters; it is no text.")
+    if source.endless and least_tokens:
+        documents = islice(source.read(0), 1_000)
+        longest = max(len("".join(map(str, document)).encode()) for document in documents)
+        if longest < least_tokens:  # a token is a byte or more
+            raise UserError(
+                f"min_document_tokens is {least_tokens:,}, and {source.name} has no documents so "
+                "long; choose less."
+            )

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bosch.run.fingerprint import CHUNK_BYTES
+from bosch.run.fingerprint import CHUNK_BYTES, hash_file
 from bosch.run.inside import open_own_file
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_atomically
 
@@ -144,6 +144,26 @@ def check_size(path: Path, size: int) -> None:
     if found != size:
         state = "is missing" if found is None else f"has {found:,} bytes"
         raise DamagedArtifactError(f"{path} {state}, but {SUMMARY} says {size:,}. {MAKE_AGAIN}")
+
+
+def hash_complete(folder: Path, size: int) -> dict[str, str]:
+    """Checksums of the files as they are once the tokens are cut to `size` bytes."""
+    names = (DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER)
+    checksums = {name: hash_file(folder / name) for name in names if (folder / name).is_file()}
+    with (folder / TOKENS).open("rb") as file:
+        return checksums | {TOKENS: hash_bytes(file, size)}
+
+
+def check_complete(folder: Path) -> None:
+    """Before the folder has its manifest: check what a killed packing left complete."""
+    cut_tail(folder)
+    found = hash_complete(folder, (folder / TOKENS).stat().st_size)
+    # Earlier versions stored no checksums.
+    for name, checksum in read_sealed_json(folder / SUMMARY).get("checksums", {}).items():
+        if found.get(name) != checksum:
+            raise DamagedArtifactError(
+                f"{folder / name} is damaged: its checksum differs from {SUMMARY}. {MAKE_AGAIN}"
+            )
 
 
 def cut_tail(folder: Path) -> None:

@@ -320,6 +320,11 @@ def in_plain_way(settings: GenerationSettings) -> GenerationSettings:
 def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
     """The likeliest token of each row, and its lead over the second."""
     best_N2 = logits_NV.float().topk(2).values
+    if not best_N2[:, 0].isfinite().all():
+        raise UserError(
+            "The model's logits are not finite numbers: its weights are damaged, or they overflow "
+            "in its number format (--precision)."
+        )
     return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
 
 

@@ -89,18 +89,20 @@ def judging_of(config: Config) -> Judging:
     )
 
 
-def check_data(judging: Judging, model: str) -> None:
-    """Read the data of all suites and check their packages before anything is written. Says which
-    data they are."""
+def check_data(judging: Judging, model: str) -> list[str]:
+    """Read the data of all suites and check their packages before anything is written. Lines on
+    which data they are."""
+    described = []
     positions = judging.positions(read_shape(model).positions)
     for run in judging.suites:
         for task in run.suite.list_tasks(run.settings):
             run.suite.sources(run.settings, task)  # reads the data
         if description := run.call("describe"):
-            say(description)
+            described.append(description)
         run.call("check", positions)
     if judging.lm_eval_tasks and not find_spec("lm_eval"):
         raise UserError(f"lm-eval's tasks need its package: {how_to_install('lm-eval', 'lm-eval')}")
+    return described
 
 
 def check_calibration(config: Config, run_path: Path) -> int:

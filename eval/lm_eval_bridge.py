@@ -7,17 +7,19 @@ lm-eval reports them, most of them from 0 to 1. Runs in one process only.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bosch.eval.results import SCORES, make_rows, write_scores
+from bosch.eval.results import make_rows, write_scores
 from bosch.eval.rows import write_rows
 from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
 from bosch.model import names_code
 from bosch.plugins import suggest
 from bosch.run.checkout import how_to_install
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.manifest import DamagedArtifactError, seal_folder, verify_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,11 +41,13 @@ def run_lm_eval(
     limit: int | None = None,
     batch: int = 1,
 ) -> None:
-    """Write scores.json with our rows and samples.jsonl with lm-eval's, unless they exist.
+    """Write scores.json with our rows and samples.jsonl with lm-eval's, unless an interrupted
+    evaluation has left them intact.
 
     `max_length`: longer prompts are truncated on the left by lm-eval. `lengths`: of its NIAH.
     """
-    if (folder / SCORES).is_file():
+    with suppress(MissingFileError, DamagedArtifactError):
+        verify_folder(folder)
         return
     try:
         from lm_eval import simple_evaluate
@@ -87,6 +91,7 @@ def run_lm_eval(
         "rows": make_rows(label, SUITE, results_of(results)),
     }
     write_scores(folder, content)
+    seal_folder(folder, {"suite": SUITE})
 
 
 def results_of(results: Mapping[str, Any]) -> Iterator[Result]:

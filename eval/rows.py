@@ -58,6 +58,8 @@ def parse_rows(content: bytes, name: str) -> list[Row]:
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write all rows at once; a kill leaves the old file, or none."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name the file to write.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(write_line(row) for row in rows))
 

@@ -18,7 +18,7 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import CalibrationConfig, Config, shared_fields
-from bosch.data.calibration import TOY, CalibrationSettings, write_set
+from bosch.data.calibration import TOY, CalibrationSettings, check_material, write_set
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.eval.rows import read_rows
 from bosch.model import find_model, load_tokenizer
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments, Options(config.model, settings_of(config)))
     progress.set_up()
     presets.check_length("--length", options.calibration.length, options.model)
+    check_material(options.calibration)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, options.calibration, options.against)
     with RunFolder(out.parent, say=say, home=home_of(out)) as run:
@@ -76,6 +77,7 @@ def make_stage(
     for path in against:
         if not path.is_file():
             raise MissingFileError(f"--against {path}: no such file.")
+    texts = list(read_inputs(against))
     decisive: dict[str, object] = plain(settings) | {
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
         "against": [hash_file(path) for path in against],
@@ -89,7 +91,7 @@ def make_stage(
     def run(folder: Path) -> None:
         tokenizer = load_tokenizer(model)
         tokenizer_hash = describe_tokenizer(tokenizer).hash
-        write_set(folder, settings, tokenizer, tokenizer_hash, read_inputs(against))
+        write_set(folder, settings, tokenizer, tokenizer_hash, texts)
 
     return Stage(name, run=run, settings=decisive, version=VERSION, shared=shared)
 

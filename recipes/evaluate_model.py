@@ -28,10 +28,12 @@ from bosch.eval.settings import PLAIN, SUITES, GenerationSettings, Label, config
 from bosch.eval.suites._interface import Request
 from bosch.masks.mask import check_window
 from bosch.model import (
+    check_weights,
     describe_source,
     fetch_model,
     find_model,
     hash_text_files,
+    load_tokenizer,
     read_model_config,
     read_shape,
 )
@@ -84,7 +86,11 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up(rank)
     judging = choose_judging(options)
     check_attention(judging)
-    check_data(judging, options.model)
+    for line in check_data(judging, options.model):
+        say(line)
+    check_weights(options.model)
+    if find_model(options.model):
+        load_tokenizer(options.model)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, judging, Label(out.name), out.parent / "shared")
     with RunFolder(out.parent, rank, world, say, home=home_of(out)) as run:
@@ -125,6 +131,8 @@ def choose_judging(options: Options) -> Judging:
         attention=settings.attention,
     )
     positions = judging.positions(read_shape(options.model).positions)
+    if options.window is not None:
+        presets.check_window(options.window, options.model, positions)
     request = Request(settings, positions, punkt=options.punkt)
     names = [name for name in options.suite if name not in lm_eval]
     return replace(judging, suites=configure_suites(names, request))

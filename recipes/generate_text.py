@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ import tyro
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
 from bosch.masks.mask import describe_bytes
-from bosch.model import fetch_model, load_model, load_tokenizer
+from bosch.model import fetch_model, load_model, load_tokenizer, read_model_config
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.plain_text import visible_lines
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
     progress.set_up()
     folder = fetch_model(options.model)
+    read_model_config(folder)
     tokenizer = load_tokenizer(folder)
     prompt = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
@@ -76,11 +78,14 @@ def main(arguments: Sequence[str]) -> None:
 
 def read_prompt(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        text = path.read_text("utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise MissingFileError(f"--prompt-file {path}: there is no such file.") from error
     except UnicodeDecodeError as error:
         raise UserError(f"--prompt-file {path} is not UTF-8 text: {error}.") from error
+    if "\0" in text:
+        raise UserError(f"--prompt-file {path} holds NUL characters, so it is not text.")
+    return text
 
 
 def pick_device(option: str) -> str:
@@ -122,6 +127,7 @@ def generate(
         streamer=streamer,
         return_dict_in_generate=True,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        logits_processor=[partial(refuse_non_finite, options.model)],
         **sampling,
         **chunks,
     )
@@ -131,6 +137,16 @@ def generate(
     speed = f", {len(others) / (others[-1] - first):,.1f} tokens/s" if others else ""
     print(f"answer: {1 + len(others):,} tokens{speed}")
     print(describe_cache(result.past_key_values, model))
+
+
+def refuse_non_finite(model: str, ids: "Tensor", logits_NV: "Tensor") -> "Tensor":
+    """A step of the choice of a token: sampling would end in an error of torch."""
+    if not logits_NV.amax(-1).isfinite().all():
+        raise UserError(
+            f"{model}: its logits are not finite numbers. Its weights are damaged, or overflow in "
+            "their number format."
+        )
+    return logits_NV
 
 
 def print_text(text: str, stream_end: bool = False) -> None:

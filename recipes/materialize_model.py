@@ -20,12 +20,14 @@ from bosch.command_line import parse
 from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.model import (
+    check_weights,
     describe_model,
     describe_source,
     fetch_model,
     hash_text_files,
     read_model_info,
 )
+from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.fingerprint import hash_file
@@ -70,16 +72,24 @@ def main(arguments: Sequence[str]) -> None:
 
 def choose_stage(options: Options) -> Stage:
     """The stage for these options. UserError if it cannot run."""
+    from bosch.hybrid.materialize import read_config, read_hybrid, refuse_unless_plain
+
     source = fetch_model(options.model)
     settings: dict[str, Any] = {"model": describe_model(source), "standalone": options.standalone}
     run: Callable[[Path], None]
     if options.mask is not None:
-        read_mask(options.mask, read_model_info(source))  # before anything is written
+        # All before anything is written.
+        mask = read_mask(options.mask, read_model_info(source)).mask
+        refuse_unless_plain(source, read_config(source))
+        if mask.num_windowed:
+            presets.check_window(mask.window_tokens, options.model)
         settings["mask"] = hash_file(options.mask)
         run = partial(write_hybrid, source, options.mask, standalone=options.standalone)
     else:
+        read_hybrid(source)
         settings["reverse"] = options.reverse
         run = partial(write_again, source, reverse=options.reverse, standalone=options.standalone)
+    check_weights(str(source))
     name, files = options.out.absolute().name, hash_text_files(str(source))
     return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
 

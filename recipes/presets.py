@@ -21,7 +21,8 @@ from bosch.config import (
     describe_changes,
 )
 from bosch.data.needles import PAPER_TASKS
-from bosch.model import PAPER_SHAPES, fetch_config, read_shape
+from bosch.model import PAPER_SHAPES, check_weights, fetch_config, read_shape
+from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
 TINY_MODEL = "tiny-qwen3"
@@ -132,6 +133,8 @@ PRESETS: dict[str, Callable[..., Config]] = {"tiny": tiny, "smoke": smoke, "pape
 
 def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
     """The config for `--preset` and `--model`, both optional, and lines on what was chosen."""
+    if preset is not None and preset not in PRESETS:
+        raise UserError(f"--preset {preset}: no such preset; {suggest(preset, tuple(PRESETS))}")
     if preset is not None:
         return (PRESETS[preset](model) if model else PRESETS[preset]()), [f"preset {preset}"]
     if model is None:
@@ -156,16 +159,29 @@ def check_model(model: str) -> None:
 
     folder = fetch_config(model)
     refuse_unless_plain(folder, read_config(folder))
+    check_weights(model)
 
 
 def check_lengths(config: Config) -> None:
-    """Refuse texts that are longer than the model's positions."""
+    """Refuse texts that are longer than the model's positions, and a window that is not shorter."""
     check_length("--calibration.length", config.calibration.length, config.model)
     check_length("--data.sequence-length", config.data.sequence_length, config.model)
     check_length("--eval.niah-lengths", max(config.eval.niah_lengths), config.model)
+    if config.ratio:
+        check_window(config.window, config.model)
 
 
 def check_length(option: str, tokens: int, model: str) -> None:
     positions = read_shape(model).positions
     if tokens > positions:
         raise UserError(f"{option} {tokens}: {model} has {positions:,} positions; ask for less.")
+
+
+def check_window(window: int, model: str, positions: int | None = None) -> None:
+    """Refuse a window that every text of the model fits into. `positions`: if not the model's."""
+    positions = positions or read_shape(model).positions
+    if window >= positions:
+        raise UserError(
+            f"--window {window}: {model} has {positions:,} positions, so this window would hide "
+            "nothing; choose a smaller one."
+        )

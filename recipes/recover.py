@@ -15,6 +15,7 @@ from pathlib import Path
 from bosch.command_line import Command, as_typed, next_command, parse_command
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
+from bosch.data.calibration import check_material
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare
 from bosch.eval.report.summary import summarize
@@ -41,10 +42,13 @@ Complete = Callable[[Stage], Artifact]
 
 
 def main(arguments: Sequence[str]) -> None:
-    command = parse_command(arguments, tuple(presets.PRESETS), presets.choose)
+    command = parse_command(arguments, presets.choose)
     config, controls = command.config, command.controls
     rank, world = rank_and_world()
     progress.set_up(rank)
+    if not controls.dry_run:
+        presets.check_lengths(config)
+        presets.check_model(config.model)
     run = RunFolder(command.run_path, rank, world, say)
     stages = build_chain(config, command.run_path, run.complete, controls.zero_shot)
     redo = stages_to_redo(stages, controls.fresh, controls.start)
@@ -54,20 +58,21 @@ def main(arguments: Sequence[str]) -> None:
         for step in plan_run(command.run_path, stages, controls.fresh, controls.start):
             say(f"{step.stage.name}: {step.action} ({step.reason})")
         return
-    presets.check_lengths(config)
-    presets.check_model(config.model)
     search_mask.check_attention(config)
     check_attention(judging_of(config))
     if not controls.zero_shot:
         train_model.check_machine(config, world)
+    is_new = not command.run_path.exists()
+    described = check_inputs(config) if is_new else []
     with run:
         progress.log_to(command.run_path / "recover.log")
         introduce(command)
         if rank == 0:
             decisions = run.plan(stages, controls.fresh, controls.start)
             refuse_blocked(decisions)
-            if any("eval/" in one.stage.name and one.action != "reuse" for one in decisions):
-                check_data(judging_of(config), config.model)
+            evaluates = any("eval/" in d.stage.name and d.action != "reuse" for d in decisions)
+            for line in check_inputs(config) if evaluates and not is_new else described:
+                say(line)
             run.set_aside(redo)
             run.save_config(config, arguments)
         for stage in stages:
@@ -78,6 +83,13 @@ def main(arguments: Sequence[str]) -> None:
             show_again(run.path)
     if rank == 0:
         say_results(command.run_path)
+
+
+def check_inputs(config: Config) -> list[str]:
+    """Refuse texts that cannot be used, of a new run before its folder is made. Lines on them."""
+    described = check_data(judging_of(config), config.model)
+    check_material(calibrate.settings_of(config))
+    return described
 
 
 def build_chain(

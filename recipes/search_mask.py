@@ -232,6 +232,8 @@ def main(arguments: Sequence[str]) -> None:
     rank, world = rank_and_world()
     progress.set_up(rank)
     presets.check_model(config.model)
+    if config.ratio:
+        presets.check_window(config.window, config.model)
     check_attention(config)
     run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
     calibration = find_calibration(options.calibration, run_path)

@@ -105,6 +105,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     progress.set_up()
     chains = list_chains(options, rest)
+    presets.check_model(chains[0].config.model)  # all have the same
     failures = run_chains(chains, start_command(options), options.rows)
     compare_chains(chains, options)
     if failures:
@@ -126,9 +127,12 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     for seed in range(options.seeds):
         for ratio, method in itertools.product(split(options.ratios), split(options.methods)):
             words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared]
-            command = parse_command(words, tuple(presets.PRESETS), presets.choose)
+            command = parse_command(words, presets.choose)
             default_settings(method, command.config.mask)  # refuses options of other methods
             words += ["--zero-shot"] * options.zero_shot
+            for window in windows:
+                presets.check_window(window, command.config.model)
+            presets.check_lengths(command.config)
             further = windows if command.config.ratio else []  # the dense control has no window
             chains.append(Chain(command.run_path, words, command.config, further, lengths))
     return chains
@@ -145,6 +149,8 @@ def check_options(options: Options, rest: Sequence[str]) -> None:
         raise UserError(f"--seeds is {options.seeds}; it is a number of seeds, at least 1.")
     if options.baseline and options.baseline not in split(options.methods):
         raise UserError(f"--baseline {options.baseline} is not one of --methods {options.methods}.")
+    if options.out and options.out.is_file():
+        raise UserError(f"--out {options.out} is a file; name a folder for the report.")
     rows = options.rows
     if rows and (rows.is_dir() or not rows.name.endswith((".jsonl", ".jsonl.gz"))):
         raise UserError(f"--rows {rows} must be a file whose name ends in .jsonl or .jsonl.gz.")

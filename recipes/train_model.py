@@ -22,7 +22,7 @@ from bosch.command_line import parse
 from bosch.config import Config, TokenCount, TrainConfig, at_least, check_shares
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
-from bosch.model import fetch_model
+from bosch.model import check_weights, fetch_model
 from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
@@ -66,6 +66,8 @@ def main(arguments: Sequence[str]) -> None:
     check_attention(options.train, options.document_mask)
     out = options.out.absolute()
     model, tokens = Artifact.load(fetch_model(options.model)), Artifact.load(options.tokens)
+    check_weights(options.model)
+    check_inputs(options, model.folder, tokens.folder, world)
     stage = make_stage(
         out.name,
         options.train,
@@ -78,6 +80,24 @@ def main(arguments: Sequence[str]) -> None:
         run.complete(stage)
     exports = sorted(options.out.glob("step-*"))
     say(f"trained model in {exports[-1] if exports else options.out}")
+
+
+def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -> None:
+    """Refuse, before anything is written, what the training would refuse after it."""
+    from bosch.data.loader import Loader, open_tokens
+    from bosch.hybrid.models import check_native_window
+    from bosch.training.kernels import choose_kernels
+    from bosch.training.model_start import read_config
+    from bosch.training.parallel import choose_device
+    from bosch.training.schedule import make_schedule
+
+    check_native_window(read_config(model))
+    packed, device = open_tokens(tokens, read_tokenizer(model).hash), choose_device(os.environ)
+    budget, shares = options.budget or packed.train.rows.size, options.evaluated
+    length, batch = packed.seq_len, options.train.batch_sequences
+    schedule = make_schedule(options.train, budget, length, shares, world_size, device.type)
+    Loader(packed, batch).sequences(schedule.num_steps - 1)
+    choose_kernels(options.train.kernels, device)
 
 
 def check_machine(config: Config, world_size: int) -> None:

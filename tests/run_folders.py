@@ -64,7 +64,7 @@ class FakeRun:
     def write_as(self, command: Sequence[str], runs: Path) -> Path:
         """Write what recover.py would have written for this command and the embedded model."""
         folder = self.write(runs)
-        config = parse_command(command, tuple(presets.PRESETS), presets.choose).config
+        config = parse_command(command, presets.choose).config
         content = {"config": asdict(config), "command": [*command]}
         (folder / "run.json").write_text(json.dumps(content))
         model = find_model(presets.TINY_MODEL)

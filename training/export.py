@@ -26,11 +26,14 @@ from bosch.run.fingerprint import fingerprint
 from bosch.run.group import Group
 from bosch.run.manifest import (
     MANIFEST,
+    DamagedArtifactError,
     describe_files,
     provenance,
     sync_directory,
+    verify_folder,
     write_sealed_json,
 )
+from bosch.run.progress import say
 from bosch.training.checkpoint_content import plain_name
 from bosch.training.parallel import whole
 
@@ -41,7 +44,7 @@ ALSO_COPIED = ("config.json", "README.md", "mask.png", "model.safetensors.index.
 
 def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Group) -> None:
     """Write the model to `folder`. Every rank calls this. A complete folder is left as it is; one
-    that a kill left half-written is replaced."""
+    that a kill left half-written, or that is damaged, is replaced."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     if not ranks.from_rank_0(lambda: _begin(folder, temporary)):
         return
@@ -56,7 +59,11 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Grou
 
 def _begin(folder: Path, temporary: Path) -> bool:
     if (folder / MANIFEST).is_file():
-        return False
+        try:
+            verify_folder(folder)
+            return False
+        except DamagedArtifactError as damage:
+            say(f"{folder.name} is exported again: {damage}")
     for leftover in (temporary, folder):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)

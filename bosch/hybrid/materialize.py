@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
@@ -40,7 +38,7 @@ from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
-from bosch.model import LOCAL, read_model_config
+from bosch.model import LOCAL, explain_library_errors, read_model_config
 from bosch.run.errors import UserError
 from bosch.run.inside import CHAT_TEMPLATES
 from bosch.run.manifest import MANIFEST, STARTED, write_atomically
@@ -58,16 +56,6 @@ CHECK_ROWS = 64  # compare the last logits, for which the window hides something
 # Relative to the largest logit. Both models compute in float64, but transformers' norms round to
 # float32, so differences are 0 or about 1e-7. Two groups in wrong places give 1e-3 and more.
 CHECK_TOLERANCE = 1e-5
-
-# What transformers raises for a folder that it cannot load.
-LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
 
 
 def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = False) -> None:
@@ -89,7 +77,7 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
 
 def unmaterialize(source: Path, out: Path) -> None:
     """Write the dense model that a hybrid was made from, with its weights bit for bit."""
-    hybrid = _read_hybrid(source)
+    hybrid = read_hybrid(source)
     config = plain_config(hybrid)
     config.architectures = [family_of(config).plain_model_class.__name__]
     vars(config).pop("auto_map", None)  # names the code in the hybrid's folder
@@ -101,7 +89,7 @@ def unmaterialize(source: Path, out: Path) -> None:
 
 def export_hybrid(source: Path, out: Path, standalone: bool = False) -> None:
     """Write a hybrid, such as a trained checkpoint, with card, picture and, if wanted, code."""
-    config = _read_hybrid(source)
+    config = read_hybrid(source)
     _write(source, out, None, config)
     export.write_exports(out, config, source, standalone)
     _publish(out, config)
@@ -110,21 +98,9 @@ def export_hybrid(source: Path, out: Path, standalone: bool = False) -> None:
 def read_config(folder: Path) -> PretrainedConfig:
     """The config object of a folder on this machine."""
     read_model_config(folder)  # explains what is wrong with a folder without one
-    with _explain(folder):
+    with explain_library_errors(f"transformers cannot load {folder}"):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
     return config
-
-
-@contextmanager
-def _explain(folder: Path) -> Iterator[None]:
-    """Errors of transformers and safetensors while a folder is read, as one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except LOADING_ERRORS as error:
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise UserError(f"transformers cannot load {folder}: {reason}.") from error
 
 
 def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
@@ -143,7 +119,7 @@ def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
     check_native_window(config)
 
 
-def _read_hybrid(folder: Path) -> PretrainedConfig:
+def read_hybrid(folder: Path) -> PretrainedConfig:
     config = read_config(folder)
     if not config.model_type.startswith(PREFIX):
         raise UserError(
@@ -221,7 +197,7 @@ def logits(
     model_class: Any, folder: Path, config: PretrainedConfig, ids: Tensor, **kwargs: Any
 ) -> Tensor:
     """The last logits of a text in float64, from weights that stay in their own type."""
-    with _explain(folder):
+    with explain_library_errors(f"transformers cannot load {folder}"):
         model, loading = model_class.from_pretrained(
             folder,
             config=config,

@@ -92,7 +92,7 @@ def run_export(command: Export) -> None:
 
 
 def run_show(command: Show) -> None:
-    shortest = min(command.context, default=1)
+    shortest = min(command.context, default=0)
     for name, value in (("context", shortest), ("bytes-per-value", command.bytes_per_value)):
         if value < 1:
             raise UserError(f"--{name} is {value}; it must be 1 or more.")

@@ -31,6 +31,8 @@ def check(settings: Settings) -> None:
         raise UserError("--method from_file needs --path: a mask.json or another mask file.")
     if not settings.path.is_file():
         raise MissingFileError(f"--path {settings.path} does not exist; name a mask file.")
+    if kind_of(settings.path) == "mask":
+        read_mask(settings.path)
 
 
 def select(inputs: Inputs) -> Selection:

@@ -21,8 +21,10 @@ INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended
 CLOSED_PIPE = 141  # and for one that wrote to a closed pipe
 
 # Errors of the machine, wherever they happen: no permission, a full disk or quota, a name from the
-# command line that is too long for the file system.
+# command line that is too long for the file system, or that of a file in the place of a folder.
 REFUSED = {
+    errno.EEXIST,
+    errno.ENOTDIR,
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,

@@ -55,8 +55,10 @@ def verify_folder(folder: Path) -> dict[str, Any]:
     such as a reader's notes, are ignored.
     """
     manifest = read_sealed_json(folder / MANIFEST, "files")
-    listed = manifest["files"].items()
-    files = {path_inside(folder, name, folder / MANIFEST): facts for name, facts in listed}
+    listed = manifest["files"]
+    if not isinstance(listed, dict) or not all(isinstance(one, dict) for one in listed.values()):
+        raise DamagedArtifactError(f"{folder / MANIFEST} is damaged: it holds another file's text.")
+    files = {path_inside(folder, name, folder / MANIFEST): listed[name] for name in listed}
     for path, facts in files.items():
         if not path.is_file():
             raise DamagedArtifactError(f"{path} is missing, though {folder / MANIFEST} lists it.")

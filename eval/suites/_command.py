@@ -9,6 +9,7 @@ import tyro
 
 from bosch.command_line import run_subcommand
 from bosch.eval.rows import Row, read_rows, write_rows
+from bosch.run.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ def score_command(
             row | score_row(row, f"{command.in_file}, row {number}")
             for number, row in enumerate(read_rows(command.in_file), 1)
         ]
+        if not scored:
+            raise UserError(f"{command.in_file} has no rows; name a file of predictions.")
         write_rows(command.out, scored)
         for line in [*describe(scored), f"wrote {command.out}: {len(scored)} rows"]:
             print(line)

@@ -89,6 +89,14 @@ def check(settings: Settings, positions: int) -> None:
             f"--niah-lengths {longest}: the model reads at most {positions:,} tokens, and NIAH "
             "texts are not truncated. Use smaller lengths, or stretch the positions with --yarn."
         )
+    for length in {task.length for task in list_tasks(settings)}:
+        kinds = map(needle_task, settings.tasks)
+        least = min(needles.least_tokens(k, length, gather(settings, k)) for k in kinds)
+        if length < least:
+            raise UserError(
+                f"--niah-lengths {length}: no task can be built in so few tokens; the shortest "
+                f"takes {least:,} or more, including the answer. Use a greater length."
+            )
 
 
 def files(settings: Settings) -> dict[str, str]:

@@ -1,8 +1,6 @@
-"""The chain as the README starts it: to its end, on two ranks, and killed anywhere."""
+"""The chain as the README starts it: to its end, again, and on two ranks."""
 
 import json
-import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,41 +8,15 @@ from pathlib import Path
 import pytest
 
 from bosch.masks.mask import read_mask
-from tests.chain.recover_program import STAGES
+from tests.smoke_chain import CHAIN, RUN, Undisturbed, results
 
 RECOVER = Path(__file__).parents[2] / "recipes" / "recover.py"
-PROGRAM = Path(__file__).with_name("recover_program.py")
 LAUNCH = [str(Path(sys.executable).with_name("accelerate")), "launch"]
 TWO = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
-CHAIN = ("--preset", "smoke", "--method", "bosch")
-RUN = Path("runs") / "tiny-qwen3-2layer-bosch-r0.75"
-# What a killed and resumed run must have, byte for byte; other files contain seconds.
-RESULTS = (
-    "mask/mask.json",
-    "model/model.safetensors",
-    "train/step-*/model.safetensors",
-    "eval/**/predictions.jsonl",
-    "eval/results.jsonl",
-    "report/results.jsonl",
-    "report/recovery.jsonl",
-)
 
 
-def start(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def launch(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-def run_chain(folder: Path, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
-    return start(folder, sys.executable, str(PROGRAM), str(folder), str(kill_at), *CHAIN)
-
-
-def results(folder: Path) -> dict[str, bytes]:
-    run = folder / RUN
-    return {
-        path.relative_to(run).as_posix(): path.read_bytes()
-        for pattern in RESULTS
-        for path in sorted(run.glob(pattern))
-    }
 
 
 def losses(run: Path) -> list[float]:
@@ -52,22 +24,14 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
-    """A folder with a run that was not killed, and the operations on each stage's files."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run = run_chain(folder)
-    assert run.returncode == 0, run.stderr
-    return folder, json.loads(run.stdout.rsplit("operations", 1)[1])
-
-
 def test_chain_leaves_mask_model_scores_curves_and_report(
-    undisturbed: tuple[Path, dict[str, list[int]]],
+    undisturbed: Undisturbed,
 ) -> None:
     folder, _ = undisturbed
-    found = results(folder)
-    assert {"mask/mask.json", "train/step-000008/model.safetensors"} <= set(found)
-    rows = [json.loads(line) for line in found["report/results.jsonl"].splitlines()]
+    found = results(folder / RUN)
+    name = RUN.name
+    assert {f"{name}/mask/mask.json", f"{name}/train/step-000008/model.safetensors"} <= set(found)
+    rows = [json.loads(line) for line in found[f"{name}/report/results.jsonl"].splitlines()]
     judged = {(row["step"], row["suite"]) for row in rows if row["task"] == "average"}
     assert judged == {(step, suite) for step in (None, 0, 8) for suite in ("niah", "longbench")}
     assert len(losses(folder / RUN)) == 8
@@ -76,30 +40,13 @@ def test_chain_leaves_mask_model_scores_curves_and_report(
 
 
 def test_chain_started_again_reuses_everything(
-    undisturbed: tuple[Path, dict[str, list[int]]],
+    undisturbed: Undisturbed,
 ) -> None:
     folder, _ = undisturbed
-    again = start(folder, *LAUNCH, str(RECOVER), *CHAIN)
+    again = launch(folder, *LAUNCH, str(RECOVER), *CHAIN)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("complete, reused") == 9
     assert "starts" not in again.stdout
-
-
-@pytest.mark.parametrize(
-    "attempt", [*range(2), *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 32))]
-)
-def test_chain_killed_anywhere_ends_in_the_same_results(
-    attempt: int, tmp_path: Path, undisturbed: tuple[Path, dict[str, list[int]]]
-) -> None:
-    """At random points of each stage in turn."""
-    folder, operations = undisturbed
-    assert set(operations) == set(STAGES)
-    stage = STAGES[attempt % len(STAGES)]
-    killed = run_chain(tmp_path, random.Random(attempt).choice(operations[stage]))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = run_chain(tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert results(tmp_path) == results(folder)
 
 
 def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
@@ -107,7 +54,7 @@ def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
     chain = (str(RECOVER), *CHAIN, "--data.tokens", str(10 * 2 * 256))
     for folder, command in ((tmp_path / "one", LAUNCH), (tmp_path / "two", [*LAUNCH, *TWO])):
         folder.mkdir()
-        run = start(folder, *command, *chain)
+        run = launch(folder, *command, *chain)
         assert run.returncode == 0, run.stderr
         assert run.stdout.count("run folder runs/") == 1  # rank 0 alone speaks
     one, two = (tmp_path / name / RUN for name in ("one", "two"))
@@ -119,12 +66,12 @@ def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
 
 def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> None:
     chain = ("--preset", "smoke", "--method", "interleave")
-    run = start(tmp_path, sys.executable, str(RECOVER), *chain, "--zero-shot")
+    run = launch(tmp_path, sys.executable, str(RECOVER), *chain, "--zero-shot")
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "runs" / "tiny-qwen3-2layer-interleave-r0.75"
     assert (folder / "report" / "report.html").is_file()
     assert not (folder / "train").exists()
-    plan = start(tmp_path, sys.executable, str(RECOVER), *chain, "--dry-run")
+    plan = launch(tmp_path, sys.executable, str(RECOVER), *chain, "--dry-run")
     assert plan.returncode == 0, plan.stderr
     assert "train: run (starts)" in plan.stdout
     assert "report: run (made again" in plan.stdout
@@ -133,7 +80,7 @@ def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> No
 def test_a_learned_mask_takes_its_tokens_from_the_budget(tmp_path: Path) -> None:
     """And its own settings are options of the chain."""
     chain = ("--preset", "smoke", "--method", "consa", "--mask.options", "granularity=layer")
-    run = start(tmp_path, sys.executable, str(RECOVER), *chain, "steps=4", "--data.tokens", "8192")
+    run = launch(tmp_path, sys.executable, str(RECOVER), *chain, "steps=4", "--data.tokens", "8192")
     assert run.returncode == 0, run.stderr
     assert "3,276 of the 8,192 tokens" in run.stdout
     (folder,) = (tmp_path / "runs").glob("tiny-qwen3-2layer-consa-*")

@@ -1,11 +1,12 @@
 """Damages one file of a run and starts the run again, thousands of times.
 
-    python -m tests.fuzz.fuzz_chain --count 2000 --out fuzz.jsonl      (again to go on)
+    make fuzz        or: python -m tests.fuzz.fuzz_chain --count 2000 --base runs/fuzz
+                     (again to go on; after a change of the code it begins again)
 
-The run is the smoke chain on a model folder of its own, finished or killed in the middle of a
+The run is the smoke chain on a model folder of its own, finished or stopped in the middle of a
 stage. A damage is a function of its number alone. What may come of it:
 
-    refused     exit code 2, one sentence, which names the file (or a folder it lies in)
+    refused     exit code 2, one sentence, which names the file (or its folder)
     told        other results, and a line of the run names the file
     same        the run ends in the same results
     silent      other results, and nobody said so                                       a failure
@@ -16,112 +17,104 @@ stage. A damage is a function of its number alone. What may come of it:
 import argparse
 import collections
 import contextlib
+import fcntl
 import json
-import os
 import random
 import re
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import connection
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bosch.run.errors import exit_on_user_error
-from tests import fork_server
-from tests.chain import recover_program
+from bosch.assets import asset_folder
+from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.lines import append_line, drop_torn_line, read_lines
+from bosch.run.manifest import provenance
+from tests.smoke_chain import CHAIN, operations_of, results, start
 
-CHAIN = ("--preset", "smoke", "--method", "bosch_paper", "--model", "model")
-RUN = Path("runs") / "model-bosch_paper-r0.75"
+ARGUMENTS = (*CHAIN, "--model", "model")
+RUN = Path("runs") / "model-bosch-r0.75"
 FAILURES = ("silent", "unnamed", "traceback")
-PATIENCE = 120.0  # seconds until a run that hangs is killed
-KILLED_IN = ("calibration", "mask", "model", "tokens", "train", "eval-dense", "report")
-KILLED_IN += ("eval/step-000000", "eval/step-000008")
-# Where no difference matters: texts for people, locks, the time that things took.
-NOT_COMPARED = re.compile(r"recover\.log|\.lock_guard|run\.json|time\.json|\.wall_seconds|manifest")
+FINISHED = "finished"
+# Of the operations on a stage's files: while it works, and while its results wait for the manifest.
+MOMENTS = (0.35, 0.6)
+REPOSITORY = Path(__file__).parents[2]
 # Damaged less often than others: there are many of them, or nobody reads them again.
 RARE = re.compile(r"\.png$|/tb/|\.lock|recover\.log|\.no_result|README")
-
-
-# --- runs ---
-
-
-def run_chain(folder: str, log: str, kill_at: int) -> None:
-    """In a process of its own. Its output goes into the file `log`."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.chdir(folder)
-    sys.argv = ["recover.py", *CHAIN]
-    exit_on_user_error(lambda: recover_program.run(folder, kill_at, CHAIN), debug=False)
-
-
-def start(folder: Path, kill_at: int = 0) -> tuple[int, str]:
-    """Exit code and output of a run; a negative code is a signal."""
-    log = folder.with_suffix(".log")
-    process = fork_server.start(run_chain, str(folder), str(log), kill_at)
-    if not connection.wait([process.sentinel], PATIENCE):
-        process.kill()
-    process.join()
-    return process.exitcode or 0, log.read_text("utf-8", "replace")
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """All that a run was made for: masks, weights, losses, answers, scores and curves."""
-    from tests.unit.test_tensorboard import points
-
-    run = folder / RUN
-    patterns = ("mask/mask.json", "*/model.safetensors", "train/step-*/model.safetensors")
-    patterns += ("eval/**/*.jsonl", "eval/**/scores.json", "report/*.jsonl", "model/config.json")
-    found: dict[str, Any] = {
-        path.relative_to(run).as_posix(): path.read_bytes()
-        for pattern in patterns
-        for path in run.glob(pattern)
-    }
-    found["losses"] = [
-        {name: value for name, value in json.loads(line).items() if "second" not in name}
-        for line in (run / "train" / "metrics.jsonl").read_text().splitlines()
-    ]
-    for line in found["losses"]:
-        line.pop("check", None)  # of the times too
-        line.pop("time", None)
-        line.pop("tflops_per_device", None)
-    for part in ("train", "eval", "dense"):
-        curves = points(run / "tb" / part)
-        found[f"tb/{part}"] = {
-            tag: values for tag, values in curves.items() if not re.search("second|flops", tag)
-        }
-    return found
+# The rows of the table: the first pattern that a file's path in `runs` contains.
+KINDS = {
+    "locks, logs and times": r"\.lock|\.log$|time\.json|\.wall_sec|\.no_result|run\.json|ranks/",
+    "left by a kill (.tmp)": r"\.tmp",
+    "the given model": r"^model/",
+    "TensorBoard": r"/tb/",
+    "pictures and pages": r"\.(png|html|md)$",
+    "started.json": r"started\.json",
+    "manifest.json": r"manifest\.json",
+    "reference.json": r"reference\.json",
+    "calibration": r"/calibration",
+    "examples": r"/examples",
+    "tokens": r"/tokens",
+    "mask and journal": r"/mask/",
+    "memo of masks": r"/masks-",
+    "hybrid": r"/model/",
+    "checkpoints": r"/checkpoints/",
+    "exports": r"/train/step-",
+    "metrics": r"/train/",
+    "unfinished predictions": r"/\.work/",
+    "predictions and scores": r"/eval",
+    "report": r"/report/",
+}
 
 
 # --- the states that are damaged ---
 
 
 def make_states(base: Path) -> list[str]:
-    """Folders of a finished run and of runs killed in each stage. Made once."""
-    done = base / "states.json"
-    if done.exists():
-        return list(json.loads(done.read_text()))
-    from bosch.assets import asset_folder
+    """Folders of a finished run and of runs stopped in each stage. Made once for this code."""
+    base.parent.mkdir(parents=True, exist_ok=True)
+    with base.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done, code = base / "states.json", code_fingerprint()
+        made = json.loads(done.read_text()) if done.exists() else {}
+        if made.get("code") == code:
+            return list(made["names"])
+        shutil.rmtree(base, ignore_errors=True)
+        places = operations_of(run_undisturbed(base / FINISHED, {}))
+        copies = {
+            numbers[int(moment * len(numbers))]: f"{stage.replace('/', '-')}-{moment}"
+            for stage, numbers in places.items()
+            for moment in MOMENTS
+        }
+        again = base / "again"
+        run_undisturbed(again, {number: str(base / name) for number, name in copies.items()})
+        shutil.rmtree(again)
+        done.write_text(json.dumps({"code": code, "names": list(copies.values())}))
+        return list(copies.values())
 
-    shutil.rmtree(base, ignore_errors=True)
-    for name in ("finished", *KILLED_IN):
-        folder = base / name.replace("/", "-")
-        shutil.copytree(asset_folder("tiny-qwen3-2layer"), folder / "model")
-        shutil.rmtree(folder / "model" / "__pycache__", ignore_errors=True)
-    code, output = start(base / "finished")
+
+def run_undisturbed(folder: Path, copies: Mapping[int, str]) -> str:
+    """The output of a run in a new folder."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(asset_folder("tiny-qwen3-2layer"), folder / "model", ignore=ignored)
+    code, output = start(folder, arguments=ARGUMENTS, copies=copies)
     assert code == 0, output
-    places = json.loads(output.rsplit("operations", 1)[1])
-    for name in KILLED_IN:
-        point = places[name][int(0.7 * len(places[name]))]
-        code, output = start(base / name.replace("/", "-"), point)
-        assert code == -signal.SIGKILL, output
-    names = ["finished", *(name.replace("/", "-") for name in KILLED_IN)]
-    done.write_text(json.dumps(names))
-    return names
+    return output
+
+
+def code_fingerprint() -> str:
+    """Of this program and of the code that it tests, whose commit and versions masks record."""
+    folders = [REPOSITORY / name for name in ("bosch", "data", "eval", "training", "recipes")]
+    paths = [
+        Path(__file__).resolve(),
+        *(path for folder in folders for path in folder.rglob("*.py")),
+    ]
+    files = {str(path.relative_to(REPOSITORY)): hash_file(path) for path in paths}
+    return fingerprint([files, provenance()])
 
 
 # --- damage ---
@@ -208,10 +201,11 @@ def damage_one(folder: Path, draw: random.Random, others: list[Path]) -> tuple[P
     path = draw.choice(groups[name])
     content = path.read_bytes()
     inside = path.relative_to(folder)
-    if draw.random() < 0.12:  # an old version, or the file of another run
-        elsewhere = [other / inside for other in others if (other / inside).is_file()]
-        swapped = [p for p in files if p.suffix == path.suffix and p != path] or elsewhere
-        source = draw.choice(elsewhere if elsewhere and draw.random() < 0.5 else swapped)
+    elsewhere = [other / inside for other in others if (other / inside).is_file()]
+    swapped = [other for other in files if other.suffix == path.suffix and other != path]
+    sources = [each for each in (elsewhere, swapped) if each]
+    if sources and draw.random() < 0.12:  # an old version, or the content of another file
+        source = draw.choice(draw.choice(sources))
         path.write_bytes(source.read_bytes())
         return inside, f"content of {source.name} of another place"
     known = [*OF_ANY]
@@ -226,15 +220,15 @@ def damage_one(folder: Path, draw: random.Random, others: list[Path]) -> tuple[P
 
 
 def attack(number: int, base: Path, states: list[str], wanted: dict[str, Any]) -> Outcome:
-    """One damage, and the same command again."""
+    """One damage, and the same command again. states: of unfinished runs."""
     draw = random.Random(number)
-    state = draw.choice(["finished", *states])
+    state = FINISHED if draw.random() < 0.2 else draw.choice(states)
     with tempfile.TemporaryDirectory(dir=base, prefix="attack-") as place:
         folder = Path(place) / "work"
         shutil.copytree(base / state, folder, symlinks=True)
-        others = [base / name for name in states if name != state]
+        others = [base / name for name in (FINISHED, *states) if name != state]
         path, damage = damage_one(folder, draw, others)
-        code, output = start(folder)
+        code, output = start(folder, arguments=ARGUMENTS, copies={})
         outcome, differing = judge(folder, path, code, output, wanted)
     lines = [line for line in output.splitlines() if not line.startswith("operations ")]
     tail = "\n".join([*differing, *lines[-15:]]) if outcome in FAILURES else ""
@@ -245,17 +239,16 @@ def judge(
     folder: Path, path: Path, code: int, output: str, wanted: dict[str, Any]
 ) -> tuple[str, list[str]]:
     """What came of it, and which results differ."""
-    parts = {path.parent.name, path.parent.parent.name} - {"", "runs", "shared", "eval", RUN.name}
-    is_named = path.name in output or any(
-        re.search(rf"\b{re.escape(part)}[ :/.]", output) for part in parts
-    )
     if code == 2:
+        sentence = " ".join(output.rpartition("error: ")[2].split())
+        is_named = path.name in sentence or path.parent.as_posix() in sentence
+        is_named = is_named or path.as_posix() in output  # "damaged, moved to", before the error
         is_sentence = "error: " in output and "Traceback" not in output
         return ("refused" if is_sentence and is_named else "unnamed"), []
     if code != 0:
         return "traceback", []
     try:
-        found = results(folder)
+        found = results(folder / RUN)
     except (OSError, ValueError) as error:
         return "silent", [str(error)]
     differing = [name for name in found | wanted if found.get(name) != wanted.get(name)]
@@ -267,32 +260,42 @@ def judge(
 # --- the program ---
 
 
-def fuzz(base: Path, numbers: range, out: Path) -> list[Outcome]:
-    """Outcomes of these damages, those that `out` holds already among them."""
+def fuzz(base: Path, numbers: Sequence[int], workers: int = 1) -> list[Outcome]:
+    """Outcomes of these damages, those that an earlier call has noted among them."""
     states = make_states(base / "states")
-    wanted = results(base / "states" / "finished")
-    lines = out.read_text().splitlines() if out.exists() else []
-    known = {outcome.number: outcome for outcome in (Outcome(**json.loads(x)) for x in lines)}
-    for number in numbers:
-        if number not in known:
-            known[number] = attack(number, base / "states", states, wanted)
-            with out.open("a") as file:
-                file.write(json.dumps(asdict(known[number])) + "\n")
+    wanted = results(base / "states" / FINISHED / RUN)
+    rows = base / f"{code_fingerprint()[:12]}.jsonl"  # those of other code are not mixed in
+    noted = [Outcome(**line.content) for line in read_lines(rows) if line.content]
+    known = {outcome.number: outcome for outcome in noted}
+    drop_torn_line(rows)
+    todo = [number for number in numbers if number not in known]
+    pool = ThreadPoolExecutor(workers)  # each attack is a process
+    try:
+        attacks = [pool.submit(attack, one, base / "states", states, wanted) for one in todo]
+        for outcome in (each.result() for each in attacks):
+            known[outcome.number] = outcome
+            with rows.open("ab") as file:
+                append_line(file, asdict(outcome))
+    finally:
+        pool.shutdown(cancel_futures=True)
     return [known[number] for number in numbers]
+
+
+def kind_of(file: str) -> str:
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, file)), "others")
 
 
 def table(outcomes: list[Outcome]) -> str:
     """Counts by kind of file and outcome."""
     names = ("refused", "same", "told", *FAILURES)
-    rows = collections.defaultdict(collections.Counter)
-    for one in outcomes:
-        kind = re.sub(r"-[0-9a-f]{16}|^runs/|model-bosch_paper-r0.75/", "", one.file)
-        rows[re.sub(r"\d+", "N", kind)][one.outcome] += 1
-        rows["all"][one.outcome] += 1
-    width = max(map(len, rows))
+    counts = collections.Counter((kind_of(one.file), one.outcome) for one in outcomes)
+    counts.update(("all", one.outcome) for one in outcomes)
+    width = max(map(len, KINDS))
     lines = [f"{'file':{width}} " + " ".join(f"{name:>9}" for name in names)]
-    for kind, counts in sorted(rows.items(), key=lambda item: (item[0] == "all", item[0])):
-        lines.append(f"{kind:{width}} " + " ".join(f"{counts[name]:9}" for name in names))
+    for kind in (*KINDS, "others", "all"):
+        if any(counts[kind, name] for name in names):
+            cells = " ".join(f"{counts[kind, name]:9}" for name in names)
+            lines.append(f"{kind:{width}} {cells}")
     return "\n".join(lines)
 
 
@@ -300,12 +303,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="number of the first damage")
-    parser.add_argument("--out", type=Path, default=Path("fuzz.jsonl"), help="a line a damage")
-    parser.add_argument("--base", type=Path, default=Path(tempfile.gettempdir()) / "bosch-fuzz")
+    parser.add_argument("--workers", type=int, default=1, help="damages at a time")
+    parser.add_argument(
+        "--base", type=Path, default=Path("runs/fuzz"), help="folder of runs and outcomes"
+    )
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.count)
-    outcomes = fuzz(options.base, numbers, options.out)
-    print(table(outcomes))
+    outcomes = fuzz(options.base.absolute(), numbers, options.workers)
+    made_by = {"date": str(date.today())} | provenance()
+    print(f"damages {numbers[0]} to {numbers[-1]}; {json.dumps(made_by)}\n\n{table(outcomes)}")
     failed = [one for one in outcomes if one.outcome in FAILURES]
     for one in failed:
         print(f"\n{one.outcome}: number {one.number}, {one.state}, {one.damage} of {one.file}")

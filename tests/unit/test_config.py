@@ -28,7 +28,7 @@ from bosch.run.errors import UserError
 
 
 def parse(*arguments: str) -> Command:
-    return parse_command(arguments, tuple(presets.PRESETS), presets.choose)
+    return parse_command(arguments, presets.choose)
 
 
 @pytest.mark.parametrize(

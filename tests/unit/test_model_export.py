@@ -17,6 +17,7 @@ from bosch.run.stage import Artifact
 from bosch.training.export import export_model
 from bosch.training.model_start import start_model
 from bosch.training.parallel import Switches, start_world
+from tests.damage import flip_bit
 from tests.hybrid_folders import files_of, plain_folder, record_for
 from tests.model_factory import FAMILIES, random_tokens
 
@@ -90,6 +91,17 @@ def test_a_half_written_export_is_made_anew_and_a_complete_one_left(tmp_path: Pa
         model.model.norm.weight.mul_(2)
     export_model(model, source, folder, Group.current())
     assert (folder / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json"])
+def test_an_export_damaged_before_its_evaluation_is_made_again(name: str, tmp_path: Path) -> None:
+    source = hybrid_folder(tmp_path)
+    model, folder = started(source), tmp_path / "step-000001"
+    export_model(model, source, folder, Group.current())
+    flip_bit(folder / name, (folder / name).stat().st_size // 2)
+    export_model(model, source, folder, Group.current())
+    verify_folder(folder)
+    assert contents(folder) == contents(source)
 
 
 def test_a_model_with_more_or_less_than_the_folder_is_refused(tmp_path: Path) -> None:

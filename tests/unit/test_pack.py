@@ -24,7 +24,14 @@ from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
 from bosch.data.sources.open import open_sources
 from bosch.data.sources.source import Source, WeightedSource
-from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
+from bosch.data.token_files import (
+    DOC_ENDS,
+    HELD_OUT,
+    HELD_OUT_DOC_ENDS,
+    ORDER,
+    SUMMARY,
+    TOKENS,
+)
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
 from bosch.data.toy_world.documents import ToyDocuments, write_document
 from bosch.data.toy_world.tokenizer import train_tokenizer
@@ -478,6 +485,21 @@ def test_damage_done_while_packing_was_interrupted_is_named(
     (tmp_path / TOKENS).unlink()
     with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is missing"):
         pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
+
+
+@pytest.mark.parametrize("name", [TOKENS, HELD_OUT, DOC_ENDS, HELD_OUT_DOC_ENDS, ORDER])
+def test_damage_done_after_packing_and_before_its_manifest_is_named(
+    name: str, tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    config = PackConfig(64, 6400, held_out_sequences=2, chunk_chars=5000)
+    files = pack(tmp_path, tokenizer, config, ToyDocuments(0))
+    assert pack(tmp_path, tokenizer, config, ToyDocuments(0)) == files
+    flip_bit(tmp_path / name, len(files[name]) // 2)
+    with pytest.raises(DamagedArtifactError, match=re.escape(f"{tmp_path / name} is damaged")):
+        pack(tmp_path, tokenizer, config, ToyDocuments(0))
+    (tmp_path / name).unlink()
+    with pytest.raises(DamagedArtifactError, match=re.escape(str(tmp_path / name))):
+        pack(tmp_path, tokenizer, config, ToyDocuments(0))
 
 
 def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(

@@ -435,3 +435,9 @@ def test_run_whose_folder_was_taken_over_stops_before_it_seals(tmp_path: Path) -
     with pytest.raises(FolderInUseError, match=str(tmp_path / "run")):
         complete(tmp_path / "run", [Stage("mask", run=lose_the_lock)])
     assert not (tmp_path / "run" / "mask" / "manifest.json").exists()
+
+
+def test_a_manifest_with_the_text_of_another_sealed_file_is_damaged(tmp_path: Path) -> None:
+    write_sealed_json(tmp_path / "manifest.json", {"files": {"a.bin": "0123"}})
+    with pytest.raises(DamagedArtifactError, match=r"manifest\.json is damaged"):
+        verify_folder(tmp_path)

@@ -24,15 +24,7 @@ from bosch.run.tensorboard import read_metrics
 from bosch.training.metrics import MetricsLog
 from tests.run_folders import FakeRun
 from tests.small_disk import small_disk
-
-
-def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar in a folder's event files, with nothing purged or downsampled."""
-    reader = EventAccumulator(str(folder), {"scalars": 0}, purge_orphaned_data=False).Reload()
-    return {
-        tag: [(event.step, round(event.value, 4)) for event in reader.Scalars(tag)]
-        for tag in reader.Tags()["scalars"]
-    }
+from tests.smoke_chain import points
 
 
 def open_log(run: Path, first: int, rank: int = 0) -> MetricsLog:

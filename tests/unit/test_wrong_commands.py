@@ -1,26 +1,68 @@
 """Wrong command lines and inputs of every program: exit code 2, one sentence that names the value,
-no traceback, and every file as before.
+no traceback, no new file or folder, and every file as before.
 
 Most run in this process through the command `bosch`; some run as programs, where torch must not be
 imported for a mistake that the command line alone shows.
 """
 
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+import benchmarks.__main__
 from bosch.__main__ import PROGRAMS, start
 from bosch.assets import asset_folder
-from bosch.masks.mask import write_mask
+from bosch.hybrid.materialize import materialize
+from bosch.hybrid.shards import INDEX, SINGLE
+from bosch.masks.mask import GroupMask, MaskFile, write_mask
+from bosch.model import read_model_info
 from bosch.run.lock import LockRecord
 from tests.masks import small_record
 
 SMALL = "tiny-qwen3-2layer"
+DEEP = "[" * 100_000 + "]" * 100_000  # deeper than Python reads
+NESTED = "[" * 500 + "]" * 500  # deeper than Python copies
+TOKENS = "--source toy --tokens 2048 --sequence-length 256 --held-out-sequences 1 --workers 1"
+CALIBRATION = "--length 256 --examples 2 --questions-per-context 2"
+
+# Copies of the smallest model that are wrong in one way each, and words of recover's sentence.
+MODELS = {
+    "no_weights": "no_weights safetensors",
+    "empty_weights": "empty_weights",
+    "cut_weights": "cut_weights",
+    "misshapen": "misshapen q_proj [1, [256,",
+    "few_weights": "few_weights 11 model.layers.1.",
+    "lost_shard": "lost_shard/b.safetensors",
+    "neg_layers": "neg_layers/config.json num_hidden_layers -2",
+    "str_layers": "str_layers 'two'",
+    "three_layers": "three_layers (3) (2)",
+    "one_layer": "one_layer layers.1.",
+    "few_heads": "few_heads o_proj",
+    "odd_heads": "odd_heads 12 8",
+    "odd_type": "odd_type qwen9",
+    "list_type": "list_type",
+    "str_types": "str_types layer_types",
+    "odd_act": "odd_act swoosh",
+    "small_vocab": "small_vocab embed_tokens [100,",
+    "no_positions": "no_positions/config.json max_position_embeddings",
+    "own_window": "sliding_window=128",
+    "quantized": "quantized",
+    "hybrid": "hybrid --reverse",
+    "deep_config": "deep_config/config.json",
+    "nested_config": "nested_config/config.json nested",
+    "tok_empty": "tok_empty",
+    "tok_none": "tok_none",
+    "tok_no_end": "tok_no_end end",
+    "gen_eos": "gen_eos/generation_config.json eos_token_id 'end'",
+}
 
 # A command line, and words that its sentence must have.
 WRONG_LINES = {
@@ -161,6 +203,126 @@ WRONG_LINES = {
     f"niah build --task x --length 256 --tokenizer {SMALL} --essays toy --out out": "",
     "longbench score --in nowhere.jsonl --out out": "nowhere.jsonl",
     "gsm8k score --in broken.jsonl --out out": "broken.jsonl",
+    # empty values: as a path, each would be the current folder
+    "recover --run-dir ''": "--run-dir empty",
+    "recover --run-dir=": "--run-dir empty",
+    "recover --model ''": "--model empty",
+    "recover --data.source ''": "--data.source empty",
+    "recover --data.tokens-from ''": "--data.tokens-from empty",
+    "search --calibration ''": "--calibration empty",
+    "calibrate --out ''": "--out empty",
+    "materialize --model good --mask '' --out out": "--mask empty",
+    "materialize --model good --mask good_mask.json --out ''": "--out empty",
+    "tokens --out ''": "--out empty",
+    "train --model good --tokens '' --out out": "--tokens empty",
+    "evaluate --suite ''": "--suite empty",
+    "compare ''": "argument empty",
+    "sweep --methods ''": "--methods empty",
+    "sweep --methods bosch --rows ''": "--rows empty",
+    "generate --model good --prompt ''": "--prompt empty",
+    "analyze ''": "argument empty",
+    "mask show good_mask.json --png ''": "--png empty",
+    "longbench score --in '' --out out": "--in empty",
+    # recover: numbers, and settings that contradict each other or leave nothing
+    "recover --ratio nan": "ratio nan",
+    "recover --window 1000000": "--window 1000000 2,048",
+    "recover --window 2048": "--window 2048 2,048",
+    "recover --seed 1.5": "--seed '1.5'",
+    "recover --fresh mask --from eval": "--fresh mask --from eval",
+    "recover --eval.checkpoints": "eval.checkpoints ()",
+    "recover --eval.suites": "eval.suites",
+    "recover --eval.niah-lengths 1": "--niah-lengths 1",
+    "recover --eval.niah-lengths 99 512": "--niah-lengths 99",
+    "recover --eval.longbench-data notes.txt": "notes.txt",
+    "recover --calibration.length 10": "10",
+    "recover --calibration.length 9999": "--calibration.length 9999",
+    "recover --calibration.essays broken.json": "broken.json",
+    "recover --data.source": "data.source",
+    "recover --data.source toy@0": "toy@0",
+    "recover --data.source nul.jsonl": "nul.jsonl NUL",
+    "recover --data.source other.jsonl": "other.jsonl 'text'",
+    "recover --data.source notes.npz": "notes.npz",
+    "recover --data.min-document-tokens 1000000": "min_document_tokens 1,000,000",
+    "recover --data.tokens-from good": "good",
+    "recover --preset smoke --data.tokens-from tokens --data.tokens 1M": "tokens 3,906",
+    "recover --preset smoke --data.tokens-from tokens --data.sequence-length 128": "tokens 256 128",
+    "recover --mask.alpha inf": "mask.alpha inf",
+    "recover --mask.ratio-buckets 0 2": "2.0",
+    "recover --train.clip-norm inf": "train.clip_norm inf",
+    # recover: models whose config, weights or tokenizer are wrong
+    **{f"recover --model {name}": words for name, words in MODELS.items()},
+    # search, calibrate
+    "search --preset papr": "--preset papr 'paper'",
+    "search --method interleave --window 4096 --model good": "--window 4096",
+    "search --method interleave --model own_window": "sliding_window=128",
+    "search --method interleave --model no_weights": "no_weights",
+    "search --method fisher --calibration notes.txt": "notes.txt",
+    "search --method from_file --path deep.json": "deep.json",
+    "calibrate --length 10": "10",
+    "calibrate --essays deep.json": "deep.json",
+    "calibrate --model tok_empty": "tok_empty",
+    "calibrate --out notes.txt": "notes.txt",
+    # materialize, tokens
+    "materialize --model good --mask wide_mask.json --out out": "--window 100000",
+    "materialize --model good --mask three_mask.json --out out": "three_mask.json 3",
+    "materialize --model good --mask nested_mask.json --out out": "nested_mask.json nested",
+    "materialize --model good --mask good_mask.json --out notes.txt": "notes.txt",
+    "materialize --model hybrid --mask good_mask.json --out out": "hybrid --reverse",
+    "materialize --model neg_layers --mask good_mask.json --out out": "num_hidden_layers -2",
+    "tokens --source nul.txt": "nul.txt NUL",
+    "tokens --source other.jsonl": "other.jsonl 'text'",
+    "tokens --source toy --min-document-tokens 1000000": "min_document_tokens 1,000,000",
+    "tokens --model tok_no_end": "tok_no_end end",
+    "tokens --out notes.txt": "notes.txt",
+    # train, evaluate
+    "train --model no_weights --tokens tokens --out out": "no_weights",
+    "train --model cut_weights --tokens tokens --out out": "cut_weights",
+    "train --model misshapen --tokens tokens --out out": "misshapen q_proj [1,",
+    "train --model own_window --tokens tokens --out out": "sliding_window=128",
+    "train --model tok_empty --tokens tokens --out out": "tok_empty",
+    "train --model good --tokens calibration --out out": "calibration tokens.json",
+    "train --model good --tokens tokens --out notes.txt": "notes.txt",
+    "train --model good --tokens tokens --out out --budget 10": "10",
+    "train --model good --tokens tokens --out out --budget 1M": "tokens",
+    "train --model good --tokens tokens --out out --micro-batch-sequences 7": "7",
+    "evaluate --model no_weights": "no_weights",
+    "evaluate --model empty_weights": "empty_weights",
+    "evaluate --model deep_config": "deep_config/config.json",
+    "evaluate --model tok_none": "tok_none",
+    "evaluate --model good --lengths 1": "--niah-lengths 1",
+    "evaluate --model good --yarn nan": "yarn nan",
+    "evaluate --model hybrid --window 2048": "--window 2048",
+    "evaluate --suite gsm8k --gsm8k-data blank.jsonl": "blank.jsonl 0",
+    # compare, sweep
+    "compare good": "good",
+    "compare list.json": "list.json",
+    "sweep --methods bosch --windows 1000000": "--window 1000000",
+    "sweep --methods bosch --model few_weights": "few_weights 11",
+    "sweep --methods bosch --out notes.txt": "--out notes.txt",
+    # generate
+    "generate --model good --prompt-file nul.txt": "nul.txt NUL",
+    "generate --model good --prompt-file blank.txt": "prompt empty",
+    "generate --model good --prompt a --temperature nan": "temperature nan",
+    "generate --model nan_weights --prompt a": "nan_weights finite",
+    "generate --model nan_weights --prompt a --temperature 1": "nan_weights finite",
+    "generate --model misshapen --prompt a": "misshapen q_proj [1,",
+    "generate --model list_json --prompt a": "list_json/config.json",
+    "generate --model gen_broken --prompt a": "gen_broken/generation_config.json",
+    # analyze, mask
+    "analyze good_mask.json --out notes.txt": "notes.txt",
+    "mask show deep.json": "deep.json",
+    "mask show nested_mask.json": "nested_mask.json nested",
+    "mask show good_mask.json --context": "--context 0",
+    "mask show good_mask.json --png empty": "--png empty",
+    "mask import nan.tsv --format duo --model good --window 8 --ratio .5": "nan.tsv 'nan'",
+    "mask import good/config.json --format layer_types --model good": "--window",
+    # suites
+    "niah build --task niah_single_1 --length 1 --tokenizer good --essays toy --out out": "1",
+    "niah build --task niah_single_1 --length 256 --samples 1 --tokenizer good --essays toy "
+    "--out empty": "empty folder",
+    "longbench score --in blank.jsonl --out out": "blank.jsonl",
+    "longbench score --in other.jsonl --out out": "other.jsonl `dataset`",
+    "gsm8k score --in blank.jsonl --out out": "blank.jsonl",
 }
 
 
@@ -173,18 +335,21 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken.json").write_text('{"z": [[1, 0')
     (folder / "broken.jsonl").write_text('{"task": "gsm8k"')
     (folder / "list.json").write_text("[]")
-    write_mask(folder / "mask.json", small_record())
+    (folder / "nan.tsv").write_text("\t".join(["nan"] * 8) + "\n" + "\t".join("1" * 8) + "\n")
+    (folder / "blank.txt").touch()
+    (folder / "blank.jsonl").touch()
+    (folder / "nul.txt").write_bytes(bytes(4_000))
+    (folder / "nul.jsonl").write_text(json.dumps({"text": "\0" * 40_000}))
+    (folder / "other.jsonl").write_text('{"words": "x"}')
+    (folder / "deep.json").write_text('{"z": ' + DEEP + "}")
     (folder / "empty").mkdir()
-    asset = asset_folder(SMALL)
-    for name, config in {
-        "broken_json": '{"model_type": ',
-        "list_json": "[]",
-        "no_shape": "{}",
-    }.items():
-        shutil.copytree(asset, folder / name)
-        (folder / name / "config.json").write_text(config)
-    shutil.copytree(asset, folder / "broken_weights")
-    (folder / "broken_weights" / "model.safetensors").write_bytes(b"no weights")
+    make_models(folder)
+    make_masks(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["bosch"])
+        patch.chdir(folder)
+        start("bosch", shlex.split(f"tokens --model good {TOKENS} --out tokens"))
+        start("bosch", shlex.split(f"calibrate --model good {CALIBRATION} --out calibration"))
     (folder / "broken_tokens").mkdir()
     for name in ("manifest.json", "tokens.json"):
         (folder / "broken_tokens" / name).write_text("{")
@@ -195,12 +360,89 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Of every file; a lock and the log of a run that began are no results."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
+def make_models(folder: Path) -> None:
+    """Those of MODELS but the hybrid, and a few that only other programs are given."""
+    asset = asset_folder(SMALL)
+    config = json.loads((asset / "config.json").read_text())
+
+    def copy(name: str, **changes: object) -> Path:
+        shutil.copytree(asset, folder / name)
+        (folder / name / "config.json").write_text(json.dumps(config | changes))
+        return folder / name
+
+    copy("good")
+    for name, content in {
+        "broken_json": '{"model_type": ',
+        "list_json": "[]",
+        "no_shape": "{}",
+        "deep_config": '{"a": ' + DEEP + "}",
+        "nested_config": json.dumps(config)[:-1] + f', "a": {NESTED}}}',
+    }.items():
+        (copy(name) / "config.json").write_text(content)
+    full = ["full_attention"]
+    copy("neg_layers", num_hidden_layers=-2)
+    copy("str_layers", num_hidden_layers="two")
+    copy("three_layers", num_hidden_layers=3)
+    copy("one_layer", num_hidden_layers=1, layer_types=full)
+    copy("few_heads", num_attention_heads=8)
+    copy("odd_heads", num_attention_heads=12)
+    copy("odd_type", model_type="qwen9")
+    copy("list_type", model_type=["qwen3"])
+    copy("str_types", layer_types="full_attention")
+    copy("odd_act", hidden_act="swoosh")
+    copy("small_vocab", vocab_size=100)
+    copy("no_positions", max_position_embeddings=None)
+    copy("quantized", quantization_config={"quant_method": "gptq", "bits": 4})
+    windows = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}
+    copy("own_window", layer_types=["sliding_attention", *full], **windows)
+
+    whole, weights = (asset / SINGLE).read_bytes(), load_file(asset / SINGLE)
+    (copy("no_weights") / SINGLE).unlink()
+    (copy("broken_weights") / SINGLE).write_bytes(b"no weights")
+    (copy("empty_weights") / SINGLE).write_bytes(b"")
+    (copy("cut_weights") / SINGLE).write_bytes(whole[: len(whole) // 2])
+    for name, tensors in {
+        "misshapen": {n: t[:1].clone() if "q_proj" in n else t for n, t in weights.items()},
+        "few_weights": {n: t for n, t in weights.items() if "layers.1." not in n},
+        "nan_weights": {n: t * float("nan") for n, t in weights.items()},
+    }.items():
+        save_file(tensors, copy(name) / SINGLE, {"format": "pt"})
+    shard = copy("lost_shard") / SINGLE
+    shard.rename(shard.with_name("a.safetensors"))
+    places = {name: f"{'ab'[number % 2]}.safetensors" for number, name in enumerate(weights)}
+    shard.with_name(INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+    (copy("tok_empty") / "tokenizer.json").write_text("")
+    for path in copy("tok_none").glob("tokenizer*"):
+        path.unlink()
+    path = copy("tok_no_end") / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": None}))
+    (copy("gen_broken") / "generation_config.json").write_text("{")
+    (copy("gen_eos") / "generation_config.json").write_text('{"eos_token_id": "end"}')
+
+
+def make_masks(folder: Path) -> None:
+    """One of the model `good`, its hybrid, and masks that are wrong for it in one way each."""
+    info = read_model_info(folder / "good")
+    good = MaskFile(GroupMask.from_rows(["11110000"] * 2, 32), info, "bosch", 0.5)
+    wide = replace(good, mask=replace(good.mask, window_tokens=100_000))
+    three_layers = GroupMask.from_rows(["11110000"] * 3, 32)
+    three = replace(good, mask=three_layers, model=replace(info, num_layers=3))
+    masks = {"mask": small_record(), "good_mask": good, "wide_mask": wide, "three_mask": three}
+    for name, record in masks.items():
+        write_mask(folder / f"{name}.json", record)
+    content = json.loads((folder / "good_mask.json").read_text())
+    content["settings"] = {"a": json.loads(NESTED)}
+    (folder / "nested_mask.json").write_text(json.dumps(content))
+    materialize(folder / "good", good, folder / "hybrid")
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int] | None]:
+    """Every file with its size and time, and every folder. In a folder that was there before, the
+    lock and the log of a run that began are no results."""
     return {
-        str(path): path.read_bytes()
-        for path in files
+        str(path): None if path.is_dir() else (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
         if not path.name.startswith(".lock") and path.name != "recover.log"
     }
 
@@ -215,7 +457,7 @@ def check(status: object, output: str, errors: str, line: str, words: str) -> No
 
 
 def test_every_program_is_among_them() -> None:
-    assert len(WRONG_LINES) >= 60
+    assert len(WRONG_LINES) >= 223  # as many as were tried in the first day of attacks
     assert {line.split()[0] for line in WRONG_LINES} > {*PROGRAMS, "niah", "longbench", "gsm8k"}
 
 
@@ -235,6 +477,27 @@ def test_a_wrong_command_ends_in_one_sentence_and_leaves_the_files(
     printed = capsys.readouterr()
     check(stop.value.code, printed.out, printed.err, line, words)
     assert contents(inputs) == before
+
+
+WRONG_BENCHMARKS = {
+    "latncy": "'latncy' 'latency'",
+    "latency --windw 3": "--windw --window",
+    "latency --window x": "--window 'x'",
+    "latency --preset nope": "--preset 'nope'",
+    "latency --device tpu": "--device tpu",
+    "latency --out ''": "--out empty",
+}
+
+
+@pytest.mark.parametrize(("line", "words"), WRONG_BENCHMARKS.items())
+def test_a_wrong_benchmark_ends_in_one_sentence(
+    line: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["python -m benchmarks", *shlex.split(line)])
+    with pytest.raises(SystemExit) as stop:
+        benchmarks.__main__.main()
+    printed = capsys.readouterr()
+    check(stop.value.code, printed.out, printed.err, line, words)
 
 
 # Mistakes that the command line alone shows: a process with a startup of its own, without torch.
