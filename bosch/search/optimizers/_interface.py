@@ -169,7 +169,8 @@ def optimize(name: str, problem: Problem) -> Solution:
             load_plugin(PACKAGE, name).search(trials)
         if trials.best is None:  # one evaluation more than planned, if necessary
             mask = trials.best_or_repaired()
-            trials.add(mask, *problem.evaluate([mask], None))
+            (value,) = problem.evaluate([mask], None)
+            trials.add(mask, value)
     except SearchEnded as ended:
         ended_by = str(ended)
     assignment = trials.best_or_repaired()

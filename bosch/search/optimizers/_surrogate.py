@@ -63,7 +63,7 @@ class Surrogate:
         change_MN, distance_M = change_MN[near_M], distance_M[near_M]
         near = [a for a, is_near in zip(others, near_M, strict=True) if is_near]
         seen_MT = np.array([self._seen[a] for a in near]).reshape(len(near), len(present_T))
-        gain_MT = seen_MT - present_T
+        gain_MT: Array = seen_MT - present_T
         weight_M = 1 / (1 + FADING * np.maximum(0, distance_M - 2))
         known_MT = np.isfinite(gain_MT)
         count_M = known_MT.sum(1)
@@ -112,4 +112,5 @@ def ridge(x_MN: Array, y_M: Array, weight_M: Array) -> Array:
 def ranks(scores: Sequence[float]) -> Array:
     """The rank of each, from -1/2, the lowest, to 1/2."""
     order_N = np.argsort(np.argsort(scores, kind="stable"), kind="stable")
-    return order_N / max(1, len(scores) - 1) - 0.5
+    ranks_N: Array = order_N / max(1, len(scores) - 1) - 0.5
+    return ranks_N
