@@ -175,9 +175,9 @@ def search_best(model: SyntheticModel, row: Row) -> tuple[Z, Row]:
     size = model.num_layers * model.num_groups
     quota = num_windowed(row["ratio"], model.num_layers, model.num_groups)
 
-    def evaluate(assignment: Assignment, threshold: float | None) -> Value:
-        means = model.score(model.mask(assignment))
-        return Value(rounded(weighted(OBJECTIVE, *means)), True, *means)
+    def evaluate(assignments: Sequence[Assignment], threshold: float | None) -> list[Value]:
+        scores = [model.score(model.mask(assignment)) for assignment in assignments]
+        return [Value(rounded(weighted(OBJECTIVE, *means)), True, *means) for means in scores]
 
     starts = (model.best_guess(quota),)
     solution = optimize("swap", Problem(size, quota, evaluate, row["kappa"], starts=starts))
