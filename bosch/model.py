@@ -331,9 +331,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _is_deeper(value: object, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
     inner = value.values() if isinstance(value, dict) else value
-    is_nested = isinstance(value, dict | list)
-    return is_nested and (not levels or any(_is_deeper(each, levels - 1) for each in inner))
+    return not levels or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
