@@ -1,6 +1,7 @@
 """How sure a mask is, from the outcomes that the search has seen; no further evaluations.
 
-effects    what each group is estimated to add to the quality of the answers, with its error
+effects    what each group is estimated to add to the quality of the answers, with its error; only
+           differences count, since every mask has as many full groups
 unsure     groups that another draw of the calibration texts would put on the other side
 stand_ins  swaps that were measured and lose nothing: these groups can replace each other
 halves     the best of the evaluated masks on one half of the texts, scored on the other half
