@@ -53,7 +53,7 @@ def block_order(suites: Sequence[str]) -> list[str]:
     """The page from top to bottom: tables by name, pictures by file."""
     top = "runs recovery.png zero_shot.png recovery baseline seeds_before seeds_after variants"
     of_suites = [f"{suite}_{table}" for suite in suites for table in ("scores", "lengths")]
-    bottom = "losses.png masks.png distances cost"
+    bottom = "losses.png masks.png certainty effects distances cost"
     parts = [f"{parts_picture(suite)}.png" for suite in suites]
     return [*top.split(), *parts, "drops", *of_suites, *bottom.split()]
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bosch.eval.report.cells import (
@@ -59,6 +60,8 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
         **{f"{suite}_lengths": lengths_table(comparison, suite) for suite in suites},
         "cost": cost_table(comparison),
         "distances": distances(comparison),
+        "certainty": certainty_table(comparison),
+        "effects": effects_table(comparison),
     }
     return {name: table for name, table in tables.items() if table.rows}
 
@@ -253,6 +256,47 @@ def cost_table(comparison: Comparison) -> Table:
         "mask. S: share of calibration examples with every answer token right."
     )
     return Table("Cost", header, rows, note)
+
+
+def certainty_table(comparison: Comparison) -> Table:
+    """What each search said of its mask (bosch/search/certainty.py)."""
+    rows = []
+    for run in comparison.runs:
+        with suppress(KeyError, TypeError, ValueError):  # a mask from elsewhere may say anything
+            found = dict(run.mask_cost["certainty"])
+            unsure = [f"{layer}.{group} ({share:.0%})" for layer, group, share in found["unsure"]]
+            pairs = [f"{a}.{b} for {c}.{d}" for (a, b), (c, d) in found["stand_ins"]]
+            own, other = (f"{found[name]:.3f}" for name in ("on_own_half", "on_other_half"))
+            rows.append([run.name, own, other, ", ".join(unsure) or "none", ", ".join(pairs)])
+    header = ["run", "picked on half of the texts: there", "on the other half"]
+    header += ["groups that other texts could move", "swaps that lose nothing"]
+    note = (
+        "Groups are layer.group, counted from 0. A percentage: how often another draw of the "
+        "calibration texts moves the group to the other side. Swaps: tried by the search."
+    )
+    return Table("How sure the masks are", header, rows, note)
+
+
+def effects_table(comparison: Comparison) -> Table:
+    """The estimated effect of each group, of a single run."""
+    rows: list[list[str]] = []
+    for run in comparison.runs[:1] if len(comparison.runs) == 1 else ():
+        with suppress(KeyError, TypeError, ValueError):
+            found, z = dict(run.mask_cost["certainty"]), run.mask.mask.z if run.mask else ()
+            lines = list(zip(z, found["effects"], found["errors"], strict=True))
+            for layer, line in reversed(list(enumerate(lines))):
+                cells = [
+                    f"{effect:.3f} ± {error:.3f}{' full' if bit else ''}"
+                    for bit, effect, error in zip(*line, strict=True)
+                ]
+                rows.append([str(layer), *cells])
+    num_groups = max((len(row) - 1 for row in rows), default=0)
+    header = ["layer", *(f"group {group}" for group in range(num_groups))]
+    note = (
+        "What a group adds to the quality of the answers (0 to 1), estimated from all masks the "
+        "search has tried, ± standard error over texts. Only differences between groups count."
+    )
+    return Table("Estimated effect of each group", header, rows, note)
 
 
 def distances(comparison: Comparison) -> Table:

@@ -54,6 +54,34 @@ def averages(comparison: Comparison, run: str) -> dict[str, float]:
     return {suite: float(curve.values[-1]) for suite, curve in curves.items()}
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_report_says_how_sure_a_mask_is(damaged: bool, tmp_path: Path) -> None:
+    run = FakeRun().write(tmp_path)
+    path = run / "mask" / "mask.json"
+    content = json.loads(path.read_text())
+    table = [[0.25] * len(row) for row in content["z"]]
+    content["score_trace"]["certainty"] = {
+        "effects": "none" if damaged else table,
+        "errors": table,
+        "unsure": [[1, 2]] if damaged else [[1, 2, 0.29]],
+        "stand_ins": [[[0, 1], [1, 2]]],
+        "on_own_half": 0.9375,
+        "on_other_half": 0.8125,
+    }
+    path.write_text(json.dumps(content))
+    tables = make_tables(compare([run]))
+    if damaged:
+        assert not {"certainty", "effects"} & tables.keys()
+        return
+    assert tables["certainty"].rows == [[run.name, "0.938", "0.812", "1.2 (29%)", "0.1 for 1.2"]]
+    cells = tables["effects"].rows[-1]  # the bottom layer
+    assert cells[0] == "0"
+    full = read_mask(path).mask.z[0]
+    assert cells[1:] == [f"0.250 ± 0.250{' full' if bit else ''}" for bit in full]
+    other = FakeRun("fisher").write(tmp_path)
+    assert "effects" not in make_tables(compare([run, other]))
+
+
 def test_masks_of_version_0_1_are_told_from_those_with_their_name_now(tmp_path: Path) -> None:
     """In folders and in an archive; `bosch` is the first of them that there is."""
     archive = tmp_path / "rows.jsonl"
