@@ -1,7 +1,7 @@
 """How sure a mask is, from the outcomes that the search has seen; no further evaluations.
 
 effects    what each group is estimated to add to the quality of the answers, with its error; only
-           differences count, since every mask has as many full groups
+           differences count, since every mask has as many full groups; none if it was not tried
 unsure     groups that another draw of the calibration texts would put on the other side
 stand_ins  swaps that were measured and lose nothing: these groups can replace each other
 halves     the best of the evaluated masks on one half of the texts, scored on the other half
@@ -17,7 +17,7 @@ import numpy as np
 
 from bosch.search.objective import Value, Z, weighted
 from bosch.search.optimizers._interface import Assignment
-from bosch.search.optimizers._surrogate import Array, Surrogate
+from bosch.search.optimizers._surrogate import NEAR, Array, Surrogate
 from bosch.search.search import Search
 
 REDRAWS, SPLITS = 200, 100
@@ -28,8 +28,8 @@ Group = tuple[int, int]  # layer, group
 
 @dataclass(frozen=True)
 class Certainty:
-    effects: list[list[float]]  # [layer][group]
-    errors: list[list[float]]  # standard errors over texts
+    effects: list[list[float | None]]  # [layer][group]
+    errors: list[list[float | None]]  # standard errors over texts
     unsure: list[tuple[int, int, float]]  # layer, group, share of the redraws that change it
     stand_ins: list[tuple[Group, Group]]  # a full group and one on the window
     # The objective of masks chosen on one half of the texts: there, and on the other half.
@@ -66,17 +66,22 @@ def assess(search: Search) -> Certainty | None:
     spread_N = share_T**2 @ (effects_TN - effect_N) ** 2
     error_N = np.sqrt(spread_N * len(questions) / max(1, len(questions) - 1))
     own, other = halves(search, outcomes)
+    near = [a for a in outcomes if sum(map(int.__ne__, a, current)) <= NEAR]
+    tried_N = np.array([len({a[group] for a in near}) > 1 for group in range(len(current))])
 
-    def table(x_N: Array) -> list[list[float]]:
-        rows: list[list[float]] = x_N.reshape(search.num_layers, -1).round(4).tolist()
-        return rows
+    def table(x_N: Array) -> list[list[float | None]]:
+        cells = [
+            round(float(x), 4) if tried else None for x, tried in zip(x_N, tried_N, strict=True)
+        ]
+        each = search.num_groups
+        return [cells[start : start + each] for start in range(0, len(cells), each)]
 
     return Certainty(
         table(effect_N),
         table(error_N),
         [
             (*divmod(group, search.num_groups), round(float(often), 2))
-            for group, often in enumerate(changes(current, effects_TN, questions))
+            for group, often in enumerate(changes(current, effects_TN, questions, tried_N))
             if often >= UNSURE
         ],
         stand_ins(search, current, outcomes),
@@ -89,17 +94,18 @@ def flat(z: Z) -> Assignment:
     return tuple(bit for row in z for bit in row)
 
 
-def changes(current: Assignment, effects_TN: Array, questions: Array) -> Array:
+def changes(current: Assignment, effects_TN: Array, questions: Array, tried_N: Array) -> Array:
     """How often each group changes sides when as many texts are drawn with replacement: swaps are
-    made as long as a group on the window is worth more than a full one."""
+    made as long as a group on the window is worth more than a full one, of those that were tried.
+    """
     draw = np.random.default_rng(0)
     full_N = np.array(current, bool)
     often_N = np.zeros(len(current))
     for _ in range(REDRAWS):
         drawn_T = draw.multinomial(len(questions), np.full(len(questions), 1 / len(questions)))
         effect_N = (drawn_T * questions) @ effects_TN
-        windowed = sorted(np.flatnonzero(~full_N), key=lambda group: -effect_N[group])
-        full = sorted(np.flatnonzero(full_N), key=lambda group: effect_N[group])
+        windowed = sorted(np.flatnonzero(~full_N & tried_N), key=lambda group: -effect_N[group])
+        full = sorted(np.flatnonzero(full_N & tried_N), key=lambda group: effect_N[group])
         for inside, outside in zip(windowed, full, strict=False):
             if effect_N[inside] <= effect_N[outside]:
                 break

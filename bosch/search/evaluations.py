@@ -300,7 +300,8 @@ class MaskObjective:
     def _note(self, z: Z, line: Line, replayed: bool) -> None:
         """Update the state. A replayed line has the same effect as a computed one."""
         texts = texts_of(line)
-        value = Value(*(line[name] for name in ("value", "exact", *Means._fields)), texts)
+        facts = {name: line[name] for name in ("value", "exact", *Means._fields)}
+        value = Value(**facts, texts=texts)
         self._number = line["number"]
         self.cost.add(line)
         for text, means in texts.items():

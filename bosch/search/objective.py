@@ -93,11 +93,11 @@ def find_anchors(
         )
     # Log-probabilities are negative; the headroom still lies above.
     high = rounded(dense.value + gamma * abs(dense.value))
-    if local.value >= high:
+    if local.value >= dense.value:
         raise UserError(
             f"With all groups on the window the model scores {local.value:g}, no less than the "
-            f"dense model with its headroom ({high:g}): this calibration set does not need long "
-            "context. Build one with longer contexts, or use a smaller window."
+            f"dense model ({dense.value:g}): this calibration set does not need long context. "
+            "Build one with longer contexts, or use a smaller window."
         )
     return Anchors(dense, local.value, high)
 

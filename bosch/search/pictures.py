@@ -78,9 +78,11 @@ def draw_ratios(axis: Axes, search: Search) -> None:
 
 
 def draw_certainty(axis: Axes, search: Search, certainty: Certainty) -> None:
-    """The estimated effect of each group with its error, from the least to the most global."""
+    """The estimated effect of each group that was tried, with its error, from the least to the most
+    global."""
     rows = zip(search.z, certainty.effects, certainty.errors, strict=True)
-    groups = [group for row in rows for group in zip(*row, strict=True)]
+    cells = [cell for row in rows for cell in zip(*row, strict=True)]
+    groups = [(z, x, error) for z, x, error in cells if x is not None and error is not None]
     for bit, color, label in ((1, LINE, "stays full"), (0, BAR, "on the window")):
         some = sorted((effect, error) for z, effect, error in groups if z == bit)
         places = range(len(some)) if bit == 0 else range(len(groups) - len(some), len(groups))

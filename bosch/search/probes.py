@@ -22,7 +22,8 @@ def probe_groups(search: Search, share: float) -> Table:
     """
     texts = range(0, len(search.objective.questions), max(1, round(1 / share)))
     layers, groups = range(search.num_layers), range(search.num_groups)
-    dense, table = search.dense(), []
+    dense = search.dense()
+    table: list[tuple[float, ...]] = []
     with search.objective.tracking("stage 1", len(layers) * len(groups)):
         for layer in reversed(layers):  # from the top, where a probe costs least
             masks = [

@@ -286,7 +286,8 @@ def effects_table(comparison: Comparison) -> Table:
             lines = list(zip(z, found["effects"], found["errors"], strict=True))
             for layer, line in reversed(list(enumerate(lines))):
                 cells = [
-                    f"{effect:.3f} ± {error:.3f}{' full' if bit else ''}"
+                    (MISSING if effect is None else f"{effect:.3f} ± {error:.3f}")
+                    + (" full" if bit else "")
                     for bit, effect, error in zip(*line, strict=True)
                 ]
                 rows.append([str(layer), *cells])
@@ -294,7 +295,8 @@ def effects_table(comparison: Comparison) -> Table:
     header = ["layer", *(f"group {group}" for group in range(num_groups))]
     note = (
         "What a group adds to the quality of the answers (0 to 1), estimated from all masks the "
-        "search has tried, ± standard error over texts. Only differences between groups count."
+        "search has tried, ± standard error over texts. Only differences between groups count. "
+        f"{MISSING}: the search did not try to move this group."
     )
     return Table("Estimated effect of each group", header, rows, note)
 

@@ -8,6 +8,7 @@ that an evaluation did not read are simply missing.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from bosch.search.objective import Means, Value
 from bosch.search.optimizers._interface import Assignment
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 
 NEAR = 16  # variables in which a mask may differ from the current one and still inform about it
 FADING = 0.3  # how fast the weight of a mask falls with the variables beyond one swap
