@@ -10,18 +10,15 @@ import random
 
 from bosch.search.optimizers._interface import SMALLEST_STEP, Assignment, Trials
 from bosch.search.optimizers._surrogate import Surrogate
-from bosch.search.optimizers.swap import kick, swapped
+from bosch.search.optimizers.swap import best_start, kick, swapped
 
 
 def search(trials: Trials) -> None:
     problem = trials.problem
     draw = random.Random(problem.seed)
-    starts = [problem.repair(assignment) for assignment in problem.starts] or [problem.first_mask()]
-    for assignment in starts:
-        trials.try_mask(assignment, trials.best_value if trials.best else None)
+    current = best_start(trials)
     surrogate = Surrogate(problem.questions, problem.num_variables, problem.prior)
     surrogate.learn(problem.known)
-    current: Assignment | None = trials.best
     while current is not None:  # until no neighbor or kick is left
         surrogate.learn(trials.table)
         proposals = propose(trials, surrogate, current, draw)

@@ -17,14 +17,18 @@ KICKS_IN_VAIN = 1_000  # kicks without a new mask, after which the space counts 
 
 
 def search(trials: Trials) -> None:
+    draw = random.Random(trials.problem.seed)
+    current = best_start(trials)
+    while current is not None:  # until no neighbor or kick is left
+        current = first_step(trials, current, draw) or kick(trials, draw)
+
+
+def best_start(trials: Trials) -> Assignment | None:
     problem = trials.problem
-    draw = random.Random(problem.seed)
     starts = [problem.repair(assignment) for assignment in problem.starts] or [problem.first_mask()]
     for assignment in starts:
         trials.try_mask(assignment, trials.best_value if trials.best else None)
-    current: Assignment | None = trials.best
-    while current is not None:  # until no neighbor or kick is left
-        current = first_step(trials, current, draw) or kick(trials, draw)
+    return trials.best
 
 
 def first_step(trials: Trials, current: Assignment, draw: random.Random) -> Assignment | None:
