@@ -325,8 +325,11 @@ def test_a_calibration_set_that_cannot_rank_masks_is_refused() -> None:
     with pytest.raises(UserError, match="niah_single"):
         find_anchors(objective_of(model, calibration, "accuracy"), 3, 4)
 
-    def better(z: Any, stage: str) -> Value:
-        return Value(-2.0 if z[0][0] else -1.0, True, 0.5, 0.5, -2.0)
 
-    with pytest.raises(UserError, match=r"-1, .*-1\.6"):
-        find_anchors(better, 2, 4)
+@pytest.mark.parametrize("windowed", [-2.0, -1.0])
+def test_a_calibration_set_on_which_windows_lose_nothing_is_refused(windowed: float) -> None:
+    def value(z: Any, stage: str) -> Value:
+        return Value(-2.0 if z[0][0] else windowed, True, 0.5, 0.5, -2.0)
+
+    with pytest.raises(UserError, match=rf"{windowed:g}, .*\(-2\)"):
+        find_anchors(value, 2, 4)
