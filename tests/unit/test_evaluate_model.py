@@ -468,7 +468,7 @@ def test_lm_eval_s_numbers_become_rows() -> None:
 def test_damaged_results_of_lm_eval_are_not_kept(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = lm_eval_stub(monkeypatch)
+    harness = made_up_lm_eval(monkeypatch)
     model, tokenizer = mock.Mock(), mock.Mock(name_or_path=str(tmp_path))
 
     def run() -> int:
@@ -480,7 +480,7 @@ def test_damaged_results_of_lm_eval_are_not_kept(
     assert [run(), run()] == [2, 2]
 
 
-def lm_eval_stub(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+def made_up_lm_eval(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     """A package lm_eval with one task and one sample."""
     found = {"results": {"one": {"acc,none": 0.5}}, "n-samples": {"one": {"effective": 1}}}
     found |= {"samples": {"one": [{"doc": "text"}]}, "lm_eval_version": "0"}
