@@ -42,13 +42,14 @@ def show_estimate(estimate: Estimate | None, write: Callable[[float], str]) -> s
     return text if low == high == text else f"{text} [{low}, {high}]"
 
 
-def show_difference(estimate: Estimate | None) -> str:
-    """`+8.1 [+3.1, +12.8]* (3)`: significant, three seeds."""
+def show_difference(estimate: Estimate | None, survives: bool = False) -> str:
+    """`+8.1 [+3.1, +12.8]* (3)`: significant, three seeds; ** where it survives a correction."""
     text = show_estimate(estimate, show_change)
     if estimate is None or estimate.value is None:
         return text
     seeds = "1 seed" if estimate.num_seeds == 1 else str(estimate.num_seeds)
-    return f"{text}{'*' * estimate.excludes_zero} ({seeds})"
+    stars = "**" if survives else "*" if estimate.excludes_zero else ""
+    return f"{text}{stars} ({seeds})"
 
 
 def show_score(value: float, stderr: float) -> str:

@@ -62,6 +62,7 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     num_seeds: int = 1  # it is the mean over so many
+    p_value: float | None = None  # of a difference: normal, two-sided
 
     @property
     def excludes_zero(self) -> bool:
@@ -93,7 +94,21 @@ def estimate_difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statist
     table = np.array(resampled).T  # [replicate, seed]
     seeds = np.random.default_rng(0).integers(0, len(pairs), table.shape)
     means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
-    return Estimate(value, *interval(means), num_seeds=len(pairs))
+    deviation = float(means.std())
+    ratio = abs(value or 0.0) / deviation if deviation > 0 else math.inf if value else 0.0
+    p_value = math.erfc(ratio / math.sqrt(2))
+    return Estimate(value, *interval(means), len(pairs), p_value)
+
+
+def survive_holm(estimates: Sequence[Estimate | None]) -> list[bool]:
+    """Which differences exclude zero even though so many were tested (Holm's correction)."""
+    known = [(e.p_value, n) for n, e in enumerate(estimates) if e and e.p_value is not None]
+    survivors = set()
+    for rank, (p_value, n) in enumerate(sorted(known)):
+        if p_value > (1 - LEVEL) / (len(known) - rank):
+            break
+        survivors.add(n)
+    return [n in survivors for n in range(len(estimates))]
 
 
 def interval(replicates: Numbers) -> tuple[float | None, float | None]:

@@ -29,7 +29,7 @@ from bosch.eval.report.compare import (
 )
 from bosch.eval.report.runs import RunResults
 from bosch.eval.report.scores import ScoreValue, headline_cells
-from bosch.eval.report.statistics import LEVEL, Curve
+from bosch.eval.report.statistics import LEVEL, Curve, survive_holm
 from bosch.eval.suites._reporting import ReportedScore, Row, reporting_of
 
 BYTES_PER_VALUE = 2  # of the KV cache: bf16
@@ -139,15 +139,17 @@ def recovery_table(comparison: Comparison) -> Table:
 
 def baseline_table(comparison: Comparison) -> Table:
     """Paired differences, over the seeds that both have."""
-    rows = [
-        [row.setup, row.score.title, *map(show_difference, (row.start, row.end, row.mean))]
-        for row in baseline_differences(comparison)
-    ]
+    differences = baseline_differences(comparison)
+    columns = [[getattr(row, name) for row in differences] for name in ("start", "end", "mean")]
+    cells = [map(show_difference, column, survive_holm(column)) for column in columns]
+    names = [[row.setup, row.score.title] for row in differences]
+    rows = [[*name, *shown] for name, *shown in zip(names, *cells, strict=True)]
     note = (
         "Percentage points above the baseline run of the same model, ratio, window and seed. In "
         f"brackets: {LEVEL:.0%} bootstrap interval over seeds and examples, which are the same for "
-        "both runs; * marks intervals that exclude zero. In parentheses: the number of seeds. One "
-        "seed says nothing about others, and with few seeds the intervals are too narrow."
+        "both runs; * marks intervals that exclude zero, ** those that do after Holm's correction "
+        "for all differences of the column. In parentheses: the number of seeds. One seed says "
+        "nothing about others, and with few seeds the intervals are too narrow."
     )
     header = ["runs", "score", "before training", "after training", "mean score"]
     return Table(f"Difference from {comparison.baseline}, in points", header, rows, note)

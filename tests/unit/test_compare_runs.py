@@ -173,7 +173,7 @@ def test_a_run_as_baseline_gives_paired_differences(tmp_path: Path) -> None:
     row = make_tables(comparison)["baseline"].rows[0]
     assert row[:2] == [better.name, "NIAH average"]
     assert row[2].startswith(f"{starts[0] - starts[1]:+.1f} [")
-    assert row[2].endswith("]* (1 seed)")
+    assert row[2].endswith("]** (1 seed)")
 
 
 def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
     scores = [averages(comparison, runs[place].name)["niah"] for place in (0, 3)]
     for row, seeds in zip(rows, ("2", "1 seed"), strict=False):
         assert row[2].startswith(f"{scores[0] - scores[1]:+.1f} [")
-        assert row[2].endswith(f"]* ({seeds})")
+        assert row[2].endswith(f"]** ({seeds})")
         assert row[3:] == ["–", "–"]
     not_judged = FakeRun("razor", steps=(None,)).write(tmp_path)
     lines = warnings(compare([*runs, not_judged], baseline=not_judged.name))

@@ -17,6 +17,7 @@ from bosch.eval.report.statistics import (
     estimate_difference,
     interval,
     resample_examples,
+    survive_holm,
 )
 
 TOKENS = np.array([0.0, 100.0, 200.0, 400.0])
@@ -85,7 +86,8 @@ def at(value: float, replicates: list[float] | None = None) -> Curve:
 def test_difference_of_one_seed_is_resampled_over_examples_only() -> None:
     # The first is 10 better on every resample: difficulty that both share cancels out.
     pair = (at(60, [50, 60, 70]), at(50, [40, 50, 60]))
-    assert estimate_difference([pair], statistics.first_value) == Estimate(10, 10, 10, 1)
+    known = estimate_difference([pair], statistics.first_value)
+    assert known == Estimate(10, 10, 10, 1, p_value=0.0)
     unknown = estimate_difference([(at(60), at(50, [50]))], statistics.first_value)
     assert unknown == Estimate(10, None, None, 1)
 
@@ -94,7 +96,10 @@ def test_differences_are_resampled_over_seeds_and_examples() -> None:
     """By hand: seeds with differences 0 and 20, without noise of the examples. Resampling two seeds
     gives 0, 10, 10 or 20, a quarter each, so the middle 95% are all of these."""
     pairs = [(at(50, [50]), at(50, [50])), (at(70, [70]), at(50, [50]))]
-    assert estimate_difference(pairs, statistics.first_value) == Estimate(10, 0, 20, 2)
+    result = estimate_difference(pairs, statistics.first_value)
+    assert (result.value, result.low, result.high, result.num_seeds) == (10, 0, 20, 2)
+    # The standard deviation of those is the root of 50: 1.414 of it to zero.
+    assert result.p_value == pytest.approx(0.157, abs=0.02)
     # Differences of 5 and 6 exclude zero; three seeds are resampled like two.
     near = [(at(55, [55]), at(50, [50])), *[(at(56, [56]), at(50, [50]))] * 2]
     result = estimate_difference(near, statistics.first_value)
@@ -135,3 +140,16 @@ def test_points_that_answered_other_examples_are_not_paired() -> None:
     first = {CELL: {0: 100.0, 1: 0.0}}
     for second in ({CELL: {0: 100.0}}, {}):
         assert resample_examples([first, second], None, {CELL: 1.0}, "niah") is None
+
+
+def test_holm_keeps_a_difference_only_while_all_smaller_p_values_hold() -> None:
+    def tested(*p_values: float | None) -> list[bool]:
+        return survive_holm([Estimate(1.0, p_value=p_value) for p_value in p_values])
+
+    assert tested(0.04) == [True]
+    assert tested(0.04, 0.04) == [False, False]  # 0.05 / 2
+    assert tested(0.04, 0.02) == [True, True]  # 0.05 / 2, then 0.05
+    assert tested(0.02, 0.001, 0.03) == [True, True, True]
+    assert tested(0.03, 0.001, 0.03) == [False, True, False]
+    assert tested(None, 0.04) == [False, True]  # what was not tested does not count
+    assert survive_holm([None]) == [False]
