@@ -42,7 +42,8 @@ FAMILIES = list_plugins("bosch.families")
 HARMLESS = frozenset(
     "use_cache cache_position position_embeddings num_items_in_batch ignore_index shift_labels "
     "return_dict output_hidden_states output_router_logits max_length_q max_length_k "
-    "cu_seq_lens_k".split()  # the same as cu_seq_lens_q
+    "cu_seq_lens_k "  # the same as cu_seq_lens_q
+    "tokenizer assistant_tokenizer".split()  # of generate, for stop strings and drafts
 )
 NOT_CAUSAL = (
     "attn_implementation='bosch' computes causal attention only, but this call or its config has "

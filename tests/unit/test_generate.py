@@ -9,14 +9,18 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     CompileConfig,
     DynamicCache,
     PreTrainedModel,
     StaticCache,
     Trainer,
     TrainingArguments,
+    pipeline,
 )
 
+from bosch.assets import asset_folder
 from bosch.hybrid.cache import HybridLayer
 from bosch.hybrid.models import deploy
 from tests.model_factory import FAMILIES, MIXED, kv_entries, random_tokens, tiny_model
@@ -210,6 +214,24 @@ def test_arguments_may_come_by_position() -> None:
         model(ids, input_ids=ids)
     with pytest.raises(TypeError, match="positional"):
         model(ids, *[None] * 30)
+
+
+def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
+    folder = asset_folder("tiny-qwen3-2layer")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    groups = model.config.num_key_value_heads
+    model = deploy(model, [[0] * groups, [1] * groups], WINDOW)
+    ids = tokenizer("The city of", return_tensors="pt").input_ids
+    settings = {"max_new_tokens": 20, "do_sample": False}
+    text = tokenizer.decode(model.generate(ids, **settings)[0])
+    stop = text.split()[6]
+    shorter = model.generate(ids, stop_strings=[stop], tokenizer=tokenizer, **settings)
+    end = text.index(stop, len("The city of")) + len(stop)
+    assert tokenizer.decode(shorter[0]) == text[:end]
+    writer = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    (written,) = writer("The city of", stop_sequence=stop, **settings)
+    assert written["generated_text"] == text[:end]
 
 
 def test_the_trainer_finds_its_columns(tmp_path: Path) -> None:
