@@ -22,7 +22,7 @@ def unavailable() -> str | None:
     if reason := no_flash_device():
         return reason
     if find_spec("flash_attn") is None and find_spec("flash_attn_interface") is None:
-        return "flash-attn is not installed (pip install flash-attn)"
+        return "flash-attn is not installed (pip install --no-build-isolation flash-attn)"
     try:
         _kernel()
     except ImportError as error:
