@@ -152,8 +152,6 @@ def for_stage(arguments: Sequence[str]) -> Config:
 
 def check_model(model: str) -> None:
     """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
-    if model in PAPER_SHAPES:
-        return
     from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
 
     folder = fetch_config(model)
