@@ -4,6 +4,7 @@
 import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,10 @@ def priority(call: AttentionCall) -> int | None:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    optional: dict[str, float] = {"dropout_p": call.dropout} if call.dropout else {}
+    optional: dict[str, Any] = {"dropout_p": call.dropout} if call.dropout else {}
+    # torch's own kernels read this switch themselves.
+    if torch.are_deterministic_algorithms_enabled():
+        optional["deterministic"] = True
     out = _kernel()(
         *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
         **cumulative_lengths(call),

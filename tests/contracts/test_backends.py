@@ -1,5 +1,6 @@
 """What every backend must do: give the reference's outputs and gradients, for odd shapes too."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -144,6 +145,25 @@ def test_on_a_gpu_all_but_plain_full_attention_goes_to_the_kernels(
     kernels = ["flash", "varlen", "flex"] if dtype == torch.bfloat16 else ["flash", "varlen"]
     expected = ["sdpa"] if is_plain_full else [*kernels, "sdpa"]
     assert dispatch.by_priority(on_gpu) == expected
+
+
+KERNEL = """
+def flash_attn_varlen_func(q, k, v, *, deterministic=False, **others):
+    return q * 0 + deterministic
+"""
+
+
+def test_flash_sums_in_a_fixed_order_where_torch_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is a stand-in that only tells how it was called."""
+    (tmp_path / "flash_attn.py").write_text(KERNEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    del sys.modules["flash_attn"]
+    for asked in (False, True):
+        torch.use_deterministic_algorithms(asked)
+        assert bool(dispatch.BACKENDS["flash"].attend(make_call(Case(7, 3))).all()) == asked
 
 
 def test_a_refusal_is_shown_once(
