@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from bosch.backends._graphs import allow_graphs
 from bosch.config import TrainConfig
 from bosch.run.errors import UserError
+from bosch.run.group import hide_fsdp
 
 # A rank that hangs ends the job after this time; one that dies is noticed at once. An evaluation at
 # a checkpoint must take less, since ranks do not communicate during it.
@@ -80,9 +81,7 @@ def start_world(environment: MutableMapping[str, str] = os.environ) -> World:
     Later calls use the same process group.
     """
     refuse_silent_traps(environment)
-    # Set by every launch with --use_fsdp. transformers would leave weights on the meta device.
-    for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
-        environment.pop(name, None)
+    hide_fsdp(environment)
     device = choose_device(environment)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
