@@ -35,7 +35,7 @@ from bosch.run.errors import UserError
 from bosch.run.group import hide_fsdp
 
 # A rank that hangs ends the job after this time; one that dies is noticed at once. An evaluation at
-# a checkpoint must take less, since ranks do not communicate during it.
+# a checkpoint may take longer: ranks wait for its files, not in a collective.
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)
 
 # The FSDP variables of `accelerate launch` that we use, and the fields of `Switches` they set. We
