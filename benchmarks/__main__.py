@@ -63,9 +63,9 @@ def run_benchmark(name: str, arguments: list[str]) -> None:
                 written = time.monotonic()
     finally:
         write_rows(options.out, facts, rows)
-    for row in rows:
-        if "at_least" in row or "at_most" in row:
-            print(describe_row(row))
+        for row in rows:
+            if "at_least" in row or "at_most" in row:
+                print(describe_row(row))
 
 
 def write_rows(path: Path | None, facts: dict[str, object], rows: list[Row]) -> None:

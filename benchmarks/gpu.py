@@ -1,13 +1,16 @@
 """Run all benchmarks that have GPU settings, one after the other, and write one file.
 
 A benchmark takes part by defining `gpu_options()`, a tuple of its options. `make gpu` calls this
-after the GPU tests. The file, benchmarks/results/<device>-<date>.json, is written after each part.
-Without a GPU this does nothing and is not an error.
+after the GPU tests. The file, benchmarks/results/<device>-<date>.json, is written after each part;
+a part that fails is named in it, and the others run. Without a GPU this does nothing and is not an
+error.
 """
 
 import datetime
+import gc
 import re
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,8 +43,24 @@ def measure(options: Options) -> Iterator[Row]:
     if not torch.cuda.is_available():
         say("gpu: no CUDA device, so nothing is measured or written")
         raise SystemExit(0)
-    for name, benchmark in gpu_parts(options.only).items():
-        yield from measure_part(name, benchmark)
+    yield from measure_parts(gpu_parts(options.only))
+
+
+def measure_parts(parts: dict[str, ModuleType]) -> Iterator[Row]:
+    """The rows of all parts; in place of what a part lacks, a row with `failed`. Exit status 1 if
+    there is one."""
+    failed = []
+    for name, benchmark in parts.items():
+        try:
+            yield from measure_part(name, benchmark)
+        except Exception as error:  # whatever it is, the next part may run
+            traceback.print_exc()
+            failed.append(f"{name} ({type(error).__name__})")
+            yield {"benchmark": name, "failed": traceback.format_exc(limit=-5)}
+        gc.collect()  # the failed part's tensors
+        torch.cuda.empty_cache()
+    if failed:
+        raise SystemExit(f"gpu: failed: {', '.join(failed)}; the rest is measured")
 
 
 def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:

@@ -159,6 +159,8 @@ class TrainConfig:
     # Reduce gradients after every micro-batch; without it training is faster and needs more memory.
     sync_every_micro_batch: bool = speed_only(True)
     compile: bool = speed_only(False)  # torch.compile each block
+    # On GPUs too, a resumed training ends in the same bits; slower.
+    deterministic: bool = speed_only(False)
 
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")

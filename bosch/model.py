@@ -5,6 +5,7 @@ A model is named by a Hugging Face folder, a hub id (owner/name), or the name of
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -382,7 +383,19 @@ def _hub_name(folder: Path) -> tuple[str, str | None]:
 
 def _hash_weights(folder: Path) -> str | None:
     files = sorted(folder.glob("*.safetensors"))
-    return fingerprint({path.name: hash_file(path) for path in files}) if files else None
+    if not files:
+        return None
+    stats = [(path, path.stat()) for path in files]
+    return _hash_files(
+        tuple((p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in stats)
+    )
+
+
+@functools.lru_cache
+def _hash_files(files: tuple[tuple[Path, int, int, int, int], ...]) -> str:
+    """By names and content. A process asks several times, and a model may have 60 GB: `files` holds
+    what changes with the content."""
+    return fingerprint({path.name: hash_file(path) for path, *_ in files})
 
 
 # ------------------------------------------------------------------------------------ loading it
@@ -449,11 +462,12 @@ def load_model(
     """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
     bosch/backends. `arguments` go to from_pretrained of transformers.
     """
-    model = _load_weights(folder, dtype=dtype, **arguments)
+    # Each weight goes straight to its device: ranks of a machine share its memory.
+    model = _load_weights(folder, dtype=dtype, device_map=device, **arguments)
     _mention_code(folder / "config.json")
     if attention_backend != "auto":
         model.config.bosch_backend = attention_backend
-    return model.to(device).eval()
+    return model.eval()
 
 
 def _load_weights(folder: Path, **arguments: Any) -> Any:

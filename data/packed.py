@@ -9,13 +9,15 @@ from bosch.data.loader import check_reuse
 from bosch.data.pack import VERSION, PackConfig, pack_documents
 from bosch.data.sources.open import open_sources
 from bosch.data.sources.source import Source
-from bosch.data.tokenizer_files import read_tokenizer
+from bosch.data.tokenizer_files import read_source_tokenizer, read_tokenizer
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, read_sealed_json
 from bosch.run.plan import follow_reference
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Stage
+from bosch.run.stage import Artifact, Stage, locate
+
+NAME = "tokens"  # of the stage in recover.py
 
 
 def build(config: Config) -> Stage | Artifact:
@@ -23,7 +25,7 @@ def build(config: Config) -> Stage | Artifact:
     if config.data.tokens_from is not None:
         return reuse(config, Path(config.data.tokens_from))
     packing = PackConfig(**shared_fields(PackingConfig, config.data), seed=config.seed)
-    return make_stage("tokens", config.model, config.data.source, packing, shared=True)
+    return make_stage(NAME, config.model, config.data.source, packing, shared=True)
 
 
 def reuse(config: Config, folder: Path) -> Artifact:
@@ -64,6 +66,22 @@ def make_stage(
     tokenizer = text.hash if text else model
     settings = {"tokenizer": tokenizer, "sources": facts, "packing": packing}
     return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
+
+
+def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:
+    """Refuse, before any stage, what packing could not fetch after hours of search: the tokenizer
+    of sources that hold token ids, and sources on the hub, which are asked for a small file."""
+    packed = any(
+        (locate(run_path, stage) / MANIFEST).is_file() for stage in stages if stage.name == NAME
+    )
+    if packed or all(stage.name != NAME for stage in stages):
+        return
+    sources = [e.source for e in open_sources(config.data.source, config.seed, config.data.tokens)]
+    for tokenizer in sorted({source.tokenizer for source in sources if source.tokenizer}):
+        read_source_tokenizer(tokenizer)
+    for source in sources:
+        if check := getattr(source, "check", None):
+            check()
 
 
 def check_documents(source: Source, least_tokens: int) -> None:

@@ -4,7 +4,8 @@ The Makefile runs this with the machine's own Python, so it needs only the stand
     python3 launch/setup_environment.py [EXTRA ...]          for example: dev eval
 
 `.venv/setup.json` records what was installed. It is written first, as "not finished", and marked
-finished last, so a set-up that was killed is never taken for a complete one.
+finished last, so a set-up that was killed is never taken for a complete one. An extra X whose build
+needs torch has a partner X-build, and comes after that: if it fails, .venv is complete without it.
 """
 
 from __future__ import annotations  # so that a Python that is too old reaches the message about it
@@ -88,7 +89,9 @@ def decide(extras: list[str]) -> tuple[str, str]:
 
 def install(extras: list[str], lock: int, from_nothing: bool) -> None:
     previous = (not from_nothing and read_record()) or {"extras": []}
-    extras = sorted({*extras, *previous["extras"]})
+    wanted = {*extras, *previous["extras"]}
+    built_last = sorted(extra for extra in wanted if f"{extra}-build" in optional_requirements())
+    extras = sorted(wanted - {*built_last} | {f"{extra}-build" for extra in built_last})
     record = {"folder": str(ENVIRONMENT), "fingerprint": fingerprint(), "extras": extras}
     RECORD_FILE.write_text(json.dumps(record | {"finished": False}))
     if from_nothing:
@@ -112,6 +115,16 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
     if subprocess.run([PYTHON, "-I", "-c", "import torch, transformers"], check=False).returncode:
         sys.exit("set-up: the installed packages cannot be imported; the reason is above")
     RECORD_FILE.write_text(json.dumps(record | {"finished": True}))
+    for extra in built_last:
+        # Without isolation the build sees .venv's torch.
+        packages = ["--no-build-isolation", *optional_requirements()[extra]]
+        if subprocess.run([*pip, *packages], pass_fds=[lock], check=False).returncode:
+            sys.exit(
+                f"set-up: .venv is complete but for the extra {extra}, which pip could not build; "
+                "its message is above. Nothing needs it: torch's own kernels run instead"
+            )
+        extras.append(extra)
+        RECORD_FILE.write_text(json.dumps(record | {"finished": True}))
 
 
 def fingerprint() -> str:
@@ -122,6 +135,13 @@ def fingerprint() -> str:
 def requirements() -> str:
     """The part of pyproject.toml that decides what is installed; settings of tools follow it."""
     return (ROOT / "pyproject.toml").read_text().partition("\n[tool.ruff")[0]
+
+
+def optional_requirements() -> dict[str, list[str]]:
+    import tomllib  # from Python 3.11 on
+
+    project: dict[str, Any] = tomllib.loads(requirements())["project"]
+    return dict(project["optional-dependencies"])
 
 
 def read_record() -> dict[str, Any] | None:

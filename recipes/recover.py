@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     check_attention(judging_of(config))
     if not controls.zero_shot:
         train_model.check_machine(config, world)
+    packed.check_sources(config, command.run_path, stages)
     is_new = not command.run_path.exists()
     described = check_inputs(config) if is_new else []
     with run:

@@ -134,6 +134,10 @@ def run_method(
         assert calibration is not None  # make_stage has seen to it
         return read_calibration(calibration.folder)
 
+    traits, (_, world) = traits_of(config.method), rank_and_world()
+    is_shared = traits.searches or traits.learns_from_tokens
+    if world > 1 and traits.reads_calibration and not is_shared:
+        say(f"{config.method} runs in one of the {world} processes; the others wait")
     model_folder = fetch_model(config.model)
     inputs = Inputs(
         model_info=read_model_info(model_folder),

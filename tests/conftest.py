@@ -46,6 +46,7 @@ def quiet_end() -> Iterator[None]:
     yield
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(False)
     if parallel := sys.modules.get("bosch.training.parallel"):
         parallel.leave_world()
     if progress := sys.modules.get("bosch.run.progress"):

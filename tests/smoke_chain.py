@@ -2,6 +2,7 @@
 such a run was made for."""
 
 import faulthandler
+import gc
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from transformers import GenerationMixin
 
 from bosch.recipes import recover
 from bosch.run.errors import exit_on_user_error
@@ -92,15 +94,20 @@ def _run(
 
         sys.addaudithook(copy)
     places: dict[str, list[int]] = {}
+    models: dict[str, int] = {}  # in memory when a stage first touches a file
+    gc.disable()
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         is_beat = threading.current_thread().name == "heartbeat"
         if event in OPERATIONS and not is_beat and (stage := stage_of(str(arguments[0]))):
+            if stage not in places:
+                alive = [each for each in gc.get_objects() if isinstance(each, GenerationMixin)]
+                models[stage] = len(alive)
             places.setdefault(stage, []).append(seen[0])
 
     sys.addaudithook(note)
     exit_on_user_error(lambda: recover.main(arguments), debug=False)
-    print(f"operations {json.dumps(places)}", flush=True)
+    print(f"models {json.dumps(models)}\noperations {json.dumps(places)}", flush=True)
 
 
 def stage_of(path: str) -> str | None:

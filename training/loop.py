@@ -5,7 +5,8 @@
     train/metrics.jsonl              one line per step
 
 Data order and learning rate are functions of the step. So a run that was killed and resumed with
-the same number of processes gives the same results, bit for bit.
+the same number of processes gives the same results, bit for bit; on GPUs with
+`--train.deterministic True`, up to rounding without it.
 """
 # B sequences of a micro-batch, T tokens
 
@@ -42,6 +43,7 @@ from bosch.training.optimizer import (
 )
 from bosch.training.parallel import (
     choose_switches,
+    compute_deterministically,
     describe_environment,
     reshard,
     set_gradient_sync,
@@ -174,7 +176,10 @@ class Run:
     """Sets up what the loop needs, and does what is not done at every step."""
 
     def __init__(self, job: TrainJob) -> None:
-        settings, world = job.settings, start_world()
+        settings = job.settings
+        if settings.deterministic:
+            compute_deterministically()
+        world = start_world()
         switches = choose_switches(settings, world.device)
         kernels, why = choose_kernels(settings.kernels, world.device)
         self.job, self.world = job, world

@@ -97,6 +97,8 @@ class StepTimer:
         """Book the time since the last call under this name."""
         if name == "compute" and self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
+        if name == "data" and self.world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.world.device)  # `memory_gb` is the step's own
         now = time.perf_counter()
         self.seconds[name] = now - self._since
         self._since = now

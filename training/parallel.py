@@ -32,9 +32,10 @@ from torch.distributed.tensor import DTensor
 from bosch.backends._graphs import allow_graphs
 from bosch.config import TrainConfig
 from bosch.run.errors import UserError
+from bosch.run.group import hide_fsdp
 
 # A rank that hangs ends the job after this time; one that dies is noticed at once. An evaluation at
-# a checkpoint must take less, since ranks do not communicate during it.
+# a checkpoint may take longer: ranks wait for its files, not in a collective.
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)
 
 # The FSDP variables of `accelerate launch` that we use, and the fields of `Switches` they set. We
@@ -80,9 +81,7 @@ def start_world(environment: MutableMapping[str, str] = os.environ) -> World:
     Later calls use the same process group.
     """
     refuse_silent_traps(environment)
-    # Set by every launch with --use_fsdp. transformers would leave weights on the meta device.
-    for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
-        environment.pop(name, None)
+    hide_fsdp(environment)
     device = choose_device(environment)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -93,6 +92,12 @@ def start_world(environment: MutableMapping[str, str] = os.environ) -> World:
         atexit.register(leave_world)
     rank, size = dist.get_rank(), dist.get_world_size()
     return World(rank, size, device, init_device_mesh(device.type, (size,)))
+
+
+def compute_deterministically() -> None:
+    """For the rest of this process: sums in a fixed order. A GPU else adds them as they come."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses cuBLAS without it
+    torch.use_deterministic_algorithms(True)
 
 
 def leave_world() -> None:

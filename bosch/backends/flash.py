@@ -4,6 +4,7 @@
 import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ def unavailable() -> str | None:
     if reason := no_flash_device():
         return reason
     if find_spec("flash_attn") is None and find_spec("flash_attn_interface") is None:
-        return "flash-attn is not installed (pip install flash-attn)"
+        return "flash-attn is not installed (pip install --no-build-isolation flash-attn)"
     try:
         _kernel()
     except ImportError as error:
@@ -41,7 +42,10 @@ def priority(call: AttentionCall) -> int | None:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    optional: dict[str, float] = {"dropout_p": call.dropout} if call.dropout else {}
+    optional: dict[str, Any] = {"dropout_p": call.dropout} if call.dropout else {}
+    # torch's own kernels read this switch themselves.
+    if torch.are_deterministic_algorithms_enabled():
+        optional["deterministic"] = True
     out = _kernel()(
         *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
         **cumulative_lengths(call),

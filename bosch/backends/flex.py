@@ -36,7 +36,10 @@ def supports(call: AttentionCall) -> str | None:
 
 
 def priority(call: AttentionCall) -> int | None:
-    return 1 if call.q_BHTD.device.type == "cuda" and not call.is_plain_full else None
+    # In float32, which no flash kernel computes, it would compile for each length of a prompt.
+    is_half = call.q_BHTD.dtype in (torch.float16, torch.bfloat16)
+    is_meant = call.q_BHTD.device.type == "cuda" and is_half and not call.is_plain_full
+    return 1 if is_meant else None
 
 
 def attend(call: AttentionCall) -> Tensor:

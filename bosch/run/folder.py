@@ -3,9 +3,11 @@ described in bosch/run/stage.py.)"""
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -186,6 +188,8 @@ class RunFolder:
             else source
             for name, source in stage.inputs.items()
         }
+        if stage.ranks == "all":  # the stages that take most
+            _free_memory()
         with self._ranks.watching() if stage.ranks == "all" else contextlib.nullcontext():
             stage.run(folder, **inputs)
 
@@ -213,6 +217,14 @@ class WallTime:
 
     def _seconds(self) -> list[float]:
         return [*self.earlier, round(time.monotonic() - self._begin, 3)]
+
+
+def _free_memory() -> None:
+    """Of earlier stages. Python collects cycles by their number, whatever memory they hold."""
+    gc.collect()
+    torch = sys.modules.get("torch")  # not imported for this: that takes seconds
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _forget_start(folder: Path) -> None:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -122,6 +122,13 @@ def gather(value: T) -> list[T]:
     return Group.current().gather(value)
 
 
+def hide_fsdp(environment: MutableMapping[str, str] = os.environ) -> None:
+    """From transformers, which would leave the weights of all ranks but the first for FSDP to fill.
+    Every launch with --use_fsdp sets these; training reads other variables."""
+    for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        environment.pop(name, None)
+
+
 @contextmanager
 def joined() -> Iterator[None]:
     """Join the ranks of this launch in a process group, unless there is one already. It is gloo on
@@ -130,6 +137,7 @@ def joined() -> Iterator[None]:
     if world == 1 or dist.is_initialized():
         yield
         return
+    hide_fsdp()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # A prefix in the launcher's store: training makes the next group of this launch, and would

@@ -194,7 +194,8 @@ class MaskObjective:
             try:
                 yield
             finally:
-                self._bar = None
+                # `counts` holds the search and its model: no cycle may keep them until a collection
+                self._bar, self._counts = None, lambda z: True
 
     # ------------------------------------------------------------------------------- one evaluation
 

@@ -88,6 +88,10 @@ class ProLongSource:
             "shards": dict(zip(names, (shard.num_bytes for shard in self.shards), strict=True)),
         } | self.repository.facts()
 
+    def check(self) -> None:
+        """Refuse a domain that cannot be fetched."""
+        self.repository.fetch(find_indexes(self.repository, self.domain)[0])
+
     def read(self, start: int) -> Iterator[Document]:
         return read_documents(self.shards, "input_ids", start)
 
@@ -96,14 +100,9 @@ def fetch_shards(
     repository: "FolderRepository | HubRepository", domain: str, tokens: int | None
 ) -> list[Shard]:
     """Fetch the domain's first shards, as many as hold the budget and a margin. None: all."""
-    files = repository.list_files()
-    indexes = sorted(f for f in files if f.startswith(f"{domain}/") and f.endswith(f"/{INDEX}"))
-    if not indexes:
-        domains = sorted({f.partition("/")[0] for f in files if f.endswith(f"/{INDEX}")})
-        raise UserError(f"ProLong has no domain {domain!r}: {suggest(domain, domains)}")
     shards: list[Shard] = []
     ids = 0
-    for index in indexes:
+    for index in find_indexes(repository, domain):
         for shard in read_index(repository.fetch(index)):
             if tokens is not None and ids >= tokens * MARGIN:
                 return shards
@@ -111,6 +110,16 @@ def fetch_shards(
             shards.append(replace(shard, path=path))
             ids += shard.num_bytes // BYTES_PER_ID
     return shards
+
+
+def find_indexes(repository: "FolderRepository | HubRepository", domain: str) -> list[str]:
+    """Of the domain's folders of shards."""
+    files = repository.list_files()
+    indexes = sorted(f for f in files if f.startswith(f"{domain}/") and f.endswith(f"/{INDEX}"))
+    if not indexes:
+        domains = sorted({f.partition("/")[0] for f in files if f.endswith(f"/{INDEX}")})
+        raise UserError(f"ProLong has no domain {domain!r}: {suggest(domain, domains)}")
+    return indexes
 
 
 class FolderRepository:

@@ -1,6 +1,7 @@
 """The chain as the README starts it: to its end, again, and on two ranks."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,16 @@ def test_chain_leaves_mask_model_scores_curves_and_report(
     assert len(losses(folder / RUN)) == 8
     assert list((folder / RUN / "tb").rglob("events.out.tfevents.*"))
     assert (folder / RUN / "report" / "report.html").stat().st_size > 10_000
+
+
+def test_no_stage_begins_with_the_model_of_an_earlier_one(undisturbed: Undisturbed) -> None:
+    """The run does without automatic garbage collection. Only the evaluation of a checkpoint runs
+    while the training's model waits."""
+    folder, _ = undisturbed
+    (line,) = re.findall(r"^models (.*)$", folder.with_suffix(".log").read_text(), re.MULTILINE)
+    models = json.loads(line)
+    assert {"mask", "eval-dense", "model", "train"} <= set(models)
+    assert {name: count for name, count in models.items() if count} == {"eval/step-000008": 1}
 
 
 def test_chain_started_again_reuses_everything(

@@ -1,5 +1,6 @@
 """What every backend must do: give the reference's outputs and gradients, for odd shapes too."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -129,18 +130,40 @@ def test_a_backend_named_in_a_setting_is_checked_before_work_begins() -> None:
         check("flex", padded=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("window_tokens", [None, 3])
 @pytest.mark.parametrize("kind", ["plain", "packed"])
 def test_on_a_gpu_all_but_plain_full_attention_goes_to_the_kernels(
-    window_tokens: int | None, kind: str
+    window_tokens: int | None, kind: str, dtype: torch.dtype
 ) -> None:
+    """In float32 flex is not asked before sdpa: it would compile for every length of a prompt."""
     call = make_call(Case(7, window_tokens, kind=kind))
     assert dispatch.by_priority(call) == ["sdpa"]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        on_gpu = replace(call, q_BHTD=torch.empty(call.q_BHTD.shape, device="cuda"))
+        on_gpu = replace(call, q_BHTD=torch.empty(call.q_BHTD.shape, dtype=dtype, device="cuda"))
     is_plain_full = window_tokens is None and kind == "plain"
-    expected = ["sdpa"] if is_plain_full else ["flash", "varlen", "flex", "sdpa"]
+    kernels = ["flash", "varlen", "flex"] if dtype == torch.bfloat16 else ["flash", "varlen"]
+    expected = ["sdpa"] if is_plain_full else [*kernels, "sdpa"]
     assert dispatch.by_priority(on_gpu) == expected
+
+
+KERNEL = """
+def flash_attn_varlen_func(q, k, v, *, deterministic=False, **others):
+    return q * 0 + deterministic
+"""
+
+
+def test_flash_sums_in_a_fixed_order_where_torch_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is a stand-in that only tells how it was called."""
+    (tmp_path / "flash_attn.py").write_text(KERNEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    del sys.modules["flash_attn"]
+    for asked in (False, True):
+        torch.use_deterministic_algorithms(asked)
+        assert bool(dispatch.BACKENDS["flash"].attend(make_call(Case(7, 3))).all()) == asked
 
 
 def test_a_refusal_is_shown_once(

@@ -2,13 +2,17 @@
 for the same seed, leaves the model as it was, and writes the same files after a kill.
 """
 
+import copy
 import dataclasses
+import gc
 import hashlib
 import inspect
 import random
 import shutil
 import time
+import weakref
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +199,29 @@ def test_the_model_is_left_as_it_was(name: str, inputs: Inputs) -> None:
     before = state_of(inputs.model)
     write(name, in_folder(inputs, inputs.folder.name))
     assert state_of(inputs.model) == before
+
+
+def test_the_model_is_freed_without_a_garbage_collection(
+    name: str, inputs: Inputs, model: PreTrainedModel
+) -> None:
+    """A cycle would keep it, and all states that a search caches, into the next stage."""
+    loaded: list[weakref.ref[PreTrainedModel]] = []
+
+    def load() -> PreTrainedModel:
+        made = copy.deepcopy(model)
+        loaded.append(weakref.ref(made))
+        return made
+
+    import_module("bosch.search.finish")  # first, since frames of imports can stay in cycles
+    # A finished search is only replayed.
+    folder = inputs if traits_of(name).searches else in_folder(inputs, "freed")
+    gc.disable()
+    try:
+        _choose.make_mask(name, dataclasses.replace(folder, load_model=load))
+        assert [made for made in loaded if made() is not None] == []
+    finally:
+        gc.enable()
+    assert loaded or not traits_of(name).reads_calibration
 
 
 @pytest.mark.parametrize("name", NOTING, indirect=True)

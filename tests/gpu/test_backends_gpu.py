@@ -30,6 +30,7 @@ from tests.model_factory import (
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.filterwarnings("default"),  # of compilers: findings on a GPU are rare
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

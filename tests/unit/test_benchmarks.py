@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,18 +228,24 @@ def test_the_parts_for_a_gpu_run_at_a_tiny_size_on_a_cpu() -> None:
         assert {row["benchmark"] for row in rows} == {name}
 
 
-def test_a_gpu_run_that_fails_keeps_the_parts_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(options: gpu.Options) -> Iterator[dict[str, Any]]:
-        yield {"name": "first part", "value": 1.0, "unit": "s"}
-        raise RuntimeError("second part")
-
-    monkeypatch.setattr(gpu, "measure", measure)
-    with pytest.raises(RuntimeError, match="second part"):
+    parts = gpu.gpu_parts()
+    for name, changes in {"train": {"model": "none_such"}, **SMALL_PARTS}.items():
+        (options,) = parts[name].gpu_options()
+        small = (replace(options, device="cpu", **changes),)
+        monkeypatch.setattr(parts[name], "gpu_options", lambda small=small: small)
+    order = {name: parts[name] for name in ("attention", "train", "latency")}
+    monkeypatch.setattr(gpu, "measure", lambda options: gpu.measure_parts(order))
+    with pytest.raises(SystemExit, match=r"failed: train \(\w+\); the rest is measured"):
         run_benchmark("gpu", ["--out", str(tmp_path / "gpu.json")])
-    (row,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
-    assert row["name"] == "first part"
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    failed = [row for row in rows if "failed" in row]
+    assert [row["benchmark"] for row in failed] == ["train"]
+    assert "none_such" in failed[0]["failed"]
+    assert {row["benchmark"] for row in rows if "failed" not in row} == {"attention", "latency"}
+    assert "none_such" in capsys.readouterr().err  # the whole traceback
 
 
 # ------------------------------------------------------------------------------------------- pieces

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 PROGRAM = """
@@ -56,6 +57,8 @@ def test_the_cpu_config_gives_a_process_the_cores_it_says(monkeypatch: pytest.Mo
     arguments = launch_command_parser().parse_args(["--config_file", config, "script.py"])
     arguments, _, _ = _validate_launch_command(arguments)
     assert arguments.num_cpu_threads_per_process == 1
+    # On a machine with GPUs too, no stage takes one.
+    assert prepare_multi_gpu_env(arguments)["CUDA_VISIBLE_DEVICES"] == "-1"
     assert "One process on one core" in Path(config).read_text()
 
 

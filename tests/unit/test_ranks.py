@@ -92,6 +92,23 @@ def test_error_of_one_rank_is_raised_on_all_even_if_it_cannot_be_pickled(tmp_pat
     assert (tmp_path / "rank-1").read_text().splitlines() == sent + user
 
 
+def ask_transformers(folder: Path, environment: dict[str, str]) -> None:
+    from transformers.modeling_utils import is_fsdp_enabled
+
+    os.environ.update(environment)
+    os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_CPU_RAM_EFFICIENT_LOADING="true")
+    with joined():
+        answer = is_fsdp_enabled()
+    (folder / f"rank-{environment['RANK']}").write_text(str(answer))
+
+
+def test_a_search_under_use_fsdp_loads_weights_on_every_rank(tmp_path: Path) -> None:
+    ranks = [start(ask_transformers, tmp_path, variables) for variables in launch_environment(2)]
+    for rank in ranks:
+        rank.join(PATIENCE)
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["False", "False"]
+
+
 @pytest.mark.parametrize("error", [None, SystemExit(0)])
 def test_rank_that_is_done_ends_nobody(tmp_path: Path, error: SystemExit | None) -> None:
     here, there = member(tmp_path, 0), member(tmp_path, 1)

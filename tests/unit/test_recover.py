@@ -144,6 +144,36 @@ def test_what_these_processes_cannot_run_is_refused_before_the_search(
 
 
 @pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("prolong-64k", ["meta-llama/Meta-Llama-3-8B", "accept their license", "?tokenizer="]),
+        ("prolong-64k?tokenizer=TINY", ["prolong-data-64K is not in the cache", "?folder="]),
+        ("hf:nobody/texts", ["hf:nobody/texts is not in the cache", "hf download"]),
+        ("hf:nobody/ids?tokenizer=nowhere", ["tokenizer nowhere", "hf download"]),
+    ],
+)
+def test_text_that_cannot_be_fetched_is_refused_before_the_search(
+    source: str, named: list[str], tmp_path: Path, recover: Recover
+) -> None:
+    """Tests are offline."""
+    source = source.replace("TINY", str(asset_folder("tiny-qwen3-2layer")))
+    run = recover("--preset", "smoke", "--data.source", source)
+    assert run.returncode == 2
+    assert [words for words in named if words not in run.stderr] == []
+    assert run.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_paper_model_that_cannot_be_fetched_is_refused_before_the_search(
+    tmp_path: Path, recover: Recover
+) -> None:
+    run = recover("--preset", "paper")
+    assert run.returncode == 2
+    assert "--model Qwen/Qwen3-1.7B-Base is not a folder" in run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"model_type": "phi3"}, "'phi3'"),

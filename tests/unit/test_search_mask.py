@@ -28,6 +28,7 @@ from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
 from bosch.recipes import presets, recover, search_mask, sweep
 from bosch.recipes.search_mask import build, main
+from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import verify_folder
@@ -82,6 +83,22 @@ def test_a_ranking_leaves_mask_scores_settings_and_time(
     assert json.loads((folder / "time.json").read_text())["seconds"] >= 0
     assert (folder / "mask.png").read_bytes().startswith(b"\x89PNG")
     verify_folder(folder)
+
+
+def test_a_ranking_says_that_other_processes_wait(
+    model_folder: Path,
+    calibration_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    config = Config(model=str(model_folder), method="proxy", window=16)
+    calibration = Artifact.load(calibration_folder)
+    progress.set_up()
+    build(config, calibration).run(tmp_path, calibration=calibration)
+    assert "proxy runs in one of the 8 processes; the others wait" in capsys.readouterr().out
 
 
 def test_the_same_command_again_reuses_the_mask(

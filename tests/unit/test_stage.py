@@ -1,7 +1,9 @@
 """Stages in one process: reuse, conflicts, damage, plans. Kills are tested in tests/faults."""
 
+import gc
 import json
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,6 +36,12 @@ class Settings:
     num_workers: int = speed_only(4)
 
 
+class Cycle:
+    """Holds itself, as a search once held its model."""
+
+    held_by: "Cycle"
+
+
 def write_result(folder: Path, **inputs: Artifact) -> None:
     """Two files, one in a folder of its own, from what the inputs hold."""
     write_atomically(folder / "result.txt", "".join(sorted(inputs)) or "nothing before")
@@ -60,6 +68,29 @@ def complete(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> l
 
 def actions(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> dict[str, str]:
     return {step.stage.name: step.action for step in plan_run(path, stages, fresh)}
+
+
+def test_what_a_stage_leaves_in_a_cycle_is_freed_before_the_next_on_all_ranks(
+    tmp_path: Path,
+) -> None:
+    left: list[weakref.ref[Cycle]] = []
+
+    def leave(folder: Path) -> None:
+        model = Cycle()
+        model.held_by = model
+        left.append(weakref.ref(model))
+        write_result(folder)
+
+    def expect_none(folder: Path) -> None:
+        assert left[0]() is None
+        write_result(folder)
+
+    gc.disable()
+    try:
+        stages = [Stage("mask", run=leave), Stage("train", run=expect_none, ranks="all")]
+        complete(tmp_path / "run", stages)
+    finally:
+        gc.enable()
 
 
 def test_complete_stages_are_reused_and_record_what_made_them(tmp_path: Path) -> None:

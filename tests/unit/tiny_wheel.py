@@ -14,7 +14,8 @@ def write_wheel(folder: Path, name: str, version: str, requires: list[str] | Non
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
     metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    metadata += ["Provides-Extra: dev", *(f"Requires-Dist: {line}" for line in requires or [])]
+    metadata += [f"Provides-Extra: {extra}" for extra in ("dev", "kernels-build")]
+    metadata += [f"Requires-Dist: {line}" for line in requires or []]
     files = {
         f"{module}.py": "",
         f"{info}/METADATA": "\n".join(metadata) + "\n",
@@ -35,4 +36,5 @@ def build_editable(folder: str, *_: Any) -> str:
             begun.write("begun")
             begun.flush()
             never.read()
-    return write_wheel(Path(folder), "toy", "1", ["torch", "transformers", "accelerate"])
+    requires = ["torch", "transformers", "accelerate", 'toy-tools; extra == "kernels-build"']
+    return write_wheel(Path(folder), "toy", "1", requires)

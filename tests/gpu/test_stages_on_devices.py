@@ -1,0 +1,171 @@
+"""What a run does on its device: steps of training, checkpoints, a search's cached states and
+evaluation. The CPU runs the same tests, so that a GPU is all that is new in them.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from inspect import getsource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bosch.assets import asset_folder
+from bosch.config import TrainConfig
+from bosch.eval.generate import Generator
+from bosch.eval.judging import Judging, load_judged
+from bosch.eval.settings import FAST, PLAIN, GenerationSettings
+from bosch.eval.suites import niah
+from bosch.eval.suites._interface import Example
+from bosch.model import load_tokenizer
+from bosch.search.scorer import Scorer
+from bosch.search.settings import Accelerations
+from bosch.training.loop import TrainJob, train
+from bosch.training.parallel import leave_world
+from tests.plain_training import (
+    NUM_SEQUENCES,
+    SEQ_LEN,
+    SETTINGS,
+    Trace,
+    model_folder,
+    tokens_in_memory,
+    train_plainly,
+)
+from tests.search_cases import WINDOW, answered_calibration, random_masks, small_model
+
+# Other versions of torch on other machines warn of other things, and findings there are rare.
+pytestmark = pytest.mark.filterwarnings("default")
+
+HAS_GPU = torch.cuda.is_available()
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
+ON_CPU = pytest.mark.skipif(HAS_GPU, reason="the stages take the GPU where there is one")
+GPU = pytest.param("cuda", marks=ON_GPU)
+on_devices = pytest.mark.parametrize("device", [pytest.param("cpu", marks=ON_CPU), GPU])
+# Of losses beside those of plain torch on the CPU; norms, sums of squares, differ by more.
+ROUNDING = {"fp32": 1e-4, "bf16": 0.03}
+TWO_STEPS = replace(SETTINGS, max_steps=2)
+
+
+def test_what_the_compiler_says_of_tf32_is_no_error() -> None:
+    from torch._inductor import compile_fx  # warns too
+
+    text = re.search(r'"(TensorFloat32[^"]*)"', getsource(compile_fx._warn_tf32_disabled))
+    assert text is not None
+    warnings.warn(text[1], stacklevel=1)
+
+
+# ---------------------------------------------------------------------------------------- training
+
+
+@on_devices
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bf16"},  # in shards of FSDP, of which one process has all
+        {"precision": "bf16", "activation_checkpointing": True, "compile": True},
+        {"precision": "bf16", "cpu_offload": True, "reshard_after_forward": False},
+        {"cpu_offload": True, "async_checkpoints": True},
+        pytest.param({"kernels": "liger"}, id="liger, fp32"),
+        pytest.param({"precision": "bf16", "kernels": "liger"}, id="liger, bf16"),
+    ],
+)
+def test_steps_are_those_of_plain_torch(
+    changes: dict[str, Any], device: str, tmp_path: Path
+) -> None:
+    if device == "cpu" and changes.keys() & {"kernels", "compile"}:
+        pytest.skip("it needs a GPU, or minutes")
+    model = model_folder(tmp_path / "model")
+    settings = replace(TWO_STEPS, **changes)
+    rows = run(tmp_path / "train", model, settings)
+    plain = train_plainly(model, settings)
+    ours = Trace.of_run(tmp_path / "train", 2)
+    assert ours.losses == pytest.approx(plain.losses, rel=ROUNDING[settings.precision])
+    assert ours.norms == pytest.approx(plain.norms, rel=5 * ROUNDING[settings.precision])
+    assert ("memory_gb" in rows[-1]) == (device == "cuda")
+
+
+@on_devices
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_stopped_training_goes_on_from_its_checkpoint(
+    precision: Any, deterministic: bool, device: str, tmp_path: Path
+) -> None:
+    model = model_folder(tmp_path / "model")
+    settings = replace(SETTINGS, precision=precision, deterministic=deterministic, max_steps=3)
+    whole = run(tmp_path / "whole", model, settings)
+    folder = tmp_path / "stopped" / "train"
+    folder.mkdir(parents=True)
+    (folder / "STOP").touch()
+    assert "STOP" in str(train(job_of(folder, model, settings)))
+    (folder / "STOP").unlink(missing_ok=True)
+    leave_world()
+    resumed = run(folder, model, settings)
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
+    # A GPU adds gradients as they come, unless asked not to; the CPU always ends in the same bits.
+    close = ROUNDING[precision] if device == "cuda" and not deterministic else 0.0
+    for row, other in zip(resumed, whole, strict=True):
+        for name in {"loss", "grad_norm", "validation_loss"} & other.keys():
+            assert row[name] == pytest.approx(other[name], rel=close, abs=0.0), (name, row["step"])
+
+
+def job_of(folder: Path, model: Path, settings: TrainConfig) -> TrainJob:
+    return TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN)
+
+
+def run(folder: Path, model: Path, settings: TrainConfig) -> list[dict[str, Any]]:
+    """Train, and return the rows of the metrics."""
+    assert train(job_of(folder, model, settings)) is None
+    leave_world()
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# ------------------------------------------------------------------------------ search, evaluation
+
+
+@on_devices
+def test_states_that_a_search_caches_change_no_score(device: str) -> None:
+    """None, a few of each text with the others waiting in pinned host memory, and all."""
+    model = small_model()
+    calibration = answered_calibration(model)
+    model.to(device)
+    use = Accelerations(answer_rows=False)
+    masks, texts = random_masks(15), range(len(calibration.haystacks))
+    plain = Scorer(model, calibration, WINDOW, Accelerations.none())
+    expected = [plain.score(z, texts)[0] for z in masks]
+    for memory_gb, host_gb in ((0.0, 0.0), (5e-5, 1e-3), (None, 0.0)):
+        cached = Scorer(
+            model, calibration, WINDOW, replace(use, memory_gb=memory_gb, host_memory_gb=host_gb)
+        )
+        work = cached.layers.work
+        assert [cached.score(z, texts)[0] for z in masks] == expected
+        assert memory_gb == 0.0 or cached.layers.work - work < plain.layers.work
+
+
+@on_devices
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_evaluation_is_the_same_with_every_speed_up(precision: Any, device: str) -> None:
+    folder = asset_folder("tiny-qwen3-2layer")
+    model = load_judged(folder, Judging((), precision=precision))
+    assert model.device.type == device
+    tokenizer, settings = load_tokenizer(folder), niah.Settings(lengths=(256,))
+    examples = [
+        ((task.name, task.length, example.index), example)
+        for task in niah.list_tasks(settings)
+        if task.name in ("niah_single_1", "niah_multikey_1")
+        for example in niah.build_examples(settings, task, tokenizer, 3)
+    ]
+
+    def answers(settings: GenerationSettings) -> Iterable[tuple[Example, str]]:
+        found = {
+            each.key: each.text for each in Generator(model, tokenizer, settings).generate(examples)
+        }
+        return [(example, found[key]) for key, example in examples]
+
+    stopped = replace(PLAIN, stop_when_answered=True)
+    assert answers(FAST) == answers(stopped)
+    assert any(example.answers[0] in text for example, text in answers(stopped))
