@@ -144,6 +144,14 @@ class TrainConfig:
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     # Fused kernels: liger needs a GPU; auto uses it where it is available.
     kernels: Literal["auto", "liger", "torch"] = "auto"
+    # What is learned: the text, or the dense model's distribution of every token.
+    objective: Literal["next-token", "distill"] = "next-token"
+    distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
+    temperature: float = 1.0  # of both distributions
+    top_k: int | None = None  # only the teacher's likeliest tokens; None: all
+    teacher: str | None = None  # model to learn from; None: the one to train, without windows
+    # What is trained: all weights, attention, that of layers with a window, or norms.
+    trained: Literal["all", "attention", "windowed-attention", "norms"] = "all"
     max_steps: int | None = None  # at most this many steps; None: as the tokens give
     spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
     checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
@@ -162,12 +170,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
-        at_least(1, self, "train", *names, "keep_checkpoints")
+        at_least(1, self, "train", *names, "keep_checkpoints", "top_k")
         at_least(0, self, "train", "weight_decay")
-        for name in ("peak_learning_rate", "clip_norm"):
+        for name in ("peak_learning_rate", "clip_norm", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0.")
-        for name in ("warmup_share", "floor_share"):
+        for name in ("warmup_share", "floor_share", "distill_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
         if not all(0 <= beta < 1 for beta in self.betas):

@@ -49,6 +49,7 @@ from bosch.training.parallel import (
 )
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.signals import Interruption
+from bosch.training.teacher import Teacher
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
 # step. After a kill it is called again for the same step, and must recognize work it has done.
@@ -73,6 +74,7 @@ class TrainJob:
     learner: Learner | None = None  # a method's parameters, trained together with the model
     run_folder: Path | None = None  # its `tb` gets the curves; None: the parent of `folder`
     tokens_before: int = 0  # tokens of the budget that learning the mask has used
+    teacher: Path | None = None  # folder of the model to learn from; None: `model` without windows
 
 
 def train(job: TrainJob) -> str | None:
@@ -118,7 +120,8 @@ def train(job: TrainJob) -> str | None:
                     inputs = run.with_backend(inputs)
                     if learner is not None:  # anew for the backward of each micro-batch
                         inputs = inputs | learner.model_arguments(done)
-                    loss = model_loss(model, inputs, labels_BT, scale)
+                    lesson = run.teacher.teach(inputs) if run.teacher else None
+                    loss = model_loss(model, inputs, labels_BT, scale, lesson)
                     loss.backward()
                     loss_sum += loss.detach()
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, world)
@@ -197,7 +200,10 @@ class Run:
         if behind := schedule.num_steps - last_export:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
-        self.model = start_model(job.model, world, switches, kernels)
+        self.model = start_model(job.model, world, switches, kernels, settings.trained)
+        self.teacher: Teacher | None = None
+        if settings.objective == "distill":
+            self.teacher = Teacher(job.teacher or job.model, world, switches, kernels, settings)
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
         if any(schedule.evaluated_steps):

@@ -67,6 +67,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"precision": "bf16", "activation_checkpointing": True},
     ),
     "experts": ({"family": "qwen3_moe"}, {"micro_batch_sequences": 4}),
+    "distilled": ({}, {"objective": "distill"}),
+    "distilled, tied, mixed": (
+        {"tie_word_embeddings": True},
+        {"objective": "distill", "distill_weight": 0.75, "temperature": 2.0},
+    ),
+    "distilled, bf16, offload": (
+        {"tie_word_embeddings": True},
+        {"objective": "distill", "precision": "bf16", "cpu_offload": True},
+    ),
 }
 
 
