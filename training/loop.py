@@ -86,7 +86,7 @@ def train(job: TrainJob) -> str | None:
     # TensorBoard shows the curves of a learned mask next to those of the training.
     curves = "train" if learner is None else "mask"
     log = MetricsLog(job.folder, world.rank, curves, job.run_folder)
-    timer = StepTimer(model, schedule, world)
+    timer = StepTimer(model, schedule, world, run.teacher.model if run.teacher else None)
 
     with Interruption(job.folder) as interruption:
         first = run.checkpoints.load_newest(run.state)
@@ -244,11 +244,21 @@ class Run:
         return total / targets
 
     def validation_loss(self, step: int) -> dict[str, float]:
-        """On the held-out slice, if there is one. Also logged."""
+        """On the held-out slice, if there is one; at step 0 that of the dense model too. Logged."""
+        if not len(self.loader.tokens.held_out.rows):
+            return {}
+        losses = {"validation_loss": self.held_out_loss()}
+        if step == 0:
+            with without_windows(self.model) as has_windows:
+                if has_windows:
+                    losses["dense_validation_loss"] = self.held_out_loss()
+        shown = ", ".join(f"{n.replace('_', ' ')} {loss:.4f}" for n, loss in losses.items())
+        say(f"step {step}: {shown}")
+        return losses
+
+    def held_out_loss(self) -> float:
         micro, rank, size = self.schedule.micro_batch_sequences, self.world.rank, self.world.size
         num_sequences = len(self.loader.tokens.held_out.rows)
-        if not num_sequences:
-            return {}
         batches = list(self.loader.held_out(micro, rank, size))
         # A forward is a collective: a rank with fewer sequences computes some without targets.
         idle = next(self.loader.held_out(1))
@@ -256,9 +266,7 @@ class Run:
         most = math.ceil(math.ceil(num_sequences / size) / micro)
         batches += [idle] * (most - len(batches))
         parts = (next(split(batch.to(self.world.device), micro)) for batch in batches)
-        loss = self.mean_loss(parts)
-        say(f"step {step}: validation loss {loss:.4f}")
-        return {"validation_loss": loss}
+        return self.mean_loss(parts)
 
     def check_start(self) -> None:
         """Log the loss at the start, with and without windows: is it the right model?"""
