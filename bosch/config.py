@@ -153,6 +153,9 @@ class TrainConfig:
     # What is trained: all weights, attention, that of layers with a window, or norms.
     trained: Literal["all", "attention", "windowed-attention", "norms"] = "all"
     max_steps: int | None = None  # at most this many steps; None: as the tokens give
+    # `recovered`: end a tenth of the steps after a checkpoint that is surely less than 2 points
+    # below the dense model on every suite.
+    until: Literal["budget", "recovered"] = "budget"
     spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
     checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
     keep_checkpoints: int = speed_only(2)  # how many of these to keep; evaluated steps are all kept
@@ -233,6 +236,9 @@ class EvalConfig(JudgingConfig):
         check_shares("eval.checkpoints", self.checkpoints)
 
 
+FEWEST_TO_DECIDE = 25  # examples of each task, for whether a model has recovered
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of a run."""
@@ -252,6 +258,12 @@ class Config:
         check_ratio(self.ratio)
         check_window(self.window)
         at_least(0, self, "", "seed")
+        judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
+        if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
+            raise UserError(
+                f"train.until is recovered, which takes {FEWEST_TO_DECIDE} examples a task to "
+                f"decide, but {min(judged)} are evaluated; pass --eval.samples {FEWEST_TO_DECIDE}."
+            )
 
 
 def shared_fields(part: type[Any], whole: object) -> dict[str, Any]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
 # on_checkpoint(step, tokens trained on so far, folder of the model), on all ranks
-OnCheckpoint = Callable[[int, int, Path], None]
+OnCheckpoint = Callable[[int, int, Path], bool | None]
 
 
 @dataclass(frozen=True)

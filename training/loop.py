@@ -52,8 +52,9 @@ from bosch.training.signals import Interruption
 from bosch.training.teacher import Teacher
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
-# step. After a kill it is called again for the same step, and must recognize work it has done.
-OnCheckpoint = Callable[[int, int, Path], None]
+# step. After a kill it is called again for these steps, and must recognize work it has done. With
+# train.until `recovered`, True ends the training; all ranks and calls must give the same answer.
+OnCheckpoint = Callable[[int, int, Path], bool | None]
 ModelInputs = dict[str, object]
 MicroBatch = tuple[ModelInputs, Tensor]  # and the labels
 
@@ -96,7 +97,9 @@ def train(job: TrainJob) -> str | None:
         else:
             run.check_start()
             log.write({"step": 0, "tokens": schedule.tokens_at(0), **run.validation_loss(0)})
-        if first in schedule.evaluated_steps:  # a kill may have interrupted this
+        for step in [n for n in schedule.endings if n < first]:
+            run.consult(step)
+        if first in schedule.exported_steps:  # a kill may have interrupted this
             run.publish(first)
 
         batches = prefetch(run.make_batch, range(first, schedule.num_steps))
@@ -105,7 +108,9 @@ def train(job: TrainJob) -> str | None:
             timer.restart()
             for done, batch in batches:
                 step = done + 1  # number of steps once this one is made
-                rate = learning_rate(settings, done, schedule.num_steps)
+                if done >= run.last_step:
+                    break
+                rate = learning_rate(settings, done, schedule.num_steps, run.ending)
                 set_rates(optimizer, rate, learner, done)
                 timer.record("data")
 
@@ -141,7 +146,7 @@ def train(job: TrainJob) -> str | None:
                     gates = {"gate_grad_norm": gate_norm, **learner.figures()}
                 timer.record("compute")
 
-                is_evaluated = step in schedule.evaluated_steps
+                is_evaluated = step in schedule.evaluated_steps or step == run.last_step
                 log.write(
                     {
                         "step": step,
@@ -162,11 +167,11 @@ def train(job: TrainJob) -> str | None:
                 run.checkpoints.poll()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step, milestone=is_evaluated)
-                if is_evaluated and not (reason and step < schedule.num_steps):
+                if is_evaluated and not (reason and step < run.last_step):
                     run.checkpoints.finish()  # evaluation may take hours: save before it
                     run.publish(step)
                 timer.record("checkpoint")
-                if reason and step < schedule.num_steps:
+                if reason and step < run.last_step:
                     run.checkpoints.finish()
                     return reason
         run.checkpoints.finish()
@@ -221,6 +226,11 @@ class Run:
         )
         # Made now: when the launcher has died, ranks can still save, but make no new group.
         self.ranks = Group.current()
+        self.ending: tuple[int, int] | None = None  # first and last step of an early ending
+
+    @property
+    def last_step(self) -> int:
+        return self.ending[1] if self.ending else self.schedule.num_steps
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
@@ -280,11 +290,22 @@ class Run:
 
     def publish(self, step: int) -> None:
         """Export the model of an evaluated step and call on_checkpoint."""
-        folder = self.job.folder / f"step-{step:06d}" if step else self.job.model
         if step:
-            export_model(self.model, self.job.model, folder, self.ranks)
-        if self.job.on_checkpoint is not None:
-            self.job.on_checkpoint(step, self.schedule.tokens_at(step), folder)
+            export_model(self.model, self.job.model, self.folder_of(step), self.ranks)
+        self.consult(step)
+
+    def consult(self, step: int) -> None:
+        """Call on_checkpoint, whose answer may end the training."""
+        if self.job.on_checkpoint is None:
+            return
+        tokens, endings = self.schedule.tokens_at(step), self.schedule.endings
+        is_enough = self.job.on_checkpoint(step, tokens, self.folder_of(step))
+        if is_enough and step in endings and self.ending is None:
+            self.ending = step, endings[step]
+            say(f"step {step}: recovered; training ends at step {endings[step]:,}")
+
+    def folder_of(self, step: int) -> Path:
+        return self.job.folder / f"step-{step:06d}" if step else self.job.model
 
 
 def split(batch: Batch, num_sequences: int) -> Iterator[MicroBatch]:
