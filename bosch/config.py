@@ -149,6 +149,8 @@ class TrainConfig:
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
     temperature: float = 1.0  # of both distributions
     top_k: int | None = None  # only the teacher's likeliest tokens; None: all
+    # Weight of what windowed layers' attention differs from the teacher's, as a share of its size.
+    layer_weight: float = 0.0
     teacher: str | None = None  # model to learn from; None: the one to train, without windows
     # What is trained: all weights, attention, that of layers with a window, or norms.
     trained: Literal["all", "attention", "windowed-attention", "norms"] = "all"
@@ -174,7 +176,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
         at_least(1, self, "train", *names, "keep_checkpoints", "top_k")
-        at_least(0, self, "train", "weight_decay")
+        at_least(0, self, "train", "weight_decay", "layer_weight")
         for name in ("peak_learning_rate", "clip_norm", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0.")

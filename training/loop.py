@@ -125,7 +125,7 @@ def train(job: TrainJob) -> str | None:
                     inputs = run.with_backend(inputs)
                     if learner is not None:  # anew for the backward of each micro-batch
                         inputs = inputs | learner.model_arguments(done)
-                    lesson = run.teacher.teach(inputs) if run.teacher else None
+                    lesson = run.teacher.teach(inputs, labels_BT, scale) if run.teacher else None
                     loss = model_loss(model, inputs, labels_BT, scale, lesson)
                     loss.backward()
                     loss_sum += loss.detach()
@@ -208,7 +208,9 @@ class Run:
         self.model = start_model(job.model, world, switches, kernels, settings.trained)
         self.teacher: Teacher | None = None
         if settings.objective == "distill":
-            self.teacher = Teacher(job.teacher or job.model, world, switches, kernels, settings)
+            self.teacher = Teacher(
+                job.teacher or job.model, world, switches, kernels, settings, self.model
+            )
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
         if any(schedule.evaluated_steps):

@@ -43,10 +43,7 @@ def start_model(
 
 
 def freeze_others(model: PreTrainedModel, trained: str) -> None:
-    config = model.config
-    hybrid = getattr(config, "bosch", None)
-    num_full = hybrid["num_full"] if hybrid else [0] * config.num_hidden_layers
-    has_window = [count < config.num_key_value_heads for count in num_full]
+    has_window = windowed_layers(model.config)
     for name, parameter in model.named_parameters():
         is_attention = ".self_attn." in name
         parameter.requires_grad_(
@@ -57,6 +54,13 @@ def freeze_others(model: PreTrainedModel, trained: str) -> None:
                 "norms": parameter.ndim < 2,
             }[trained]
         )
+
+
+def windowed_layers(config: PretrainedConfig) -> list[bool]:
+    """Of each layer, whether it has groups with a window; a dense model counts as all windowed."""
+    hybrid = getattr(config, "bosch", None)
+    num_full = hybrid["num_full"] if hybrid else [0] * config.num_hidden_layers
+    return [count < config.num_key_value_heads for count in num_full]
 
 
 def fill_model(

@@ -18,9 +18,10 @@ from bosch.hybrid.models import deploy
 from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
 from bosch.training.loop import TrainJob, train
-from bosch.training.loss import Lesson, head_loss
+from bosch.training.loss import Lesson, head_loss, model_loss
+from bosch.training.model_start import start_model
 from bosch.training.parallel import choose_switches, start_world
-from bosch.training.teacher import Teacher, check_teacher
+from bosch.training.teacher import Pull, Teacher, check_teacher
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, random_tokens, tiny_model
 from tests.odd_tokenizers import with_another_tokenizer
@@ -93,7 +94,9 @@ def test_divergence_in_chunks_is_that_of_plain_autograd(
 
 def make_teacher(folder: Path, settings: TrainConfig = SETTINGS) -> Teacher:
     world = start_world()
-    return Teacher(folder, world, choose_switches(settings, world.device, {}), "torch", settings)
+    switches = choose_switches(settings, world.device, {})
+    student = start_model(folder, world, switches, "torch")
+    return Teacher(folder, world, switches, "torch", settings, student)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -105,7 +108,7 @@ def test_teacher_of_a_hybrid_is_the_dense_model(tied: bool, tmp_path: Path) -> N
     assert not torch.allclose(hybrid(ids, use_cache=False).logits, expected, atol=1e-2)
     hybrid.config.dtype = torch.float32
     hybrid.save_pretrained(tmp_path)
-    lesson = make_teacher(tmp_path).teach({"input_ids": ids})
+    lesson = make_teacher(tmp_path).teach({"input_ids": ids}, ids)
     logits = F.linear(lesson.hidden_NH, lesson.head_VH).view_as(expected)
     assert (logits - expected).abs().max() <= 1e-6 * expected.abs().max()
     assert not lesson.head_VH.requires_grad
@@ -130,6 +133,46 @@ def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: P
     )
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if part in name}
+
+
+def test_pull_adds_the_gradient_of_the_distance() -> None:
+    given, target, weight = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
+    given.requires_grad_()
+    (ours,) = torch.autograd.grad((Pull.apply(given, target, 0.7) * weight).sum(), given)
+    distance = (given - target).square().sum() / target.square().sum()
+    (plain,) = torch.autograd.grad((given * weight).sum() + 0.7 * distance, given)
+    torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Path) -> None:
+    """The gradient is that of the divergence plus the distances of the windowed layers."""
+    folder = model_folder(tmp_path / "model")  # every layer has windows
+    settings = replace(
+        SETTINGS, objective="distill", layer_weight=0.6, activation_checkpointing=recomputes
+    )
+    ids = random_tokens(2, 48)
+    inputs = {"input_ids": ids}
+    world = start_world()
+    switches = choose_switches(settings, world.device, {})
+    ours, plain = (start_model(folder, world, switches, "torch") for _ in range(2))
+    teacher = Teacher(folder, world, switches, "torch", settings, ours)
+    lesson = teacher.teach(inputs, ids, 0.01)
+    model_loss(ours, inputs, ids, 0.01, lesson).backward()
+
+    loss = model_loss(plain, inputs, ids, 0.01, lesson)
+    seen: list[Tensor] = []
+    for layer in range(3):
+        projection = plain.get_submodule(f"model.layers.{layer}.self_attn.o_proj")
+        projection.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    plain(ids, use_cache=False)
+    for target, output in zip(teacher.outputs.values(), seen, strict=True):
+        share = (output - target).square().sum() / target.square().sum()
+        loss = loss + 0.01 * ids.numel() * 0.6 / 3 * share
+    loss.backward()
+    for (name, one), other in zip(plain.named_parameters(), ours.parameters(), strict=True):
+        assert one.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 # --------------------------------------------------------------------------------------- bad input
