@@ -34,6 +34,7 @@ from bosch.run.stage import Artifact, Stage
 if TYPE_CHECKING:
     from bosch.training.schedule import TrainSchedule
 
+TEACHER = "train.teacher"
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
 # on_checkpoint(step, tokens trained on so far, folder of the model), on all ranks
@@ -121,7 +122,9 @@ def check_objective(settings: TrainConfig, model: str) -> None:
         from bosch.training.teacher import check_teacher
 
         folder = fetch_model(model)
-        check_teacher(settings, folder, fetch_model(settings.teacher or model))
+        teacher = settings.teacher or model
+        check_teacher(settings, folder, fetch_model(teacher, TEACHER))
+        check_weights(teacher)
 
 
 def check_attention(settings: TrainConfig, packed: bool) -> None:
@@ -192,7 +195,7 @@ def make_stage(
     }
 
     if settings.objective == "distill" and settings.teacher is not None:
-        inputs = {**inputs, "teacher": Artifact.load(fetch_model(settings.teacher))}
+        inputs = {**inputs, "teacher": Artifact.load(fetch_model(settings.teacher, TEACHER))}
 
     def run(out: Path, model: Artifact, tokens: Artifact, teacher: Artifact | None = None) -> None:
         from bosch.data.loader import open_tokens
