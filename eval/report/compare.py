@@ -242,16 +242,19 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
 
 def has_recovered(comparison: Comparison, step: int) -> bool:
     """Whether the one run of the comparison is, at this step and on every suite, surely less than
-    TOLERANCE points below the dense model."""
+    TOLERANCE points below the dense model. A suite of a single task has no average."""
     (run,) = comparison.runs
-    for score in comparison.averages:
-        curve = comparison.curve(run.name, score)
-        if curve is None or step not in curve.steps:
-            return False
-        gap = estimate(curve, statistics.gap_at(curve.steps.index(step)))
-        if gap.low is None or gap.low <= -TOLERANCE:
-            return False
-    return bool(comparison.averages)
+    for suite in comparison.suites:
+        averages = [score for score in comparison.averages if score.suite == suite]
+        known = [score for score in averages if comparison.curve(run.name, score)]
+        for score in known or comparison.parts(suite):
+            curve = comparison.curve(run.name, score)
+            if curve is None or step not in curve.steps:
+                return False
+            gap = estimate(curve, statistics.gap_at(curve.steps.index(step)))
+            if gap.low is None or gap.low <= -TOLERANCE:
+                return False
+    return bool(comparison.suites)
 
 
 def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:
