@@ -144,7 +144,20 @@ class TrainConfig:
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     # Fused kernels: liger needs a GPU; auto uses it where it is available.
     kernels: Literal["auto", "liger", "torch"] = "auto"
+    # What is learned: the text, or the dense model's distribution of every token.
+    objective: Literal["next-token", "distill"] = "next-token"
+    distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
+    temperature: float = 1.0  # of both distributions
+    top_k: int | None = None  # only the teacher's likeliest tokens; None: all
+    # Weight of what windowed layers' attention differs from the teacher's, as a share of its size.
+    layer_weight: float = 0.0
+    teacher: str | None = None  # model to learn from; None: the one to train, without windows
+    # What is trained: all weights, attention, that of layers with a window, or norms.
+    trained: Literal["all", "attention", "windowed-attention", "norms"] = "all"
     max_steps: int | None = None  # at most this many steps; None: as the tokens give
+    # `recovered`: end a tenth of the steps after a checkpoint that is surely less than 2 points
+    # below the dense model on every suite.
+    until: Literal["budget", "recovered"] = "budget"
     spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
     checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
     keep_checkpoints: int = speed_only(2)  # how many of these to keep; evaluated steps are all kept
@@ -164,12 +177,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
-        at_least(1, self, "train", *names, "keep_checkpoints")
-        at_least(0, self, "train", "weight_decay")
-        for name in ("peak_learning_rate", "clip_norm"):
+        at_least(1, self, "train", *names, "keep_checkpoints", "top_k")
+        at_least(0, self, "train", "weight_decay", "layer_weight")
+        for name in ("peak_learning_rate", "clip_norm", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0.")
-        for name in ("warmup_share", "floor_share"):
+        for name in ("warmup_share", "floor_share", "distill_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -227,6 +240,9 @@ class EvalConfig(JudgingConfig):
         check_shares("eval.checkpoints", self.checkpoints)
 
 
+FEWEST_TO_DECIDE = 25  # examples of each task, for whether a model has recovered
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of a run."""
@@ -246,6 +262,12 @@ class Config:
         check_ratio(self.ratio)
         check_window(self.window)
         at_least(0, self, "", "seed")
+        judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
+        if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
+            raise UserError(
+                f"train.until is recovered, which takes {FEWEST_TO_DECIDE} examples a task to "
+                f"decide, but {min(judged)} are evaluated; pass --eval.samples {FEWEST_TO_DECIDE}."
+            )
 
 
 def shared_fields(part: type[Any], whole: object) -> dict[str, Any]:

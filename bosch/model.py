@@ -115,7 +115,7 @@ PAPER_SHAPES = {
 # ------------------------------------------------------------------------------------ finding it
 
 
-def find_model(model: str) -> Path | None:
+def find_model(model: str, option: str = "--model") -> Path | None:
     """The folder of a model on this machine; None for a hub id. A path that does not exist is
     refused."""
     if Path(model).is_dir():
@@ -124,19 +124,19 @@ def find_model(model: str) -> Path | None:
         return asset
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise MissingFileError(
-            f"--model {model}: there is no such folder; pass a Hugging Face model folder, a hub id "
-            "(owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
+            f"{option} {model}: there is no such folder; pass a Hugging Face model folder, a hub "
+            "id (owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
         )
     return None
 
 
-def fetch_model(model: str) -> Path:
+def fetch_model(model: str, option: str = "--model") -> Path:
     """The folder of a model. A hub model is downloaded: safetensors files and all small files."""
-    if (folder := find_model(model)) is not None:
+    if (folder := find_model(model, option)) is not None:
         return folder
     from huggingface_hub import snapshot_download
 
-    with explain_library_errors(_not_fetched(model), MissingFileError):
+    with explain_library_errors(_not_fetched(model, option), MissingFileError):
         return Path(snapshot_download(model, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*/*"]))
 
 
@@ -150,8 +150,8 @@ def fetch_config(model: str) -> Path:
         return Path(hf_hub_download(model, "config.json")).parent
 
 
-def _not_fetched(model: str) -> str:
-    return f"--model {model} is not a folder on this machine and cannot be fetched from the hub"
+def _not_fetched(model: str, option: str = "--model") -> str:
+    return f"{option} {model} is not a folder on this machine and cannot be fetched from the hub"
 
 
 @contextlib.contextmanager

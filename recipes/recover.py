@@ -17,7 +17,7 @@ from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
 from bosch.data.calibration import check_material
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
-from bosch.eval.report.compare import compare
+from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.summary import summarize
 from bosch.eval.results import collect_results
 from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
@@ -111,15 +111,16 @@ def build_chain(
     if zero_shot:
         return [*only_stages(untrained), compare_runs.build(run_path, [dense, start])]
 
-    def evaluate(step: int, tokens: int, folder: Path) -> None:
+    def evaluate(step: int, tokens: int, folder: Path) -> bool:
         if step:  # step 0 is evaluated before training
             complete(checkpoints[step])
+        return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
 
     train = train_model.build(config, model, tokens, on_checkpoint=evaluate)
     schedule = train_model.schedule_of(config)
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
-        for step in schedule.evaluated_steps
+        for step in schedule.exported_steps
         if step
     }
     evaluations = [dense, start, *checkpoints.values()]

@@ -34,10 +34,11 @@ from bosch.run.stage import Artifact, Stage
 if TYPE_CHECKING:
     from bosch.training.schedule import TrainSchedule
 
+TEACHER = "train.teacher"
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
 # on_checkpoint(step, tokens trained on so far, folder of the model), on all ranks
-OnCheckpoint = Callable[[int, int, Path], None]
+OnCheckpoint = Callable[[int, int, Path], bool | None]
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -
     schedule = make_schedule(options.train, budget, length, shares, world_size, device.type)
     Loader(packed, batch).sequences(schedule.num_steps - 1)
     choose_kernels(options.train.kernels, device)
+    check_objective(options.train, options.model)
 
 
 def check_machine(config: Config, world_size: int) -> None:
@@ -111,6 +113,18 @@ def check_machine(config: Config, world_size: int) -> None:
     choose_micro_batch(config.train, config.data.sequence_length, world_size, device.type)
     choose_kernels(config.train.kernels, device)
     check_attention(config.train, config.data.document_mask)
+    check_objective(config.train, config.model)
+
+
+def check_objective(settings: TrainConfig, model: str) -> None:
+    """Refuse a teacher that cannot teach this model."""
+    if settings.objective == "distill" and (settings.teacher or settings.top_k):
+        from bosch.training.teacher import check_teacher
+
+        folder = fetch_model(model)
+        teacher = settings.teacher or model
+        check_teacher(settings, folder, fetch_model(teacher, TEACHER))
+        check_weights(teacher)
 
 
 def check_attention(settings: TrainConfig, packed: bool) -> None:
@@ -180,7 +194,10 @@ def make_stage(
         **({"tokens_before": tokens_before} if tokens_before else {}),
     }
 
-    def run(out: Path, model: Artifact, tokens: Artifact) -> None:
+    if settings.objective == "distill" and settings.teacher is not None:
+        inputs = {**inputs, "teacher": Artifact.load(fetch_model(settings.teacher, TEACHER))}
+
+    def run(out: Path, model: Artifact, tokens: Artifact, teacher: Artifact | None = None) -> None:
         from bosch.data.loader import open_tokens
         from bosch.training.loop import TrainJob, train
 
@@ -197,6 +214,7 @@ def make_stage(
             on_checkpoint,
             run_folder=home_of(out),
             tokens_before=tokens_before,
+            teacher=None if teacher is None else teacher.folder,
         )
         stopped_by = train(job)
         if stopped_by is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bosch.config import TrainConfig
-from bosch.data.loader import Loader, Sequences, TokenFolder
+from bosch.data.loader import IGNORED, Loader, Sequences, TokenFolder
 from bosch.hybrid.models import deploy
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, tiny_model
@@ -82,9 +82,11 @@ def tokens_in_memory(seed: int = 0, held_out: int = 3) -> TokenFolder:
 
 def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool = True) -> Trace:
     """The same training in plain torch."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="bosch"
-    ).train()
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "bosch"}
+    model = AutoModelForCausalLM.from_pretrained(folder, **options).train()
+    teacher = AutoModelForCausalLM.from_pretrained(folder, **options)
+    if hybrid := getattr(teacher.config, "bosch", None):
+        hybrid["num_full"] = [teacher.config.num_key_value_heads] * len(MIXED)
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
@@ -107,8 +109,11 @@ def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool =
         loss_sum = 0.0
         for rows in chunks(settings.batch_sequences, micro):
             logits = forward(model, settings, batch.ids_BT[rows], batch.position_ids_BT[rows])
+            with torch.no_grad():
+                inputs = (settings, batch.ids_BT[rows], batch.position_ids_BT[rows])
+                taught = forward(teacher, *inputs)
             labels = batch.labels_BT[rows].flatten()
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels, reduction="sum")
+            loss = summed_loss(logits.flatten(0, 1).float(), taught.flatten(0, 1), labels, settings)
             loss = loss * (1 / batch.num_targets)
             loss.backward()
             loss_sum += float(loss.detach())
@@ -119,6 +124,20 @@ def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool =
         optimizer.zero_grad()
     trace.weights = {name: p.detach() for name, p in model.named_parameters()}
     return trace
+
+
+def summed_loss(
+    logits_NV: Tensor, teacher_NV: Tensor, labels_N: Tensor, settings: TrainConfig
+) -> Tensor:
+    cross_entropy = F.cross_entropy(logits_NV, labels_N, reduction="sum")
+    if settings.objective == "next-token":
+        return cross_entropy
+    heat, weight = settings.temperature, settings.distill_weight
+    taught_NV = (teacher_NV.float() / heat).log_softmax(1)
+    student_NV = (logits_NV / heat).log_softmax(1)
+    rows_N = F.kl_div(student_NV, taught_NV, reduction="none", log_target=True).sum(1) * heat**2
+    divergence = rows_N[labels_N != IGNORED].sum()
+    return divergence if weight == 1 else weight * divergence + (1 - weight) * cross_entropy
 
 
 def forward(model: Any, settings: TrainConfig, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:

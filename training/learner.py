@@ -50,6 +50,8 @@ class LearnerTraining:
             micro_batch_sequences=micro,
             max_steps=num_steps,
             peak_learning_rate=weights_rate or self.settings.peak_learning_rate,
+            objective="next-token",
+            trained="all",
         )
         job = TrainJob(
             settings,

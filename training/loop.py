@@ -51,10 +51,12 @@ from bosch.training.parallel import (
 )
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.signals import Interruption
+from bosch.training.teacher import Teacher
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
-# step. After a kill it is called again for the same step, and must recognize work it has done.
-OnCheckpoint = Callable[[int, int, Path], None]
+# step. After a kill it is called again for these steps, and must recognize work it has done. With
+# train.until `recovered`, True ends the training; all ranks and calls must give the same answer.
+OnCheckpoint = Callable[[int, int, Path], bool | None]
 ModelInputs = dict[str, object]
 MicroBatch = tuple[ModelInputs, Tensor]  # and the labels
 
@@ -75,6 +77,7 @@ class TrainJob:
     learner: Learner | None = None  # a method's parameters, trained together with the model
     run_folder: Path | None = None  # its `tb` gets the curves; None: the parent of `folder`
     tokens_before: int = 0  # tokens of the budget that learning the mask has used
+    teacher: Path | None = None  # folder of the model to learn from; None: `model` without windows
 
 
 def train(job: TrainJob) -> str | None:
@@ -86,7 +89,7 @@ def train(job: TrainJob) -> str | None:
     # TensorBoard shows the curves of a learned mask next to those of the training.
     curves = "train" if learner is None else "mask"
     log = MetricsLog(job.folder, world.rank, curves, job.run_folder)
-    timer = StepTimer(model, schedule, world)
+    timer = StepTimer(model, schedule, world, run.teacher.model if run.teacher else None)
 
     with Interruption(job.folder) as interruption:
         first = run.checkpoints.load_newest(run.state)
@@ -96,7 +99,9 @@ def train(job: TrainJob) -> str | None:
         else:
             run.check_start()
             log.write({"step": 0, "tokens": schedule.tokens_at(0), **run.validation_loss(0)})
-        if first in schedule.evaluated_steps:  # a kill may have interrupted this
+        for step in [n for n in schedule.endings if n < first]:
+            run.consult(step)
+        if first in schedule.exported_steps:  # a kill may have interrupted this
             run.publish(first)
 
         batches = prefetch(run.make_batch, range(first, schedule.num_steps))
@@ -105,7 +110,9 @@ def train(job: TrainJob) -> str | None:
             timer.restart()
             for done, batch in batches:
                 step = done + 1  # number of steps once this one is made
-                rate = learning_rate(settings, done, schedule.num_steps)
+                if done >= run.last_step:
+                    break
+                rate = learning_rate(settings, done, schedule.num_steps, run.ending)
                 set_rates(optimizer, rate, learner, done)
                 timer.record("data")
 
@@ -120,7 +127,8 @@ def train(job: TrainJob) -> str | None:
                     inputs = run.with_backend(inputs)
                     if learner is not None:  # anew for the backward of each micro-batch
                         inputs = inputs | learner.model_arguments(done)
-                    loss = model_loss(model, inputs, labels_BT, scale)
+                    lesson = run.teacher.teach(inputs, labels_BT, scale) if run.teacher else None
+                    loss = model_loss(model, inputs, labels_BT, scale, lesson)
                     loss.backward()
                     loss_sum += loss.detach()
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, world)
@@ -140,7 +148,7 @@ def train(job: TrainJob) -> str | None:
                     gates = {"gate_grad_norm": gate_norm, **learner.figures()}
                 timer.record("compute")
 
-                is_evaluated = step in schedule.evaluated_steps
+                is_evaluated = step in schedule.evaluated_steps or step == run.last_step
                 log.write(
                     {
                         "step": step,
@@ -161,11 +169,11 @@ def train(job: TrainJob) -> str | None:
                 run.checkpoints.poll()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step, milestone=is_evaluated)
-                if is_evaluated and not (reason and step < schedule.num_steps):
+                if is_evaluated and not (reason and step < run.last_step):
                     run.checkpoints.finish()  # evaluation may take hours: save before it
                     run.publish(step)
                 timer.record("checkpoint")
-                if reason and step < schedule.num_steps:
+                if reason and step < run.last_step:
                     run.checkpoints.finish()
                     return reason
         run.checkpoints.finish()
@@ -202,7 +210,12 @@ class Run:
         if behind := schedule.num_steps - last_export:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
-        self.model = start_model(job.model, world, switches, kernels)
+        self.model = start_model(job.model, world, switches, kernels, settings.trained)
+        self.teacher: Teacher | None = None
+        if settings.objective == "distill":
+            self.teacher = Teacher(
+                job.teacher or job.model, world, switches, kernels, settings, self.model
+            )
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
         if any(schedule.evaluated_steps):
@@ -220,6 +233,11 @@ class Run:
         )
         # Made now: when the launcher has died, ranks can still save, but make no new group.
         self.ranks = Group.current()
+        self.ending: tuple[int, int] | None = None  # first and last step of an early ending
+
+    @property
+    def last_step(self) -> int:
+        return self.ending[1] if self.ending else self.schedule.num_steps
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
@@ -243,11 +261,21 @@ class Run:
         return total / targets
 
     def validation_loss(self, step: int) -> dict[str, float]:
-        """On the held-out slice, if there is one. Also logged."""
+        """On the held-out slice, if there is one; at step 0 that of the dense model too. Logged."""
+        if not len(self.loader.tokens.held_out.rows):
+            return {}
+        losses = {"validation_loss": self.held_out_loss()}
+        if step == 0:
+            with without_windows(self.model) as has_windows:
+                if has_windows:
+                    losses["dense_validation_loss"] = self.held_out_loss()
+        shown = ", ".join(f"{n.replace('_', ' ')} {loss:.4f}" for n, loss in losses.items())
+        say(f"step {step}: {shown}")
+        return losses
+
+    def held_out_loss(self) -> float:
         micro, rank, size = self.schedule.micro_batch_sequences, self.world.rank, self.world.size
         num_sequences = len(self.loader.tokens.held_out.rows)
-        if not num_sequences:
-            return {}
         batches = list(self.loader.held_out(micro, rank, size))
         # A forward is a collective: a rank with fewer sequences computes some without targets.
         idle = next(self.loader.held_out(1))
@@ -255,9 +283,7 @@ class Run:
         most = math.ceil(math.ceil(num_sequences / size) / micro)
         batches += [idle] * (most - len(batches))
         parts = (next(split(batch.to(self.world.device), micro)) for batch in batches)
-        loss = self.mean_loss(parts)
-        say(f"step {step}: validation loss {loss:.4f}")
-        return {"validation_loss": loss}
+        return self.mean_loss(parts)
 
     def check_start(self) -> None:
         """Log the loss at the start, with and without windows: is it the right model?"""
@@ -271,11 +297,22 @@ class Run:
 
     def publish(self, step: int) -> None:
         """Export the model of an evaluated step and call on_checkpoint."""
-        folder = self.job.folder / f"step-{step:06d}" if step else self.job.model
         if step:
-            export_model(self.model, self.job.model, folder, self.ranks)
-        if self.job.on_checkpoint is not None:
-            self.job.on_checkpoint(step, self.schedule.tokens_at(step), folder)
+            export_model(self.model, self.job.model, self.folder_of(step), self.ranks)
+        self.consult(step)
+
+    def consult(self, step: int) -> None:
+        """Call on_checkpoint, whose answer may end the training."""
+        if self.job.on_checkpoint is None:
+            return
+        tokens, endings = self.schedule.tokens_at(step), self.schedule.endings
+        is_enough = self.job.on_checkpoint(step, tokens, self.folder_of(step))
+        if is_enough and step in endings and self.ending is None:
+            self.ending = step, endings[step]
+            say(f"step {step}: recovered; training ends at step {endings[step]:,}")
+
+    def folder_of(self, step: int) -> Path:
+        return self.job.folder / f"step-{step:06d}" if step else self.job.model
 
 
 def split(batch: Batch, num_sequences: int) -> Iterator[MicroBatch]:

@@ -1,11 +1,14 @@
-"""The loss without storing the logits: head and cross entropy together, chunk by chunk.
+"""The loss without storing the logits: head and loss together, chunk by chunk.
 
 For one sequence of 32,768 tokens and a vocabulary of 151,936, the logits and their gradient would
-take 50 GB. Here only the logits of one chunk exist at a time.
+take 50 GB. Here only the logits of one chunk exist at a time, and those of the teacher for it, if
+there is one.
 """
 # B batch, T tokens, N = B * T rows, H hidden size, V vocabulary
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,21 +23,30 @@ from bosch.data.loader import IGNORED
 CHUNK_ROWS = 512
 
 
-class LossHead(nn.Linear):
-    """A model's head that returns the loss when `labels_BT` is set, and logits when not.
+@dataclass(frozen=True)
+class Lesson:
+    """What a teacher (training/teacher.py) says about the tokens of a micro-batch."""
 
-    The model's own forward calls it: no forward is replaced, and fully_shard's hooks run. The loss
-    is the sum over the targets times `scale`. Labels are already shifted: those of the next tokens.
+    hidden_NH: Tensor
+    head_VH: Tensor
+    weight: float = 1.0  # of its distribution in the loss; the rest is cross entropy
+    temperature: float = 1.0
+    top_k: int | None = None  # only its likeliest tokens count
+
+
+class LossHead(nn.Linear):
+    """A model's head that returns the loss when one is set, and logits when not.
+
+    The model's own forward calls it: no forward is replaced, and fully_shard's hooks run.
     """
 
-    labels_BT: Tensor | None = None
-    scale: float = 1.0
     kernels: str = "torch"
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None  # of hidden states and weight
 
     def forward(self, hidden_BTH: Tensor) -> Tensor:
-        if self.labels_BT is None:
+        if self.loss is None:
             return super().forward(hidden_BTH)
-        return head_loss(hidden_BTH, self.weight, self.labels_BT, self.scale, self.kernels)
+        return self.loss(hidden_BTH, self.weight)
 
 
 def install_loss_head(model: PreTrainedModel, kernels: str) -> LossHead:
@@ -49,26 +61,38 @@ def install_loss_head(model: PreTrainedModel, kernels: str) -> LossHead:
 
 
 def model_loss(
-    model: PreTrainedModel, inputs: Mapping[str, object], labels_BT: Tensor, scale: float
+    model: PreTrainedModel,
+    inputs: Mapping[str, object],
+    labels_BT: Tensor,
+    scale: float,
+    lesson: Lesson | None = None,
 ) -> Tensor:
-    """Sum of the losses of all targets, times `scale`. Calls the whole model."""
+    """Sum of the losses of all targets, times `scale`. Calls the whole model. Labels are already
+    shifted: those of the next tokens."""
     head = model.get_submodule("lm_head")
     assert isinstance(head, LossHead)
-    head.labels_BT, head.scale = labels_BT, scale
+    head.loss = partial(
+        head_loss, labels_BT=labels_BT, scale=scale, kernels=head.kernels, lesson=lesson
+    )
     try:
         loss: Tensor = model(**inputs, use_cache=False).logits
         return loss
     finally:
-        head.labels_BT = None
+        head.loss = None
 
 
 def head_loss(
-    hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor, scale: float, kernels: str
+    hidden_BTH: Tensor,
+    weight_VH: Tensor,
+    labels_BT: Tensor,
+    scale: float,
+    kernels: str,
+    lesson: Lesson | None = None,
 ) -> Tensor:
     hidden_NH, labels_N = hidden_BTH.flatten(0, 1), labels_BT.flatten()
     if not torch.is_grad_enabled():  # kernels only look at requires_grad
         weight_VH = weight_VH.detach()
-    if kernels == "liger":
+    if kernels == "liger" and lesson is None:
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
         total: Tensor = liger_fused_linear_cross_entropy(
@@ -80,34 +104,63 @@ def head_loss(
             accum_dtype=torch.float32,  # for the sum of a bf16 weight's gradient over chunks
         )
         return total * scale
-    loss: Tensor = ChunkedCrossEntropy.apply(hidden_NH, weight_VH, labels_N, scale)
+
+    def loss_of(logits_NV: Tensor, rows: slice) -> Tensor:
+        labels = labels_N[rows]
+        if lesson is None:
+            return cross_entropy(logits_NV, labels) * scale
+        taught = divergence(logits_NV, lesson, rows)[labels != IGNORED].sum()
+        if lesson.weight == 1:
+            return taught * scale
+        rest = (1 - lesson.weight) * cross_entropy(logits_NV, labels)
+        return (lesson.weight * taught + rest) * scale
+
+    loss: Tensor = ChunkedLoss.apply(hidden_NH, weight_VH, loss_of)
     return loss
 
 
-class ChunkedCrossEntropy(torch.autograd.Function):
+def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+
+
+def divergence(logits_NV: Tensor, lesson: Lesson, rows: slice) -> Tensor:
+    """Kullback-Leibler divergence of each row's distribution from the teacher's, which is cut to
+    its likeliest tokens. Times the square of the temperature: the gradient keeps its size."""
+    teacher_NV = F.linear(lesson.hidden_NH[rows], lesson.head_VH).float() / lesson.temperature
+    student_NV = F.log_softmax(logits_NV / lesson.temperature, dim=1)
+    if lesson.top_k is not None:
+        teacher_NV, tokens = teacher_NV.topk(lesson.top_k)
+        student_NV = student_NV.gather(1, tokens)
+    teacher_NV = F.log_softmax(teacher_NV, dim=1)
+    per_token = F.kl_div(student_NV, teacher_NV, reduction="none", log_target=True)
+    return per_token.sum(1) * lesson.temperature**2
+
+
+class ChunkedLoss(torch.autograd.Function):
     """Computes the gradients together with the loss, so that no product is computed twice.
 
-    Each chunk uses plain autograd: with one chunk, the numbers are those of linear + cross_entropy.
+    Each chunk uses plain autograd: with one chunk, the numbers are those of linear + `loss_of`,
+    which gets the logits of some rows, and which rows they are.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, labels_N: Tensor, scale: float
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        loss_of: Callable[[Tensor, slice], Tensor],
     ) -> Tensor:
         needs_grad = any(ctx.needs_input_grad[:2])
         loss = torch.zeros((), device=hidden_NH.device)
         grad_hidden_NH = torch.empty_like(hidden_NH) if needs_grad else None
         grad_weight_VH: Tensor | None = None
-        for start in range(0, len(labels_N), CHUNK_ROWS):
+        for start in range(0, len(hidden_NH), CHUNK_ROWS):
             chunk = slice(start, start + CHUNK_ROWS)
             hidden, weight = hidden_NH[chunk].detach(), weight_VH.detach()
             with torch.set_grad_enabled(needs_grad):
                 hidden.requires_grad_(needs_grad)
                 weight.requires_grad_(needs_grad)
-                logits = F.linear(hidden, weight).float()
-                labels = labels_N[chunk]
-                part = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-                part = part * scale
+                part = loss_of(F.linear(hidden, weight).float(), chunk)
             loss = loss + part.detach()
             if grad_hidden_NH is not None:
                 grads = torch.autograd.grad(part, (hidden, weight))
@@ -121,12 +174,11 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
         grad_hidden_NH, grad_weight_VH = ctx.saved_tensors
         (grad_loss,) = grad_outputs
         return (
             grad_hidden_NH * grad_loss.to(grad_hidden_NH.dtype),
             grad_weight_VH * grad_loss.to(grad_weight_VH.dtype),
-            None,
             None,
         )

@@ -83,9 +83,17 @@ class StepTimer:
     """Measures the time and throughput of a step. Its time is split into waiting for data,
     computing, and checkpoints with their evaluations."""
 
-    def __init__(self, model: PreTrainedModel, schedule: TrainSchedule, world: World) -> None:
-        self.schedule, self.world, self.config = schedule, world, model.config
-        self.num_weights = count_active_weights(model)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        schedule: TrainSchedule,
+        world: World,
+        teacher: PreTrainedModel | None = None,
+    ) -> None:
+        self.schedule, self.world = schedule, world
+        # A forward is a third of a training step.
+        models = [(model, 1.0)] + ([(teacher, 1 / 3)] if teacher is not None else [])
+        self.work = [(one.config, count_active_weights(one), part) for one, part in models]
         self.peak = peak_flops(world.device)
         self.seconds = {"data": 0.0, "compute": 0.0, "checkpoint": 0.0}
         self._since = time.perf_counter()
@@ -118,10 +126,14 @@ class StepTimer:
         }
         if with_flops:
             lengths = batch.cu_seqlens.diff().tolist()
-            flops = training_flops(self.config, self.num_weights, lengths) / busy
-            figures["tflops_per_device"] = flops / 1e12
+            flops = sum(
+                training_flops(config, num_weights, lengths) * part
+                for config, num_weights, part in self.work
+            )
+            figures["flops"] = flops * self.world.size  # all ranks have about as much work
+            figures["tflops_per_device"] = flops / busy / 1e12
             if self.peak is not None:
-                figures["mfu"] = flops / self.peak
+                figures["mfu"] = flops / busy / self.peak
         if self.world.device.type == "cuda":
             figures["memory_gb"] = torch.cuda.max_memory_allocated(self.world.device) / 1e9
         return figures

@@ -27,23 +27,60 @@ from bosch.training.loss import install_loss_head
 from bosch.training.parallel import Switches, World, local, shard_model, state_device
 
 
-def start_model(folder: Path, world: World, switches: Switches, kernels: str) -> PreTrainedModel:
-    """The model of a folder, in fp32, sharded, ready to train. Every rank calls this."""
-    model: Any = build_on_meta(read_config(folder))
+def start_model(
+    folder: Path, world: World, switches: Switches, kernels: str, trained: str = "all"
+) -> PreTrainedModel:
+    """The model of a folder, in fp32, sharded, ready to train. Every rank calls this.
+
+    trained: which weights, see TrainConfig.
+    """
+    model = build_on_meta(read_config(folder))
+    freeze_others(model, trained)
     install_kernels(model, kernels)
     install_loss_head(model, kernels)
     shard_model(model, world, switches)
+    return fill_model(model, folder, world, switches).train()
+
+
+def freeze_others(model: PreTrainedModel, trained: str) -> None:
+    has_window = windowed_layers(model.config)
+    for name, parameter in model.named_parameters():
+        is_attention = ".self_attn." in name
+        parameter.requires_grad_(
+            {
+                "all": True,
+                "attention": is_attention,
+                "windowed-attention": is_attention and has_window[int(name.split(".")[2])],
+                "norms": parameter.ndim < 2,
+            }[trained]
+        )
+
+
+def windowed_layers(config: PretrainedConfig) -> list[bool]:
+    """Of each layer, whether it has groups with a window; a dense model counts as all windowed."""
+    hybrid = getattr(config, "bosch", None)
+    num_full = hybrid["num_full"] if hybrid else [0] * config.num_hidden_layers
+    return [count < config.num_key_value_heads for count in num_full]
+
+
+def fill_model(
+    model: Any, folder: Path, world: World, switches: Switches, head_is_embedding: bool = False
+) -> PreTrainedModel:
+    """Give memory and values to a sharded model on the meta device.
+
+    head_is_embedding: the files hold one matrix for both, although the model has two.
+    """
     device = state_device(world, switches)
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
     if is_tied:  # moving off the meta device makes new parameters, unless they are sharded
         model.lm_head.weight = model.model.embed_tokens.weight
-    load_weights(model, folder)
+    load_weights(model, folder, head_is_embedding)
     make_buffers(model, world.device)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert not tensor.is_meta, f"{name} was never filled"
-    model.train()
-    return model
+    filled: PreTrainedModel = model
+    return filled
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -58,12 +95,12 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def build_on_meta(config: PretrainedConfig) -> PreTrainedModel:
+def build_on_meta(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model with the shapes of its weights, but no memory for them."""
     config.use_cache = False
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=NAME, trust_remote_code=False
+            config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False
         )
     return model
 
@@ -71,7 +108,7 @@ def build_on_meta(config: PretrainedConfig) -> PreTrainedModel:
 # ------------------------------------------------------------------------------------------ weights
 
 
-def load_weights(model: nn.Module, folder: Path) -> None:
+def load_weights(model: nn.Module, folder: Path, head_is_embedding: bool = False) -> None:
     """Fill each parameter's local part from the folder's safetensors files."""
     with ExitStack() as stack:
         slices: dict[str, Any] = {}  # by name of the tensor
@@ -83,6 +120,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
                     f"{folder / file_name} is not a complete safetensors file: {error}."
                 ) from error
             slices |= {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  no mapping
+        if head_is_embedding:
+            slices.setdefault("lm_head.weight", slices["model.embed_tokens.weight"])
         filled: set[int] = set()
         for name, parameter in model.state_dict(keep_vars=True).items():
             if id(parameter) in filled:  # tied to one that was read

@@ -1,7 +1,8 @@
 """Number of steps, batches and learning rate of a training run, from settings and tokens."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from bosch.config import TrainConfig
 from bosch.run.errors import UserError
@@ -22,6 +23,13 @@ class TrainSchedule:
     world_size: int
     evaluated_steps: tuple[int, ...]  # with validation loss, export and evaluation
     tokens_before: int = 0  # tokens of the budget that learning the mask has used
+    # Evaluated step -> the last step, if the model has recovered there.
+    endings: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def exported_steps(self) -> list[int]:
+        """All steps that may be evaluated."""
+        return sorted({*self.evaluated_steps, *self.endings.values()})
 
     @property
     def batch_tokens(self) -> int:
@@ -74,7 +82,13 @@ def make_schedule(
         )
     steps = sorted({round(share * num_steps) for share in evaluated_shares})
     micro = choose_micro_batch(settings, seq_len, world_size, device_type)
-    return TrainSchedule(num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before)
+    endings = {}
+    if settings.until == "recovered":
+        warmup, tenth = round(settings.warmup_share * num_steps), max(1, num_steps // 10)
+        endings = {n: n + tenth for n in steps if n >= warmup and n + tenth < num_steps}
+    return TrainSchedule(
+        num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before, endings
+    )
 
 
 def choose_micro_batch(
@@ -102,9 +116,15 @@ def choose_micro_batch(
     return micro
 
 
-def learning_rate(settings: TrainConfig, step: int, num_steps: int) -> float:
+def learning_rate(
+    settings: TrainConfig, step: int, num_steps: int, ending: tuple[int, int] | None = None
+) -> float:
     """For the step after `step` finished ones. Rises linearly in the warm-up, then falls along a
-    cosine that reaches the floor after the last step."""
+    cosine that reaches the floor after the last step; in an early ending (its begin and end) along
+    a line to zero."""
+    if ending is not None and step >= ending[0]:
+        begin, end = ending
+        return learning_rate(settings, begin, num_steps) * (end - step) / (end - begin)
     peak, warmup = settings.peak_learning_rate, round(settings.warmup_share * num_steps)
     if step < warmup:
         return float(peak * (step + 1) / warmup)

@@ -32,6 +32,7 @@ from bosch.run.errors import UserError
 
 # The suites round a task's percent to two decimals before they average.
 ROUNDING = 0.02
+TOLERANCE = 2.0  # points below the dense model that a recovered model may be
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,23 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
             for name, curve in trained.items()
         ]
     return rows
+
+
+def has_recovered(comparison: Comparison, step: int) -> bool:
+    """Whether the one run of the comparison is, at this step and on every suite, surely less than
+    TOLERANCE points below the dense model. A suite of a single task has no average."""
+    (run,) = comparison.runs
+    for suite in comparison.suites:
+        averages = [score for score in comparison.averages if score.suite == suite]
+        known = [score for score in averages if comparison.curve(run.name, score)]
+        for score in known or comparison.parts(suite):
+            curve = comparison.curve(run.name, score)
+            if curve is None or step not in curve.steps:
+                return False
+            gap = estimate(curve, statistics.gap_at(curve.steps.index(step)))
+            if gap.low is None or gap.low <= -TOLERANCE:
+                return False
+    return bool(comparison.suites)
 
 
 def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:

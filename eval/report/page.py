@@ -26,6 +26,8 @@ TEMPLATE = Path(__file__).parents[1] / "data" / "report.html.jinja"
 BANDS = "bands: ± one standard error."
 CAPTIONS = {
     "recovery": f"Average scores over training tokens, including those of a learned mask; {BANDS}",
+    "recovery_flops": f"The same over the FLOPs of the training, a teacher's included; {BANDS}",
+    "recovery_hours": f"The same over the hours of the training, without evaluations; {BANDS}",
     "zero_shot": "Average scores before training; bars: ± one standard error over seeds.",
     "losses": "Losses over training tokens.",
     "masks": "Masks: which groups keep full attention. The first layer is at the bottom.",
@@ -51,7 +53,8 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
 
 def block_order(suites: Sequence[str]) -> list[str]:
     """The page from top to bottom: tables by name, pictures by file."""
-    top = "runs recovery.png zero_shot.png recovery baseline seeds_before seeds_after variants"
+    recovery = "recovery.png recovery_flops.png recovery_hours.png"
+    top = f"runs {recovery} zero_shot.png recovery baseline seeds_before seeds_after variants"
     of_suites = [f"{suite}_{table}" for suite in suites for table in ("scores", "lengths")]
     bottom = "losses.png masks.png certainty effects distances cost"
     parts = [f"{parts_picture(suite)}.png" for suite in suites]

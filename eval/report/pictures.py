@@ -1,4 +1,5 @@
-"""The pictures of a comparison: recovery over tokens, scores over ratios, losses, masks. The same
+"""The pictures of a comparison: recovery over tokens, FLOPs and hours, scores over ratios, losses,
+masks. The same
 numbers give the same bytes.
 """
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -103,7 +104,10 @@ def draw_losses(comparison: Comparison) -> "Figure | None":
     for axis, (title, lines) in zip(axes, panels, strict=True):
         _draw_lines(axis, lines, styles, marker="" if title == "training loss" else "o")
         axis.set(title=title, ylabel="nats per token")
-        _label_tokens(axis)
+        for height in {run.dense_validation_loss for run in comparison.runs}:
+            if title == "validation loss" and height is not None:
+                axis.axhline(height, color="#444444", lw=1, ls=(0, (6, 2)), label="dense model")
+        _label_axis(axis)
     return _finish(figure, axes)
 
 
@@ -139,6 +143,8 @@ def draw_masks(comparison: Comparison) -> "Figure | None":
 # Figure 3 of the paper is the recovery over tokens.
 PICTURES: dict[str, Callable[[Comparison], "Figure | None"]] = {
     "recovery": lambda comparison: _draw_scores(comparison, comparison.averages),
+    "recovery_flops": lambda comparison: _draw_scores(comparison, comparison.averages, "flops"),
+    "recovery_hours": lambda comparison: _draw_scores(comparison, comparison.averages, "hours"),
     "zero_shot": draw_zero_shot,
     "losses": draw_losses,
     "masks": draw_masks,
@@ -160,8 +166,10 @@ def _parts_pictures(
         yield parts_picture(suite), partial(_draw_scores, scores=comparison.parts(suite))
 
 
-def _draw_scores(comparison: Comparison, scores: Sequence[ReportedScore]) -> "Figure | None":
-    panels = [(s, lines) for s in scores if (lines := list(_over_tokens(comparison, s)))]
+def _draw_scores(
+    comparison: Comparison, scores: Sequence[ReportedScore], over: str = "tokens"
+) -> "Figure | None":
+    panels = [(s, lines) for s in scores if (lines := list(_over_training(comparison, s, over)))]
     if not panels:
         return None
     styles = _choose_styles(lines for _, lines in panels)
@@ -170,12 +178,13 @@ def _draw_scores(comparison: Comparison, scores: Sequence[ReportedScore]) -> "Fi
         _draw_lines(axis, lines, styles)
         _draw_dense(axis, comparison, score)
         axis.set(title=score.title, ylabel="score (%)")
-        _label_tokens(axis)
+        _label_axis(axis, over)
     return _finish(figure, axes)
 
 
-def _over_tokens(comparison: Comparison, score: ReportedScore) -> Iterator[Line]:
-    """A line per setup. Untrained runs are left out if any run was trained."""
+def _over_training(comparison: Comparison, score: ReportedScore, over: str) -> Iterator[Line]:
+    """A line per setup. Untrained runs are left out if any run was trained. over: tokens, or what
+    the training has used up by then: flops, hours."""
     setups: dict[str, list[RunResults]] = {}
     curves = {run.name: comparison.curve(run.name, score) for run in comparison.runs}
     any_trained = any(curve and curve.is_trained for curve in curves.values())
@@ -187,8 +196,15 @@ def _over_tokens(comparison: Comparison, score: ReportedScore) -> Iterator[Line]
     only_methods = len({(run.model, run.ratio, run.window, run.differences) for run in shown}) == 1
     for setup, runs in setups.items():
         members = [curve for run in runs if (curve := curves[run.name])]
+        place: Callable[[Any], float] = float
+        if over != "tokens":
+            spent = runs[0].spent(over)
+            if not all(tokens in spent for tokens in members[0].tokens):
+                continue
+            place = spent.__getitem__
         if len(members) == 1:
-            yield Line(runs[0].name, members[0].tokens, members[0].values, members[0].stderrs)
+            x = np.array([place(t) for t in members[0].tokens])
+            yield Line(runs[0].name, x, members[0].values, members[0].stderrs)
             continue
         common = sorted(set.intersection(*(set(curve.tokens) for curve in members)))
         heights = np.array(
@@ -198,7 +214,7 @@ def _over_tokens(comparison: Comparison, score: ReportedScore) -> Iterator[Line]
             error = heights.std(axis=0, ddof=1) / math.sqrt(len(members))
             name = runs[0].method if only_methods else setup
             label = f"{name} (mean of {len(members)} seeds)"
-            yield Line(label, np.array(common), heights.mean(axis=0), error)
+            yield Line(label, np.array([place(t) for t in common]), heights.mean(axis=0), error)
 
 
 def _over_ratios(
@@ -305,8 +321,9 @@ def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
     return figure
 
 
-def _label_tokens(axis: "Axes") -> None:
+def _label_axis(axis: "Axes", over: str = "tokens") -> None:
     from matplotlib.ticker import EngFormatter
 
-    axis.set_xlabel("training tokens")
-    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.set_xlabel("FLOPs of the training" if over == "flops" else f"training {over}")
+    if over != "hours":
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))

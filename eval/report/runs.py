@@ -83,6 +83,20 @@ class RunResults:
         return {row["step"]: row["validation_loss"] for row in rows}
 
     @property
+    def dense_validation_loss(self) -> float | None:
+        """Of the model that the hybrid came from."""
+        return next((row.get("dense_validation_loss") for row in self.training), None)
+
+    def spent(self, name: str) -> dict[int, float]:
+        """What the training has used up by each number of tokens: `flops`, or `hours`."""
+        names = ("flops",) if name == "flops" else ("data_seconds", "compute_seconds")
+        total, spent = 0.0, {}
+        for row in self.training:
+            total += sum(row.get(name, 0.0) for name in names) / (1 if name == "flops" else 3600)
+            spent[row["tokens"]] = total
+        return spent if total else {}
+
+    @property
     def setup(self) -> str:
         """The same for runs that differ only in the seed: model, method, ratio, window, and any
         other setting in which the runs that are read together differ."""

@@ -150,6 +150,11 @@ def gain_to(place: int) -> Statistic:
     return lambda tokens, values, dense: values[..., place] - values[..., 0]
 
 
+def gap_at(place: int) -> Statistic:
+    """Percentage points above the dense model at a point of the curve."""
+    return lambda tokens, values, dense: values[..., place] - dense
+
+
 def gap_share(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
     """Share of the gap between step 0 and the dense model that the last checkpoint recovers. nan
     where step 0 is not below the dense model."""

@@ -104,3 +104,25 @@ def test_a_learned_mask_takes_its_tokens_from_the_budget(tmp_path: Path) -> None
     assert (tokens[0], max(tokens)) == (3_276, 3_276 + 9 * 512)  # nine steps fit
     rows = [json.loads(line) for line in (folder / "eval/results.jsonl").read_text().splitlines()]
     assert {row["tokens"] for row in rows if row["step"] is not None} == {tokens[0], max(tokens)}
+
+
+def test_chain_ends_early_once_the_model_has_recovered(tmp_path: Path) -> None:
+    """The dense model itself, trained at next to no rate, is never below itself: it has recovered
+    at its first checkpoint after the warm-up."""
+    options = (
+        "--preset smoke --ratio 0 --train.until recovered --train.peak-learning-rate 1e-9 "
+        "--eval.checkpoints 0 .5 1 --eval.suites niah --eval.niah-tasks niah_single_1 "
+        "--eval.samples 25"
+    )
+    chain = (sys.executable, str(RECOVER), *options.split())
+    run = launch(tmp_path, *chain)
+    assert run.returncode == 0, run.stderr
+    assert "step 4: recovered; training ends at step 5" in run.stdout
+    (folder,) = (tmp_path / "runs").glob("tiny-*")
+    assert len(losses(folder)) == 5
+    written = (folder / "report" / "results.jsonl").read_text()
+    rows = [json.loads(line) for line in written.splitlines()]
+    assert {row["step"] for row in rows} == {None, 0, 4, 5}
+    again = launch(tmp_path, *chain)
+    assert again.returncode == 0, again.stderr
+    assert "starts" not in again.stdout

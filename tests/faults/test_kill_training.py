@@ -19,6 +19,7 @@ from tests.faults.training_program import (
 from tests.plain_training import model_folder
 
 ASYNCHRONOUS = {"settings": {"async_checkpoints": True}}
+DISTILLED = {"settings": {"objective": "distill", "trained": "attention", "layer_weight": 0.5}}
 
 
 Undisturbed = dict[int, tuple[dict[str, Any], list[int]]]
@@ -27,13 +28,21 @@ Undisturbed = dict[int, tuple[dict[str, Any], list[int]]]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """By number of ranks: results of a run that is not killed, and each rank's file operations."""
-    runs = {}
-    for world in (1, 2):
-        root = tmp_path_factory.mktemp("undisturbed")
-        model_folder(root / "model")
-        counts = re.findall(r"operations: (\d+)", run(root / "train", world))
-        runs[world] = results(root / "train"), [int(count) for count in counts]
-    return runs
+    return {world: run_undisturbed(tmp_path_factory, world) for world in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_distilled(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return {world: run_undisturbed(tmp_path_factory, world, **DISTILLED) for world in (1, 2)}
+
+
+def run_undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, world: int, **options: Any
+) -> tuple[dict[str, Any], list[int]]:
+    root = tmp_path_factory.mktemp("undisturbed")
+    model_folder(root / "model")
+    counts = re.findall(r"operations: (\d+)", run(root / "train", world, **options))
+    return results(root / "train"), [int(count) for count in counts]
 
 
 def attempts(world: int) -> list[Any]:
@@ -45,16 +54,33 @@ def attempts(world: int) -> list[Any]:
 def test_killed_training_resumes_to_the_same_bytes(
     world: int, attempt: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    expected, num_operations = undisturbed[world]
+    kill_once(tmp_path, world, attempt, undisturbed[world])
+
+
+@pytest.mark.parametrize(("world", "attempt"), [*attempts(1), *attempts(2)])
+def test_killed_distillation_resumes_to_the_same_bytes(
+    world: int, attempt: int, tmp_path: Path, undisturbed_distilled: Undisturbed
+) -> None:
+    kill_once(tmp_path, world, attempt, undisturbed_distilled[world], **DISTILLED)
+
+
+def kill_once(
+    folder: Path,
+    world: int,
+    attempt: int,
+    undisturbed: tuple[dict[str, Any], list[int]],
+    **options: Any,
+) -> None:
+    expected, num_operations = undisturbed
     draw = random.Random(f"{world} {attempt}")
     victim = draw.randrange(world)
-    model_folder(tmp_path / "model")
+    model_folder(folder / "model")
     point = draw.randint(1, num_operations[victim])
-    killed = launch(tmp_path / "train", world, at=point, victim=victim)
+    killed = launch(folder / "train", world, at=point, victim=victim, **options)
     assert killed.wait_for_end(victim) == -signal.SIGKILL, killed.output()
     killed.kill()
-    run(tmp_path / "train", world)
-    assert results(tmp_path / "train") == expected
+    run(folder / "train", world, **options)
+    assert results(folder / "train") == expected
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.faults)])

@@ -22,6 +22,7 @@ from bosch.training.guards import TrainingFailedError
 from bosch.training.loop import TrainJob, train
 from bosch.training.model_start import start_model
 from bosch.training.parallel import choose_switches, leave_world, start_world, whole
+from bosch.training.schedule import learning_rate
 from tests.model_factory import FAMILIES
 from tests.plain_training import (
     NUM_SEQUENCES,
@@ -67,6 +68,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"precision": "bf16", "activation_checkpointing": True},
     ),
     "experts": ({"family": "qwen3_moe"}, {"micro_batch_sequences": 4}),
+    "distilled": ({}, {"objective": "distill"}),
+    "distilled, tied, mixed": (
+        {"tie_word_embeddings": True},
+        {"objective": "distill", "distill_weight": 0.75, "temperature": 2.0},
+    ),
+    "distilled, bf16, offload": (
+        {"tie_word_embeddings": True},
+        {"objective": "distill", "precision": "bf16", "cpu_offload": True},
+    ),
 }
 
 
@@ -138,6 +148,40 @@ def test_every_evaluated_step_is_validated_exported_and_passed_on(tmp_path: Path
     for step, _, name in calls:
         folder = model if step == 0 else tmp_path / "train" / name
         assert losses[step] == pytest.approx(held_out_loss(folder), rel=1e-6)
+
+
+def test_recovered_model_ends_the_training_a_tenth_later(tmp_path: Path) -> None:
+    """Stopped before its end and resumed, it ends with the same weights."""
+    model = model_folder(tmp_path / "model")
+    settings = replace(SETTINGS, batch_sequences=2, max_steps=20, until="recovered")
+    asked: list[int] = []
+
+    def has_recovered(step: int, tokens: int, folder: Path) -> bool:
+        asked.append(step)
+        return step >= 8
+
+    def stop_too(step: int, tokens: int, folder: Path) -> bool:
+        if step == 8:
+            (tmp_path / "stopped" / "STOP").touch()
+        return step >= 8
+
+    shares = {"evaluated_shares": (0.0, 0.2, 0.4, 1.0)}
+    rows = run(tmp_path / "whole", model, settings, **shares, on_checkpoint=has_recovered)
+    assert asked == [0, 4, 8, 10]  # and not at 20
+    rates = [row["learning_rate"] for row in rows[1:]]
+    at_8 = learning_rate(settings, 8, 20)
+    assert rates[8:] == pytest.approx([at_8, at_8 / 2])
+
+    folder = tmp_path / "stopped" / "train"
+    job = TrainJob(
+        settings, model, tokens_in_memory(), folder, 10**9, **shares, on_checkpoint=stop_too
+    )
+    assert "STOP" in str(train(job))
+    (tmp_path / "stopped" / "STOP").unlink(missing_ok=True)
+    leave_world()
+    run(folder, model, settings, **shares, on_checkpoint=has_recovered)
+    assert asked[4:] == [4, 8, 10]
+    assert_same(Trace.of_run(folder, 10), Trace.of_run(tmp_path / "whole", 10))
 
 
 def held_out_loss(folder: Path) -> float:

@@ -54,8 +54,9 @@ def write_cases(folder: Path, cases: dict[str, tuple[Path, dict[str, Any]]]) -> 
 
 
 def assert_close(ours: Trace, plain: Trace, loss_tolerance: float = LOSS_TOLERANCE) -> None:
-    assert ours.losses == pytest.approx(plain.losses, rel=loss_tolerance)
-    assert ours.norms == pytest.approx(plain.norms, rel=10 * loss_tolerance)
+    # Absolute too: a divergence is a small difference of large numbers.
+    assert ours.losses == pytest.approx(plain.losses, rel=loss_tolerance, abs=loss_tolerance)
+    assert ours.norms == pytest.approx(plain.norms, rel=10 * loss_tolerance, abs=loss_tolerance)
     for name, weight in plain.weights.items():
         difference = torch.linalg.norm(ours.weights[name] - weight)
         assert difference <= WEIGHT_TOLERANCE * torch.linalg.norm(weight), name
@@ -73,6 +74,8 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         ),
         "offloaded, async": (untied, {"cpu_offload": True, "async_checkpoints": True}),
         "experts": (experts, {"micro_batch_sequences": 2}),
+        "distilled": (untied, {"objective": "distill"}),
+        "distilled, tied, offloaded": (tied, {"objective": "distill", "cpu_offload": True}),
     }
     path = write_cases(tmp_path, cases)
     finish(start(path, "--main_process_port", "0"))

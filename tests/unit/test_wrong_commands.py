@@ -249,6 +249,15 @@ WRONG_LINES = {
     "recover --mask.alpha inf": "mask.alpha inf",
     "recover --mask.ratio-buckets 0 2": "2.0",
     "recover --train.clip-norm inf": "train.clip_norm inf",
+    "recover --train.objective imitate": "--train.objective 'imitate' 'distill'",
+    "recover --train.distill-weight 1.5": "train.distill_weight 1.5",
+    "recover --train.temperature 0": "train.temperature 0",
+    "recover --train.layer-weight -1": "train.layer_weight -1",
+    "recover --train.trained head": "--train.trained 'head' 'norms'",
+    "recover --train.objective distill --train.top-k 9999": "train.top_k 9999 2,048",
+    "recover --train.objective distill --train.teacher nowhere": "train.teacher nowhere",
+    "recover --train.objective distill --train.teacher list_json/": "list_json/config.json",
+    "recover --train.until recovered": "train.until 25 --eval.samples",
     # recover: models whose config, weights or tokenizer are wrong
     **{f"recover --model {name}": words for name, words in MODELS.items()},
     # search, calibrate

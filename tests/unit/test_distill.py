@@ -1,0 +1,208 @@
+"""Learning from the dense model: the divergence against plain autograd, and the teacher."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import bosch.training.loss
+from bosch.assets import asset_folder
+from bosch.config import TrainConfig
+from bosch.data.loader import IGNORED
+from bosch.hybrid.models import deploy
+from bosch.recipes import presets, train_model
+from bosch.run.errors import UserError
+from bosch.training.loop import TrainJob, train
+from bosch.training.loss import Lesson, head_loss, model_loss
+from bosch.training.model_start import start_model
+from bosch.training.parallel import choose_switches, start_world
+from bosch.training.teacher import Pull, Teacher, check_teacher
+from tests.hybrid_folders import WINDOW
+from tests.model_factory import MIXED, random_tokens, tiny_model
+from tests.odd_tokenizers import with_another_tokenizer
+from tests.plain_training import SETTINGS, model_folder, tokens_in_memory
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "hot": {"temperature": 3.0},
+    "mixed": {"weight": 0.3, "temperature": 0.5},
+    "likeliest": {"top_k": 5},
+    "all tokens": {"top_k": 50},
+}
+
+
+def make_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states and head of the student, those of the teacher, and labels."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 70, 16), (50, 16), (140, 16), (50, 16))
+    hidden, weight, taught, head = (
+        torch.randn(shape, generator=generator).to(dtype) for shape in shapes
+    )
+    labels = torch.randint(50, (2, 70), generator=generator)
+    labels[torch.rand(2, 70, generator=generator) < 0.3] = IGNORED
+    return hidden.requires_grad_(), weight.requires_grad_(), taught, head, labels
+
+
+def plain_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    taught: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    case: dict[str, Any],
+) -> Tensor:
+    """Sums over all tokens of p (log p - log q), written out."""
+    heat, share = case.get("temperature", 1.0), case.get("weight", 1.0)
+    logits = F.linear(hidden.flatten(0, 1), weight).float()
+    q = (logits / heat).log_softmax(1)
+    p = (F.linear(taught, head).float() / heat).softmax(1)
+    if (k := case.get("top_k")) is not None:
+        p = torch.where(p >= p.topk(k).values[:, -1:], p, 0)
+        p = p / p.sum(1, keepdim=True)
+    rows = torch.where(p > 0, p * (p.clamp_min(1e-30).log() - q), 0).sum(1) * heat**2
+    labels = labels.flatten()
+    rest = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return (share * rows[labels != IGNORED].sum() + (1 - share) * rest) / 100
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_divergence_in_chunks_is_that_of_plain_autograd(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bosch.training.loss, "CHUNK_ROWS", 33)
+
+    def results(dtype: torch.dtype, in_chunks: bool) -> list[Tensor]:
+        hidden, weight, taught, head, labels = make_inputs(dtype)
+        if in_chunks:
+            lesson = Lesson(taught, head, **CASES[case])
+            loss = head_loss(hidden, weight, labels, 0.01, "torch", lesson)
+        else:
+            loss = plain_loss(hidden, weight, taught, head, labels, CASES[case])
+        return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
+
+    exact = results(torch.float32, in_chunks=False)
+    torch.testing.assert_close(results(torch.float32, True), exact, rtol=1e-5, atol=1e-6)
+    ours, plain = (results(torch.bfloat16, in_chunks) for in_chunks in (True, False))
+    for mine, theirs, right in zip(ours, plain, exact, strict=True):
+        assert (mine - right).norm() <= 2 * (theirs - right).norm() + 1e-6
+
+
+def make_teacher(folder: Path, settings: TrainConfig = SETTINGS) -> Teacher:
+    world = start_world()
+    switches = choose_switches(settings, world.device, {})
+    student = start_model(folder, world, switches, "torch")
+    return Teacher(folder, world, switches, "torch", settings, student)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_teacher_of_a_hybrid_is_the_dense_model(tied: bool, tmp_path: Path) -> None:
+    dense: Any = tiny_model("qwen3", initializer_range=0.1, tie_word_embeddings=tied)
+    ids = random_tokens(2, 40)
+    expected = dense(ids).logits.detach()
+    hybrid = deploy(dense, MIXED, WINDOW)
+    assert not torch.allclose(hybrid(ids, use_cache=False).logits, expected, atol=1e-2)
+    hybrid.config.dtype = torch.float32
+    hybrid.save_pretrained(tmp_path)
+    lesson = make_teacher(tmp_path).teach({"input_ids": ids}, ids)
+    logits = F.linear(lesson.hidden_NH, lesson.head_VH).view_as(expected)
+    assert (logits - expected).abs().max() <= 1e-6 * expected.abs().max()
+    assert not lesson.head_VH.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("trained", "part"),
+    [("attention", ".self_attn."), ("windowed-attention", ".1.self_attn."), ("norms", "norm")],
+)
+def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: Path) -> None:
+    # All groups of the middle layer have a window, and no others.
+    mask = [[1] * 4, [0] * 4, [1] * 4]
+    hybrid = deploy(tiny_model("qwen3", initializer_range=0.1), mask, WINDOW)
+    hybrid.config.dtype = torch.float32
+    hybrid.save_pretrained(tmp_path / "model")
+    settings = replace(SETTINGS, objective="distill", trained=trained, max_steps=2)
+    job = TrainJob(settings, tmp_path / "model", tokens_in_memory(), tmp_path / "train", 10**9)
+    assert train(job) is None
+    before, after = (
+        dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
+        for folder in (tmp_path / "model", tmp_path / "train" / "step-000002")
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if part in name}
+
+
+def test_pull_adds_the_gradient_of_the_distance() -> None:
+    given, target, weight = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
+    given.requires_grad_()
+    (ours,) = torch.autograd.grad((Pull.apply(given, target, 0.7) * weight).sum(), given)
+    distance = (given - target).square().sum() / target.square().sum()
+    (plain,) = torch.autograd.grad((given * weight).sum() + 0.7 * distance, given)
+    torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Path) -> None:
+    """The gradient is that of the divergence plus the distances of the windowed layers."""
+    folder = model_folder(tmp_path / "model")  # every layer has windows
+    settings = replace(
+        SETTINGS, objective="distill", layer_weight=0.6, activation_checkpointing=recomputes
+    )
+    ids = random_tokens(2, 48)
+    inputs = {"input_ids": ids}
+    world = start_world()
+    switches = choose_switches(settings, world.device, {})
+    ours, plain = (start_model(folder, world, switches, "torch") for _ in range(2))
+    teacher = Teacher(folder, world, switches, "torch", settings, ours)
+    lesson = teacher.teach(inputs, ids, 0.01)
+    model_loss(ours, inputs, ids, 0.01, lesson).backward()
+
+    loss = model_loss(plain, inputs, ids, 0.01, lesson)
+    seen: list[Tensor] = []
+    for layer in range(3):
+        projection = plain.get_submodule(f"model.layers.{layer}.self_attn.o_proj")
+        projection.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    plain(ids, use_cache=False)
+    for target, output in zip(teacher.outputs.values(), seen, strict=True):
+        share = (output - target).square().sum() / target.square().sum()
+        loss = loss + 0.01 * ids.numel() * 0.6 / 3 * share
+    loss.backward()
+    for (name, one), other in zip(plain.named_parameters(), ours.parameters(), strict=True):
+        assert one.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+# --------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("distill_weight", 1.5),
+        ("distill_weight", -0.1),
+        ("temperature", 0.0),
+        ("temperature", -1.0),
+        ("top_k", 0),
+    ],
+)
+def test_impossible_settings_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=name):
+        TrainConfig(**{name: value})
+
+
+def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> None:
+    own = asset_folder(presets.SMOKE_MODEL)
+    settings = TrainConfig(objective="distill")
+    check_teacher(settings, own, asset_folder(presets.TINY_MODEL))
+    with pytest.raises(UserError, match=r"top_k is 10000, but .* has 2,048 tokens"):
+        check_teacher(replace(settings, top_k=10_000), own, own)
+    with pytest.raises(UserError, match="another tokenizer"):
+        check_teacher(settings, own, with_another_tokenizer(own, tmp_path / "tokenizer"))
+    with pytest.raises(UserError, match=r"another family \(llama\)"):
+        check_teacher(settings, own, model_folder(tmp_path / "llama", False, "llama"))
+    with pytest.raises(UserError, match="another vocabulary"):
+        check_teacher(settings, own, model_folder(tmp_path / "small", False))
+    assert train_model.check_objective(settings, presets.SMOKE_MODEL) is None

@@ -1,0 +1,133 @@
+"""The teacher of self-distillation: the dense model that the hybrid came from, frozen.
+
+A hybrid whose groups all see everything is its dense model, so the teacher is read from the same
+folder. It has its own embedding and head, since the student trains its own.
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from bosch.config import TrainConfig
+from bosch.data.loader import IGNORED
+from bosch.data.tokenizer_files import read_tokenizer
+from bosch.hybrid.models import family_of
+from bosch.run.errors import UserError
+from bosch.training.kernels import install_kernels
+from bosch.training.loss import Lesson
+from bosch.training.model_start import (
+    build_on_meta,
+    fill_model,
+    read_config,
+    windowed_layers,
+)
+from bosch.training.parallel import Switches, World, shard_model
+
+
+class HiddenHead(nn.Linear):
+    """Returns the hidden states. The loss multiplies them with this weight, chunk by chunk."""
+
+    def forward(self, hidden_BTH: Tensor) -> Tensor:
+        return hidden_BTH
+
+
+class Pull(torch.autograd.Function):
+    """Returns its input. Its gradient draws the input to a target: it is that of `strength` times
+    the squared distance, as a share of the target's square."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, target: Tensor, strength: float) -> Tensor:
+        ctx.save_for_backward(given, target)
+        ctx.strength = strength
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        given, target = ctx.saved_tensors
+        share = 2 * ctx.strength / target.float().square().sum()
+        return grad_outputs[0] + ((given - target) * share).to(given.dtype), None, None
+
+
+class Teacher:
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        switches: Switches,
+        kernels: str,
+        settings: TrainConfig,
+        student: PreTrainedModel,
+    ) -> None:
+        self.settings = settings
+        config = without_window(read_config(folder))
+        is_tied, config.tie_word_embeddings = config.tie_word_embeddings, False
+        dtype = torch.bfloat16 if switches.precision == "bf16" else torch.float32
+        model: Any = build_on_meta(config, dtype).requires_grad_(False)
+        install_kernels(model, kernels)
+        model.lm_head.__class__ = HiddenHead
+        self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers
+        self.strength = 0.0
+        if settings.layer_weight:
+            self.compare_layers(model, student)
+        shard_model(model, world, replace(switches, activation_checkpointing=False))
+        self.model = fill_model(model, folder, world, switches, head_is_embedding=is_tied).eval()
+
+    def compare_layers(self, teacher: Any, student: Any) -> None:
+        """Keep what each windowed layer's attention gives to o_proj, and draw the student to it."""
+        layers = [n for n, has_window in enumerate(windowed_layers(student.config)) if has_window]
+        weight = self.settings.layer_weight / max(1, len(layers))
+
+        def keep(number: int, module: nn.Module, given: tuple[Tensor]) -> None:
+            self.outputs[number] = given[0]
+
+        def draw(number: int, module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor] | None:
+            if not torch.is_grad_enabled():
+                return None
+            return (Pull.apply(given[0], self.outputs[number], weight * self.strength),)
+
+        for number in layers:
+            for model, hook in ((teacher, keep), (student, draw)):
+                projection = model.get_submodule(f"model.layers.{number}.self_attn.o_proj")
+                projection.register_forward_pre_hook(partial(hook, number))
+
+    @torch.no_grad()
+    def teach(self, inputs: dict[str, object], labels_BT: Tensor, scale: float = 1.0) -> Lesson:
+        """Inputs, labels and scale are those of the student's loss."""
+        if self.settings.layer_weight:
+            self.strength = scale * int((labels_BT != IGNORED).sum())
+        hidden_BTH = self.model(**inputs, use_cache=False).logits
+        # shard_model keeps the head gathered after a forward.
+        head_VH, settings = self.model.get_submodule("lm_head").weight, self.settings
+        weight, temperature, top_k = settings.distill_weight, settings.temperature, settings.top_k
+        return Lesson(hidden_BTH.flatten(0, 1), head_VH, weight, temperature, top_k)
+
+
+def without_window(config: PretrainedConfig) -> PretrainedConfig:
+    """All groups of a hybrid on full attention."""
+    if (hybrid := getattr(config, "bosch", None)) is not None:
+        hybrid["num_full"] = [config.num_key_value_heads] * config.num_hidden_layers
+    return config
+
+
+def check_teacher(settings: TrainConfig, model: Path, teacher: Path) -> None:
+    """Refuse a teacher whose distribution says nothing about this model's tokens."""
+    own, other = read_config(model), read_config(teacher)
+    if (top_k := settings.top_k or 1) > own.vocab_size:
+        raise UserError(f"train.top_k is {top_k}, but {model} has {own.vocab_size:,} tokens.")
+
+    def compare(what: str, wanted: str, found: str) -> None:
+        if wanted != found:
+            raise UserError(
+                f"train.teacher {teacher} has another {what} ({found}) than the model to train "
+                f"({wanted}). Leave the option out to learn from the dense model itself."
+            )
+
+    families = [family_of(config).plain_config_class.model_type for config in (own, other)]
+    compare("family", *families)
+    compare("vocabulary", f"{own.vocab_size:,} tokens", f"{other.vocab_size:,} tokens")
+    compare("tokenizer", read_tokenizer(model).hash[:12], read_tokenizer(teacher).hash[:12])
