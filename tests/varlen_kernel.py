@@ -1,30 +1,18 @@
 """The kernels of flash-attn, without a GPU: what the packages check of a call, and the output by
-the reference attention. And CPU tensors that call themselves CUDA tensors, to get that far.
-
-tests/stand_ins holds packages with the names and signatures of the real ones, made from this.
+the reference attention. tests/stand_ins has packages with the names and signatures of the real
+ones, made from this; tests/pretended_gpu.py is a machine on which they can be called.
 """
 # N query tokens and M key tokens of all sequences together, H query heads, G kv heads, D head size
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
-from torch.overrides import TorchFunctionMode
 
 from bosch.backends import reference
 from bosch.backends._interface import AttentionCall
-from bosch.hybrid import dispatch
-
-CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
-STAND_INS = Path(__file__).parent / "stand_ins"
-PACKAGES = ("flash_attn", "flash_attn_interface")
 
 
 class KernelError(RuntimeError):
@@ -148,46 +136,3 @@ def varlen_attn_2_11(
     """torch's, of version 2.11, which shares KV heads by itself."""
     lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
     return compute(query, key, value, *lengths, scale, False, window_size)
-
-
-# -------------------------------------------------------------------------------------- the device
-
-
-class CallItCuda(TorchFunctionMode):
-    """Inside, tensors of the CPU say that they are on a CUDA device, and what is asked for on one
-    is made on the CPU."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func == torch.Tensor.device.__get__:
-            return CUDA
-        if func == torch.Tensor.is_cuda.__get__:
-            return True
-        args = tuple(on_cpu(x) for x in args)
-        return func(*args, **{name: on_cpu(x) for name, x in (kwargs or {}).items()})
-
-
-def on_cpu(value: Any) -> Any:
-    is_cuda = isinstance(value, str | torch.device) and str(value).startswith("cuda")
-    return CPU if is_cuda else value
-
-
-@contextmanager
-def pretended_gpu(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0)
-) -> Iterator[None]:
-    """A machine with a GPU, both flash-attn packages and torch's varlen_attn, on the CPU."""
-    real = {name: sys.modules.pop(name) for name in PACKAGES if name in sys.modules}
-    monkeypatch.syspath_prepend(STAND_INS)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
-    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
-    monkeypatch.setattr(dispatch, "_availability", {})
-    try:
-        with CallItCuda():
-            yield
-    finally:
-        for name in PACKAGES:
-            sys.modules.pop(name, None)
-        sys.modules.update(real)

@@ -32,7 +32,8 @@ from tests.attention_calls import (
     visible_counts,
 )
 from tests.model_factory import MIXED, logits, packed_positions, random_tokens, tiny_model
-from tests.varlen_kernel import KernelError, compute, pretended_gpu
+from tests.pretended_gpu import Gpu, pretended_gpu
+from tests.varlen_kernel import KernelError, compute
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 
@@ -53,9 +54,9 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with pretended_gpu(monkeypatch):
-        yield
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    with pretended_gpu(monkeypatch) as gpu:
+        yield gpu
 
 
 def gpu_cases() -> list[Case]:
@@ -172,16 +173,13 @@ def test_sdpa_computes_the_references_output_on_a_gpu(
             assert check_against_reference(sdpa, half, "cuda") is None
 
 
-@pytest.mark.usefixtures("gpu")
-def test_dropout_reaches_flash_2_and_is_refused_by_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dropout_reaches_flash_2_and_is_refused_by_the_others(gpu: Gpu) -> None:
     call = make_call(Case(9, 3, dtype=torch.float16), "cuda")
     dropped = replace(call, dropout=0.5)
     assert flash.supports(dropped) is None
     assert not flash.attend(dropped).any()  # as the stand-in shows that it arrived
     assert "dropout" in str(varlen.supports(dropped))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: HOPPER)
+    gpu.capability = HOPPER
     assert "dropout" in str(flash.supports(dropped))
 
 
@@ -196,9 +194,8 @@ def test_without_a_gpu_neither_can_run() -> None:
         assert "CUDA" in str(module.supports(make_call(Case(9, 3))))
 
 
-@pytest.mark.usefixtures("gpu")
 def test_old_gpus_missing_packages_and_broken_ones_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert flash.unavailable() is None
     sys.modules.pop("flash_attn")
@@ -216,7 +213,7 @@ def test_old_gpus_missing_packages_and_broken_ones_are_named(
     assert "torch.nn.attention.varlen" in str(varlen.unavailable())
     monkeypatch.setattr(torch_varlen, "varlen_attn", lambda query, key: None, raising=False)
     assert "window_size" in str(varlen.unavailable())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (7, 5))
+    gpu.capability = (7, 5)
     for module in (flash, varlen):
         assert "Ampere" in str(module.unavailable())
 
