@@ -13,10 +13,10 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test slow faults fuzz gpu study clean
+.PHONY: help recover test slow faults fuzz rehearse-cpu gpu study clean
 
 help: ## list the commands
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
 	@echo 'Variables: RATIO=0.5  ARGS="--method fisher"  PYTHON=python3.12  WORKERS=4'
 
 recover: ## set up, then run the chain on the embedded tiny model
@@ -41,6 +41,10 @@ faults: ## kill tests: stages and the whole chain, at many points (the chain's r
 fuzz: ## damage files of finished and stopped runs 2,000 times, in runs/fuzz (run it again to resume)
 	@$(SETUP) dev eval
 	OMP_NUM_THREADS=1 .venv/bin/python -m tests.fuzz.fuzz_chain --workers $(WORKERS) $(ARGS)
+
+rehearse-cpu: ## the chain at the shapes of real models, on the CPU (half an hour, 16 GB)
+	@$(SETUP) dev eval
+	.venv/bin/python -m pytest -m rehearsal -s $(ARGS)
 
 gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BENCHMARKS="a b": only these)
 	@$(SETUP) dev eval

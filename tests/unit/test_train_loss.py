@@ -120,13 +120,29 @@ def test_kernels_are_chosen_by_device_and_the_choice_is_explained(
     assert choose_kernels("torch", torch.device("cuda")) == ("torch", "as set")
 
 
-def test_liger_kernels_compute_what_torch_computes() -> None:
-    """In its own process, since Triton chooses its interpreter when it is imported."""
+def run_with_the_interpreter(program: str, *parts: str) -> list[str]:
+    """Words that a program of tests/ prints. In its own process, since Triton chooses its
+    interpreter when it is imported."""
     pytest.importorskip("triton")
-    program = Path(__file__).parents[1] / "liger_program.py"
+    pytest.importorskip("liger_kernel")
+    path = Path(__file__).parents[1] / program
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, str(program)], env=environment, capture_output=True, text=True
+        [sys.executable, str(path), *parts], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["qwen3", "llama", "olmo2", "equal"]
+    return done.stdout.split()
+
+
+def test_liger_kernels_compute_what_torch_computes() -> None:
+    assert run_with_the_interpreter("liger_program.py") == ["qwen3", "llama", "olmo2", "equal"]
+
+
+def test_liger_kernels_take_real_sizes_and_weights_as_fully_shard_hands_them_over() -> None:
+    parts = ["loss", "sharded", "hidden", "mlp"]
+    assert run_with_the_interpreter("liger_sizes_program.py", *parts) == parts
+
+
+@pytest.mark.slow
+def test_ligers_block_kernel_computes_the_norm_of_real_heads() -> None:
+    assert run_with_the_interpreter("liger_sizes_program.py", "heads") == ["heads"]

@@ -1,0 +1,270 @@
+"""The backends for GPUs on a machine without one: the packages' real signatures and checks, and the
+reference's output (tests/varlen_kernel.py). Gradients, windows, documents, whole models."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen as torch_varlen
+from transformers import PreTrainedModel
+
+from bosch.backends import flash, reference, sdpa, varlen
+from bosch.backends._interface import NO_MASK
+from bosch.eval.prompt_cache import new_cache
+from bosch.hybrid import dispatch
+from bosch.hybrid.models import deploy
+from tests import varlen_kernel
+from tests.attention_calls import (
+    Case,
+    check_against_reference,
+    check_documents_apart,
+    make_call,
+    thin_cases,
+    visible_counts,
+)
+from tests.model_factory import MIXED, logits, packed_positions, random_tokens, tiny_model
+from tests.pretended_gpu import Gpu, pretended_gpu
+from tests.varlen_kernel import KernelError, compute
+
+AMPERE, HOPPER = (8, 0), (9, 0)
+
+
+@pytest.fixture(params=["flash 2", "flash 3", "flash 3 with lse", "varlen", "varlen of torch 2.11"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a backend, on a pretended GPU."""
+    with pretended_gpu(monkeypatch, HOPPER if "3" in request.param else AMPERE):
+        if "lse" in request.param:
+            import flash_attn_interface
+
+            flash_attn_interface.RETURNS_LSE = True
+        if "2.11" in request.param:
+            monkeypatch.setattr(torch_varlen, "varlen_attn", varlen_kernel.varlen_attn_2_11)
+        name = request.param.split()[0]
+        assert dispatch.BACKENDS[name].unavailable() is None
+        yield name
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    with pretended_gpu(monkeypatch) as gpu:
+        yield gpu
+
+
+def gpu_cases() -> list[Case]:
+    half = {"dtype": torch.bfloat16, "head_size": 64}
+    cases = [Case(**{**vars(case), **half}) for case in thin_cases() if case.num_queries < 1_000]
+    return [*cases, Case(300, 64, head_size=128, num_groups=8, dtype=torch.float16)]
+
+
+def test_outputs_and_gradients_are_the_references(backend: str) -> None:
+    reasons = [
+        check_against_reference(dispatch.BACKENDS[backend], case, "cuda") for case in gpu_cases()
+    ]
+    padded = [case.kind in ("left", "right") for case in gpu_cases()]
+    assert reasons == [NO_MASK if is_padded else None for is_padded in padded]
+
+
+def test_the_scaling_of_the_call_counts(backend: str) -> None:
+    call = make_call(Case(40, 16, dtype=torch.float16, head_size=64), "cuda")
+    call = replace(call, scaling=1.0)
+    ours, expected = dispatch.BACKENDS[backend].attend(call), reference.attend(call)
+    torch.testing.assert_close(ours, expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("window_tokens", [1, 8, 64])
+def test_a_window_of_w_shows_w_keys(backend: str, window_tokens: int) -> None:
+    module = dispatch.BACKENDS[backend]
+    counts = visible_counts(module, 64, window_tokens, "cuda", torch.bfloat16)
+    assert counts.tolist() == [min(i + 1, window_tokens) for i in range(64)]
+
+
+def test_packed_documents_do_not_touch_each_other(backend: str) -> None:
+    case = Case(200, 16, kind="packed", batch=1, dtype=torch.bfloat16, head_size=64)
+    check_documents_apart(dispatch.BACKENDS[backend], make_call(case, "cuda"))
+
+
+def model_for_flash() -> PreTrainedModel:
+    return tiny_model("qwen3", head_dim=64).to(torch.bfloat16)
+
+
+def test_whole_models_search_deploy_and_decode(backend: str) -> None:
+    """In search mode, as a hybrid, and as a hybrid in chunks with its rolling cache."""
+    model, ids = model_for_flash(), random_tokens(1, 200)
+    search: dict[str, Any] = {"bosch_mask": MIXED, "bosch_window": 24, "use_cache": False}
+    expected = logits(model, ids, bosch_backend="reference", **search)
+    hybrid = deploy(model, MIXED, 24)
+
+    def check(found: Tensor) -> None:
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * float(expected.max()))
+
+    check(logits(model, ids, bosch_backend=backend, **search))
+    check(logits(hybrid, ids, bosch_backend=backend, use_cache=False))
+    for ends in ((0, 23, 24, 100, 199, 200), (0, 150, 151, 200)):
+        cache = new_cache(hybrid.config)
+        pieces = [ids[:, a:b] for a, b in pairwise(ends)]
+        cached = {"past_key_values": cache, "use_cache": True, "bosch_backend": backend}
+        check(torch.cat([logits(hybrid, piece, **cached) for piece in pieces], dim=1))
+
+
+def test_a_training_step_on_packed_documents_has_the_references_gradients(backend: str) -> None:
+    hybrid, ids = deploy(model_for_flash(), MIXED, 24).train(), random_tokens(1, 200)
+    gradients = []
+    for name in (backend, "reference"):
+        hybrid.zero_grad()
+        packed = {"position_ids": packed_positions(1, 99, 100), "use_cache": False}
+        hybrid(ids, labels=ids, bosch_backend=name, **packed).loss.backward()
+        gradients.append({n: p.grad.float().clone() for n, p in hybrid.named_parameters()})
+    for name, ours in gradients[0].items():
+        difference = torch.linalg.norm(ours - gradients[1][name])
+        assert difference <= 0.05 * torch.linalg.norm(gradients[1][name]), name
+
+
+# --------------------------------------------------------------------------------------- the choice
+
+
+@pytest.mark.usefixtures("gpu")
+def test_auto_takes_flash_for_windows_and_documents_and_sdpa_for_the_rest() -> None:
+    half = {"dtype": torch.bfloat16, "head_size": 64}
+    for case, chosen in (
+        (Case(100, 24, **half), "flash"),
+        (Case(100, None, kind="packed", **half), "flash"),
+        (Case(100, None, **half), "sdpa"),
+        (Case(100, 24, kind="left", **half), "sdpa"),
+    ):
+        assert dispatch.choose(make_call(case, "cuda")) == chosen, case
+    assert dispatch.by_priority(make_call(Case(9, 3), "cuda")) == [
+        "flash",
+        "varlen",
+        "flex",
+        "sdpa",
+    ]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("module", [flash, varlen])
+def test_what_the_kernels_cannot_do_is_refused(module: ModuleType) -> None:
+    def refusal(case: Case) -> str | None:
+        reason: str | None = module.supports(make_call(case, "cuda"))
+        return reason
+
+    assert "float16" in str(refusal(Case(9, 3)))
+    for head_size, refused in ((256, False), (264, True), (20, True)):
+        reason = refusal(Case(9, 3, head_size=head_size, dtype=torch.float16))
+        assert ("head size" in str(reason)) == refused
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_sdpa_computes_the_references_output_on_a_gpu(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its choices for CUDA: a bias in place of a mask after cached keys, repeated heads."""
+    with pretended_gpu(monkeypatch):
+        for case in (Case(40, None, num_past=100), Case(40, 16), Case(40, 16, kind="left")):
+            half = Case(**{**vars(case), "dtype": dtype, "head_size": 64})
+            assert check_against_reference(sdpa, half, "cuda") is None
+
+
+def test_dropout_reaches_flash_2_and_is_refused_by_the_others(gpu: Gpu) -> None:
+    call = make_call(Case(9, 3, dtype=torch.float16), "cuda")
+    dropped = replace(call, dropout=0.5)
+    assert flash.supports(dropped) is None
+    assert not flash.attend(dropped).any()  # as the stand-in shows that it arrived
+    assert "dropout" in str(varlen.supports(dropped))
+    gpu.capability = HOPPER
+    assert "dropout" in str(flash.supports(dropped))
+
+
+# ------------------------------------------------------------------------------------ what is there
+
+
+def test_without_a_gpu_neither_can_run() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    for module in (flash, varlen):
+        assert module.unavailable() == "it needs a CUDA device"
+        assert "CUDA" in str(module.supports(make_call(Case(9, 3))))
+
+
+def test_old_gpus_missing_packages_and_broken_ones_are_named(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert flash.unavailable() is None
+    sys.modules.pop("flash_attn")
+    (tmp_path / "flash_attn").mkdir()
+    broken = tmp_path / "flash_attn" / "__init__.py"
+    broken.write_text("raise ImportError('undefined symbol: _ZN3c104cuda')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "does not load (undefined symbol" in str(flash.unavailable())
+    broken.unlink()
+    broken.parent.rmdir()
+    monkeypatch.setattr(sys, "path", [x for x in sys.path if not x.endswith("stand_ins")])
+    if find_spec("flash_attn") is None:
+        assert "not installed" in str(flash.unavailable())
+    monkeypatch.delattr(torch_varlen, "varlen_attn")
+    assert "torch.nn.attention.varlen" in str(varlen.unavailable())
+    monkeypatch.setattr(torch_varlen, "varlen_attn", lambda query, key: None, raising=False)
+    assert "window_size" in str(varlen.unavailable())
+    gpu.capability = (7, 5)
+    for module in (flash, varlen):
+        assert "Ampere" in str(module.unavailable())
+
+
+# ------------------------------------------------------------------------------------ the stand-ins
+
+
+def test_the_stand_in_for_torch_has_the_signature_of_this_torch() -> None:
+    ours = list(inspect.signature(varlen_kernel.varlen_attn).parameters.values())
+    installed = inspect.signature(torch_varlen.varlen_attn).parameters.values()
+    for mine, real in zip(ours, installed, strict=False):
+        assert (mine.name, mine.kind, mine.default) == (real.name, real.kind, real.default)
+    assert len(installed) <= len(ours)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"q": lambda q: q.float()}, "fp16"),
+        ({"k": lambda k: k.half()}, "one dtype"),
+        ({"q": lambda q: q.transpose(1, 2).contiguous().transpose(1, 2)}, "contiguous last"),
+        ({"q": lambda q: q[None]}, "heads, head size"),
+        ({"q": lambda q: q[..., :20], "k": lambda k: k[..., :20]}, "multiple of 8"),
+        ({"k": lambda k: k.repeat(1, 3, 1)}, "shapes of key and value"),
+        ({"q": lambda q: q[:, :3]}, "kv heads divide"),
+        ({"ends": lambda ends: ends.long()}, "int32"),
+        ({"ends": lambda ends: ends[::2]}, "contiguous cu_seqlens"),
+        ({"ends": lambda ends: ends[1:].contiguous()}, "cover all tokens"),
+        ({"ends": lambda ends: ends[[0, 0, 1, 2]]}, "grow"),
+        ({"longest": lambda longest: longest + 1}, "longest sequence"),
+        ({"longest": lambda longest: torch.tensor(longest)}, "is an int"),
+        ({"window": lambda window: [3, 0]}, "a pair"),
+        ({"window": lambda window: (None, 0)}, "ints"),
+        ({"window": lambda window: (-2, 0)}, "ints"),
+    ],
+)
+def test_the_stand_ins_refuse_what_the_kernels_do(changes: dict[str, Any], named: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(7, h, 64, generator=generator).bfloat16() for h in (4, 2, 2))
+    given = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "ends": torch.tensor([0, 3, 7], dtype=torch.int32),
+        "longest": 4,
+        "window": (3, 0),
+    }
+
+    def run(q: Any, k: Any, v: Any, ends: Any, longest: Any, window: Any) -> Tensor:
+        return compute(q, k, v, ends, ends, longest, longest, None, False, window)
+
+    assert run(**given).shape == q.shape
+    with pytest.raises(KernelError, match=named):
+        run(**{name: changes.get(name, lambda x: x)(value) for name, value in given.items()})

@@ -1,0 +1,131 @@
+"""What our code does on a machine with a GPU, on the CPU (tests/pretended_gpu.py): which device and
+number format it takes, where it keeps states, what it measures. The attention is in
+test_flash_stand_ins.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bosch.config import Config, MaskConfig
+from bosch.data.loader import Loader
+from bosch.eval.generate import Generator
+from bosch.eval.judging import Judging, device_and_type
+from bosch.eval.settings import FAST
+from bosch.eval.suites._interface import Example
+from bosch.hybrid.materialize import _device_with_room
+from bosch.hybrid.models import deploy
+from bosch.recipes import generate_text, search_mask
+from bosch.run.errors import UserError
+from bosch.search.settings import Accelerations
+from bosch.search.state_cache import StateCache
+from bosch.training.checkpoint_content import restore_random_state, save_random_state
+from bosch.training.flops import peak_flops
+from bosch.training.metrics import StepTimer
+from bosch.training.parallel import World, choose_device
+from bosch.training.schedule import make_schedule
+from tests.hybrid_folders import WINDOW, plain_folder, tiny_tokenizer
+from tests.model_factory import MIXED, tiny_model
+from tests.plain_training import SEQ_LEN, SETTINGS, tokens_in_memory
+from tests.pretended_gpu import CUDA, Gpu, pretended_gpu
+from tests.search_cases import answered_calibration, objective_of, random_masks, small_model
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    with pretended_gpu(monkeypatch) as gpu:
+        yield gpu
+
+
+def test_every_stage_takes_the_gpu_and_its_number_format(gpu: Gpu) -> None:
+    assert generate_text.pick_device("auto") == generate_text.pick_device("cuda") == "cuda"
+    assert generate_text.pick_device("cpu") == "cpu"
+    assert device_and_type(Judging(())) == ("cuda:0", torch.bfloat16)
+    search_mask.check_attention(replace(Config(), mask=MaskConfig(attention="varlen")))
+    assert choose_device({}) == CUDA
+    assert "set_device" in gpu.calls
+    assert choose_device({"ACCELERATE_USE_CPU": "true"}).type == "cpu"
+    with pytest.raises(UserError, match="process 1 on this machine has no GPU"):
+        choose_device({"LOCAL_RANK": "1"})
+
+
+def test_a_hybrid_is_checked_on_the_gpu_if_there_is_room(gpu: Gpu, tmp_path: Path) -> None:
+    folder = plain_folder(tmp_path / "model")
+    needed = (folder / "model.safetensors").stat().st_size
+    for free, device in ((needed, "cpu"), (2 * needed, "cuda")):
+        gpu.free_bytes = free
+        assert _device_with_room(folder) == device
+
+
+def test_search_keeps_states_on_the_gpu_and_behind_it_in_host_memory(gpu: Gpu) -> None:
+    model = small_model()
+    model.config.bosch_backend = "sdpa"  # flex would compile
+    calibration, masks = answered_calibration(model), random_masks(20)
+    plain = objective_of(model, calibration, accelerations=Accelerations.none())
+    expected = [plain(z).value for z in masks]
+    # 4 texts: of half of the free memory, or of what is given, each has room for two states.
+    state = 47 * model.config.hidden_size * 4
+    gpu.free_bytes = 2 * 4 * 2 * state
+    given = Accelerations(memory_gb=4 * 2 * state / 2**30, host_memory_gb=0.01)
+    for accelerations in (Accelerations(), Accelerations(host_memory_gb=0.01), given):
+        objective = objective_of(model, calibration, accelerations=accelerations)
+        assert [objective(z).value for z in masks] == expected
+
+
+def test_answers_are_the_same_when_few_caches_fit_beside_the_model(gpu: Gpu) -> None:
+    model, tokenizer = deploy(tiny_model("qwen3"), MIXED, WINDOW), tiny_tokenizer()
+    model.config.bosch_backend = "sdpa"
+    examples = [
+        (("niah", "any", number), Example(number, "word " * (4 + number), ("x",), 6))
+        for number in range(5)
+    ]
+    found = []
+    for gpu.free_bytes in (2**34, 0):
+        done = Generator(model, tokenizer, replace(FAST, draft_answers=False)).generate(examples)
+        found.append({each.key: each.tokens for each in done})
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
+
+
+def test_a_state_comes_back_from_host_memory(gpu: Gpu) -> None:
+    states = [torch.full((1, 2, 3), float(number)) for number in range(3)]
+    cache = StateCache(2 * states[0].nbytes, host_bytes=10_000)
+    for number, state in enumerate(states):
+        cache.put(number, state)
+    for number in (0, 1, 2, 0):
+        found = cache.get(number)
+        assert found is not None
+        assert torch.equal(found, states[number])
+    assert cache.get(3) is None
+
+
+def test_training_is_measured_on_the_gpu(gpu: Gpu) -> None:
+    schedule = make_schedule(SETTINGS, 960, SEQ_LEN, (1.0,), 1, "cuda")
+    no_mesh: Any = None
+    timer = StepTimer(small_model(), schedule, World(0, 1, CUDA, no_mesh))
+    batch = Loader(tokens_in_memory(), 4).batch(0)
+    pinned = batch.pin().to(CUDA)
+    assert torch.equal(pinned.ids_BT, batch.ids_BT)
+    timer.record("compute")
+    assert "synchronize" in gpu.calls
+    figures = timer.figures(batch)
+    assert figures["memory_gb"] == 3
+    assert figures["mfu"] == pytest.approx(figures["tflops_per_device"] / 989)
+    gpu.name = "a GPU of tomorrow"
+    assert peak_flops(CUDA) is None
+
+
+def test_the_generator_of_the_gpu_is_kept_with_a_checkpoint(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state, restored = torch.arange(16, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
+    save_random_state(tmp_path / "random.pt")
+    restore_random_state(tmp_path / "random.pt")
+    assert [x.tolist() for x in restored] == [state.tolist()]
