@@ -71,10 +71,8 @@ def make_stage(
 def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:
     """Refuse, before any stage, what packing could not fetch after hours of search: the tokenizer
     of sources that hold token ids, and sources on the hub, which are asked for a small file."""
-    packed = any(
-        (locate(run_path, stage) / MANIFEST).is_file() for stage in stages if stage.name == NAME
-    )
-    if packed or all(stage.name != NAME for stage in stages):
+    packing = [stage for stage in stages if stage.name == NAME]
+    if not packing or (locate(run_path, packing[0]) / MANIFEST).is_file():
         return
     sources = [e.source for e in open_sources(config.data.source, config.seed, config.data.tokens)]
     for tokenizer in sorted({source.tokenizer for source in sources if source.tokenizer}):

@@ -11,6 +11,7 @@ the same number of processes gives the same results, bit for bit; on GPUs with
 # B sequences of a micro-batch, T tokens
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -43,7 +44,6 @@ from bosch.training.optimizer import (
 )
 from bosch.training.parallel import (
     choose_switches,
-    compute_deterministically,
     describe_environment,
     reshard,
     set_gradient_sync,
@@ -184,10 +184,10 @@ class Run:
     """Sets up what the loop needs, and does what is not done at every step."""
 
     def __init__(self, job: TrainJob) -> None:
-        settings = job.settings
-        if settings.deterministic:
-            compute_deterministically()
-        world = start_world()
+        settings, world = job.settings, start_world()
+        if settings.deterministic:  # for the rest of this process
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses cuBLAS
+            torch.use_deterministic_algorithms(True)
         switches = choose_switches(settings, world.device)
         kernels, why = choose_kernels(settings.kernels, world.device)
         self.job, self.world = job, world

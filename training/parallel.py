@@ -94,12 +94,6 @@ def start_world(environment: MutableMapping[str, str] = os.environ) -> World:
     return World(rank, size, device, init_device_mesh(device.type, (size,)))
 
 
-def compute_deterministically() -> None:
-    """For the rest of this process: sums in a fixed order. A GPU else adds them as they come."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses cuBLAS without it
-    torch.use_deterministic_algorithms(True)
-
-
 def leave_world() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
