@@ -69,8 +69,8 @@ LLAMA = LlamaConfig(
     max_position_embeddings=131_072,
     tie_word_embeddings=False,
 )
-RATIO, WINDOW, CONTEXT = 0.75, 64, 256
-SEQUENCE = 576  # longer than a chunk of the loss
+RATIO, WINDOW, CONTEXT = 0.75, 48, 256
+SEQUENCE = 80  # longer than a chunk of the loss; a backward in bf16 takes minutes on many CPUs
 PROMPT, ANSWER = 4_096, 8
 LIBRARIES_GB = 1.0  # an idle process, and activations
 
@@ -142,13 +142,14 @@ def test_the_chain_at_a_real_shape_within_its_memory(config: Any, tmp_path: Path
     assert mask.num_windowed == budget
     journal = (tmp_path / "run" / "mask" / "journal.jsonl").read_text()
     assert 2 < journal.count('"number"') <= 20
-    # Only the rows of the answers. And the weights once, beside 1 GB of cached states.
+    # Only the rows of the answers. The weights are mapped from their file, what is held is cached
+    # states; a copy of the weights would be more.
     assert told.rows == 1
-    assert told.peak_gb < weights_gb + 1 + LIBRARIES_GB
+    assert told.peak_gb < weights_gb
 
     told = run(tmp_path, config, "materialize_model", "--model", "model",
                "--mask", "run/mask/mask.json", "--out", "hybrid")  # fmt: skip
-    assert told.peak_gb < weights_gb + LIBRARIES_GB
+    assert told.peak_gb < weights_gb
 
     run(tmp_path, config, "prepare_tokens", "--model", "model", "--source", "toy", "--seq-len",
         SEQUENCE, "--tokens", SEQUENCE, "--held-out-sequences", 0, "--workers", 1,
@@ -156,7 +157,7 @@ def test_the_chain_at_a_real_shape_within_its_memory(config: Any, tmp_path: Path
     told = run(tmp_path, config, "train_model", "--model", "hybrid", "--tokens", "tokens",
                "--batch-sequences", 1, "--precision", "bf16", "--kernels", "torch",
                "--out", "train")  # fmt: skip
-    assert told.rows == 512
+    assert told.rows == 64
     # In fp32: weights, gradients and two moments; in bf16: a copy of the weights and its gradients.
     assert told.peak_gb < (4 + 1) * weights_gb + 2 + LIBRARIES_GB
 
