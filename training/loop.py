@@ -10,14 +10,16 @@ the same number of processes gives the same results, bit for bit.
 # B sequences of a micro-batch, T tokens
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
+from transformers import PreTrainedModel
 
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
@@ -111,16 +113,8 @@ def train(job: TrainJob) -> str | None:
                 # gradients over the ranks, so multiply by their number to get the sum.
                 scale = world.size / run.loader.num_targets(done)
                 micro_batches = list(split(batch.to(world.device), schedule.micro_batch_sequences))
-                loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
-                for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
-                    is_last = number == len(micro_batches)
-                    set_gradient_sync(model, is_last or settings.sync_every_micro_batch)
-                    inputs = run.with_backend(inputs)
-                    if learner is not None:  # anew for the backward of each micro-batch
-                        inputs = inputs | learner.model_arguments(done)
-                    loss = model_loss(model, inputs, labels_BT, scale)
-                    loss.backward()
-                    loss_sum += loss.detach()
+                gated = None if learner is None else partial(learner.model_arguments, done)
+                loss_sum = add_gradients(model, micro_batches, scale, settings, gated)
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, world)
 
                 (loss_value,) = world.sum(float(loss_sum) / world.size)
@@ -168,6 +162,31 @@ def train(job: TrainJob) -> str | None:
                     return reason
         run.checkpoints.finish()
     return None
+
+
+def add_gradients(
+    model: PreTrainedModel,
+    micro_batches: Sequence[MicroBatch],
+    scale: float,
+    settings: TrainConfig,
+    further: Callable[[], ModelInputs] | None = None,
+) -> Tensor:
+    """Forward and backward of a step's micro-batches. Returns the sum of their losses. `further`:
+    arguments of the model, made anew for the backward of each micro-batch."""
+    loss_sum = torch.zeros((), dtype=torch.float64, device=micro_batches[0][1].device)
+    for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
+        is_last = number == len(micro_batches)
+        set_gradient_sync(model, is_last or settings.sync_every_micro_batch)
+        if further is not None:
+            inputs = inputs | further()
+        loss = model_loss(model, with_backend(inputs, settings.attention), labels_BT, scale)
+        loss.backward()
+        loss_sum += loss.detach()
+    return loss_sum
+
+
+def with_backend(inputs: ModelInputs, name: str) -> ModelInputs:
+    return inputs if name == "auto" else inputs | {"bosch_backend": name}
 
 
 class Run:
@@ -220,17 +239,14 @@ class Run:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
         return batch.pin() if self.world.device.type == "cuda" else batch
 
-    def with_backend(self, inputs: ModelInputs) -> ModelInputs:
-        name = self.job.settings.attention
-        return inputs if name == "auto" else inputs | {"bosch_backend": name}
-
     @torch.no_grad()
     def mean_loss(self, micro_batches: Iterable[MicroBatch]) -> float:
         """Over all targets of all ranks. All ranks must pass the same number of micro-batches."""
         total = targets = 0.0
         self.model.eval()
         for inputs, labels_BT in micro_batches:
-            total += float(model_loss(self.model, self.with_backend(inputs), labels_BT, 1.0))
+            inputs = with_backend(inputs, self.job.settings.attention)
+            total += float(model_loss(self.model, inputs, labels_BT, 1.0))
             targets += int((labels_BT != IGNORED).sum())
         self.model.train()
         reshard(self.model)

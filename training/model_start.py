@@ -29,7 +29,16 @@ from bosch.training.parallel import Switches, World, local, shard_model, state_d
 
 def start_model(folder: Path, world: World, switches: Switches, kernels: str) -> PreTrainedModel:
     """The model of a folder, in fp32, sharded, ready to train. Every rank calls this."""
-    model: Any = build_on_meta(read_config(folder))
+    model = make_empty(build_on_meta(read_config(folder)), world, switches, kernels)
+    load_weights(model, folder)
+    make_buffers(model, world.device)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert not tensor.is_meta, f"{name} was never filled"
+    return model
+
+
+def make_empty(model: Any, world: World, switches: Switches, kernels: str) -> PreTrainedModel:
+    """The sharded model before its weights are read: memory, with anything in it."""
     install_kernels(model, kernels)
     install_loss_head(model, kernels)
     shard_model(model, world, switches)
@@ -38,12 +47,8 @@ def start_model(folder: Path, world: World, switches: Switches, kernels: str) ->
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
     if is_tied:  # moving off the meta device makes new parameters, unless they are sharded
         model.lm_head.weight = model.model.embed_tokens.weight
-    load_weights(model, folder)
-    make_buffers(model, world.device)
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        assert not tensor.is_meta, f"{name} was never filled"
-    model.train()
-    return model
+    made: PreTrainedModel = model.train()
+    return made
 
 
 def read_config(folder: Path) -> PretrainedConfig:
