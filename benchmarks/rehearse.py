@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks._models import read_shape
+from benchmarks._models import SIZES, read_shape
 from benchmarks._options import BenchmarkOptions, Row
 from bosch.config import TrainConfig
 from bosch.run.tables import show_rows
@@ -23,8 +23,6 @@ from bosch.training.rehearsal import (
     processes,
     rehearse_here,
 )
-
-SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 
 
 @dataclass(frozen=True)

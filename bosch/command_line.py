@@ -282,6 +282,8 @@ class Controls:
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False
     # Print all settings and what each stage would do, then stop.
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    # Say what memory a training step would take on this many GPUs, then stop.
+    rehearse: Annotated[int | None, tyro.conf.arg(metavar="GPUS")] = None
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
     help_all: tyro.conf.FlagCreatePairsOff[bool] = False  # show all options, with rarely used ones
 

@@ -41,12 +41,13 @@ from bosch.data.loader import Batch
 from bosch.hybrid import dispatch
 from bosch.hybrid.models import hybrid_config
 from bosch.run.errors import UserError
+from bosch.run.progress import say
 from bosch.training.checkpoint_content import TrainState, describe_state
 from bosch.training.live_memory import LiveMemory
 from bosch.training.loop import add_gradients, split
 from bosch.training.model_start import build_on_meta, make_empty
 from bosch.training.optimizer import gradient_norm, make_optimizer, trained_parameters
-from bosch.training.parallel import Switches, World, choose_switches, whole
+from bosch.training.parallel import Switches, World, choose_device, choose_switches, whole
 from bosch.training.schedule import choose_micro_batch
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "loss")
@@ -135,10 +136,9 @@ def _hide_gpus() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def rehearse_here(plan: Plan, live: LiveMemory | None = None) -> Rehearsal:
-    begin = time.process_time()
+def rehearse_here(plan: Plan) -> Rehearsal:
+    begin, live = time.process_time(), LiveMemory()
     switches = replace(choose_switches(plan.settings, CUDA), compile=False)
-    live = live or LiveMemory()
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with _fake_ranks(plan.num_gpus) as world, _without_kernels(plan.kernels), fake, live:
@@ -249,18 +249,41 @@ def as_hybrid(model: PretrainedConfig, ratio: float, window_tokens: int) -> Pret
 # ---------------------------------------------------------------------------------- what fits
 
 
-def fit_micro_batch(
-    plan: Plan, memory_gb: float, rehearse: Callable[[Plan], Rehearsal] = rehearse
-) -> tuple[int | None, Rehearsal]:
-    """The plan's micro-batch, or the largest below it that fits into this memory; None if not even
-    one sequence does. And the rehearsal of the plan itself."""
+def gpu_memory_gb() -> float | None:
+    """The memory of a GPU, the smallest of those that this launch uses on this machine."""
+    if not torch.cuda.is_available() or choose_device(os.environ) == CPU:
+        return None
+    used = range(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return min(torch.cuda.get_device_properties(number).total_memory for number in used) / 1e9
+
+
+def choose_fitting(
+    plan: Plan,
+    memory_gb: float,
+    is_named: bool,
+    rehearse: Callable[[Plan], Rehearsal] = rehearse,
+) -> int:
+    """The plan's micro-batch, or the largest below it that fits. `is_named`: the user has chosen
+    it, so another one is only named in the refusal."""
+    asked = rehearse(plan)
+    if asked.fits(memory_gb):
+        return plan.micro_batch
+    problem = (
+        f"{plan.micro_batch} x {plan.seq_len:,} tokens at once take {asked.peak_bytes / 1e9:.0f} "
+        f"GB of a GPU, as rehearsed, and CUDA and NCCL about {MARGIN_GB:g}; it has {memory_gb:.0f}"
+    )
     share = plan.settings.batch_sequences // plan.num_gpus
-    smaller = [n for n in range(plan.micro_batch - 1, 0, -1) if share % n == 0]
-    first = rehearse(plan)
-    if first.fits(memory_gb):
-        return plan.micro_batch, first
-    for micro in smaller:
+    for micro in range(plan.micro_batch - 1, 0, -1):
         settings = replace(plan.settings, micro_batch_sequences=micro)
-        if rehearse(replace(plan, settings=settings)).fits(memory_gb):
-            return micro, first
-    return None, first
+        if share % micro or not rehearse(replace(plan, settings=settings)).fits(memory_gb):
+            continue
+        if is_named:
+            raise UserError(
+                f"{problem}. Set train.micro_batch_sequences to {micro}, the largest that fits."
+            )
+        say(f"{problem}. Taking {micro} at once, the largest number that fits")
+        return micro
+    raise UserError(
+        f"{problem}. No smaller number of sequences fits either. Use more GPUs, set "
+        "train.cpu_offload to True, or leave the training out with --zero-shot."
+    )

@@ -163,6 +163,10 @@ def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
         ("latencie", "'latencie' .*'latency'"),
         ("attention --lengths 8 --backends flesh", "'flesh' .*'flash'"),
         ("estimate --model nothing", "--model nothing"),
+        ("rehearse --model nothing", "--model nothing"),
+        ("rehearse --model mini --gpus 0", "0 GPUs"),
+        ("rehearse --model mini --gpus 7", "64 sequences .* 7 processes"),
+        ("rehearse --model mini --seq-len 40000", "40,000 tokens .* 32,768 positions"),
         ("gpu --only estimate", "--only estimate"),
     ],
 )
