@@ -44,7 +44,8 @@ RARELY_SET: Mapping[type, str] = {
     PackingConfig: "held_out_sequences min_document_tokens workers",
     TrainConfig: "floor_share betas weight_decay clip_norm spike keep_checkpoints "
     "async_checkpoints reshard_after_forward sync_every_micro_batch compile",
-    JudgingConfig: "niah_tasks niah_essays longbench_categories gsm8k_tasks batch prefill_chunk",
+    JudgingConfig: "niah_tasks niah_essays longbench_categories gsm8k_tasks precision batch "
+    "prefill_chunk",
 }
 
 
