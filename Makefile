@@ -13,7 +13,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test slow faults fuzz rehearse-cpu gpu study clean
+.PHONY: help recover test slow faults fuzz rehearse rehearse-cpu gpu study clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
@@ -51,6 +51,10 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 	@status=0; $(PYTEST) -m gpu $(ARGS) || status=$$?; \
 	.venv/bin/python -m benchmarks gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
 	exit $$status
+
+rehearse: ## memory of a training step on GPUs, without one (ARGS="--model Qwen3-8B --gpus 8")
+	@$(SETUP)
+	.venv/bin/python -m benchmarks rehearse $(ARGS)
 
 study: ## the paper's tables in miniature, on the embedded model (hours; run it again to resume)
 	@$(SETUP)

@@ -6,68 +6,20 @@ one set of weights serves all ratios.
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid.models import family_of, hybrid_config
+from bosch.known_models import SHAPES, known_config
 from bosch.masks.mask import num_windowed
 from bosch.model import LOCAL
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.training.model_start import read_config
 
-
-def _shape(
-    hidden_size: int,
-    intermediate_size: int,
-    num_hidden_layers: int,
-    num_attention_heads: int,
-    **others: object,
-) -> dict[str, Any]:
-    return {
-        "vocab_size": 151_936,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": False,
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": num_hidden_layers,
-        "num_attention_heads": num_attention_heads,
-        **others,
-    }
-
-
-# From the models' config.json, so that nothing is downloaded.
-SHAPES = {
-    "Qwen3-1.7B": _shape(2048, 6144, 28, 16, tie_word_embeddings=True),
-    "Qwen3-4B": _shape(2560, 9728, 36, 32, tie_word_embeddings=True),
-    "Qwen3-8B": _shape(4096, 12_288, 36, 32),
-    "Qwen3-14B": _shape(5120, 17_408, 40, 40),
-    "Qwen3-30B-A3B": _shape(
-        2048,
-        6144,
-        48,
-        32,
-        num_key_value_heads=4,
-        max_position_embeddings=40_960,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
-    ),
-    # 4 layers of 8 heads, each its own group: small enough for one core of a laptop.
-    "mini": _shape(256, 768, 4, 8, vocab_size=1024, head_dim=64),
-}
+SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 
 
 def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
@@ -78,14 +30,12 @@ def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
     if folder.is_dir():
         has_weights = any(folder.glob("*.safetensors"))
         return read_config(folder), folder if has_weights else None
-    name = model.rsplit("/", 1)[-1].removesuffix("-Base")
-    known = {shape.lower(): values for shape, values in SHAPES.items()}
-    if name.lower() not in known:
+    config = known_config(model)
+    if config is None:
         raise UserError(
-            f"--model {model}: neither a folder nor a known model; {suggest(name, list(SHAPES))}"
+            f"--model {model}: neither a folder nor a known model; {suggest(model, list(SHAPES))}"
         )
-    values = known[name.lower()]
-    return (Qwen3MoeConfig if "num_experts" in values else Qwen3Config)(**values), None
+    return config, None
 
 
 def make_dense(

@@ -45,7 +45,8 @@ RARELY_SET: Mapping[type, str] = {
     TrainConfig: "floor_share betas weight_decay clip_norm spike keep_checkpoints "
     "distill_weight temperature top_k layer_weight teacher trained checkpoint_steps "
     "async_checkpoints reshard_after_forward sync_every_micro_batch compile deterministic",
-    JudgingConfig: "niah_tasks niah_essays longbench_categories gsm8k_tasks batch prefill_chunk",
+    JudgingConfig: "niah_tasks niah_essays longbench_categories gsm8k_tasks precision batch "
+    "prefill_chunk",
 }
 
 
@@ -283,6 +284,8 @@ class Controls:
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False
     # Print all settings and what each stage would do, then stop.
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    # Say what memory a training step would take on this many GPUs, then stop.
+    rehearse: Annotated[int | None, tyro.conf.arg(metavar="GPUS")] = None
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
     help_all: tyro.conf.FlagCreatePairsOff[bool] = False  # show all options, with rarely used ones
 

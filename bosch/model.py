@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bosch.assets import asset_folder
+from bosch.known_models import SHAPES
 from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.inside import path_inside, refuse_foreign_links
@@ -103,12 +104,10 @@ class ModelShape(NamedTuple):
     positions: int
 
 
-# The paper's models, so that planning a run does not access the hub.
-PAPER_SHAPES = {
-    "Qwen/Qwen3-1.7B-Base": ModelShape(28, 8, 32_768),
-    "Qwen/Qwen3-8B-Base": ModelShape(36, 8, 32_768),
-    "Qwen/Qwen3-14B-Base": ModelShape(40, 8, 32_768),
-    "Qwen/Qwen3-30B-A3B-Base": ModelShape(48, 4, 40_960),
+SHAPE_FIELDS = ("num_hidden_layers", "num_key_value_heads", "max_position_embeddings")
+PAPER_SHAPES = {  # the paper's models
+    f"Qwen/{name}-Base": ModelShape(*(SHAPES[name][field] for field in SHAPE_FIELDS))
+    for name in ("Qwen3-1.7B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 }
 
 
@@ -193,8 +192,7 @@ def read_shape(model: str) -> ModelShape:
         return PAPER_SHAPES[model]
     folder = fetch_config(model)
     config = read_model_config(folder)
-    names = ("num_hidden_layers", "num_key_value_heads", "max_position_embeddings")
-    return ModelShape(*(_count(config, name, folder) for name in names))
+    return ModelShape(*(_count(config, name, folder) for name in SHAPE_FIELDS))
 
 
 def read_model_info(folder: Path) -> ModelInfo:

@@ -10,9 +10,10 @@ Run the same command again to resume where it stopped.
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from bosch.command_line import Command, as_typed, next_command, parse_command
+from bosch.command_line import Command, as_typed, next_command, parse_command, peek
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
 from bosch.data.calibration import check_material
@@ -33,6 +34,7 @@ from bosch.recipes import (
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
 from bosch.run.folder import RunFolder
+from bosch.run.manifest import MANIFEST
 from bosch.run.plan import plan_run, refuse_blocked, stages_to_redo
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -49,6 +51,9 @@ def main(arguments: Sequence[str]) -> None:
     if not controls.dry_run:
         presets.check_lengths(config)
         presets.check_model(config.model)
+    if controls.rehearse is not None:
+        train_model.rehearse(config, controls.rehearse)
+        return
     run = RunFolder(command.run_path, rank, world, say)
     stages = build_chain(config, command.run_path, run.complete, controls.zero_shot)
     redo = stages_to_redo(stages, controls.fresh, controls.start)
@@ -60,11 +65,17 @@ def main(arguments: Sequence[str]) -> None:
         return
     search_mask.check_attention(config)
     check_attention(judging_of(config))
+    trains = not (controls.zero_shot or (command.run_path / "train" / MANIFEST).is_file())
     if not controls.zero_shot:
         train_model.check_machine(config, world)
     packed.check_sources(config, command.run_path, stages)
     is_new = not command.run_path.exists()
     described = check_inputs(config) if is_new else []
+    if trains:  # last, since it may take minutes
+        names = ("train.micro-batch-sequences", "train.micro_batch_sequences")
+        config = train_model.fit_memory(config, world, any(peek(arguments, *names).values()))
+        command = replace(command, config=config)
+        stages = build_chain(config, command.run_path, run.complete)
     with run:
         progress.log_to(command.run_path / "recover.log")
         introduce(command)

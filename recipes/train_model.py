@@ -12,7 +12,7 @@ step, with everything saved.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ from bosch.command_line import parse
 from bosch.config import Config, TokenCount, TrainConfig, at_least, check_shares
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
-from bosch.model import check_weights, fetch_model
+from bosch.model import check_weights, fetch_config, fetch_model, find_model
 from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import exit_on_user_error
@@ -30,8 +30,10 @@ from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
+from bosch.run.tables import show_rows
 
 if TYPE_CHECKING:
+    from bosch.training.rehearsal import Plan
     from bosch.training.schedule import TrainSchedule
 
 TEACHER = "train.teacher"
@@ -125,6 +127,46 @@ def check_objective(settings: TrainConfig, model: str) -> None:
         teacher = settings.teacher or model
         check_teacher(settings, folder, fetch_model(teacher, TEACHER))
         check_weights(teacher)
+
+
+def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
+    """With the largest micro-batch up to the config's that fits these GPUs. One that the user named
+    is refused if it does not, and so is a model that fits with none. Each rank comes to the same
+    number by itself."""
+    from bosch.training.kernels import choose_kernels
+    from bosch.training.parallel import choose_device
+    from bosch.training.rehearsal import choose_fitting, gpu_memory_gb
+
+    memory_gb = gpu_memory_gb()
+    if memory_gb is None:
+        return config
+    kernels, _ = choose_kernels(config.train.kernels, choose_device(os.environ))
+    say("rehearsing a training step, which takes a minute or a few")
+    micro = choose_fitting(make_plan(config, world_size, kernels), memory_gb, is_named)
+    return replace(config, train=replace(config.train, micro_batch_sequences=micro))
+
+
+def make_plan(config: Config, num_gpus: int, kernels: str) -> "Plan":
+    from bosch.known_models import known_config
+    from bosch.training.model_start import read_config
+    from bosch.training.rehearsal import Plan, as_hybrid
+
+    known = known_config(config.model) if find_model(config.model) is None else None
+    model = as_hybrid(known or read_config(fetch_config(config.model)), config.ratio, config.window)
+    return Plan(model, config.train, config.data.sequence_length, num_gpus, kernels)
+
+
+def rehearse(config: Config, num_gpus: int) -> None:
+    """Print the memory that a training step would take (training/rehearsal.py)."""
+    from bosch.training.rehearsal import COLUMNS, KERNELS, gpu_memory_gb
+    from bosch.training.rehearsal import rehearse as run
+
+    memory_gb = gpu_memory_gb() or 80.0
+    chosen = KERNELS if config.train.kernels == "auto" else (config.train.kernels,)
+    plans = [make_plan(config, num_gpus, kernels) for kernels in chosen]
+    rows = [run(plan).row(plan, memory_gb) for plan in plans]
+    title = f"{config.model}, {config.data.sequence_length:,} tokens, on GPUs of {memory_gb:.0f} GB"
+    show_rows(title, rows, COLUMNS)
 
 
 def check_attention(settings: TrainConfig, packed: bool) -> None:

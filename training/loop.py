@@ -12,14 +12,16 @@ the same number of processes gives the same results, bit for bit; on GPUs with
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
+from transformers import PreTrainedModel
 
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
@@ -31,7 +33,7 @@ from bosch.training.checkpoint_content import TrainState
 from bosch.training.export import Weights, export_model
 from bosch.training.guards import Guards, describe_first_losses, without_windows
 from bosch.training.kernels import choose_kernels
-from bosch.training.loss import model_loss
+from bosch.training.loss import Lesson, model_loss
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import start_model
 from bosch.training.optimizer import (
@@ -51,7 +53,7 @@ from bosch.training.parallel import (
 )
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.signals import Interruption
-from bosch.training.teacher import Teacher
+from bosch.training.teacher import Teacher, start_teacher
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
 # step. After a kill it is called again for these steps, and must recognize work it has done. With
@@ -120,17 +122,9 @@ def train(job: TrainJob) -> str | None:
                 # gradients over the ranks, so multiply by their number to get the sum.
                 scale = world.size / run.loader.num_targets(done)
                 micro_batches = list(split(batch.to(world.device), schedule.micro_batch_sequences))
-                loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
-                for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
-                    is_last = number == len(micro_batches)
-                    set_gradient_sync(model, is_last or settings.sync_every_micro_batch)
-                    inputs = run.with_backend(inputs)
-                    if learner is not None:  # anew for the backward of each micro-batch
-                        inputs = inputs | learner.model_arguments(done)
-                    lesson = run.teacher.teach(inputs, labels_BT, scale) if run.teacher else None
-                    loss = model_loss(model, inputs, labels_BT, scale, lesson)
-                    loss.backward()
-                    loss_sum += loss.detach()
+                gated = None if learner is None else partial(learner.model_arguments, done)
+                teach = run.teacher.teach if run.teacher else None
+                loss_sum = add_gradients(model, micro_batches, scale, settings, gated, teach)
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, world)
 
                 (loss_value,) = world.sum(float(loss_sum) / world.size)
@@ -180,6 +174,37 @@ def train(job: TrainJob) -> str | None:
     return None
 
 
+def add_gradients(
+    model: PreTrainedModel,
+    micro_batches: Sequence[MicroBatch],
+    scale: float,
+    settings: TrainConfig,
+    further: Callable[[], ModelInputs] | None = None,
+    teach: Callable[[ModelInputs, Tensor, float], Lesson] | None = None,
+) -> Tensor:
+    """Forward and backward of a step's micro-batches. Returns the sum of their losses.
+
+    further: arguments of the model, made anew for the backward of each micro-batch.
+    teach: what a teacher says about its inputs, labels and scale.
+    """
+    loss_sum = torch.zeros((), dtype=torch.float64, device=micro_batches[0][1].device)
+    for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
+        is_last = number == len(micro_batches)
+        set_gradient_sync(model, is_last or settings.sync_every_micro_batch)
+        if further is not None:
+            inputs = inputs | further()
+        inputs = with_backend(inputs, settings.attention)
+        lesson = teach(inputs, labels_BT, scale) if teach else None
+        loss = model_loss(model, inputs, labels_BT, scale, lesson)
+        loss.backward()
+        loss_sum += loss.detach()
+    return loss_sum
+
+
+def with_backend(inputs: ModelInputs, name: str) -> ModelInputs:
+    return inputs if name == "auto" else inputs | {"bosch_backend": name}
+
+
 class Run:
     """Sets up what the loop needs, and does what is not done at every step."""
 
@@ -213,7 +238,7 @@ class Run:
         self.model = start_model(job.model, world, switches, kernels, settings.trained)
         self.teacher: Teacher | None = None
         if settings.objective == "distill":
-            self.teacher = Teacher(
+            self.teacher = start_teacher(
                 job.teacher or job.model, world, switches, kernels, settings, self.model
             )
         self.guards = Guards(settings.spike)
@@ -243,17 +268,14 @@ class Run:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
         return batch.pin() if self.world.device.type == "cuda" else batch
 
-    def with_backend(self, inputs: ModelInputs) -> ModelInputs:
-        name = self.job.settings.attention
-        return inputs if name == "auto" else inputs | {"bosch_backend": name}
-
     @torch.no_grad()
     def mean_loss(self, micro_batches: Iterable[MicroBatch]) -> float:
         """Over all targets of all ranks. All ranks must pass the same number of micro-batches."""
         total = targets = 0.0
         self.model.eval()
         for inputs, labels_BT in micro_batches:
-            total += float(model_loss(self.model, self.with_backend(inputs), labels_BT, 1.0))
+            inputs = with_backend(inputs, self.job.settings.attention)
+            total += float(model_loss(self.model, inputs, labels_BT, 1.0))
             targets += int((labels_BT != IGNORED).sum())
         self.model.train()
         reshard(self.model)

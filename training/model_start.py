@@ -36,10 +36,16 @@ def start_model(
     """
     model = build_on_meta(read_config(folder))
     freeze_others(model, trained)
+    return fill_model(make_empty(model, world, switches, kernels), folder, world)
+
+
+def make_empty(
+    model: PreTrainedModel, world: World, switches: Switches, kernels: str
+) -> PreTrainedModel:
+    """The sharded model before its weights are read: memory, with anything in it."""
     install_kernels(model, kernels)
     install_loss_head(model, kernels)
-    shard_model(model, world, switches)
-    return fill_model(model, folder, world, switches).train()
+    return allocate(model, world, switches).train()
 
 
 def freeze_others(model: PreTrainedModel, trained: str) -> None:
@@ -63,24 +69,27 @@ def windowed_layers(config: PretrainedConfig) -> list[bool]:
     return [count < config.num_key_value_heads for count in num_full]
 
 
-def fill_model(
-    model: Any, folder: Path, world: World, switches: Switches, head_is_embedding: bool = False
-) -> PreTrainedModel:
-    """Give memory and values to a sharded model on the meta device.
-
-    head_is_embedding: the files hold one matrix for both, although the model has two.
-    """
+def allocate(model: Any, world: World, switches: Switches) -> PreTrainedModel:
+    """Shard a model on the meta device and give it memory."""
+    shard_model(model, world, switches)
     device = state_device(world, switches)
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
     if is_tied:  # moving off the meta device makes new parameters, unless they are sharded
         model.lm_head.weight = model.model.embed_tokens.weight
+    allocated: PreTrainedModel = model
+    return allocated
+
+
+def fill_model(
+    model: PreTrainedModel, folder: Path, world: World, head_is_embedding: bool = False
+) -> PreTrainedModel:
+    """head_is_embedding: the files hold one matrix for both, although the model has two."""
     load_weights(model, folder, head_is_embedding)
     make_buffers(model, world.device)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert not tensor.is_meta, f"{name} was never filled"
-    filled: PreTrainedModel = model
-    return filled
+    return model
 
 
 def read_config(folder: Path) -> PretrainedConfig:

@@ -4,6 +4,7 @@ A hybrid whose groups all see everything is its dense model, so the teacher is r
 folder. It has its own embedding and head, since the student trains its own.
 """
 
+import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +22,13 @@ from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import Lesson
 from bosch.training.model_start import (
+    allocate,
     build_on_meta,
     fill_model,
     read_config,
     windowed_layers,
 )
-from bosch.training.parallel import Switches, World, shard_model
+from bosch.training.parallel import Switches, World
 
 
 class HiddenHead(nn.Linear):
@@ -53,10 +55,37 @@ class Pull(torch.autograd.Function):
         return grad_outputs[0] + ((given - target) * share).to(given.dtype), None, None
 
 
+def start_teacher(
+    folder: Path,
+    world: World,
+    switches: Switches,
+    kernels: str,
+    settings: TrainConfig,
+    student: PreTrainedModel,
+) -> "Teacher":
+    config = read_config(folder)
+    model = build_dense(config, switches)
+    teacher = Teacher(model, world, switches, kernels, settings, student)
+    fill_model(teacher.model, folder, world, head_is_embedding=config.tie_word_embeddings)
+    return teacher
+
+
+def build_dense(config: PretrainedConfig, switches: Switches) -> PreTrainedModel:
+    """On the meta device: all groups of a hybrid on full attention, embedding and head apart."""
+    config = copy.deepcopy(config)
+    config.tie_word_embeddings = False
+    if (hybrid := getattr(config, "bosch", None)) is not None:
+        hybrid["num_full"] = [config.num_key_value_heads] * config.num_hidden_layers
+    dtype = torch.bfloat16 if switches.precision == "bf16" else torch.float32
+    return build_on_meta(config, dtype)
+
+
 class Teacher:
+    """`model`, from `build_dense`, gets memory here, but no weights."""
+
     def __init__(
         self,
-        folder: Path,
+        model: Any,
         world: World,
         switches: Switches,
         kernels: str,
@@ -64,18 +93,15 @@ class Teacher:
         student: PreTrainedModel,
     ) -> None:
         self.settings = settings
-        config = without_window(read_config(folder))
-        is_tied, config.tie_word_embeddings = config.tie_word_embeddings, False
-        dtype = torch.bfloat16 if switches.precision == "bf16" else torch.float32
-        model: Any = build_on_meta(config, dtype).requires_grad_(False)
+        model.requires_grad_(False)
         install_kernels(model, kernels)
         model.lm_head.__class__ = HiddenHead
         self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers
         self.strength = 0.0
         if settings.layer_weight:
             self.compare_layers(model, student)
-        shard_model(model, world, replace(switches, activation_checkpointing=False))
-        self.model = fill_model(model, folder, world, switches, head_is_embedding=is_tied).eval()
+        switches = replace(switches, activation_checkpointing=False)
+        self.model = allocate(model, world, switches).eval()
 
     def compare_layers(self, teacher: Any, student: Any) -> None:
         """Keep what each windowed layer's attention gives to o_proj, and draw the student to it."""
@@ -105,13 +131,6 @@ class Teacher:
         head_VH, settings = self.model.get_submodule("lm_head").weight, self.settings
         weight, temperature, top_k = settings.distill_weight, settings.temperature, settings.top_k
         return Lesson(hidden_BTH.flatten(0, 1), head_VH, weight, temperature, top_k)
-
-
-def without_window(config: PretrainedConfig) -> PretrainedConfig:
-    """All groups of a hybrid on full attention."""
-    if (hybrid := getattr(config, "bosch", None)) is not None:
-        hybrid["num_full"] = [config.num_key_value_heads] * config.num_hidden_layers
-    return config
 
 
 def check_teacher(settings: TrainConfig, model: Path, teacher: Path) -> None:

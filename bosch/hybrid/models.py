@@ -126,6 +126,13 @@ class HybridCausalLM:
                 cache.activate_past_recording()
         return result
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        # transformers searches the file of the class, and ours has none of the family's code: the
+        # experts would be computed one by one.
+        plain: Any = cls.__mro__[cls.__mro__.index(HybridCausalLM) + 1]
+        return bool(plain._can_set_experts_implementation())
+
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:

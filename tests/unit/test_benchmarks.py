@@ -164,6 +164,10 @@ def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
         ("latencie", "'latencie' .*'latency'"),
         ("attention --lengths 8 --backends flesh", "'flesh' .*'flash'"),
         ("estimate --model nothing", "--model nothing"),
+        ("rehearse --model nothing", "--model nothing"),
+        ("rehearse --model mini --gpus 0", "0 GPUs"),
+        ("rehearse --model mini --gpus 7", "64 sequences .* 7 processes"),
+        ("rehearse --model mini --seq-len 40000", "40,000 tokens .* 32,768 positions"),
         ("gpu --only estimate", "--only estimate"),
     ],
 )
@@ -186,8 +190,8 @@ def test_without_a_name_all_benchmarks_are_listed(
     monkeypatch.setattr(sys, "argv", ["benchmarks"])
     main()
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
-    names = "attention data estimate eval gpu latency search search_ranks search_synthetic train"
-    assert listed == names.split()
+    names = "attention data estimate eval gpu latency rehearse search search_ranks search_synthetic"
+    assert listed == [*names.split(), "train"]
 
 
 @pytest.mark.parametrize(("file", "content"), [("config.json", "{"), ("other", "")])

@@ -21,7 +21,7 @@ from bosch.training.loop import TrainJob, train
 from bosch.training.loss import Lesson, head_loss, model_loss
 from bosch.training.model_start import start_model
 from bosch.training.parallel import choose_switches, start_world
-from bosch.training.teacher import Pull, Teacher, check_teacher
+from bosch.training.teacher import Pull, Teacher, check_teacher, start_teacher
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, random_tokens, tiny_model
 from tests.odd_tokenizers import with_another_tokenizer
@@ -96,7 +96,7 @@ def make_teacher(folder: Path, settings: TrainConfig = SETTINGS) -> Teacher:
     world = start_world()
     switches = choose_switches(settings, world.device, {})
     student = start_model(folder, world, switches, "torch")
-    return Teacher(folder, world, switches, "torch", settings, student)
+    return start_teacher(folder, world, switches, "torch", settings, student)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -156,7 +156,7 @@ def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Pa
     world = start_world()
     switches = choose_switches(settings, world.device, {})
     ours, plain = (start_model(folder, world, switches, "torch") for _ in range(2))
-    teacher = Teacher(folder, world, switches, "torch", settings, ours)
+    teacher = start_teacher(folder, world, switches, "torch", settings, ours)
     lesson = teacher.teach(inputs, ids, 0.01)
     model_loss(ours, inputs, ids, 0.01, lesson).backward()
 

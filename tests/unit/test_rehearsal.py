@@ -1,0 +1,253 @@
+"""The rehearsal of a training step (training/rehearsal.py) against real steps, and what it sees."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+import bosch.training.loss
+import bosch.training.parallel
+from benchmarks.__main__ import run_benchmark
+from bosch.assets import asset_folder
+from bosch.config import TrainConfig
+from bosch.recipes import recover
+from bosch.run.errors import UserError
+from bosch.training import rehearsal
+from bosch.training.model_start import read_config
+from bosch.training.parallel import leave_world
+from bosch.training.rehearsal import Plan, Rehearsal, as_hybrid, choose_fitting, rehearse_here
+from tests.live_memory_program import SEQ_LEN, measured_peak
+from tests.model_factory import tiny_model
+
+ROOT = Path(__file__).parents[2]
+# What the CPU computes by default; for the real runs to be compared with.
+ON_CPU = TrainConfig(
+    batch_sequences=4,
+    micro_batch_sequences=1,
+    attention="reference",
+    kernels="torch",
+    activation_checkpointing=True,
+)
+MIDDLE = Qwen3Config(
+    vocab_size=65_536,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=5,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+)
+STEP = TrainConfig(batch_sequences=32, micro_batch_sequences=1)
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> Iterator[None]:
+    leave_world()  # of other tests
+    yield
+    leave_world()
+
+
+def middle(kernels: str = "torch", gpus: int = 8, **changes: Any) -> Plan:
+    return Plan(as_hybrid(MIDDLE, 0.75, 1024), replace(STEP, **changes), 8192, gpus, kernels)
+
+
+@cache
+def as_it_is() -> Rehearsal:
+    return rehearse_here(middle())
+
+
+def weights_of(plan: Plan) -> int:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(plan.model)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# ------------------------------------------------------------------------------- against real runs
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3", {}),
+        ("qwen3", {"micro_batch_sequences": 2, "activation_checkpointing": False}),
+        ("qwen3", {"sync_every_micro_batch": False}),
+        ("qwen3", {"precision": "fp32"}),  # not sharded
+        ("qwen3_moe", {}),
+    ],
+)
+def test_a_rehearsed_peak_is_that_of_a_real_step(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    model: Any = tiny_model(family, max_position_embeddings=SEQ_LEN)
+    model.save_pretrained(tmp_path)
+    settings = replace(ON_CPU, **changes)
+    real = measured_peak(tmp_path, settings)
+    leave_world()
+    plan = Plan(read_config(tmp_path), settings, SEQ_LEN, 1, "torch")
+    assert rehearse_here(plan).peak_bytes == pytest.approx(real, rel=0.05)
+
+
+def peak_of_two_ranks(model: Path, settings: TrainConfig, folder: Path) -> int:
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--use_fsdp"]
+    ranks = ["--mixed_precision", "no", "--num_processes", "2", "--main_process_port", "0"]
+    program = ["tests/live_memory_program.py", model, json.dumps(asdict(settings)), folder / "peak"]
+    command = [*launcher, *ranks, *program]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_800)
+    assert run.returncode == 0, run.stderr
+    return int((folder / "peak").read_text())
+
+
+def test_so_is_that_of_one_of_two_ranks(tmp_path: Path) -> None:
+    model = asset_folder("tiny-qwen3-2layer")
+    real = peak_of_two_ranks(model, ON_CPU, tmp_path)
+    plan = Plan(read_config(model), ON_CPU, SEQ_LEN, 2, "torch")
+    assert rehearse_here(plan).peak_bytes == pytest.approx(real, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_and_with_the_width_of_a_real_model(ranks: int, tmp_path: Path) -> None:
+    """Qwen3-0.6B with 3 of its 28 layers."""
+    shape = {"vocab_size": 151_936, "num_hidden_layers": 3, "tie_word_embeddings": True}
+    config = as_hybrid(Qwen3Config(**{**MIDDLE.to_dict(), **shape}), 0.75, 64)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "m")
+    if ranks == 1:
+        real = measured_peak(tmp_path / "m", ON_CPU)
+        leave_world()
+    else:
+        real = peak_of_two_ranks(tmp_path / "m", ON_CPU, tmp_path)
+    plan = Plan(config, ON_CPU, SEQ_LEN, ranks, "torch")
+    assert rehearse_here(plan).peak_bytes == pytest.approx(real, rel=0.1)
+
+
+# ---------------------------------------------------------------------------------- what it sees
+
+
+def test_state_is_divided_among_gpus_and_offloading_takes_it_off_them() -> None:
+    shard = weights_of(middle()) / 8
+    peak, offloaded = as_it_is().peak, rehearse_here(middle(cpu_offload=True)).peak
+    assert peak["optimizer"] == pytest.approx(8 * shard, rel=0.01)
+    assert peak["gradients"] >= 4 * shard
+    assert peak["weights"] >= 4 * shard
+    assert offloaded["optimizer"] == 0
+    # At least the parameters and gradients too, but not what is gathered or computed.
+    assert sum(offloaded.values()) <= sum(peak.values()) - 16 * shard * 0.99
+    assert offloaded["activations"] == pytest.approx(peak["activations"], rel=0.01)
+
+
+def test_liger_takes_less_and_the_step_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton.runtime.jit import KernelInterface
+
+    launch, resize = KernelInterface.__getitem__, torch.UntypedStorage.resize_
+    assert rehearse_here(middle("liger")).peak_bytes < 0.95 * as_it_is().peak_bytes
+    assert KernelInterface.__getitem__ is launch
+    assert torch.UntypedStorage.resize_ is resize
+    assert not torch.distributed.is_initialized()
+
+
+def gathered_bound(plan: Plan) -> float:
+    """fp32 shards, and in bf16 three blocks, embeddings and head."""
+    vocabulary = 2 * MIDDLE.vocab_size * MIDDLE.hidden_size
+    block = (weights_of(plan) - vocabulary) / MIDDLE.num_hidden_layers
+    return 4 * weights_of(plan) / plan.num_gpus + 2 * (3 * block + vocabulary)
+
+
+def test_gathered_weights_that_are_never_freed_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = middle()
+    assert as_it_is().peak["weights"] <= gathered_bound(plan)
+    shard = bosch.training.parallel.fully_shard
+
+    def keep_gathered(module: Any, **options: Any) -> Any:
+        return shard(module, **options | {"reshard_after_forward": False})
+
+    monkeypatch.setattr(bosch.training.parallel, "fully_shard", keep_gathered)
+    assert rehearse_here(plan).peak["weights"] > gathered_bound(plan)
+
+
+def test_whole_logits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = middle()
+    logits = plan.seq_len * MIDDLE.vocab_size * 4  # fp32
+    assert as_it_is().peak_bytes < logits
+    monkeypatch.setattr(bosch.training.loss, "CHUNK_ROWS", plan.seq_len)
+    assert rehearse_here(plan).peak["loss"] > logits
+
+
+# ---------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: middle(gpus=0), "0 GPUs"),
+        (lambda: middle(gpus=5), "32 sequences .* 5 processes"),
+        (lambda: middle(gpus=8, micro_batch_sequences=3), "micro_batch_sequences 3 .* 1, 2, 4"),
+        (lambda: replace(middle(), seq_len=8193), "8,193 tokens .* 8,192 positions"),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused(make: Callable[[], Plan], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        make()
+
+
+def test_a_model_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(UserError, match="'gpt2' is no family"):
+        run_benchmark("rehearse", ["--model", str(tmp_path)])
+
+
+# --------------------------------------------------------------------------------------- what fits
+
+
+def of_gigabytes(*by_micro_batch: float) -> Callable[[Plan], Rehearsal]:
+    """A made-up rehearsal: GB for 1, 2, 3 ... sequences at once."""
+    return lambda plan: Rehearsal({"loss": int(by_micro_batch[plan.micro_batch - 1] * 1e9)}, 0.0)
+
+
+def test_the_largest_micro_batch_that_fits_is_taken_among_those_that_divide_the_share() -> None:
+    plan = middle(micro_batch_sequences=4)  # of 4 sequences on each of 8 GPUs
+    made_up = of_gigabytes(40, 60, 70, 90)
+    fits = {gb: choose_fitting(plan, gb, False, made_up) for gb in (96, 95.9, 66, 65.9, 46)}
+    assert fits == {96: 4, 95.9: 2, 66: 2, 65.9: 1, 46: 1}  # with 6 GB to spare
+    with pytest.raises(UserError, match=r"4 x 8,192 tokens .* 90 GB .* No smaller .*cpu_offload"):
+        choose_fitting(plan, 45.9, False, made_up)
+
+
+def test_one_that_was_named_and_does_not_fit_is_refused_with_the_largest_that_does() -> None:
+    plan, made_up = middle(micro_batch_sequences=4), of_gigabytes(40, 60, 70, 90)
+    assert choose_fitting(plan, 96, True, made_up) == 4
+    with pytest.raises(UserError, match=r"90 GB .* it has 80. Set .*micro_batch_sequences to 2,"):
+        choose_fitting(plan, 80, True, made_up)
+
+
+def test_recover_refuses_a_training_that_would_not_fit_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that seems to have a GPU with 10 MB left, in the real second process."""
+    monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: rehearsal.MARGIN_GB + 0.01)
+    run = tmp_path / "run"
+    command = ["--preset", "smoke", "--train.batch-sequences", "1", "--run-dir", str(run)]
+    with pytest.raises(UserError, match="No smaller number of sequences fits"):
+        recover.main(command)
+    assert not run.exists()
+
+
+def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recover.main(["--preset", "smoke", "--rehearse", "2"])
+    table = capsys.readouterr().out
+    assert "tiny-qwen3-2layer, 256 tokens" in table
+    assert "torch" in table  # the preset's kernels
+    assert "optimizer" in table
