@@ -142,7 +142,8 @@ def train(job: TrainJob) -> str | None:
                     gates = {"gate_grad_norm": gate_norm, **learner.figures()}
                 timer.record("compute")
 
-                is_evaluated = step in schedule.evaluated_steps or step == run.last_step
+                ends_early = run.ending is not None and step == run.last_step
+                is_evaluated = step in schedule.evaluated_steps or ends_early
                 log.write(
                     {
                         "step": step,
