@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 import bosch.training.loss
 import bosch.training.parallel
 from benchmarks.__main__ import run_benchmark
+from benchmarks._models import SIZES
 from bosch.assets import asset_folder
 from bosch.config import TrainConfig
 from bosch.recipes import recover
@@ -251,3 +252,16 @@ def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
     assert "tiny-qwen3-2layer, 256 tokens" in table
     assert "torch" in table  # the preset's kernels
     assert "optimizer" in table
+
+
+def test_the_table_in_the_docs_is_that_of_the_results() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/rehearse.json").read_text())["rows"]
+    page = (ROOT / "docs/gpu.md").read_text()
+    for model in SIZES:
+        cells = [model]
+        for gpus in (1, 8, 16):
+            torchs, ligers = (row for row in rows if (row["model"], row["gpus"]) == (model, gpus))
+            cell = f"{torchs['value']:.1f} / {ligers['value']:.1f}"
+            assert torchs["fits"] == ligers["fits"]
+            cells.append(cell if torchs["fits"] == "yes" else f"({cell})")
+        assert f"| {' | '.join(cells)} |\n" in page
