@@ -170,7 +170,8 @@ def _draw_scores(
     comparison: Comparison, scores: Sequence[ReportedScore], over: str = "tokens"
 ) -> "Figure | None":
     panels = [(s, lines) for s in scores if (lines := list(_over_training(comparison, s, over)))]
-    if not panels:
+    # By FLOPs and hours runs are compared; one run has the same curve, and hours of its own.
+    if not panels or (over != "tokens" and len(comparison.runs) == 1):
         return None
     styles = _choose_styles(lines for _, lines in panels)
     figure, axes = _grid(len(panels))
