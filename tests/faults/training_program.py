@@ -146,7 +146,7 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     operations = watch_operations(folder, **(when if is_victim else {}))
     if is_victim and "bug_at" in options:
 
-        def fail(_: object, done: int, num_steps: int) -> float:
+        def fail(_: object, done: int, *others: object) -> float:
             if done == options["bug_at"]:
                 raise KeyError("planted bug")
             return 1e-3

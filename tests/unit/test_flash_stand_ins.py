@@ -141,7 +141,7 @@ def test_auto_takes_flash_for_windows_and_documents_and_sdpa_for_the_rest() -> N
         (Case(100, 24, kind="left", **half), "sdpa"),
     ):
         assert dispatch.choose(make_call(case, "cuda")) == chosen, case
-    assert dispatch.by_priority(make_call(Case(9, 3), "cuda")) == [
+    assert dispatch.by_priority(make_call(Case(9, 3, **half), "cuda")) == [
         "flash",
         "varlen",
         "flex",
