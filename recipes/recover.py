@@ -50,10 +50,11 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up(rank)
     if not controls.dry_run:
         presets.check_lengths(config)
-        presets.check_model(config.model)
-    if controls.rehearse is not None:
+    if controls.rehearse is not None:  # of the paper's models without fetching anything
         train_model.rehearse(config, controls.rehearse)
         return
+    if not controls.dry_run:
+        presets.check_model(config.model)
     run = RunFolder(command.run_path, rank, world, say)
     stages = build_chain(config, command.run_path, run.complete, controls.zero_shot)
     redo = stages_to_redo(stages, controls.fresh, controls.start)

@@ -136,7 +136,7 @@ def summed_loss(
     taught_NV = (teacher_NV.float() / heat).log_softmax(1)
     student_NV = (logits_NV / heat).log_softmax(1)
     rows_N = F.kl_div(student_NV, taught_NV, reduction="none", log_target=True).sum(1) * heat**2
-    divergence = rows_N[labels_N != IGNORED].sum()
+    divergence = torch.where(labels_N != IGNORED, rows_N, 0.0).sum()
     return divergence if weight == 1 else weight * divergence + (1 - weight) * cross_entropy
 
 

@@ -109,7 +109,7 @@ def head_loss(
         labels = labels_N[rows]
         if lesson is None:
             return cross_entropy(logits_NV, labels) * scale
-        taught = divergence(logits_NV, lesson, rows)[labels != IGNORED].sum()
+        taught = torch.where(labels != IGNORED, divergence(logits_NV, lesson, rows), 0.0).sum()
         if lesson.weight == 1:
             return taught * scale
         rest = (1 - lesson.weight) * cross_entropy(logits_NV, labels)

@@ -19,7 +19,7 @@ from benchmarks.__main__ import run_benchmark
 from benchmarks._models import SIZES
 from bosch.assets import asset_folder
 from bosch.config import TrainConfig
-from bosch.recipes import recover
+from bosch.recipes import presets, recover, train_model
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from bosch.training.model_start import read_config
@@ -254,6 +254,14 @@ def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
     assert "tiny-qwen3-2layer, 256 tokens" in table
     assert "torch" in table  # the preset's kernels
     assert "optimizer" in table
+
+
+def test_a_teacher_takes_its_weights_and_more_for_the_loss() -> None:
+    plan = train_model.make_plan(presets.smoke(), 2, "torch")
+    taught = replace(plan, settings=replace(plan.settings, objective="distill"))
+    alone, with_teacher = (rehearsal.rehearse(one).peak for one in (plan, taught))
+    assert with_teacher["weights"] > 1.2 * alone["weights"]
+    assert with_teacher["optimizer"] == alone["optimizer"]
 
 
 def test_the_table_in_the_docs_is_that_of_the_results() -> None:
