@@ -57,7 +57,7 @@ def quiet_end() -> Iterator[None]:
 def shared_data() -> Path:
     """Real inputs that are not in the repository: mask patterns of other projects, essays."""
     beside = Path(__file__).parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("BOSCH_SHARED_DATA", beside))
+    folder = Path(os.environ.get("BOSCH_SHARED_DATA") or beside)
     if not folder.is_dir():
         pytest.skip(f"no shared test data in {folder}; set BOSCH_SHARED_DATA to its folder")
     return folder

@@ -78,7 +78,7 @@ def test_steps_are_those_of_plain_torch(
     changes: dict[str, Any], device: str, tmp_path: Path
 ) -> None:
     if device == "cpu" and changes.keys() & {"kernels", "compile"}:
-        pytest.skip("it needs a GPU, or minutes")
+        pytest.skip("Liger and compiled blocks take minutes on a CPU")
     model = model_folder(tmp_path / "model")
     settings = replace(TWO_STEPS, **changes)
     rows = run(tmp_path / "train", model, settings)
