@@ -185,6 +185,11 @@ class TrainConfig:
         for name in ("warmup_share", "floor_share", "distill_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
+        if self.layer_weight and self.teacher is not None:
+            raise UserError(
+                "train.layer_weight compares a hybrid with its own dense model, whose heads are in "
+                f"the same order; leave out train.teacher {self.teacher}, or the weight."
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas are {self.betas}; each must be in [0, 1).")
 

@@ -166,8 +166,8 @@ def build_step(
 
     def run(out: Path, source: Artifact) -> None:
         folder = source.folder / f"step-{step:06d}" if step else source.folder
-        if not folder.is_dir():  # the training ended before, since the model had recovered
-            return
+        if config.train.until == "recovered" and not folder.is_dir():
+            return  # the training ended before
         judge(folder, judging, label, out, run_path.parent / "shared")
         if rank_and_world()[0] == 0:
             publish(run_path)

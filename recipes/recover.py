@@ -74,9 +74,10 @@ def main(arguments: Sequence[str]) -> None:
     described = check_inputs(config) if is_new else []
     if trains:  # last, since it may take minutes
         names = ("train.micro-batch-sequences", "train.micro_batch_sequences")
-        config = train_model.fit_memory(config, world, any(peek(arguments, *names).values()))
-        command = replace(command, config=config)
-        stages = build_chain(config, command.run_path, run.complete)
+        fitting = train_model.fit_memory(config, world, any(peek(arguments, *names).values()))
+        if fitting != config:
+            config, command = fitting, replace(command, config=fitting)
+            stages = build_chain(config, command.run_path, run.complete)
     with run:
         progress.log_to(command.run_path / "recover.log")
         introduce(command)

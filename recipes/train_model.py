@@ -25,7 +25,7 @@ from bosch.methods._settings import learning_tokens
 from bosch.model import check_weights, fetch_config, fetch_model, find_model
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -102,6 +102,11 @@ def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -
     Loader(packed, batch).sequences(schedule.num_steps - 1)
     choose_kernels(options.train.kernels, device)
     check_objective(options.train, options.model)
+    if options.train.until != "budget":
+        raise UserError(
+            f"--until {options.train.until} takes evaluations, which this command does not make; "
+            "train with recover.py."
+        )
 
 
 def check_machine(config: Config, world_size: int) -> None:
@@ -119,8 +124,16 @@ def check_machine(config: Config, world_size: int) -> None:
 
 
 def check_objective(settings: TrainConfig, model: str) -> None:
-    """Refuse a teacher that cannot teach this model."""
-    if settings.objective == "distill" and (settings.teacher or settings.top_k):
+    """Refuse a teacher that cannot teach this model, and settings of a teacher without one."""
+    if settings.objective != "distill":
+        default = TrainConfig()
+        for name in ("distill_weight", "temperature", "top_k", "layer_weight", "teacher"):
+            if (value := getattr(settings, name)) != getattr(default, name):
+                raise UserError(
+                    f"train.{name} is {value}, but train.objective is {settings.objective}, which "
+                    "has no teacher; pass --train.objective distill."
+                )
+    elif settings.teacher or settings.top_k:
         from bosch.training.teacher import check_teacher
 
         folder = fetch_model(model)

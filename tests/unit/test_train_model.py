@@ -60,6 +60,14 @@ def test_command_trains_says_what_it_does_and_is_reused(
         train(tokens, out, "--weight-decay", "0.2")
 
 
+def test_a_training_without_evaluations_cannot_end_when_recovered(
+    tokens: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"--until recovered .* recover\.py"):
+        train(tokens, tmp_path / "train", "--until", "recovered")
+    assert not list(tmp_path.iterdir())
+
+
 def test_stop_file_ends_the_command_well_and_the_same_command_goes_on(
     tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -260,6 +260,10 @@ WRONG_LINES = {
     "recover --train.objective distill --train.top-k 9999": "train.top_k 9999 2,048",
     "recover --train.objective distill --train.teacher nowhere": "train.teacher nowhere",
     "recover --train.objective distill --train.teacher list_json/": "list_json/config.json",
+    "recover --train.top-k 5": "train.top_k 5 next-token distill",
+    "recover --train.objective distill --train.layer-weight 1 --train.teacher tiny-qwen3": (
+        "train.layer_weight train.teacher"
+    ),
     "recover --train.until recovered": "train.until 25 --eval.samples",
     # recover: models whose config, weights or tokenizer are wrong
     **{f"recover --model {name}": words for name, words in MODELS.items()},
