@@ -152,8 +152,10 @@ class TrainConfig:
     # Weight of what windowed layers' attention differs from the teacher's, as a share of its size.
     layer_weight: float = 0.0
     teacher: str | None = None  # model to learn from; None: the one to train, without windows
-    # What is trained: all weights, attention, that of layers with a window, or norms.
-    trained: Literal["all", "attention", "windowed-attention", "norms"] = "all"
+    # What is trained: all weights, attention, that of layers with a window, norms, or a product of
+    # two narrow matrices beside each frozen one.
+    trained: Literal["all", "attention", "windowed-attention", "norms", "lora"] = "all"
+    lora_rank: int = 16  # how narrow they are
     max_steps: int | None = None  # at most this many steps; None: as the tokens give
     # `recovered`: end a tenth of the steps after a checkpoint that is surely less than 2 points
     # below the dense model on every suite.
@@ -177,7 +179,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
-        at_least(1, self, "train", *names, "keep_checkpoints", "top_k")
+        at_least(1, self, "train", *names, "keep_checkpoints", "top_k", "lora_rank")
         at_least(0, self, "train", "weight_decay", "layer_weight")
         for name in ("peak_learning_rate", "clip_norm", "temperature"):
             if not 0 < getattr(self, name) < math.inf:

@@ -124,7 +124,12 @@ def check_machine(config: Config, world_size: int) -> None:
 
 
 def check_objective(settings: TrainConfig, model: str) -> None:
-    """Refuse a teacher that cannot teach this model, and settings of a teacher without one."""
+    """Refuse a teacher that cannot teach this model, and settings without what they are for."""
+    if settings.trained != "lora" and settings.lora_rank != TrainConfig().lora_rank:
+        raise UserError(
+            f"train.lora_rank is {settings.lora_rank}, but train.trained is {settings.trained}; "
+            "pass --train.trained lora."
+        )
     if settings.objective != "distill":
         default = TrainConfig()
         for name in ("distill_weight", "temperature", "top_k", "layer_weight", "teacher"):

@@ -36,6 +36,7 @@ from bosch.run.manifest import (
 from bosch.run.progress import say
 from bosch.training.checkpoint_content import plain_name
 from bosch.training.parallel import whole
+from bosch.training.trained import LORA_SCALE, is_lora, lora_of
 
 TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Files that copy_companions skips, since materializing writes its own. Here we copy the source's.
@@ -106,6 +107,7 @@ class Weights:
         self._owner = {
             name: key
             for key, tensor in tensors.items()
+            if not is_lora(key)
             for name in self._as_in_files(key, torch.empty_like(tensor, device="meta"))
         }
         self._recent: dict[str, Mapping[str, Tensor]] = {}
@@ -126,8 +128,15 @@ class Weights:
         if key not in self._recent:
             if len(self._recent) == 2:  # a layer's experts are two tensors, whose parts alternate
                 del self._recent[next(iter(self._recent))]
-            self._recent[key] = self._as_in_files(key, _whole(self._tensors[key].to(dtype)))
+            self._recent[key] = self._as_in_files(key, self._merged(key, dtype))
         return self._recent[key][name]
+
+    def _merged(self, key: str, dtype: torch.dtype) -> Tensor:
+        """A whole tensor, with what LoRA has learned beside it."""
+        if (pair := lora_of(key, self._tensors)) is None:
+            return _whole(self._tensors[key].to(dtype))
+        up, down = map(_whole, pair)
+        return torch.addmm(_whole(self._tensors[key]), up, down, alpha=LORA_SCALE).to(dtype)
 
     def _as_in_files(self, key: str, tensor: Tensor) -> Mapping[str, Tensor]:
         pieces: Mapping[str, Tensor] = revert_weight_conversion(self._model, {key: tensor})
@@ -151,7 +160,7 @@ class Weights:
             )
         written = {self._owner[name] for name in in_files}
         for names in _names_by_parameter(self._model):
-            if not written & names and names <= self._tensors.keys():
+            if not written & names and names <= self._tensors.keys() and not is_lora(min(names)):
                 raise UserError(f"{source} lacks {min(names)}, which its config.json asks for.")
 
 

@@ -236,7 +236,9 @@ class Run:
         if behind := schedule.num_steps - last_export:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
-        self.model = start_model(job.model, world, switches, kernels, settings.trained)
+        self.model = start_model(
+            job.model, world, switches, kernels, settings.trained, settings.lora_rank
+        )
         self.teacher: Teacher | None = None
         if settings.objective == "distill":
             self.teacher = start_teacher(

@@ -6,6 +6,7 @@ tables of rotary embeddings, are computed again: left at zero they would give a 
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,20 @@ from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
 from bosch.training.parallel import Switches, World, local, shard_model, state_device
+from bosch.training.trained import choose_trained, first_lora_values
 
 
 def start_model(
-    folder: Path, world: World, switches: Switches, kernels: str, trained: str = "all"
+    folder: Path,
+    world: World,
+    switches: Switches,
+    kernels: str,
+    trained: str = "all",
+    lora_rank: int = 16,
 ) -> PreTrainedModel:
-    """The model of a folder, in fp32, sharded, ready to train. Every rank calls this.
-
-    trained: which weights, see TrainConfig.
-    """
+    """The model of a folder, in fp32, sharded, ready to train. Every rank calls this."""
     model = build_on_meta(read_config(folder))
-    freeze_others(model, trained)
+    choose_trained(model, trained, lora_rank)
     return fill_model(make_empty(model, world, switches, kernels), folder, world)
 
 
@@ -46,27 +50,6 @@ def make_empty(
     install_kernels(model, kernels)
     install_loss_head(model, kernels)
     return allocate(model, world, switches).train()
-
-
-def freeze_others(model: PreTrainedModel, trained: str) -> None:
-    has_window = windowed_layers(model.config)
-    for name, parameter in model.named_parameters():
-        is_attention = ".self_attn." in name
-        parameter.requires_grad_(
-            {
-                "all": True,
-                "attention": is_attention,
-                "windowed-attention": is_attention and has_window[int(name.split(".")[2])],
-                "norms": parameter.ndim < 2,
-            }[trained]
-        )
-
-
-def windowed_layers(config: PretrainedConfig) -> list[bool]:
-    """Of each layer, whether it has groups with a window; a dense model counts as all windowed."""
-    hybrid = getattr(config, "bosch", None)
-    num_full = hybrid["num_full"] if hybrid else [0] * config.num_hidden_layers
-    return [count < config.num_key_value_heads for count in num_full]
 
 
 def allocate(model: Any, world: World, switches: Switches) -> PreTrainedModel:
@@ -137,6 +120,8 @@ def load_weights(model: nn.Module, folder: Path, head_is_embedding: bool = False
                 continue
             filled.add(id(parameter))
             read = find_reader(name, slices)
+            if (values := first_lora_values(name, parameter.shape)) is not None:
+                read = partial(_rows, values)
             if read is None:
                 raise UserError(
                     f"{folder} has no weights {name!r}, which its config.json asks for. It is "
@@ -153,6 +138,10 @@ def load_weights(model: nn.Module, folder: Path, head_is_embedding: bool = False
 
 
 Reader = Callable[[int, int], Tensor]  # (begin, end) of the first dimension -> these rows
+
+
+def _rows(tensor: Tensor, begin: int, end: int) -> Tensor:
+    return tensor[begin:end]
 
 
 def find_reader(name: str, slices: Mapping[str, Any]) -> Reader | None:

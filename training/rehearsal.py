@@ -49,6 +49,7 @@ from bosch.training.optimizer import gradient_norm, make_optimizer, trained_para
 from bosch.training.parallel import Switches, World, choose_device, choose_switches, whole
 from bosch.training.schedule import choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense
+from bosch.training.trained import choose_trained
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "loss")
 COLUMNS = {  # of a table of rehearsals
@@ -140,6 +141,7 @@ def rehearse_here(plan: Plan) -> Rehearsal:
     begin, live = time.process_time(), LiveMemory()
     switches = replace(choose_switches(plan.settings, CUDA), compile=False)
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
+    choose_trained(model, plan.settings.trained, plan.settings.lora_rank)
     distills = plan.settings.objective == "distill"
     dense = build_dense(plan.model, switches) if distills else None
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -166,7 +168,7 @@ def make_step(
         model = make_empty(model, world, switches, plan.kernels)
         teacher = dense and Teacher(dense, world, switches, plan.kernels, settings, model)
     parameters = trained_parameters(model)
-    live.name("weights", parameters, on_host)
+    live.name("weights", model.parameters(), on_host)
     for module in model.modules():  # those that fully_shard has gathered
         module.register_forward_pre_hook(
             lambda module, _: live.name("weights", module.parameters(recurse=False))

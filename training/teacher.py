@@ -26,9 +26,9 @@ from bosch.training.model_start import (
     build_on_meta,
     fill_model,
     read_config,
-    windowed_layers,
 )
 from bosch.training.parallel import Switches, World
+from bosch.training.trained import windowed_layers
 
 
 class HiddenHead(nn.Linear):

@@ -22,7 +22,12 @@ WINDOW_COLOR = "#c6dbef"  # pale blue: sliding window
 
 
 def draw_mask(record: MaskFile, path: Path) -> None:
-    """Write the heat map and each layer's share of windowed groups. Same mask, same bytes."""
+    """Same mask, same bytes."""
+    write_picture(mask_figure(record), path)
+
+
+def mask_figure(record: MaskFile) -> "Figure":
+    """The heat map and each layer's share of windowed groups."""
     # Without pyplot, which would keep state and choose a display.
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
@@ -60,7 +65,7 @@ def draw_mask(record: MaskFile, path: Path) -> None:
         mean,
     ]
     figure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
-    write_picture(figure, path)
+    return figure
 
 
 def write_picture(figure: "Figure", path: Path) -> None:

@@ -1,5 +1,6 @@
 """Learning from the dense model: the divergence against plain autograd, and the teacher."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,12 @@ def test_teacher_of_a_hybrid_is_the_dense_model(tied: bool, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("trained", "part"),
-    [("attention", ".self_attn."), ("windowed-attention", ".1.self_attn."), ("norms", "norm")],
+    [
+        ("attention", ".self_attn."),
+        ("windowed-attention", ".1.self_attn."),
+        ("norms", "norm"),
+        ("lora", "_proj."),
+    ],
 )
 def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: Path) -> None:
     # All groups of the middle layer have a window, and no others.
@@ -133,6 +139,24 @@ def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: P
     )
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if part in name}
+
+
+def test_lora_trains_what_it_exports(tmp_path: Path) -> None:
+    deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path / "model")
+    settings = replace(SETTINGS, trained="lora", lora_rank=3, peak_learning_rate=0.03, max_steps=4)
+    job = TrainJob(settings, tmp_path / "model", tokens_in_memory(), tmp_path / "train", 10**9)
+    assert train(job) is None
+    # Training on from the exported model begins with the loss that training ended with.
+    last, settings = tmp_path / "train" / "step-000004", replace(settings, max_steps=1)
+    exported = replace(job, settings=settings, model=last, folder=tmp_path / "more")
+    assert train(exported) is None
+    rows = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (job.folder, exported.folder)
+    ]
+    first, trained, again = rows[0][0], rows[0][-1], rows[1][0]
+    assert trained["validation_loss"] < first["validation_loss"] - 1e-3
+    assert abs(trained["validation_loss"] - again["validation_loss"]) < 1e-5
 
 
 def test_pull_adds_the_gradient_of_the_distance() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.plain_training import SETTINGS, Trace, model_folder, train_plainly
+from bosch.training.loop import TrainJob, train
+from tests.plain_training import SETTINGS, Trace, model_folder, tokens_in_memory, train_plainly
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path("tests/training_program.py")
@@ -81,11 +82,17 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         "experts": (experts, {"micro_batch_sequences": 2}),
         "distilled": (untied, {"objective": "distill"}),
         "distilled, tied, offloaded": (tied, {"objective": "distill", "cpu_offload": True}),
+        "lora": (tied, {"trained": "lora"}),
     }
     path = write_cases(tmp_path, cases)
     finish(start(path, "--main_process_port", "0"))
     for name, (model, settings) in cases.items():
-        plain = train_plainly(model, replace(SETTINGS, **settings))
+        if name == "lora":
+            alone = replace(SETTINGS, **settings)
+            train(TrainJob(alone, model, tokens_in_memory(), tmp_path / "alone", 10**9))
+            plain = Trace.of_run(tmp_path / "alone", 5)
+        else:
+            plain = train_plainly(model, replace(SETTINGS, **settings))
         # AdamW steps by the rate however small the gradient is, and a divergence has small ones.
         tolerance = (5 if "distilled" in name else 1) * WEIGHT_TOLERANCE
         assert_close(Trace.of_run(tmp_path / name, 5), plain, weight_tolerance=tolerance)

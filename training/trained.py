@@ -1,0 +1,79 @@
+"""Which weights are trained: all, some of them, or narrow matrices beside frozen ones (LoRA).
+
+peft would rename the frozen weights, which loading, checkpoints and export look up by name; a hook
+does not. An export adds the products to the weights, so that its folder looks like any other.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from bosch.run.fingerprint import fingerprint
+
+LORA_SCALE = 2.0  # of the product that is added to a weight
+DOWN, UP = "lora_down.weight", "lora_up.weight"
+
+
+def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None:
+    """On the meta device. `trained` and `lora_rank` are those of TrainConfig."""
+    has_window = windowed_layers(model.config)
+    for name, parameter in model.named_parameters():
+        is_attention = ".self_attn." in name
+        parameter.requires_grad_(
+            {
+                "all": True,
+                "attention": is_attention,
+                "windowed-attention": is_attention and has_window[int(name.split(".")[2])],
+                "norms": parameter.ndim < 2,
+                "lora": False,
+            }[trained]
+        )
+    if trained == "lora":
+        for module in list(model.get_submodule("model.layers").modules()):
+            if type(module) is nn.Linear:
+                add_lora(module, lora_rank)
+
+
+def windowed_layers(config: PretrainedConfig) -> list[bool]:
+    """Of each layer, whether it has groups with a window; a dense model counts as all windowed."""
+    hybrid = getattr(config, "bosch", None)
+    num_full = hybrid["num_full"] if hybrid else [0] * config.num_hidden_layers
+    return [count < config.num_key_value_heads for count in num_full]
+
+
+def add_lora(linear: Any, rank: int) -> None:
+    dtype = linear.weight.dtype
+    with torch.device("meta"):
+        linear.lora_down = nn.Linear(linear.in_features, rank, bias=False, dtype=dtype)
+        linear.lora_up = nn.Linear(rank, linear.out_features, bias=False, dtype=dtype)
+    linear.register_forward_hook(_add_product)
+
+
+def _add_product(linear: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
+    return output + LORA_SCALE * linear.lora_up(linear.lora_down(given[0]))
+
+
+def first_lora_values(name: str, shape: torch.Size) -> Tensor | None:
+    """The same on all ranks; the products begin as zeros. None for a weight of the model itself."""
+    if name.endswith(UP):
+        return torch.zeros(shape)
+    if not name.endswith(DOWN):
+        return None
+    generator = torch.Generator().manual_seed(int(fingerprint(name)[:12], 16))
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def is_lora(name: str) -> bool:
+    return name.endswith((DOWN, UP))
+
+
+def lora_of(name: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """The two matrices whose product is added to a weight, the left one first."""
+    prefix = name.removesuffix("weight")
+    up = tensors.get(prefix + UP)
+    return None if up is None else (up, tensors[prefix + DOWN])
