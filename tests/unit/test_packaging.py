@@ -178,3 +178,15 @@ def test_the_version_is_that_of_pyproject() -> None:
     assert bosch.__version__ == project["version"]
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = bosch.no_such_name  # type: ignore[attr-defined]
+
+
+def test_the_six_calls_run_in_the_wheel(programs: Path, hostile: Path) -> None:
+    """The program of docs/library.md, as it stands."""
+    (program,) = re.findall(
+        r"```python\n(.*?)```", (REPOSITORY / "docs" / "library.md").read_text(), re.DOTALL
+    )
+    output = output_of(programs / "python", "-c", program)
+    assert output.startswith("0.5 ")
+    assert "niah_single_1 256 string_match_all" in output
+    made = {path.name for path in hostile.iterdir()}
+    assert {"mask.json", "mask.png", "hybrid", "search"} <= made

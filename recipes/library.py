@@ -1,0 +1,295 @@
+"""The calls of `import bosch`, for notebooks and other programs. docs/library.md shows them all.
+
+Models are those of transformers, loaded with `attn_implementation="bosch"`. What cannot be done
+raises bosch.run.errors.UserError, a ValueError, with what to change.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bosch.config import CalibrationConfig, JudgingConfig, MaskConfig
+from bosch.eval.results import read_scores
+from bosch.eval.rows import Row
+from bosch.eval.settings import Label, configure_suites
+from bosch.eval.suites._interface import Request
+from bosch.hybrid.export import MASK_KEY
+from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
+from bosch.masks.picture import mask_figure
+from bosch.method import Inputs
+from bosch.methods._choose import make_mask, write_selection
+from bosch.methods._settings import check_settings, default_settings
+from bosch.model import ModelInfo, find_model, find_tokenizer, load_tokenizer, read_model_info
+from bosch.plugins import suggest
+from bosch.run.errors import UserError
+from bosch.run.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from bosch.calibration import Calibration
+
+NO_CALIBRATION = "method {}: it scores masks on examples; pass those of bosch.calibrate."
+
+
+class Mask(MaskFile):
+    """A mask (`mask`) and where it comes from: model, method, settings."""
+
+    @property
+    def ratio(self) -> float:
+        """Share of the groups that have the window."""
+        return self.mask.ratio
+
+    def kv_bytes(self, tokens: int, bytes_per_value: int = 2) -> int:
+        """Of the hybrid's KV cache for one text."""
+        return self.mask.kv_bytes(tokens, self.model.head_dim, bytes_per_value)
+
+    def save(self, path: str | Path) -> None:
+        write_mask(Path(path), self)
+
+    def plot(self) -> "Figure":
+        """A matplotlib figure: layers from the bottom up, orange for full attention."""
+        return mask_figure(self)
+
+
+def calibrate(
+    tokenizer: "PreTrainedTokenizerBase", *, seed: int = 0, **settings: Any
+) -> "Calibration":
+    """Build the examples on which masks are scored: needles to find in long texts.
+
+    settings: fields of bosch.config.CalibrationConfig, such as examples=48, length=4096 and
+    essays="PaulGrahamEssays.json"; essays="toy" needs no file.
+    """
+    from bosch.calibration import Calibration
+    from bosch.data.calibration import (
+        CalibrationSettings,
+        build_contexts,
+        check_material,
+        encode,
+        gather_material,
+    )
+
+    made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
+    check_material(made)
+    contexts = build_contexts(made, gather_material(made), tokenizer)
+    return Calibration([encode(context, tokenizer) for context in contexts])
+
+
+def search_mask(
+    model: "PreTrainedModel",
+    calibration: "Calibration | None" = None,
+    *,
+    ratio: float,
+    window: int,
+    method: str = "bosch",
+    folder: str | Path | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Mask:
+    """The mask that a method of bosch/methods chooses. The model stays as it is.
+
+    folder: gets the mask, and what a search notes to resume from: call again with the same
+    arguments after an interruption.
+    settings: the method's, such as kappa=30 (`bosch search --method NAME --help` lists them).
+    """
+    _need_our_attention(model)
+    check_ratio(ratio)
+    usual = default_settings(method, MaskConfig())
+    chosen = _settings(partial(replace, usual), type(usual), settings)
+    check_settings(method, chosen)
+
+    def load_calibration() -> "Calibration":
+        if calibration is None:
+            raise UserError(NO_CALIBRATION.format(method))
+        return calibration
+
+    began = time.monotonic()
+    with _folder(folder) as path, _evaluating(model):
+        inputs = Inputs(
+            model_info=describe(model),
+            load_model=lambda: model,
+            load_calibration=load_calibration,
+            window_tokens=window,
+            ratio=ratio,
+            seed=seed,
+            settings=chosen,
+            folder=path,
+            load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
+        )
+        selection = make_mask(method, inputs)
+        return as_mask(write_selection(method, inputs, selection, began))
+
+
+def load_mask(path: str | Path) -> Mask:
+    """A mask.json, checked."""
+    return as_mask(read_mask(Path(path)))
+
+
+def as_mask(record: MaskFile) -> Mask:
+    return Mask(**{field.name: getattr(record, field.name) for field in fields(MaskFile)})
+
+
+@contextlib.contextmanager
+def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[PreTrainedModel]":
+    """Inside, every call of the model and `generate` use the mask. The KV cache stays that of the
+    dense model: `materialize` saves memory, this saves copying the weights."""
+    _need_our_attention(model)
+    chosen = _mask_for(model, mask)
+
+    def add_mask(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
+        return arguments, {"bosch_mask": chosen.z, "bosch_window": chosen.window_tokens} | named
+
+    hook = model.register_forward_pre_hook(add_mask, with_kwargs=True)
+    try:
+        yield model
+    finally:
+        hook.remove()
+
+
+def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTrainedModel":
+    """The hybrid, with weights of its own: `save_pretrained` writes an ordinary folder."""
+    from bosch.hybrid.models import check_native_window, deploy
+
+    check_native_window(model.config)
+    chosen = _mask_for(model, mask)
+    origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
+    hybrid = deploy(model, chosen.z, chosen.window_tokens, **origin)
+    hybrid.config.name_or_path = model.config.name_or_path
+    return hybrid
+
+
+def evaluate(
+    model: "PreTrainedModel",
+    suites: Sequence[str] = ("niah",),
+    lengths: Sequence[int] = (),
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> list[Row]:
+    """Scores of the model, dense, hybrid or `masked`: rows with suite, task, length, metric, value,
+    stderr and n.
+
+    lengths: text lengths of NIAH, in tokens. tokenizer: None takes that of the folder the model
+    came from. folder: keeps predictions, and resumes from them.
+    settings: fields of bosch.config.JudgingConfig, such as samples=50 and niah_essays="toy".
+    """
+    from bosch.eval.runner import Evaluation
+    from bosch.eval.runner import evaluate as run_suites
+
+    if lengths:
+        settings["niah_lengths"] = tuple(lengths)
+    positions = model.config.max_position_embeddings
+    judging = _settings(JudgingConfig, JudgingConfig, settings)
+    runs = configure_suites(tuple(suites), Request(judging, positions))
+    for run in runs:
+        run.call("check", positions)
+    name = origin_of(model)
+    if tokenizer is None and not name:
+        raise UserError("The model came from no folder, so pass its tokenizer: tokenizer=...")
+    hybrid = getattr(model.config, "bosch", None) or {}
+    with _folder(folder) as path, _evaluating(model):
+        evaluation = Evaluation(
+            load_model=lambda: model,
+            tokenizer=tokenizer or load_tokenizer(name),
+            suites=runs,
+            examples_folder=path / "examples",
+            label=Label(Path(name).name or type(model).__name__),
+            max_positions=positions,
+            window_tokens=hybrid.get("window"),
+        )
+        run_suites(evaluation, path)
+        return [row for run in runs for row in read_scores(path / run.name / "scores.json")["rows"]]
+
+
+def origin_of(model: "PreTrainedModel") -> str:
+    """The folder or hub id the model was loaded from; "" for one made in memory."""
+    return model.config.name_or_path or ""
+
+
+def describe(model: "PreTrainedModel") -> ModelInfo:
+    """Shape and identity. A model that came from no folder is known by its weights in memory."""
+    config, name = model.config, origin_of(model)
+    if name and (folder := find_model(name)) is not None:
+        return read_model_info(folder)
+    from bosch.hybrid.models import head_size
+
+    revision = getattr(config, "_commit_hash", None)
+    return ModelInfo(
+        id=name or type(model).__name__,
+        revision=revision,
+        weight_hash=None if revision else _hash_memory(model),
+        num_layers=config.num_hidden_layers,
+        num_groups=config.num_key_value_heads,
+        num_query_heads=config.num_attention_heads,
+        head_dim=head_size(config),
+    )
+
+
+@contextlib.contextmanager
+def _folder(folder: str | Path | None) -> Iterator[Path]:
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary)
+
+
+@contextlib.contextmanager
+def _evaluating(model: "PreTrainedModel") -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _hash_memory(model: "PreTrainedModel") -> str:
+    import torch
+    from xxhash import xxh3_128_hexdigest
+
+    return fingerprint(
+        {
+            name: xxh3_128_hexdigest(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+            for name, tensor in model.state_dict().items()
+        }
+    )
+
+
+def _need_our_attention(model: "PreTrainedModel") -> None:
+    used = model.config._attn_implementation
+    if used != "bosch" or getattr(model.config, "bosch", None) is not None:
+        found = "is a hybrid already" if used == "bosch" else f"computes attention by {used!r}"
+        raise UserError(
+            f"This {type(model).__name__} {found}, which takes no masks: load the dense model with "
+            'from_pretrained(..., attn_implementation="bosch").'
+        )
+
+
+def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
+    chosen = mask.mask if isinstance(mask, MaskFile) else mask
+    shape = (model.config.num_hidden_layers, model.config.num_key_value_heads)
+    if (chosen.num_layers, chosen.num_groups) != shape:
+        raise UserError(
+            f"The mask has {chosen.num_layers} layers x {chosen.num_groups} groups, the model "
+            f"{shape[0]} x {shape[1]}; pass a mask made for this model."
+        )
+    return chosen
+
+
+def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> Any:
+    """`made` from these values, lists as tuples. A name that `known` lacks is a user's mistake."""
+    names = tuple(known.__dataclass_fields__)
+    for name in values:
+        if name not in names:
+            raise UserError(f"{name}: no such setting; {suggest(name, names)}")
+    plain = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+    paths = {name: str(value) for name, value in values.items() if isinstance(value, Path)}
+    return made(**(plain | paths | further))

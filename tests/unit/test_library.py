@@ -1,0 +1,125 @@
+"""The six calls of `import bosch`, on the embedded models."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import bosch
+from bosch.assets import asset_folder
+from bosch.masks.mask import GroupMask
+from bosch.run.errors import UserError
+from tests.model_factory import tiny_model
+
+FOLDER = asset_folder("tiny-qwen3-2layer")
+EASY = {"essays": "toy", "tasks": ["niah_single_1"], "examples": 4, "length": 256}
+
+
+def load(folder: Path = FOLDER, attention: str = "bosch") -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
+
+
+@pytest.fixture(scope="module")
+def dense() -> Any:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(FOLDER)
+
+
+def test_all_six_calls(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
+    calibration = bosch.calibrate(tokenizer, questions_per_context=2, **EASY)
+    assert calibration.num_questions == 4
+    search = {"ratio": 0.5, "window": 16, "folder": tmp_path / "search", "kappa": 3}
+    mask = bosch.search_mask(dense, calibration, method="bosch_single", **search)
+    assert mask.ratio == 0.5
+    assert mask.model.weight_hash is not None
+    journal = (tmp_path / "search" / "journal.jsonl").read_bytes()
+    again = bosch.search_mask(dense, calibration, method="bosch_single", **search)
+    assert again.mask == mask.mask
+    assert (tmp_path / "search" / "journal.jsonl").read_bytes() == journal
+
+    mask.save(tmp_path / "mask.json")
+    assert bosch.load_mask(tmp_path / "mask.json").mask == mask.mask
+    dense_bytes = mask.mask.dense_kv_bytes(1024, mask.model.head_dim)
+    assert 0.5 < mask.kv_bytes(1024) / dense_bytes < 0.52
+    assert mask.plot().axes
+
+    hybrid = bosch.materialize(dense, mask)
+    ids = torch.arange(100)[None] % 200
+    plain = dense(ids).logits
+    with bosch.masked(dense, mask), torch.inference_mode():
+        logits = dense(ids).logits
+        texts = dense.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(dense(ids).logits, plain)
+    assert (logits - plain).abs().max() > 0.1
+    assert (hybrid(ids).logits - logits).abs().max() < 1e-3
+    assert torch.equal(hybrid.generate(ids, max_new_tokens=8, do_sample=False), texts)
+
+    task = {"niah_tasks": ["niah_single_1"], "niah_essays": "toy", "samples": 3}
+    rows = bosch.evaluate(hybrid, lengths=[256], **task)
+    with bosch.masked(dense, mask):
+        assert [row["value"] for row in bosch.evaluate(dense, lengths=[256], **task)] == [
+            row["value"] for row in rows
+        ]
+    assert {row["length"] for row in rows} == {256}
+
+    hybrid.save_pretrained(tmp_path / "hybrid")
+    assert torch.equal(load(tmp_path / "hybrid")(ids).logits, hybrid(ids).logits)
+
+
+def test_a_model_in_memory_is_known_by_its_weights() -> None:
+    model = tiny_model("qwen3")
+    model.set_attn_implementation("bosch")
+    model.config.name_or_path = ""
+    masks = [bosch.search_mask(model, ratio=0.5, window=8, method="interleave") for _ in range(2)]
+    model.lm_head.weight.data[0, 0] += 1
+    masks.append(bosch.search_mask(model, ratio=0.5, window=8, method="interleave"))
+    first, second, changed = (mask.model.weight_hash for mask in masks)
+    assert first == second != changed
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: bosch.search_mask(load(attention="sdpa"), ratio=0.5, window=8), "'sdpa' bosch"),
+        (lambda: bosch.search_mask(load(), ratio=0.5, window=8), "bosch.calibrate"),
+        (lambda: bosch.search_mask(load(), ratio=0.5, window=8, kapa=3), "kapa kappa"),
+        (lambda: bosch.search_mask(load(), ratio=1.5, window=8), "1.5"),
+        (lambda: bosch.calibrate(None, lenght=256), "lenght length"),
+        (lambda: bosch.evaluate(load(), ["niha"]), "niha niah"),
+        (lambda: bosch.evaluate(load(), niah_lenghts=[256]), "niah_lenghts niah_lengths"),
+        (lambda: bosch.materialize(load(), GroupMask.from_rows(["01"], 8)), "1 layers 2 groups"),
+        (lambda: bosch.masked(load(), GroupMask.from_rows(["01"], 8)).__enter__(), "1 layers"),
+        (
+            lambda: bosch.masked(
+                load(attention="eager"), GroupMask.from_rows(["01"], 8)
+            ).__enter__(),
+            "'eager' attn_implementation",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(call: Any, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words.split()), message
+
+
+def test_import_is_light_and_names_all_six() -> None:
+    program = (
+        "import bosch, sys; print(*bosch.CALLS); assert set(bosch.CALLS) <= set(dir(bosch));"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert bosch.__doc__ is not None
+    assert all(f"bosch.{name}(" in bosch.__doc__ for name in done.stdout.split())
+    assert len(bosch.__doc__.splitlines()) <= 24
