@@ -162,7 +162,9 @@ class TrainConfig:
     until: Literal["budget", "recovered"] = "budget"
     spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
     checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
-    keep_checkpoints: int = speed_only(2)  # how many of these to keep; evaluated steps are all kept
+    keep_checkpoints: int = speed_only(
+        2
+    )  # how many of these to keep; evaluated models are all kept
     async_checkpoints: bool = speed_only(False)  # write checkpoints in the background
     # Recompute activations to save memory; None: as the accelerate config says, else on GPUs.
     activation_checkpointing: bool | None = speed_only(None)

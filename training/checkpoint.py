@@ -69,8 +69,8 @@ class Checkpoints:
 
     facts: settings that a resumed run must have too. circumstances: what may change between two
     attempts, and changes the last digits of results (micro-batch, kernels); changes are logged.
-    keep: number of rolling checkpoints to keep; milestones are always kept. asynchronous: write
-    files while training goes on, at most one save at a time.
+    keep: how many of the newest to keep. asynchronous: write files while training goes on, at most
+    one save at a time.
     """
 
     def __init__(
@@ -156,11 +156,11 @@ class Checkpoints:
 
     # --------------------------------------------------------------------------------------- saving
 
-    def save(self, state: TrainState, step: int, milestone: bool) -> None:
-        """Save the state after `step` steps. Milestones are kept, and the newest `keep` others."""
+    def save(self, state: TrainState, step: int) -> None:
+        """Save the state after `step` steps."""
         self.finish()
         tensors, rest = describe_state(state)
-        save = _Save(step, milestone, self.folder / f".{step_name(step)}.tmp")
+        save = _Save(step, self.folder / f".{step_name(step)}.tmp")
         with self._explaining(save):
             if not self._ranks.from_rank_0(lambda: self._open(save)):
                 return
@@ -244,7 +244,6 @@ class Checkpoints:
             description.unlink()
         manifest = {
             "step": save.step,
-            "milestone": save.milestone,
             "facts": self._facts,
             "circumstances": self._circumstances,
             **provenance(),
@@ -256,15 +255,15 @@ class Checkpoints:
         self._prune()
 
     def _prune(self) -> None:
-        """Remove old rolling checkpoints, except the one this run resumed from, which is good."""
-        rolling = []
+        """Remove old checkpoints, except the one this run resumed from, which is good."""
+        complete = []
         for step, path in sorted(checkpoints_in(self.folder).items()):
             try:
-                milestone = read_sealed_json(path / MANIFEST, "milestone")["milestone"]
+                read_sealed_json(path / MANIFEST, "step")
             except (DamagedArtifactError, FileNotFoundError):
                 continue  # dealt with if a run resumes from it
-            rolling += [] if milestone else [(step, path)]
-        for step, path in rolling[: -self.keep]:
+            complete.append((step, path))
+        for step, path in complete[: -self.keep]:
             if step != self._resumed_from:
                 # Renamed first, or after a kill the rest would look like a damaged checkpoint.
                 hidden = path.rename(path.with_name(f".{path.name}.tmp"))
@@ -295,7 +294,6 @@ class _Save:
     """One save, perhaps still being written."""
 
     step: int
-    milestone: bool
     folder: Path
     done: "Future[None] | None" = None  # this rank's files, in the background
 

@@ -163,7 +163,7 @@ def train(job: TrainJob) -> str | None:
                 reason = interruption.requested()
                 run.checkpoints.poll()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
-                    run.checkpoints.save(run.state, step, milestone=is_evaluated)
+                    run.checkpoints.save(run.state, step)
                 if is_evaluated and not (reason and step < run.last_step):
                     run.checkpoints.finish()  # evaluation may take hours: save before it
                     run.publish(step)

@@ -95,7 +95,7 @@ def saved(folder: Path, steps: tuple[int, ...] = (3, 5), **options: Any) -> Chec
     done = 0
     for step in steps:
         train(state, done, step)
-        checkpoints.save(state, step, milestone=False)
+        checkpoints.save(state, step)
         done = step
     checkpoints.finish()
     return checkpoints
@@ -109,7 +109,7 @@ def test_resumed_run_ends_like_the_uninterrupted_one(tmp_path: Path, asynchronou
     first = make_state()
     checkpoints = Checkpoints(tmp_path, FACTS, 2, asynchronous)
     train(first, 0, 4)
-    checkpoints.save(first, 4, milestone=False)
+    checkpoints.save(first, 4)
     train(first, 4, 6)  # an asynchronous save must not see these
     checkpoints.finish()
 
@@ -121,7 +121,7 @@ def test_resumed_run_ends_like_the_uninterrupted_one(tmp_path: Path, asynchronou
 
 def test_checkpoint_before_the_first_step_resumes_to_the_same_as_none(tmp_path: Path) -> None:
     # An optimizer without a step has no state. Giving it one would count a step.
-    Checkpoints(tmp_path / "one", FACTS, 2).save(make_state(), 0, milestone=True)
+    Checkpoints(tmp_path / "one", FACTS, 2).save(make_state(), 0)
     whole = make_state()
     train(whole, 0, 3)
     for name, seed in (("one", 1), ("none", 0)):
@@ -140,7 +140,7 @@ def test_resuming_works_with_a_parameter_that_never_had_a_gradient(tmp_path: Pat
 
     state, resumed = with_idle(), with_idle()
     train(state, 0, 2)
-    Checkpoints(tmp_path, FACTS, 2).save(state, 2, milestone=False)
+    Checkpoints(tmp_path, FACTS, 2).save(state, 2)
     assert Checkpoints(tmp_path, FACTS, 2).load_newest(resumed) == 2
     assert_equal(resumed, state)
     train(resumed, 2, 3)  # the optimizer still works
@@ -157,7 +157,7 @@ def test_an_extra_module_with_parameters_in_the_optimizer_is_kept(tmp_path: Path
 
     state = with_gates(1.0)
     train(state, 0, 2)
-    Checkpoints(tmp_path, FACTS, 2).save(state, 2, milestone=False)
+    Checkpoints(tmp_path, FACTS, 2).save(state, 2)
     resumed = with_gates(7.0)
     resumed.optimizer.zero_grad()
     Checkpoints(tmp_path, FACTS, 2).load_newest(resumed)
@@ -171,19 +171,17 @@ def test_an_extra_module_with_parameters_in_the_optimizer_is_kept(tmp_path: Path
 # ------------------------------------------------------------------------------ which are removed
 
 
-def test_rolling_checkpoints_go_and_milestones_and_what_a_run_came_from_stay(
-    tmp_path: Path,
-) -> None:
+def test_old_checkpoints_go_and_what_a_run_came_from_stays(tmp_path: Path) -> None:
     state, checkpoints = make_state(), Checkpoints(tmp_path, FACTS, keep=2)
     for step in range(1, 8):
         train(state, step - 1, step)
-        checkpoints.save(state, step, milestone=step in (2, 4))
-    assert names(tmp_path) == [f"step-{n:06d}" for n in (2, 4, 6, 7)]
+        checkpoints.save(state, step)
+    assert names(tmp_path) == [f"step-{n:06d}" for n in (6, 7)]
     checkpoints = Checkpoints(tmp_path, FACTS, keep=1)
     checkpoints.load_newest(state)
     for step in (8, 9):
-        checkpoints.save(state, step, milestone=False)
-    assert names(tmp_path) == [f"step-{n:06d}" for n in (2, 4, 7, 9)]
+        checkpoints.save(state, step)
+    assert names(tmp_path) == [f"step-{n:06d}" for n in (7, 9)]
 
 
 def test_leftovers_of_killed_saves_and_removals_go_and_a_users_copy_stays(tmp_path: Path) -> None:
@@ -205,7 +203,7 @@ def test_a_checkpoint_is_a_folder_that_verifies_and_is_not_saved_again(tmp_path:
     before = (tmp_path / "step-000005" / "manifest.json").read_bytes()
     state = make_state()
     checkpoints = Checkpoints(tmp_path, FACTS, 2)
-    checkpoints.save(state, checkpoints.load_newest(state), milestone=False)
+    checkpoints.save(state, checkpoints.load_newest(state))
     assert (tmp_path / "step-000005" / "manifest.json").read_bytes() == before
 
 
@@ -403,14 +401,14 @@ def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(
         assert Checkpoints(disk, FACTS, 50).load_newest(resumed) == done[-1]
         shutil.rmtree(disk / names(disk)[0])  # makes room
         train(resumed, done[-1], done[-1] + 1)
-        Checkpoints(disk, FACTS, 50).save(resumed, done[-1] + 1, milestone=False)
+        Checkpoints(disk, FACTS, 50).save(resumed, done[-1] + 1)
         assert len(names(disk)) == len(done)
 
 
 def save_until_full(state: TrainState, checkpoints: Checkpoints, done: list[int]) -> None:
     for step in range(1, 50):
         train(state, step - 1, step)
-        checkpoints.save(state, step, milestone=False)
+        checkpoints.save(state, step)
         checkpoints.finish()
         done.append(step)
 
