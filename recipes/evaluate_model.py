@@ -184,10 +184,10 @@ def build_step(
 
 def publish(run_path: Path) -> None:
     """Write results.jsonl and TensorBoard's curves from all evaluations of a run."""
-    from bosch.eval.report.tensorboard import project_evaluations
+    from bosch.eval.report.tensorboard import rebuild_tensorboard
 
     collect_results(run_path / "eval", run_path.name)
-    project_evaluations(run_path)
+    rebuild_tensorboard(run_path)
 
 
 def make_stage(

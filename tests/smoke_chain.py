@@ -146,9 +146,10 @@ def results(run: Path) -> dict[str, Any]:
         line.pop("check", None)  # of the times too
         line.pop("time", None)
         line.pop("tflops_per_device", None)
-    for part in ("train", "eval", "dense"):
-        curves = points(run / "tb" / part)
-        found[f"tb/{part}"] = {
+    (dense,) = (run.parent / "shared").glob("dense-*")
+    for folder in (run / "tb", dense):
+        curves = points(folder)
+        found[f"TensorBoard {folder.name}"] = {
             tag: values for tag, values in curves.items() if not re.search("second|flops", tag)
         }
     return found

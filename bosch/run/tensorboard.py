@@ -1,16 +1,16 @@
 """TensorBoard's training curves, made from the metrics of a run; they can be rebuilt at any time.
 eval/report/tensorboard.py adds evaluations, mask and settings.
 
-    tb/train/   train/metrics.jsonl, row by row
-    tb/mask/    mask/metrics.jsonl, of a mask that is learned
+    tb/    the rows of train/metrics.jsonl, and of mask/metrics.jsonl of a mask that is learned
 
-Every scalar is written twice: `train/loss` over steps and `tokens/train/loss` over training tokens,
+All that belongs to a run is in this one folder, so that TensorBoard lists the run once. Every
+scalar is written twice: `train/loss` over steps and `tokens/train/loss` over training tokens,
 including those of a learned mask. Runs with different batch sizes are comparable over tokens.
 (TensorBoard calls that axis "step" too: what is written as the step is a number of tokens.)
 
-All points of a folder are in one file, in the order of their steps: TensorBoard shows a point twice
-if a second file repeats it, and drops a point whose step comes after a larger one. So a run that
-resumes, or an evaluation that comes late, writes the whole file of its folder again.
+All points are in one file, those of a tag in the order of their steps: TensorBoard shows a point
+twice if a second file repeats it, and drops a point whose step comes after a larger one. So a run
+that resumes, or an evaluation that comes late, writes the whole file again.
 """
 
 import contextlib
@@ -35,24 +35,25 @@ Row = Mapping[str, Any]
 
 
 class TrainingCurves:
-    """tb/train or tb/mask: the rows so far, and those to come."""
+    """The rows so far, in place of those of earlier attempts, and those to come. name: the first
+    part of their tags."""
 
     def __init__(self, run_path: Path, rows: Iterable[Row], name: str = "train") -> None:
-        self._file: EventFile | None = None
-        self._name = name
+        self._folder, self._name, self._works = run_path / FOLDER, name, False
+        own = tuple(f"{axis}{name}/" for axis in ("", BY_TOKENS))
         with tolerating_write_errors(run_path):
-            self._file = EventFile.replace_all(
-                run_path / FOLDER / name, _training_events(rows, name)
-            )
+            others = [e for e in read_events(self._folder) if not tags_of(e)[0].startswith(own)]
+            replace_events(self._folder, [*others, *training_events(rows, name)])
+            self._works = True
 
     def add(self, row: Row) -> None:
-        if self._file is None:
+        if not self._works:
             return
         try:
-            self._file.add(_training_events([row], self._name))
+            append(newest_file(self._folder), training_events([row], self._name))
         except OSError as error:  # said once, not at every step of a long run
             say(f"TensorBoard: no more curves ({error}); compare_runs.py --rebuild-tb makes them")
-            self._file = None
+            self._works = False
 
 
 @contextlib.contextmanager
@@ -84,7 +85,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------- events
 
 
-def _training_events(rows: Iterable[Row], prefix: str) -> Iterator[Event]:
+def training_events(rows: Iterable[Row], prefix: str) -> Iterator[Event]:
     for row in rows:
         scalars = {
             f"{prefix}/{name}": float(value)
@@ -111,35 +112,55 @@ def is_finite(value: object) -> bool:
 
 
 # ------------------------------------------------------------------------------------------- a file
+# The library's own writer uses a thread, which a full disk ends without a word.
 
 
-class EventFile:
-    """A TensorBoard file, opened only while something is added. The library's own writer uses a
-    thread, which a full disk ends without a word."""
+def replace_events(folder: Path, events: Iterable[Event]) -> None:
+    """A new file with these events, in place of all files in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    old, number = event_files(folder), _number(newest_file(folder))
+    temporary = folder / ".new.tmp"
+    temporary.unlink(missing_ok=True)
+    source = SourceMetadata(writer="bosch")
+    begin = Event(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
+    append(temporary, [begin, *events])
+    for path in old:
+        path.unlink(missing_ok=True)  # another run may replace a shared folder's at this moment
+    temporary.rename(folder / f"events.out.tfevents.{number + 1:010d}.bosch")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    @classmethod
-    def replace_all(cls, folder: Path, events: Iterable[Event]) -> "EventFile":
-        """A new file with these events, in place of all files in the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        old = sorted(path for path in folder.iterdir() if "tfevents" in path.name)
-        # TensorBoard reads files in the order of their names: sort after every older one, whatever
-        # the clock says.
-        numbers = [int(path.name.split(".")[3]) for path in old if path.name.endswith(".bosch")]
-        temporary = cls(folder / ".new.tmp")
-        temporary.path.unlink(missing_ok=True)
-        source = SourceMetadata(writer="bosch")
-        begin = Event(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
-        temporary.add([begin, *events])
-        for path in old:
-            path.unlink()
-        name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.bosch"
-        return cls(temporary.path.rename(folder / name))
+def append(path: Path, events: Iterable[Event]) -> None:
+    with path.open("ab") as file:
+        records = RecordWriter(file)
+        for event in events:
+            records.write(event.SerializeToString())
 
-    def add(self, events: Iterable[Event]) -> None:
-        with self.path.open("ab") as file:
-            records = RecordWriter(file)
-            for event in events:
-                records.write(event.SerializeToString())
+
+def read_events(folder: Path) -> list[Event]:
+    """Those with values, of our own file, up to the first damaged byte."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+
+    path, events = newest_file(folder), []
+    with contextlib.suppress(Exception):  # errors of every type; all can be rebuilt
+        for record in RawEventFileLoader(str(path)).Load():
+            event = Event.FromString(record)
+            events += [event] if tags_of(event) else []
+    return events
+
+
+def tags_of(event: Event) -> list[str]:
+    return [value.tag for value in event.summary.value]
+
+
+def event_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*tfevents*") if path.is_file())
+
+
+def newest_file(folder: Path) -> Path:
+    """Of our own: TensorBoard reads files in the order of their names, whatever the clock says."""
+    ours = [path for path in event_files(folder) if path.name.endswith(".bosch")]
+    return max(ours, key=_number, default=folder / "events.out.tfevents.0000000000.bosch")
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split(".")[3])

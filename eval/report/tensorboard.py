@@ -1,14 +1,15 @@
 """What TensorBoard shows of a run besides its training curves (bosch/run/tensorboard.py), made from
 the files of the run; it can be rebuilt at any time.
 
-    tb/eval/    the rows of eval/*/*/scores.json, over steps and over tokens
-    tb/dense/   those of the dense model, as horizontal lines to compare with
-    tb/         the mask as an image, settings and last scores for the HParams table, a page of
-                text, and custom scalars: charts over tokens, the same for every run, so that
-                `tensorboard --logdir runs` draws all runs into one
+    tb/    the rows of eval/*/*/scores.json, over steps and over tokens; the mask as an image,
+           settings and last scores for the HParams table, a page of text, and custom scalars:
+           charts over tokens, the same for every run, so that `tensorboard --logdir runs` draws
+           all runs into one
+    ../shared/dense-XXXXXXXX/    the dense model's scores, as horizontal lines, once for all runs
 """
 
 import re
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,23 +22,28 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 from bosch.eval.report.cells import MISSING
 from bosch.eval.report.runs import RunResults, read_json, read_run
 from bosch.eval.report.scores import find_scores, read_value
-from bosch.eval.report.tables import settings_by_section
+from bosch.eval.report.tables import kv_saved, settings_by_section
 from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
 from bosch.masks.picture import mask_title
 from bosch.run.errors import MissingFileError
+from bosch.run.fingerprint import fingerprint
 from bosch.run.plain_text import markdown, markdown_table, visible
 from bosch.run.progress import say
 from bosch.run.tensorboard import (
+    BY_TOKENS,
     FOLDER,
     METRICS,
-    EventFile,
-    TrainingCurves,
     is_finite,
     on_both_axes,
+    read_events,
     read_metrics,
+    replace_events,
+    tags_of,
     tolerating_write_errors,
+    training_events,
 )
 
+OF_EARLIER_VERSIONS = ("train", "mask", "eval", "dense")  # folders in tb/: a line each
 # Chart -> regular expressions of tags.
 LOSS_CHARTS = {
     "training loss": ["tokens/train/loss$"],
@@ -50,42 +56,50 @@ def rebuild_tensorboard(run_path: Path) -> None:
     """Write all TensorBoard files of a run, from its metrics, scores and mask."""
     if not run_path.is_dir():
         raise MissingFileError(f"{run_path} is not a run folder; name one, such as runs/NAME.")
-    for name in ("mask", "train"):
-        metrics = run_path / name / METRICS
-        if metrics.is_file():
-            TrainingCurves(run_path, read_metrics(metrics), name)
-    project_evaluations(run_path)
-
-
-def project_evaluations(run_path: Path) -> None:
-    """Write everything but the training curves. Call it whenever there are new scores."""
     run = read_run(run_path)
     for problem in run.problems:
         say(f"TensorBoard: {problem}")
+    curves: list[Event] = []
+    times: dict[int, float] = {}
+    for name in ("mask", "train"):
+        metrics = run_path / name / METRICS
+        rows = read_metrics(metrics) if metrics.is_file() else []
+        curves += training_events(rows, name)
+        times = {row["step"]: row["time"] for row in rows if "time" in row}
     with tolerating_write_errors(run_path):
-        events_by_folder = {"eval": _evaluations(run.rows), "dense": _dense_lines(run.rows)}
-        for name, events in events_by_folder.items():
-            folder = run_path / FOLDER / name
-            if (listed := list(events)) or folder.is_dir():
-                EventFile.replace_all(folder, listed)
         summaries = [_plain(summary) for summary in _describe_run(run)]
-        events = (Event(wall_time=time.time(), summary=summary) for summary in summaries)
-        EventFile.replace_all(run_path / FOLDER, events)
+        events = [Event(wall_time=time.time(), summary=summary) for summary in summaries]
+        replace_events(run_path / FOLDER, [*events, *curves, *_evaluations(run.rows, times)])
+        for name in OF_EARLIER_VERSIONS:
+            shutil.rmtree(run_path / FOLDER / name, ignore_errors=True)
+        _draw_dense_lines(run_path.parent / "shared", run.rows)
 
 
-def _evaluations(rows: Sequence[Row]) -> Iterator[Event]:
+def _evaluations(rows: Sequence[Row], times: Mapping[int, float]) -> Iterator[Event]:
+    """times: when each step was trained."""
     with_step = [row for row in rows if row["step"] is not None]
     for row in sorted(with_step, key=lambda row: row["step"]):
-        yield from on_both_axes(row["step"], row["tokens"], _scalar(row), None)
+        when = times.get(row["step"])
+        yield from on_both_axes(row["step"], row["tokens"], _scalar(row), when)
 
 
-def _dense_lines(rows: Sequence[Row]) -> Iterator[Event]:
-    """The dense model's scores at the first and the last evaluated step."""
+def _draw_dense_lines(shared: Path, rows: Sequence[Row]) -> None:
+    """The dense model's scores, at the start and at the last step of all runs so far."""
+    scalars: dict[str, float] = {}
+    for row in rows:
+        scalars |= _scalar(row) if row["step"] is None else {}
+    if not scalars:
+        return
+    folder = shared / f"dense-{fingerprint(scalars)[:8]}"
     ends = [(row["step"], row["tokens"]) for row in rows if row["step"] is not None]
-    for step, tokens in sorted({(0, 0), max(ends, default=(0, 0))}):
-        for row in rows:
-            if row["step"] is None:
-                yield from on_both_axes(step, tokens, _scalar(row), None)
+    step, tokens = max(ends, default=(0, 0))
+    for event in read_events(folder):
+        if tags_of(event)[0].startswith(BY_TOKENS):
+            tokens = max(tokens, event.step)
+        else:
+            step = max(step, event.step)
+    places = sorted({(0, 0), (step, tokens)})
+    replace_events(folder, [e for place in places for e in on_both_axes(*place, scalars, None)])
 
 
 def _scalar(row: Row) -> dict[str, float]:
@@ -109,8 +123,8 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     config = record.get("config", {})
     settings = _hparams(run, config)
     tags = sorted({tag for row in run.rows for tag in _scalar(row)})
-    metrics = [hparams.Metric("train/loss", group="train")]
-    metrics += [hparams.Metric(tag, group="eval") for tag in tags if f"/{AVERAGE}/" in tag]
+    averages = [tag for tag in tags if f"/{AVERAGE}/" in tag]
+    metrics = [hparams.Metric(tag) for tag in ("train/loss", *averages)]
     # With a fixed time and name a run is the same row of the table however often it is written.
     names = [hparams.HParam(name) for name in settings]
     yield hparams.hparams_config_pb(names, metrics, time_created_secs=0.0)
@@ -140,7 +154,7 @@ def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int 
     if run.mask is not None:
         mask = run.mask.mask
         facts |= {"model": run.mask.model.id, "method": run.mask.shown_method, "ratio": mask.ratio}
-        facts |= {"window": mask.window_tokens, "unit": mask.unit}
+        facts |= {"window": mask.window_tokens, "unit": mask.unit, "KV saved": kv_saved(run)}
     settings = {"seed": config.get("seed"), "tokens": config.get("data", {}).get("tokens")}
     if options := config.get("mask", {}).get("options"):
         settings["options"] = " ".join(options)

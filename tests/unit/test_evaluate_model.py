@@ -133,7 +133,7 @@ def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
     assert read_lines(other / "eval" / "results.jsonl") == rows
     assert {row["run"] for row in rows} == {"two"}
     assert list(dict.fromkeys(row["step"] for row in rows)) == [None, 0]
-    assert list((other / "tb" / "eval").glob("events*"))
+    assert list((other / "tb").glob("events*"))
 
 
 def test_a_complete_evaluation_is_reused_and_other_settings_are_refused(

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bosch.eval.report.compare import compare
 from bosch.eval.report.page import write_report
-from bosch.eval.report.tensorboard import project_evaluations
+from bosch.eval.report.tensorboard import rebuild_tensorboard
 from bosch.eval.results import draw_table
 from bosch.hybrid.export import write_exports
 from bosch.hybrid.materialize import materialize, read_config
@@ -161,7 +161,7 @@ def test_tensorboard_s_page_shows_names_and_obeys_none_of_them(
 ) -> None:
     found = []
     for run in (FakeRun("usual", steps=(None, 0, 50)).write(tmp_path), hostile_run):
-        project_evaluations(run)
+        rebuild_tensorboard(run)
         events = EventAccumulator(str(run / "tb")).Reload()
         (event,) = events.Tensors("run/text_summary")
         text = event.tensor_proto.string_val[0].decode()

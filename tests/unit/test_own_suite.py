@@ -154,7 +154,7 @@ def test_a_suite_that_says_nothing_is_reported_by_the_mean_of_its_tasks(
     charts = charts_of(run)
     assert [*charts] == ["NIAH", "LongBench", "mine", "loss"]
     assert [*charts["mine"]] == ["counting", "reading"]
-    tags = EventAccumulator(str(run / "tb" / "eval")).Reload().Tags()["scalars"]
+    tags = EventAccumulator(str(run / "tb")).Reload().Tags()["scalars"]
     (regex,) = charts["mine"]["reading"]
     drawn = {tag for tag in tags if re.match(regex, tag)}
     assert drawn == {

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from bosch.eval.report.tensorboard import project_evaluations, rebuild_tensorboard
+from bosch.eval.report.tensorboard import rebuild_tensorboard
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
@@ -44,7 +44,7 @@ def write_steps(run: Path, first: int, last: int, attempt: float = 0.0) -> None:
 
 def test_each_scalar_is_over_steps_and_over_tokens(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 3)
-    assert points(tmp_path / "tb" / "train") == {
+    assert points(tmp_path / "tb") == {
         "train/loss": [(1, 1.0), (2, 2.0), (3, 3.0)],
         "tokens/train/loss": [(100, 1.0), (200, 2.0), (300, 3.0)],
     }
@@ -59,10 +59,10 @@ def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     expected = [(n, float(n)) for n in range(1, 6)] + [(n, n + 0.5) for n in range(6, 12)]
     rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
     assert [(row["step"], row["loss"]) for row in rows[1:]] == expected
-    assert points(tmp_path / "tb" / "train")["train/loss"] == expected
-    assert len(list((tmp_path / "tb" / "train").iterdir())) == 1
+    assert points(tmp_path / "tb")["train/loss"] == expected
+    assert len(list((tmp_path / "tb").iterdir())) == 1
     rebuild_tensorboard(tmp_path)
-    assert points(tmp_path / "tb" / "train")["train/loss"] == expected
+    assert points(tmp_path / "tb")["train/loss"] == expected
 
 
 def test_points_are_readable_at_once_and_only_numbers_are_written(
@@ -72,7 +72,7 @@ def test_points_are_readable_at_once_and_only_numbers_are_written(
         log = open_log(folder, 0, rank)
         log.write({"step": 1, "tokens": 10, "loss": 0.5})
         log.write({"step": 2, "tokens": 20, "loss": float("nan"), "note": "x", "list": [1]})
-    assert points(tmp_path / "run" / "tb" / "train")["train/loss"] == [(1, 0.5)]  # the log is open
+    assert points(tmp_path / "run" / "tb")["train/loss"] == [(1, 0.5)]  # the log is open
     assert not (tmp_path / "other").exists()  # rank 1 writes nothing
 
 
@@ -129,12 +129,12 @@ def write_scores(run: Path, step: int | None, value: float | None, **changes: An
 def test_a_late_evaluation_takes_its_place(tmp_path: Path) -> None:
     for step in (0, 9):
         write_scores(tmp_path, step, float(step))
-        project_evaluations(tmp_path)
+        rebuild_tensorboard(tmp_path)
     write_scores(tmp_path, 5, 5.0)
-    folder = tmp_path / "tb" / "eval"  # with a file of a clock that went back since
+    folder = tmp_path / "tb"  # with a file of a clock that went back since
     (folder / "events.out.tfevents.9999999999.host.1.0").write_bytes(b"")
-    project_evaluations(tmp_path)
-    assert points(tmp_path / "tb" / "eval") == {
+    rebuild_tensorboard(tmp_path)
+    assert points(tmp_path / "tb") == {
         "niah/average/512/score": [(0, 0), (5, 5), (9, 9)],
         "tokens/niah/average/512/score": [(0, 0), (500, 5), (900, 9)],
     }
@@ -152,11 +152,19 @@ def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(
         _made(run / "eval" / "dense") / "reference.json",
         {"folder": "../../../shared/eval-dense-0123", "facts": {}},
     )
-    project_evaluations(run)
-    assert points(run / "tb" / "dense") == {
+    rebuild_tensorboard(run)
+    lines = {
         "niah/average/512/score": [(0, 7), (9, 7)],
         "tokens/niah/average/512/score": [(0, 7), (900, 7)],
     }
+    (dense,) = (tmp_path / "shared").glob("dense-*")
+    assert points(dense) == lines
+    shutil.rmtree(run / "eval" / "step-000009")  # a shorter run does not shorten them
+    rebuild_tensorboard(run)
+    assert points(dense) == lines
+    write_scores(run, 20, 1.0)
+    rebuild_tensorboard(run)
+    assert points(dense)["tokens/niah/average/512/score"] == [(0, 7), (2000, 7)]
 
 
 def _made(folder: Path) -> Path:
@@ -171,9 +179,9 @@ def test_scores_that_cannot_be_drawn_do_no_harm_and_damaged_ones_are_named(
     write_scores(tmp_path, 5, 5.0, length=None)
     (write_scores(tmp_path, 7, 7.0) / "scores.json").write_text('{"rows"')
     with caplog.at_level("INFO", "bosch"):
-        project_evaluations(tmp_path)
+        rebuild_tensorboard(tmp_path)
     assert "step-000007/niah/scores.json is damaged" in caplog.text
-    assert points(tmp_path / "tb" / "eval")["niah/average/score"] == [(5, 5.0)]
+    assert points(tmp_path / "tb")["niah/average/score"] == [(5, 5.0)]
 
 
 # --- mask and settings ---
@@ -209,10 +217,12 @@ def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
     values = {name: it.string_value or it.number_value for name, it in session.hparams.items()}
     expected: dict[str, Any] = {"run": "run", "model": "tiny", "method": "fisher", "seed": 3}
     expected |= {"ratio": 0.75, "window": 16, "unit": "group", "tokens": 1000}
+    expected["KV saved"] = "75% at 32,768 tokens"
     assert values == expected | {"train.clip_norm": 1.0}
     metrics = [m.name for m in plugin_data["_hparams_/experiment"].experiment.metric_infos]
-    expected_metrics = [("train", "train/loss"), ("eval", "niah/average/512/score")]
+    expected_metrics = [("", "train/loss"), ("", "niah/average/512/score")]
     assert [(m.group, m.tag) for m in metrics] == expected_metrics
+    assert all(points(run / "tb")[m.tag] for m in metrics)
 
 
 def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
@@ -224,27 +234,25 @@ def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
         rebuilt = []
         for _ in range(2):
             rebuild_tensorboard(tmp_path / name)
-            rebuilt.append([points(tmp_path / name / "tb" / part) for part in ("train", "eval")])
+            rebuilt.append(points(tmp_path / name / "tb"))
         assert rebuilt[0] == rebuilt[1]
-        assert rebuilt[0][0]["train/loss"] == [(1, 1.0), (2, 2.0)]
+        assert rebuilt[0]["train/loss"] == [(1, 1.0), (2, 2.0)]
     with pytest.raises(MissingFileError, match="none"):
         rebuild_tensorboard(tmp_path / "none")
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()
-    assert sorted(runs) == [
-        f"{name}/tb{part}" for name in ("one", "two") for part in ("", "/eval", "/train")
-    ]
+    assert sorted(runs) == ["one/tb", "two/tb"]
 
 
 def test_a_run_writes_again_what_only_shows_results(tmp_path: Path) -> None:
     run = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
     show_again(run)
-    (events,) = (run / "tb" / "eval").iterdir()
-    curves, results = points(run / "tb" / "eval"), run / "eval" / "results.jsonl"
+    (events,) = (run / "tb").iterdir()
+    curves, results = points(run / "tb"), run / "eval" / "results.jsonl"
     rows = results.read_bytes()
     events.write_bytes(events.read_bytes()[:-40])
     results.write_bytes(rows[:-40])
     show_again(run)
-    assert points(run / "tb" / "eval") == curves
+    assert points(run / "tb") == curves
     assert results.read_bytes() == rows
 
 
@@ -254,7 +262,7 @@ def test_every_chart_has_curves_and_the_text_describes_the_run(tmp_path: Path) -
     facts = EventAccumulator(str(folder / "tb")).Reload()
     (event,) = facts.Tensors("custom_scalars__config__")
     layout = Layout.FromString(event.tensor_proto.string_val[0])
-    curves = {**points(folder / "tb" / "eval"), **points(folder / "tb" / "train")}
+    curves = points(folder / "tb")
     charts = {chart.title: chart for page in layout.category for chart in page.chart}
     assert [page.title for page in layout.category] == ["NIAH", "LongBench", "loss"]
     for chart in charts.values():
@@ -302,7 +310,7 @@ def test_a_full_disk_costs_the_curves_and_not_the_run(
     rebuild_tensorboard(run)  # still no room: a message, no error
     (run / "tb").unlink()
     rebuild_tensorboard(run)
-    assert len(points(run / "tb" / "train")["train/loss"]) == 500
+    assert len(points(run / "tb")["train/loss"]) == 500
 
 
 def fill(log: MetricsLog, written: list[int]) -> None:
@@ -310,3 +318,28 @@ def fill(log: MetricsLog, written: list[int]) -> None:
     for step in range(500):
         log.write({"step": step, "tokens": step, "loss": 1.0, "note": "x" * 200})
         written.append(step)
+
+
+def test_training_and_evaluations_share_a_file_and_resume_in_it(tmp_path: Path) -> None:
+    """A training that evaluates itself, is killed, and resumes before the evaluated step."""
+    log = open_log(tmp_path, 1)
+    for step in (1, 2, 3, 4):
+        log.write({"step": step, "tokens": 100 * step, "loss": float(step)})
+        if step == 2:
+            write_scores(tmp_path, 2, 7.0)
+            rebuild_tensorboard(tmp_path)
+    resumed = open_log(tmp_path, 3)
+    resumed.write({"step": 3, "tokens": 300, "loss": 3.5})
+    expected = {
+        "train/loss": [(1, 1.0), (2, 2.0), (3, 3.5)],
+        "tokens/train/loss": [(100, 1.0), (200, 2.0), (300, 3.5)],
+        "niah/average/512/score": [(2, 7.0)],
+        "tokens/niah/average/512/score": [(200, 7.0)],
+    }
+    assert points(tmp_path / "tb") == expected
+    assert len(list((tmp_path / "tb").iterdir())) == 1
+    rebuild_tensorboard(tmp_path)
+    assert points(tmp_path / "tb") == expected
+    reader = EventAccumulator(str(tmp_path / "tb")).Reload()
+    (score,), losses = reader.Scalars("niah/average/512/score"), reader.Scalars("train/loss")
+    assert score.wall_time == losses[1].wall_time

@@ -49,7 +49,7 @@ def test_command_trains_says_what_it_does_and_is_reused(
         assert part in printed
     verify_folder(out)
     assert list(tmp_path.iterdir()) == [out]  # its curves too are in its own folder
-    assert list((out / "tb" / "train").glob("events*"))
+    assert list((out / "tb").glob("events*"))
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
     assert (out / "step-000002" / "tokenizer.json").is_file()
