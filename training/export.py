@@ -126,7 +126,10 @@ class Weights:
         if key not in self._recent:
             if len(self._recent) == 2:  # a layer's experts are two tensors, whose parts alternate
                 del self._recent[next(iter(self._recent))]
-            self._recent[key] = self._as_in_files(key, _whole(self._tensors[key].to(dtype)))
+            tensor = self._tensors[key].to(dtype)
+            if isinstance(tensor, DTensor):  # an offloaded one is on the CPU
+                tensor = whole(tensor.to(tensor.device_mesh.device_type))
+            self._recent[key] = self._as_in_files(key, tensor)
         return self._recent[key][name]
 
     def _as_in_files(self, key: str, tensor: Tensor) -> Mapping[str, Tensor]:
@@ -161,10 +164,3 @@ def _names_by_parameter(model: nn.Module) -> Iterable[set[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(plain_name(name))
     return names.values()
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor
-    # An offloaded one is on the CPU.
-    return whole(tensor.to(tensor.device_mesh.device_type))

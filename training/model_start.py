@@ -24,7 +24,7 @@ from bosch.model import LOCAL, read_model_config
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
-from bosch.training.parallel import Switches, World, local, shard_model, state_device
+from bosch.training.parallel import Switches, World, local, shard_model
 
 
 def start_model(
@@ -72,7 +72,7 @@ def windowed_layers(config: PretrainedConfig) -> list[bool]:
 def allocate(model: Any, world: World, switches: Switches) -> PreTrainedModel:
     """Shard a model on the meta device and give it memory."""
     shard_model(model, world, switches)
-    device = state_device(world, switches)
+    device = torch.device("cpu") if switches.cpu_offload else world.device
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
     if is_tied:  # moving off the meta device makes new parameters, unless they are sharded

@@ -246,11 +246,6 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
     fully_shard(model, **(options | {"reshard_after_forward": False}))
 
 
-def state_device(world: World, switches: Switches) -> torch.device:
-    """Where parameters and optimizer state are kept."""
-    return torch.device("cpu") if switches.cpu_offload else world.device
-
-
 def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
     """Choose whether the next backward averages gradients over the ranks."""
     if isinstance(model, FSDPModule):
