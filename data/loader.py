@@ -49,7 +49,6 @@ class Batch:
     labels_BT: "Tensor"  # the next token, or IGNORED at the last one of a document
     position_ids_BT: "Tensor"  # from 0 in each document
     cu_seqlens: "Tensor"  # int32, from 0, over the flattened sequences
-    max_seqlen: int  # tokens of the longest document
     num_targets: int  # labels that are not IGNORED
     sequences: tuple[int, ...]  # their numbers in tokens.bin
 
@@ -101,7 +100,6 @@ class Sequences:
             torch.from_numpy(labels).view(num_rows, num_tokens),
             torch.from_numpy(np.cumsum(steps, out=steps)).view(num_rows, num_tokens),
             torch.from_numpy(cu_seqlens.astype(np.int32)),
-            int(lengths.max()),
             num_rows * num_tokens - len(lengths),
             tuple(int(number) for number in numbers),
         )

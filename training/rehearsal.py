@@ -190,7 +190,7 @@ def make_step(
         live.name("gradients", (p.grad for p in parameters), on_host)
     ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64, device=world.device)
     ends = torch.zeros(len(ids) + 1, dtype=torch.int32, device=world.device)
-    batch = Batch(ids, ids.clone(), ids.clone(), ends, plan.seq_len, ids.numel(), (0,) * len(ids))
+    batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
     teach = teacher.teach if teacher else None
     add_gradients(model, list(split(batch, micro)), 1.0, settings, teach=teach)
     live.name("gradients", (p.grad for p in parameters), on_host)
