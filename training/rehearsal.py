@@ -16,7 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -124,12 +124,8 @@ class Rehearsal:
 
 def rehearse(plan: Plan) -> Rehearsal:
     """In a process of its own: a process has one process group, and GPUs would change kernels."""
-    with processes() as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_hide_gpus) as pool:
         return pool.submit(rehearse_here, plan).result()
-
-
-def processes() -> Executor:
-    return ProcessPoolExecutor(1, get_context("spawn"), initializer=_hide_gpus)
 
 
 def _hide_gpus() -> None:
