@@ -212,11 +212,6 @@ class Loader:
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """A rank's sequences of a step: number rank, rank + world, ... of the step's sequences."""
-        if self.batch_sequences % world:
-            raise UserError(
-                f"A batch of {self.batch_sequences} sequences cannot be shared by {world} ranks; "
-                f"use a multiple of {world}."
-            )
         return self.tokens.train.batch(self.sequences(step)[rank::world], self.document_mask)
 
     def sequences(self, step: int) -> NDArray[np.int64]:
@@ -251,8 +246,8 @@ class Loader:
 
 
 def prefetch(
-    make: Callable[[int], T], steps: Iterable[int], num_ahead: int = 2
+    make: Callable[[int], T], steps: Iterable[int]
 ) -> Generator[tuple[int, T], None, None]:
-    """(step, make(step)) for each step, made in a thread up to `num_ahead` steps early. An error is
-    raised at its step."""
-    return map_in_threads(lambda step: (step, make(step)), steps, 1, num_ahead)
+    """(step, make(step)) for each step, made in a thread up to two steps early. An error is raised
+    at its step."""
+    return map_in_threads(lambda step: (step, make(step)), steps, num_threads=1, num_ahead=2)
