@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing import get_context
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -34,7 +34,6 @@ from torch.nn.utils import clip_grads_with_norm_
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.backends import varlen
-from bosch.backends._interface import AttentionCall
 from bosch.config import TrainConfig
 from bosch.data.loader import Batch
 from bosch.hybrid import dispatch
@@ -214,8 +213,15 @@ def _fake_ranks(num_gpus: int) -> Iterator[World]:
 
 @contextmanager
 def _without_kernels(kernels: str) -> Iterator[None]:
-    """Let the flash kernels seem to run on this CPU, and Liger's do nothing."""
-    with patch.dict(dispatch.BACKENDS, {"rehearsed": _Flash("rehearsed")}):
+    """Let the flash kernels seem to run on this CPU, as torch's varlen_attn, and Liger's do
+    nothing."""
+    backend: Any = SimpleNamespace(
+        attend=varlen.attend,
+        unavailable=lambda: None,
+        supports=lambda call: None,
+        priority=lambda call: None,
+    )
+    with patch.dict(dispatch.BACKENDS, {"rehearsed": backend}):
         if kernels != "liger":
             yield
             return
@@ -225,21 +231,6 @@ def _without_kernels(kernels: str) -> Iterator[None]:
         launch: Callable[..., object] = lambda self, grid: lambda *args, **kwargs: None  # noqa: E731
         with patch.object(KernelInterface, "__getitem__", launch):
             yield
-
-
-class _Flash(ModuleType):
-    """An attention backend: torch's varlen_attn, on any device."""
-
-    attend = staticmethod(varlen.attend)
-
-    def unavailable(self) -> None:
-        return None
-
-    def supports(self, call: AttentionCall) -> None:
-        return None
-
-    def priority(self, call: AttentionCall) -> None:
-        return None
 
 
 def as_hybrid(model: PretrainedConfig, ratio: float, window_tokens: int) -> PretrainedConfig:
