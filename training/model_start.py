@@ -24,7 +24,7 @@ from bosch.model import LOCAL, read_model_config
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
-from bosch.training.parallel import Switches, World, local, shard_model
+from bosch.training.parallel import Switches, World, shard_model
 
 
 def start_model(
@@ -180,12 +180,12 @@ def find_reader(name: str, slices: Mapping[str, Any]) -> Reader | None:
 
 def fill(parameter: Tensor, read: Reader) -> None:
     """Copy this rank's rows of a parameter, converting from the file's type."""
-    target, begin = local(parameter.detach()), 0
-    if isinstance(parameter, DTensor):
+    target, begin = parameter.detach(), 0
+    if isinstance(target, DTensor):
         _, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
+            target.shape, target.device_mesh, target.placements
         )
-        begin = offset[0]
+        target, begin = target.to_local(), offset[0]
     if target.numel():
         target.copy_(read(begin, begin + target.shape[0]))
 

@@ -259,11 +259,6 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def whole(tensor: Tensor) -> Tensor:
     """All of a small tensor, on every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
