@@ -202,8 +202,7 @@ def seconds_of_a_step(side: Side, device: torch.device) -> float:
     finally:
         handle.remove()
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # for the next side, or for another process
+    torch.cuda.empty_cache()  # for the next side, or for another process
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
