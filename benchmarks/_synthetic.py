@@ -37,7 +37,6 @@ from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
 from bosch.run.group import rank_and_size
 from bosch.search import evaluations, finish
-from bosch.search.evaluations import MaskObjective
 from bosch.search.journal import Journal
 from bosch.search.objective import Means, Z
 from bosch.search.scorer import Answer
@@ -296,15 +295,6 @@ def inputs_of(
         settings=settings,
         folder=folder,
     )
-
-
-def objective_of(model: SyntheticModel, name: str, **options: Any) -> MaskObjective:
-    """The real objective on a synthetic model. Options: as for MaskObjective, and
-    `accelerations`."""
-    scorer: Any = SyntheticScorer(
-        model, model.calibration, WINDOW, options.pop("accelerations", None)
-    )
-    return MaskObjective(scorer, model.calibration, name, **options)
 
 
 def choose(method: str, inputs: Inputs, quiet: bool = False) -> Selection:

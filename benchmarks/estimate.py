@@ -6,10 +6,6 @@ FLOPs (training/flops.py) divided by the GPUs' peak times --mfu. The memory: `re
 """
 
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from benchmarks._models import SIZES, read_shape, spread_mask
 from benchmarks._options import BenchmarkOptions, Row
@@ -18,6 +14,7 @@ from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.tables import show_rows
 from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
+from bosch.training.model_start import build_on_meta
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,13 @@ def measure(options: Options) -> list[Row]:
 
 def estimate_training(model: str, options: Options) -> Row:
     config, _ = read_shape(model)
-    weights = count_weights(config)
+    empty = build_on_meta(config)
+    active, num_weights = count_active_weights(empty), empty.num_parameters()
     mask = spread_mask(options.ratio, config.num_hidden_layers, config.num_key_value_heads)
     hybrid = hybrid_config(config, mask, options.window)
     rate = options.gpus * PEAK_FLOPS[options.gpu] * options.mfu
     step, dense_step = (
-        training_flops(shape, weights.active, [options.seq_len] * options.batch_sequences) / rate
+        training_flops(shape, active, [options.seq_len] * options.batch_sequences) / rate
         for shape in (hybrid, config)
     )
     steps = options.tokens / (options.batch_sequences * options.seq_len)
@@ -80,23 +78,6 @@ def estimate_training(model: str, options: Options) -> Row:
         "unit": "hours",
         "step_seconds": step,
         "dense_step_seconds": dense_step,
-        "checkpoint_gb": 12 * weights.all / 1e9,  # fp32 and both moments
-        "export_gb": 2 * weights.all / 1e9,
+        "checkpoint_gb": 12 * num_weights / 1e9,  # fp32 and both moments
+        "export_gb": 2 * num_weights / 1e9,
     }
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Numbers of weights."""
-
-    all: int
-    active: int  # used for each token
-
-
-def count_weights(config: PretrainedConfig) -> Weights:
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return Weights(
-        sum(parameter.numel() for parameter in model.parameters()),
-        count_active_weights(model),
-    )

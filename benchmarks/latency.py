@@ -110,8 +110,7 @@ def measure(options: Options) -> Iterator[Row]:
                 row |= measure_prompt(model, ids, options, deadline)
                 # Free the cache, and what the frames of an error hold, before the next point.
                 gc.collect()
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
+                torch.cuda.empty_cache()
             if row["missing"] is None:
                 row |= {"value": row["prefill_tokens_per_second"], "unit": "tokens/s of prefill"}
             else:

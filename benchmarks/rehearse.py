@@ -14,15 +14,7 @@ from benchmarks._models import SIZES, read_shape
 from benchmarks._options import BenchmarkOptions, Row
 from bosch.config import TrainConfig
 from bosch.run.tables import show_rows
-from bosch.training.rehearsal import (
-    COLUMNS,
-    KERNELS,
-    MARGIN_GB,
-    Plan,
-    as_hybrid,
-    processes,
-    rehearse_here,
-)
+from bosch.training.rehearsal import COLUMNS, KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
 
 
 @dataclass(frozen=True)
@@ -41,22 +33,21 @@ class Options(BenchmarkOptions):
 
 def measure(options: Options) -> Iterator[Row]:
     rows: list[Row] = []
-    with processes() as pool:
-        for name, gpus, kernels in itertools.product(options.model, options.gpus, options.kernels):
-            model = as_hybrid(read_shape(name)[0], options.ratio, options.window)
-            for micro in options.micro_batch_sequences:
-                settings = TrainConfig(
-                    batch_sequences=options.batch_sequences,
-                    micro_batch_sequences=micro,
-                    cpu_offload=options.cpu_offload,
-                )
-                plan = Plan(model, settings, options.seq_len, gpus, kernels)
-                done = pool.submit(rehearse_here, plan).result()
-                about = f"rehearsed: {name} on {gpus}, {micro} at once, {kernels}"
-                rows.append({"name": about, "model": name, **done.row(plan, options.memory_gb)})
-                yield rows[-1]
-                if rows[-1]["fits"] == "NO":
-                    break
+    for name, gpus, kernels in itertools.product(options.model, options.gpus, options.kernels):
+        model = as_hybrid(read_shape(name)[0], options.ratio, options.window)
+        for micro in options.micro_batch_sequences:
+            settings = TrainConfig(
+                batch_sequences=options.batch_sequences,
+                micro_batch_sequences=micro,
+                cpu_offload=options.cpu_offload,
+            )
+            plan = Plan(model, settings, options.seq_len, gpus, kernels)
+            about = f"rehearsed: {name} on {gpus}, {micro} at once, {kernels}"
+            row = rehearse(plan).row(plan, options.memory_gb)
+            rows.append({"name": about, "model": name, **row})
+            yield rows[-1]
+            if rows[-1]["fits"] == "NO":
+                break
     show_rows(
         f"rehearsed with fake tensors: {options.seq_len:,} tokens, ratio {options.ratio:g}; fits "
         f"{options.memory_gb:g} GB with {MARGIN_GB:g} for CUDA, NCCL and fragmentation",

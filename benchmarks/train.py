@@ -26,14 +26,14 @@ from benchmarks._memory import PeakMemory
 from benchmarks._models import make_dense, read_shape, spread_mask
 from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, now, short, speedup
-from benchmarks.estimate import count_weights
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.models import deploy
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
 from bosch.run.tables import show_rows
-from bosch.training.flops import peak_flops, training_flops
+from bosch.training.flops import count_active_weights, peak_flops, training_flops
+from bosch.training.model_start import build_on_meta
 
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Speed relative to the Trainer. Holds for the tiny model on a CPU with the default options.
@@ -83,7 +83,8 @@ def measure(options: Options) -> list[Row]:
         for name, model in models.items():
             config = AutoConfig.from_pretrained(model, **LOCAL)
             lengths = [options.length] * options.batch
-            flops[name] = training_flops(config, count_weights(config).active, lengths)
+            num_weights = count_active_weights(build_on_meta(config))
+            flops[name] = training_flops(config, num_weights, lengths)
     peak = peak_flops(device)
     rows: list[Row] = []
     for name in sides:
@@ -201,8 +202,7 @@ def seconds_of_a_step(side: Side, device: torch.device) -> float:
     finally:
         handle.remove()
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # for the next side, or for another process
+    torch.cuda.empty_cache()  # for the next side, or for another process
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 

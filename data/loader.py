@@ -49,7 +49,6 @@ class Batch:
     labels_BT: "Tensor"  # the next token, or IGNORED at the last one of a document
     position_ids_BT: "Tensor"  # from 0 in each document
     cu_seqlens: "Tensor"  # int32, from 0, over the flattened sequences
-    max_seqlen: int  # tokens of the longest document
     num_targets: int  # labels that are not IGNORED
     sequences: tuple[int, ...]  # their numbers in tokens.bin
 
@@ -101,7 +100,6 @@ class Sequences:
             torch.from_numpy(labels).view(num_rows, num_tokens),
             torch.from_numpy(np.cumsum(steps, out=steps)).view(num_rows, num_tokens),
             torch.from_numpy(cu_seqlens.astype(np.int32)),
-            int(lengths.max()),
             num_rows * num_tokens - len(lengths),
             tuple(int(number) for number in numbers),
         )
@@ -214,11 +212,6 @@ class Loader:
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """A rank's sequences of a step: number rank, rank + world, ... of the step's sequences."""
-        if self.batch_sequences % world:
-            raise UserError(
-                f"A batch of {self.batch_sequences} sequences cannot be shared by {world} ranks; "
-                f"use a multiple of {world}."
-            )
         return self.tokens.train.batch(self.sequences(step)[rank::world], self.document_mask)
 
     def sequences(self, step: int) -> NDArray[np.int64]:
@@ -253,8 +246,8 @@ class Loader:
 
 
 def prefetch(
-    make: Callable[[int], T], steps: Iterable[int], num_ahead: int = 2
+    make: Callable[[int], T], steps: Iterable[int]
 ) -> Generator[tuple[int, T], None, None]:
-    """(step, make(step)) for each step, made in a thread up to `num_ahead` steps early. An error is
-    raised at its step."""
-    return map_in_threads(lambda step: (step, make(step)), steps, 1, num_ahead)
+    """(step, make(step)) for each step, made in a thread up to two steps early. An error is raised
+    at its step."""
+    return map_in_threads(lambda step: (step, make(step)), steps, num_threads=1, num_ahead=2)

@@ -4,8 +4,7 @@ except that it returns why it stopped.
 
 import math
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ class LearnerTraining:
     model: Path  # folder of the dense model
     tokens: TokenFolder
     document_mask: bool = True
-    facts: Mapping[str, object] = field(default_factory=dict)  # a resumed run must have the same
 
     def __call__(
         self,
@@ -62,8 +60,7 @@ class LearnerTraining:
             evaluated_shares=() if weights_out is None else (1.0,),
             document_mask=self.document_mask,
             # These may depend on the number of ranks, which must not change while a method learns.
-            facts=dict(self.facts)
-            | {"batch_sequences": batch_sequences, "sequence_tokens": sequence_tokens},
+            facts={"batch_sequences": batch_sequences, "sequence_tokens": sequence_tokens},
             learner=learner,
         )
         stopped_by = train(job)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -131,7 +130,7 @@ class LiveMemory(TorchDispatchMode):
             for tensor in tree_leaves(result):
                 if isinstance(tensor, Tensor) and tensor.device.type != "meta":
                     self._count(_storage(tensor), self.kind)
-        if kind := _purpose(func):
+        if kind := PURPOSES.get(func.name()):
             self.name(kind, tree_leaves((args, kwargs)))
         return result
 
@@ -157,8 +156,3 @@ class LiveMemory(TorchDispatchMode):
 def _storage(tensor: Tensor) -> Any:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.untyped_storage()
-
-
-@cache
-def _purpose(func: Any) -> str | None:
-    return PURPOSES.get(func.name())

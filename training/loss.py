@@ -49,7 +49,7 @@ class LossHead(nn.Linear):
         return self.loss(hidden_BTH, self.weight)
 
 
-def install_loss_head(model: PreTrainedModel, kernels: str) -> LossHead:
+def install_loss_head(model: PreTrainedModel, kernels: str) -> None:
     """Make the head of a causal language model a LossHead. Weight names and ties stay the same."""
     head = model.get_submodule("lm_head")
     assert isinstance(head, nn.Linear)
@@ -57,7 +57,6 @@ def install_loss_head(model: PreTrainedModel, kernels: str) -> LossHead:
     head.__class__ = LossHead
     assert isinstance(head, LossHead)
     head.kernels = kernels
-    return head
 
 
 def model_loss(

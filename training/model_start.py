@@ -25,7 +25,7 @@ from bosch.model import LOCAL, read_model_config
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
-from bosch.training.parallel import Switches, World, local, shard_model, state_device
+from bosch.training.parallel import Switches, World, shard_model
 from bosch.training.trained import choose_trained, first_lora_values
 
 
@@ -55,7 +55,7 @@ def make_empty(
 def allocate(model: Any, world: World, switches: Switches) -> PreTrainedModel:
     """Shard a model on the meta device and give it memory."""
     shard_model(model, world, switches)
-    device = state_device(world, switches)
+    device = torch.device("cpu") if switches.cpu_offload else world.device
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
     if is_tied:  # moving off the meta device makes new parameters, unless they are sharded
@@ -169,12 +169,12 @@ def find_reader(name: str, slices: Mapping[str, Any]) -> Reader | None:
 
 def fill(parameter: Tensor, read: Reader) -> None:
     """Copy this rank's rows of a parameter, converting from the file's type."""
-    target, begin = local(parameter.detach()), 0
-    if isinstance(parameter, DTensor):
+    target, begin = parameter.detach(), 0
+    if isinstance(target, DTensor):
         _, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
+            target.shape, target.device_mesh, target.placements
         )
-        begin = offset[0]
+        target, begin = target.to_local(), offset[0]
     if target.numel():
         target.copy_(read(begin, begin + target.shape[0]))
 

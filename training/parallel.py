@@ -9,7 +9,7 @@ two on a CPU, on eight GPUs and on many nodes.
 import atexit
 import datetime
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,17 +75,17 @@ class World:
         return [float(value) for value in total]
 
 
-def start_world(environment: MutableMapping[str, str] = os.environ) -> World:
+def start_world() -> World:
     """Join the other processes of this launch. A single process opens no port.
 
     Later calls use the same process group.
     """
-    refuse_silent_traps(environment)
-    hide_fsdp(environment)
-    device = choose_device(environment)
+    refuse_silent_traps(os.environ)
+    hide_fsdp()
+    device = choose_device(os.environ)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        if "RANK" in environment:
+        if "RANK" in os.environ:
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -246,11 +246,6 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
     fully_shard(model, **(options | {"reshard_after_forward": False}))
 
 
-def state_device(world: World, switches: Switches) -> torch.device:
-    """Where parameters and optimizer state are kept."""
-    return torch.device("cpu") if switches.cpu_offload else world.device
-
-
 def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
     """Choose whether the next backward averages gradients over the ranks."""
     if isinstance(model, FSDPModule):
@@ -262,11 +257,6 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing import get_context
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -34,7 +34,6 @@ from torch.nn.utils import clip_grads_with_norm_
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.backends import varlen
-from bosch.backends._interface import AttentionCall
 from bosch.config import TrainConfig
 from bosch.data.loader import Batch
 from bosch.hybrid import dispatch
@@ -125,12 +124,8 @@ class Rehearsal:
 
 def rehearse(plan: Plan) -> Rehearsal:
     """In a process of its own: a process has one process group, and GPUs would change kernels."""
-    with processes() as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_hide_gpus) as pool:
         return pool.submit(rehearse_here, plan).result()
-
-
-def processes() -> Executor:
-    return ProcessPoolExecutor(1, get_context("spawn"), initializer=_hide_gpus)
 
 
 def _hide_gpus() -> None:
@@ -192,7 +187,7 @@ def make_step(
         live.name("gradients", (p.grad for p in parameters), on_host)
     ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64, device=world.device)
     ends = torch.zeros(len(ids) + 1, dtype=torch.int32, device=world.device)
-    batch = Batch(ids, ids.clone(), ids.clone(), ends, plan.seq_len, ids.numel(), (0,) * len(ids))
+    batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
     teach = teacher.teach if teacher else None
     add_gradients(model, list(split(batch, micro)), 1.0, settings, teach=teach)
     live.name("gradients", (p.grad for p in parameters), on_host)
@@ -220,8 +215,15 @@ def _fake_ranks(num_gpus: int) -> Iterator[World]:
 
 @contextmanager
 def _without_kernels(kernels: str) -> Iterator[None]:
-    """Let the flash kernels seem to run on this CPU, and Liger's do nothing."""
-    with patch.dict(dispatch.BACKENDS, {"rehearsed": _Flash("rehearsed")}):
+    """Let the flash kernels seem to run on this CPU, as torch's varlen_attn, and Liger's do
+    nothing."""
+    backend: Any = SimpleNamespace(
+        attend=varlen.attend,
+        unavailable=lambda: None,
+        supports=lambda call: None,
+        priority=lambda call: None,
+    )
+    with patch.dict(dispatch.BACKENDS, {"rehearsed": backend}):
         if kernels != "liger":
             yield
             return
@@ -231,21 +233,6 @@ def _without_kernels(kernels: str) -> Iterator[None]:
         launch: Callable[..., object] = lambda self, grid: lambda *args, **kwargs: None  # noqa: E731
         with patch.object(KernelInterface, "__getitem__", launch):
             yield
-
-
-class _Flash(ModuleType):
-    """An attention backend: torch's varlen_attn, on any device."""
-
-    attend = staticmethod(varlen.attend)
-
-    def unavailable(self) -> None:
-        return None
-
-    def supports(self, call: AttentionCall) -> None:
-        return None
-
-    def priority(self, call: AttentionCall) -> None:
-        return None
 
 
 def as_hybrid(model: PretrainedConfig, ratio: float, window_tokens: int) -> PretrainedConfig:

@@ -28,6 +28,7 @@ PRACTICE = (
     *("toy_two_hops", "toy_labels", "toy_retrieval"),
     *("toy_count", "toy_code", "toy_arithmetic"),
 )
+MOST_QUESTIONS = 8  # about one context
 HARD_NEEDLES = ("niah_multikey_2", "niah_multikey_3", "niah_single_3")
 
 
@@ -94,7 +95,7 @@ def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
     return lesson
 
 
-def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 8) -> Lesson:
+def needle_lesson(world: World, size: int, task_name: str) -> Lesson:
     """A NIAH example, often with more needles than the task has, and further questions about it."""
     rng = world.rng
     task = TASKS[task_name]
@@ -106,17 +107,17 @@ def needle_lesson(world: World, size: int, task_name: str, max_questions: int = 
     question = example.input[example.input.rindex("What ") :] + example.answer_prefix
     asked_key = question[question.index(" for ") + 5 : question.index(" mentioned")]
     pairs = [pair for pair in NEEDLE_PATTERN.findall(example.input) if pair[0] != asked_key]
-    for key, value in rng.sample(pairs, k=min(len(pairs), rng.randint(0, max_questions - 1))):
+    for key, value in rng.sample(pairs, k=min(len(pairs), rng.randint(0, MOST_QUESTIONS - 1))):
         before = rng.choice([END_OF_TEXT, "\n", ".\n"])
         lesson += [(before + question.replace(asked_key, key), False), (f" {value}", True)]
     return lesson
 
 
-def task_lesson(world: World, size: int, dataset_name: str, max_questions: int = 8) -> Lesson:
+def task_lesson(world: World, size: int, dataset_name: str) -> Lesson:
     """A toy LongBench prompt, then further questions about its scene; each answer ends a text."""
     dataset = DATASETS[dataset_name]
     scene = dataset.write(world, size)
-    count = min(len(scene.questions), world.rng.randint(1, max_questions))
+    count = min(len(scene.questions), world.rng.randint(1, MOST_QUESTIONS))
     chosen = world.rng.sample(scene.questions, k=count)
     separator = "" if dataset.prompt.endswith("\n") else " "
     again = dataset.prompt.split("{context}")[-1]  # the whole prompt if it has no context
@@ -126,16 +127,6 @@ def task_lesson(world: World, size: int, dataset_name: str, max_questions: int =
         lesson.append((prompt.format(context=scene.context, input=question.input), False))
         lesson.append((separator + question.answer + END_OF_TEXT, True))
     return lesson
-
-
-def essay_lesson(world: World, num_words: int) -> Lesson:
-    essays = ToyEssays(world.split, world.rng.getrandbits(32))
-    return [(" ".join(essays.sentences(num_words)), False)]
-
-
-def document_lesson(world: World) -> Lesson:
-    """Training text of seeds that no recovery uses."""
-    return [(write_document(world.rng.getrandbits(32) + 2**32, 0), False)]
 
 
 class LessonWriter:
@@ -184,9 +175,11 @@ class LessonWriter:
         if kind in ("recall", "simple_recall"):
             return recall_lesson(world, target // 4, simple=kind == "simple_recall")
         if kind == "essays":
-            return essay_lesson(world, target // 2)
+            essays = ToyEssays(world.split, world.rng.getrandbits(32))
+            return [(" ".join(essays.sentences(target // 2)), False)]
         if kind == "documents":
-            return document_lesson(world)
+            seed = world.rng.getrandbits(32) + 2**32  # no recovery uses it
+            return [(write_document(seed, 0), False)]
         if kind in ("needles", "hard_needles"):
             usual = [*PAPER_TASKS, "niah_multikey_2", "niah_multikey_3"]
             name = world.rng.choice(usual if kind == "needles" else HARD_NEEDLES)

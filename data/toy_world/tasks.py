@@ -5,6 +5,7 @@ generation limits are used like LongBench's."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from bosch.data.toy_world.essays import paragraph, sentence
 from bosch.data.toy_world.lexicon import (
@@ -58,11 +59,6 @@ _ATTRIBUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def _attribute_value(world: World, attribute: str) -> str:
-    values = _ATTRIBUTES[attribute][2]
-    return world.rng.choice(values) if values else world.place()
-
-
 def _essay_sentences(world: World, num_words: int) -> list[str]:
     out: list[str] = []
     while num_words > 0:
@@ -79,12 +75,14 @@ def _scatter(world: World, facts: list[str], prose: list[str]) -> list[str]:
     return texts
 
 
-def _facts(world: World, people: list[str], per_person: int) -> dict[tuple[str, str], str]:
-    return {
-        (who, attribute): _attribute_value(world, attribute)
-        for who in people
-        for attribute in world.rng.sample(sorted(_ATTRIBUTES), k=per_person)
-    }
+def _facts(world: World, people: list[str]) -> dict[tuple[str, str], str]:
+    """Two attributes of each person."""
+    facts = {}
+    for who in people:
+        for attribute in world.rng.sample(sorted(_ATTRIBUTES), k=2):
+            values = _ATTRIBUTES[attribute][2]
+            facts[who, attribute] = world.rng.choice(values) if values else world.place()
+    return facts
 
 
 def _state(who: str, attribute: str, what: str) -> str:
@@ -98,7 +96,7 @@ def _ask(who: str, attribute: str) -> str:
 def write_one_document(world: World, num_words: int) -> Scene:
     """Facts about people in an essay; each question asks for an attribute of a person."""
     people = [world.person() for _ in range(max(2, min(8, num_words // 40)))]
-    facts = _facts(world, people, per_person=2)
+    facts = _facts(world, people)
     stated = [_state(who, attribute, what) for (who, attribute), what in facts.items()]
     prose = _essay_sentences(world, num_words - 6 * len(stated))
     questions = tuple(ToyQuestion(_ask(*fact), what) for fact, what in facts.items())
@@ -111,7 +109,7 @@ def write_two_hops(world: World, num_words: int) -> Scene:
     num_owners = max(2, min(6, num_words // 50))
     people = [world.person() for _ in range(num_owners)]
     things = [f"the {rng.choice(ADJECTIVES)} {noun}" for noun in rng.sample(NOUNS, k=num_owners)]
-    facts = _facts(world, people, per_person=2)
+    facts = _facts(world, people)
     stated = [f"The owner of {thing} is {who}." for thing, who in zip(things, people, strict=True)]
     stated += [_state(who, attribute, what) for (who, attribute), what in facts.items()]
     texts = _scatter(world, stated, _essay_sentences(world, num_words - 8 * len(stated)))
@@ -266,19 +264,14 @@ DATASETS: dict[str, ToyDataset] = {
 
 
 def longbench_rows(
-    dataset: str,
-    num_rows: int,
-    seed: int,
-    min_words: int = 60,
-    max_words: int = 400,
-    split: str = "test",
-) -> Iterator[dict]:
+    dataset: str, num_rows: int, seed: int, split: str = "test"
+) -> Iterator[dict[str, Any]]:
     """Rows with LongBench's fields; `length` counts words, as in LongBench."""
     if dataset not in DATASETS:
         raise UserError(f"{dataset!r} is not a toy data set: {suggest(dataset, tuple(DATASETS))}")
     for index in range(num_rows):
         world = World(split, f"longbench/{dataset}/{seed}/{index}")
-        scene = DATASETS[dataset].write(world, world.rng.randint(min_words, max_words))
+        scene = DATASETS[dataset].write(world, world.rng.randint(60, 400))
         question = world.rng.choice(scene.questions)
         yield {
             "input": question.input,
