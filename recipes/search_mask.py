@@ -56,19 +56,12 @@ def build(
     config: Config,
     calibration: Stage | Artifact | None = None,
     tokens: Stage | Artifact | None = None,
+    settings: object = None,
 ) -> Stage:
-    """The stage `mask` of a config. MaskConfig's fields set the method's settings of that name."""
-    return make_stage(config, default_settings(config.method, config.mask), calibration, tokens)
-
-
-def make_stage(
-    config: Config,
-    settings: object,
-    calibration: Stage | Artifact | None,
-    tokens: Stage | Artifact | None = None,
-) -> Stage:
-    """The stage `mask` with these settings of the method."""
+    """The stage `mask` of a config. `settings`: of the method; None: as MaskConfig's fields of that
+    name say."""
     traits = traits_of(config.method)
+    settings = default_settings(config.method, config.mask) if settings is None else settings
     check_settings(config.method, settings)
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration:
@@ -131,7 +124,7 @@ def run_method(
     from bosch.masks.picture import draw_mask, mask_title
 
     def load_calibration() -> Calibration:
-        assert calibration is not None  # make_stage has seen to it
+        assert calibration is not None  # build has seen to it
         return read_calibration(calibration.folder)
 
     traits, (_, world) = traits_of(config.method), rank_and_world()
@@ -190,8 +183,6 @@ def learning_settings(config: Config) -> TrainConfig:
 
 def check_attention(config: Config) -> None:
     """Refuse, before work begins, a named attention backend that cannot run here."""
-    if config.mask.attention == "auto":
-        return
     import torch
 
     from bosch.hybrid.dispatch import check_backend
@@ -242,7 +233,7 @@ def main(arguments: Sequence[str]) -> None:
     run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
     calibration = find_calibration(options.calibration, run_path)
     config, tokens = find_tokens(config, options.tokens)
-    stage = make_stage(config, settings, calibration, tokens)
+    stage = build(config, calibration, tokens, settings)
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
         progress.log_to(run_path / "recover.log")
