@@ -30,6 +30,7 @@ from bosch.masks.mask import check_window
 from bosch.model import (
     check_weights,
     describe_source,
+    fetch_config,
     fetch_model,
     find_model,
     hash_text_files,
@@ -139,8 +140,7 @@ def choose_judging(options: Options) -> Judging:
 
 
 def check_window_can_change(model: str, window: int) -> None:
-    folder = find_model(model)
-    if folder is not None and not read_model_config(folder).get("bosch"):
+    if not read_model_config(fetch_config(model)).get("bosch"):
         raise UserError(
             f"--window {window}: {model} is not a hybrid and has no window. Leave --window out, or "
             "make a hybrid with recipes/materialize_model.py."
