@@ -11,10 +11,8 @@
 used.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +39,7 @@ from bosch.model import (
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError, run_main
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -212,4 +210,4 @@ def make_stage(
 
 
 if __name__ == "__main__":
-    exit_on_user_error(partial(main, sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

@@ -21,7 +21,7 @@ from bosch.config import TokenCount, at_least
 from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer, read_model_config
 from bosch.run import progress
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.plain_text import visible_lines
 
 if TYPE_CHECKING:
@@ -171,4 +171,4 @@ def describe_cache(cache: "Cache", model: Any) -> str:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

@@ -7,7 +7,6 @@
 Run the same command again and it continues where it stopped. In recover.py it is the stage `model`.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from bosch.model import (
 )
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
@@ -124,4 +123,4 @@ def write_hybrid(source: Path, mask: Path, out: Path, standalone: bool = False) 
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

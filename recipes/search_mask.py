@@ -10,7 +10,6 @@ the same command again and it resumes where it stopped.
 
 import dataclasses
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from bosch.model import (
 )
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import read_sealed_json
@@ -306,4 +305,4 @@ def find_calibration(given: Path | None, run_path: Path) -> Artifact | None:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

@@ -47,7 +47,7 @@ from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error, is_user_error
+from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import MANIFEST
 from bosch.run.progress import say
@@ -342,4 +342,4 @@ def compare_chains(chains: Sequence[Chain], options: Options) -> None:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)
