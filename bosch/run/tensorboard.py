@@ -38,18 +38,16 @@ class TrainingCurves:
     """tb/train or tb/mask: the rows so far, and those to come."""
 
     def __init__(self, run_path: Path, rows: Iterable[Row], name: str = "train") -> None:
-        self._file: EventFile | None = None
+        self._file: Path | None = None
         self._name = name
         with tolerating_write_errors(run_path):
-            self._file = EventFile.replace_all(
-                run_path / FOLDER / name, _training_events(rows, name)
-            )
+            self._file = replace_events(run_path / FOLDER / name, _training_events(rows, name))
 
     def add(self, row: Row) -> None:
         if self._file is None:
             return
         try:
-            self._file.add(_training_events([row], self._name))
+            append_events(self._file, _training_events([row], self._name))
         except OSError as error:  # said once, not at every step of a long run
             say(f"TensorBoard: no more curves ({error}); compare_runs.py --rebuild-tb makes them")
             self._file = None
@@ -113,33 +111,28 @@ def is_finite(value: object) -> bool:
 # ------------------------------------------------------------------------------------------- a file
 
 
-class EventFile:
-    """A TensorBoard file, opened only while something is added. The library's own writer uses a
-    thread, which a full disk ends without a word."""
+def replace_events(folder: Path, events: Iterable[Event]) -> Path:
+    """Write a file with these events, in place of all files in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    old = sorted(path for path in folder.iterdir() if "tfevents" in path.name)
+    # TensorBoard reads files in the order of their names: sort after every older one, whatever the
+    # clock says.
+    numbers = [int(path.name.split(".")[3]) for path in old if path.name.endswith(".bosch")]
+    temporary = folder / ".new.tmp"
+    temporary.unlink(missing_ok=True)
+    source = SourceMetadata(writer="bosch")
+    begin = Event(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
+    append_events(temporary, [begin, *events])
+    for path in old:
+        path.unlink()
+    name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.bosch"
+    return temporary.rename(folder / name)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    @classmethod
-    def replace_all(cls, folder: Path, events: Iterable[Event]) -> "EventFile":
-        """A new file with these events, in place of all files in the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        old = sorted(path for path in folder.iterdir() if "tfevents" in path.name)
-        # TensorBoard reads files in the order of their names: sort after every older one, whatever
-        # the clock says.
-        numbers = [int(path.name.split(".")[3]) for path in old if path.name.endswith(".bosch")]
-        temporary = cls(folder / ".new.tmp")
-        temporary.path.unlink(missing_ok=True)
-        source = SourceMetadata(writer="bosch")
-        begin = Event(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
-        temporary.add([begin, *events])
-        for path in old:
-            path.unlink()
-        name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.bosch"
-        return cls(temporary.path.rename(folder / name))
-
-    def add(self, events: Iterable[Event]) -> None:
-        with self.path.open("ab") as file:
-            records = RecordWriter(file)
-            for event in events:
-                records.write(event.SerializeToString())
+def append_events(path: Path, events: Iterable[Event]) -> None:
+    """The file is open only meanwhile. The library's own writer uses a thread, which a full disk
+    ends without a word."""
+    with path.open("ab") as file:
+        records = RecordWriter(file)
+        for event in events:
+            records.write(event.SerializeToString())

@@ -30,11 +30,11 @@ from bosch.run.progress import say
 from bosch.run.tensorboard import (
     FOLDER,
     METRICS,
-    EventFile,
     TrainingCurves,
     is_finite,
     on_both_axes,
     read_metrics,
+    replace_events,
     tolerating_write_errors,
 )
 
@@ -67,10 +67,10 @@ def project_evaluations(run_path: Path) -> None:
         for name, events in events_by_folder.items():
             folder = run_path / FOLDER / name
             if (listed := list(events)) or folder.is_dir():
-                EventFile.replace_all(folder, listed)
+                replace_events(folder, listed)
         summaries = [_plain(summary) for summary in _describe_run(run)]
         events = (Event(wall_time=time.time(), summary=summary) for summary in summaries)
-        EventFile.replace_all(run_path / FOLDER, events)
+        replace_events(run_path / FOLDER, events)
 
 
 def _evaluations(rows: Sequence[Row]) -> Iterator[Event]:
