@@ -288,11 +288,8 @@ def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Ar
 
         summary = read_sealed_json(follow_reference(folder) / SUMMARY)
         length = summary["seq_len"]
-        num_tokens = length * summary["num_sequences"]
-        data = replace(
-            config.data, tokens_from=str(folder), sequence_length=length, tokens=num_tokens
-        )
-        config = replace(config, data=data)
+        sizes = {"sequence_length": length, "tokens": length * summary["num_sequences"]}
+        config = replace(config, data=replace(config.data, tokens_from=str(folder), **sizes))
     return config, packed.build(config)
 
 
