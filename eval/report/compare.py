@@ -187,14 +187,12 @@ def _replicate(
     dense: ScoreValue | None,
 ) -> Replicates | None:
     """None where predictions are missing or do not reproduce the suite's own numbers."""
-    models: list[tuple[int | None, ScoreValue]] = [*values.items()]
-    models += [(None, dense)] if dense else []
-    samples = [run.samples.get((step, score.suite, score.condition), {}) for step, _ in models]
-    for one, (_, value) in zip(samples, models, strict=True):
-        if not _reproduces(score, one, value):
-            return None
-    points, last = samples[: len(values)], samples[-1] if dense else None
-    return resample_examples(points, last, score.weights, score.suite)
+    models: dict[Any, ScoreValue] = {**values, **({None: dense} if dense else {})}
+    samples = {step: run.samples.get((step, score.suite, score.condition), {}) for step in models}
+    if not all(_reproduces(score, samples[step], value) for step, value in models.items()):
+        return None
+    last = samples.pop(None, None)
+    return resample_examples(list(samples.values()), last, score.weights, score.suite)
 
 
 def _reproduces(score: ReportedScore, samples: Samples, value: ScoreValue) -> bool:

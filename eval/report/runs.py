@@ -274,8 +274,6 @@ def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
 
 def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The rows of a file that may still be growing: its last line may be half written."""
-    if not path.is_file():
-        return []
     lines = read_lines(path)
     problems += [f"{path}, line {line.number} is damaged" for line in lines if line.content is None]
     return [line.content for line in lines if line.content is not None]

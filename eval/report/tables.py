@@ -305,10 +305,8 @@ def effects_table(comparison: Comparison) -> Table:
 
 def distances(comparison: Comparison) -> Table:
     runs = [run for run in comparison.runs if run.mask is not None]
-    if len(runs) < 2:
-        return Table("Jaccard", [], [])
     rows = []
-    for run in runs:
+    for run in runs if len(runs) > 1 else ():
         values = [mask_distance(run, other) for other in runs]
         rows.append([run.name, *(MISSING if v is None else f"{v:.2f}" for v in values)])
     note = "Between the sets of windowed groups. 0: the same set, 1: no group in common."
