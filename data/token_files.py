@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bosch.run.fingerprint import CHUNK_BYTES, hash_file
+from bosch.run.fingerprint import hash_file
 from bosch.run.inside import open_own_file
 from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_atomically
 
@@ -32,6 +32,7 @@ ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".progress.json"
 GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
 
 Shard = tuple[list[int], list[str]]  # sizes and checksums of the growing files
+CHUNK_BYTES = 1 << 22
 MAKE_AGAIN = "Pack the tokens again (recover.py --fresh tokens; or remove the folder)."
 
 

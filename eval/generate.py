@@ -41,17 +41,9 @@ MIN_SHARED = 1 / 8  # of a prompt: copying a shorter beginning saves next to not
 CPU_POOL_BYTES = 2**31  # caches waiting for a batch
 
 
-@dataclass(frozen=True)
-class Generation:
-    key: Key
-    text: str
-    tokens: tuple[int, ...]
-    ended: str  # by: end token, stop string, answered, length
-
-
 @dataclass
 class Job:
-    """One example being generated."""
+    """One example that is or was generated."""
 
     key: Key
     example: Example
@@ -59,7 +51,7 @@ class Job:
     draft: list[int]  # tokens of the expected answer
     tokens: list[int] = field(default_factory=list)  # generated; the last is not in the cache yet
     text: str = ""
-    ended: str | None = None
+    ended: str | None = None  # by: end token, stop string, answered, length
     is_plain: bool = True  # computed in the plain way so far
     is_certain: bool = True  # no token so far was too close to call
     cache: Cache | None = None
@@ -93,8 +85,8 @@ class Generator:
         # The last prompt and its cache, if the next prompt begins like it.
         self._trunk: tuple[list[int], Cache] | None = None
 
-    def generate(self, examples: Iterable[tuple[Key, Example]]) -> Iterator[Generation]:
-        """Yield each example's generation as it gets done. Examples whose prompts share a beginning
+    def generate(self, examples: Iterable[tuple[Key, Example]]) -> Iterator[Job]:
+        """Yield each example's job as it gets done. Examples whose prompts share a beginning
         should be neighbors."""
         pool: list[Job] = []
         jobs = (self._encode(key, example) for key, example in examples)
@@ -257,11 +249,10 @@ class Generator:
                     cache.batch_select_indices(open_N)
                     mask_NT = mask_NT[open_N]
 
-    def _finish(self, job: Job) -> Generation:
+    def _finish(self, job: Job) -> Job:
         """The job's result. An uncertain one is generated again in the plain way."""
         if job.is_certain:
-            assert job.ended is not None
-            return Generation(job.key, job.text, tuple(job.tokens), job.ended)
+            return job
         self.num_redone += 1
         plain = Generator(self.model, self.tokenizer, in_plain_way(self.settings))
         return next(plain.generate([(job.key, job.example)]))

@@ -180,11 +180,6 @@ def load_judged(folder: Path, judging: Judging) -> Any:
         raise UserError(f"{folder}: transformers cannot read its config.json ({error}).") from error
     device, dtype = device_and_type(judging)
     if judging.window_tokens is not None:
-        if getattr(config, "bosch", None) is None:
-            raise UserError(
-                f"--window {judging.window_tokens}: {folder} is not a hybrid and has no window. "
-                "Leave --window out, or make a hybrid with recipes/materialize_model.py."
-            )
         config.bosch = {**config.bosch, "window": judging.window_tokens}
     if judging.yarn is not None:
         stretch_positions(config, judging.yarn, folder, judging.yarn_from)

@@ -106,15 +106,15 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
             open_own_file(path, "ab") as file,
             track(title, len(share), "examples", len(share) - len(missing)) as bar,
         ):
-            for generation in generator.generate(missing):
-                task, length, index = generation.key
+            for job in generator.generate(missing):
+                task, length, index = job.key
                 row = {
                     "task": task,
                     "length": length,
                     "index": index,
-                    "prediction": generation.text,
-                    "tokens": len(generation.tokens),
-                    "ended": generation.ended,
+                    "prediction": job.text,
+                    "tokens": len(job.tokens),
+                    "ended": job.ended,
                 }
                 append_line(file, row, evaluation.place)
                 bar.advance()

@@ -90,11 +90,6 @@ class GenerationSettings:
     batch: int | None = None
     prefill_chunk: int = 8192  # prompt tokens in one forward pass
 
-    def __post_init__(self) -> None:
-        for name in ("batch", "prefill_chunk"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"{name} is {value}, it must be at least 1.")
-
 
 FAST = GenerationSettings()
 PLAIN = GenerationSettings(False, False, False, False, batch=1)

@@ -9,7 +9,6 @@ numbers are in analysis.json; distances.png and depth.png show them.
 
 import itertools
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from bosch.masks.replacement import write_masks
 from bosch.method import Inputs
 from bosch.model import fetch_model, load_for_search, read_model_info
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError, run_main
 from bosch.run.manifest import provenance, write_atomically
 from bosch.run.plan import follow_reference
 from bosch.run.progress import say
@@ -232,4 +231,4 @@ def score_masks(
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

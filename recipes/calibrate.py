@@ -7,10 +7,8 @@
 that shares a needle with one of them is refused.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +22,7 @@ from bosch.eval.rows import read_rows
 from bosch.model import find_model, load_tokenizer
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
@@ -109,4 +107,4 @@ def read_inputs(paths: Sequence[Path]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(partial(main, sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

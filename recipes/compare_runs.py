@@ -9,7 +9,6 @@ Writes report.html (one file, for any browser), table.md, pictures and rows into
 files that are not runs, such as runs/shared or a log, are skipped. The report names missing parts.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from bosch.eval.report.runs import RunResults, is_run
 from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import align, baseline_table, short_table
 from bosch.run import progress
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.folder import RunFolder
 from bosch.run.lock import FolderInUseError
 from bosch.run.progress import say
@@ -111,4 +110,4 @@ def warn(comparison: Comparison) -> None:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

@@ -11,10 +11,8 @@
 used.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +28,7 @@ from bosch.masks.mask import check_window
 from bosch.model import (
     check_weights,
     describe_source,
+    fetch_config,
     fetch_model,
     find_model,
     hash_text_files,
@@ -40,7 +39,7 @@ from bosch.model import (
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError, run_main
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -139,8 +138,7 @@ def choose_judging(options: Options) -> Judging:
 
 
 def check_window_can_change(model: str, window: int) -> None:
-    folder = find_model(model)
-    if folder is not None and not read_model_config(folder).get("bosch"):
+    if not read_model_config(fetch_config(model)).get("bosch"):
         raise UserError(
             f"--window {window}: {model} is not a hybrid and has no window. Leave --window out, or "
             "make a hybrid with recipes/materialize_model.py."
@@ -212,4 +210,4 @@ def make_stage(
 
 
 if __name__ == "__main__":
-    exit_on_user_error(partial(main, sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

@@ -21,12 +21,12 @@ from bosch.config import TokenCount, at_least
 from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer, read_model_config
 from bosch.run import progress
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.plain_text import visible_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import Cache, PreTrainedTokenizerBase, TextStreamer
+    from transformers import Cache, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -105,33 +105,35 @@ def generate(
     from transformers import TextStreamer
 
     torch.manual_seed(options.seed)
-    sampling: dict[str, bool | float | int] = {
-        "do_sample": False,
-        "temperature": 1.0,
-        "top_k": 50,
-        "top_p": 1.0,
-    }
+    # The values that transformers ignores without sampling, whatever the model's folder says.
+    sampling: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
     if options.temperature > 0:
-        sampling = {"do_sample": True, "temperature": options.temperature}
-        sampling |= {"top_k": options.top_k, "top_p": options.top_p}
-    chunks = {"prefill_chunk_size": options.prefill_chunk} if options.prefill_chunk else {}
-    printer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    printer.on_finalized_text = print_text
-    streamer = TimedStreamer(printer)
+        sampling = {name: getattr(options, name) for name in sampling}
+    if options.prefill_chunk:
+        sampling["prefill_chunk_size"] = options.prefill_chunk
+    times: list[float] = []  # when the prompt was passed, then of each token
+
+    class Streamer(TextStreamer):
+        on_finalized_text = staticmethod(print_text)
+
+        def put(self, value: "Tensor") -> None:
+            times.append(time.perf_counter())
+            super().put(value)
+
     ids = ids.to(model.device)
     result = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=options.max_tokens,
         use_cache=True,  # configs saved in training say false
-        streamer=streamer,
+        streamer=Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         return_dict_in_generate=True,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         logits_processor=[partial(refuse_non_finite, options.model)],
+        do_sample=options.temperature > 0,
         **sampling,
-        **chunks,
     )
-    began, first, *others = streamer.times
+    began, first, *others = times  # the first token comes when the prompt has been read
     num_read, seconds = ids.shape[1], first - began
     print(f"prompt: {num_read:,} tokens in {seconds:.2f} s, {num_read / seconds:,.1f} tokens/s")
     speed = f", {len(others) / (others[-1] - first):,.1f} tokens/s" if others else ""
@@ -154,23 +156,6 @@ def print_text(text: str, stream_end: bool = False) -> None:
     print(visible_lines(text), flush=True, end="\n" if stream_end else "")
 
 
-class TimedStreamer:
-    """Prints text while it is generated. `times`: when the prompt was passed, then of each token.
-    The first token comes when the prompt has been read.
-    """
-
-    def __init__(self, streamer: "TextStreamer") -> None:
-        self.times: list[float] = []
-        self._streamer = streamer
-
-    def put(self, value: "Tensor") -> None:
-        self.times.append(time.perf_counter())
-        self._streamer.put(value)
-
-    def end(self) -> None:
-        self._streamer.end()
-
-
 def describe_cache(cache: "Cache", model: Any) -> str:
     from bosch.hybrid.cache import kv_bytes
     from bosch.hybrid.models import head_size
@@ -186,4 +171,4 @@ def describe_cache(cache: "Cache", model: Any) -> str:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

@@ -7,7 +7,6 @@
 Run the same command again and it continues where it stopped. In recover.py it is the stage `model`.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from bosch.model import (
 )
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def choose_stage(options: Options) -> Stage:
     """The stage for these options. UserError if it cannot run."""
-    from bosch.hybrid.materialize import read_config, read_hybrid, refuse_unless_plain
+    from bosch.hybrid import materialize
 
     source = fetch_model(options.model)
     settings: dict[str, Any] = {"model": describe_model(source), "standalone": options.standalone}
@@ -80,15 +79,17 @@ def choose_stage(options: Options) -> Stage:
     if options.mask is not None:
         # All before anything is written.
         mask = read_mask(options.mask, read_model_info(source)).mask
-        refuse_unless_plain(source, read_config(source))
+        materialize.refuse_unless_plain(source, materialize.read_config(source))
         if mask.num_windowed:
             presets.check_window(mask.window_tokens, options.model)
         settings["mask"] = hash_file(options.mask)
         run = partial(write_hybrid, source, options.mask, standalone=options.standalone)
     else:
-        read_hybrid(source)
+        materialize.read_hybrid(source)
         settings["reverse"] = options.reverse
-        run = partial(write_again, source, reverse=options.reverse, standalone=options.standalone)
+        run = partial(materialize.export_hybrid, source, standalone=options.standalone)
+        if options.reverse:
+            run = partial(materialize.unmaterialize, source)
     check_weights(str(source))
     name, files = options.out.absolute().name, hash_text_files(str(source))
     return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
@@ -121,15 +122,5 @@ def write_hybrid(source: Path, mask: Path, out: Path, standalone: bool = False) 
     materialize(source, read_mask(mask, read_model_info(source)), out, standalone)
 
 
-def write_again(source: Path, out: Path, reverse: bool, standalone: bool) -> None:
-    """Write the dense model of a hybrid, or the hybrid with card and code."""
-    from bosch.hybrid.materialize import export_hybrid, unmaterialize
-
-    if reverse:
-        unmaterialize(source, out)
-    else:
-        export_hybrid(source, out, standalone)
-
-
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

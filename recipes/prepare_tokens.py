@@ -7,10 +7,8 @@
 data/sources/open.py describes the sources. `--seq-len` is short for --sequence-length. Run the same
 command again to resume where it stopped."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +20,7 @@ from bosch.data.pack import PackConfig
 from bosch.data.packed import make_stage
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import run_main
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 
@@ -53,4 +51,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(partial(main, sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

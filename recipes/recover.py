@@ -8,7 +8,6 @@ Run the same command again to resume where it stopped.
 """
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from bosch.recipes import (
     train_model,
 )
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import run_main
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import MANIFEST
 from bosch.run.plan import plan_run, refuse_blocked, stages_to_redo
@@ -182,4 +181,4 @@ def say_results(run_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

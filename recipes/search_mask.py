@@ -10,7 +10,6 @@ the same command again and it resumes where it stopped.
 
 import dataclasses
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from bosch.model import (
 )
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import read_sealed_json
@@ -56,19 +55,12 @@ def build(
     config: Config,
     calibration: Stage | Artifact | None = None,
     tokens: Stage | Artifact | None = None,
+    settings: object = None,
 ) -> Stage:
-    """The stage `mask` of a config. MaskConfig's fields set the method's settings of that name."""
-    return make_stage(config, default_settings(config.method, config.mask), calibration, tokens)
-
-
-def make_stage(
-    config: Config,
-    settings: object,
-    calibration: Stage | Artifact | None,
-    tokens: Stage | Artifact | None = None,
-) -> Stage:
-    """The stage `mask` with these settings of the method."""
+    """The stage `mask` of a config. `settings`: of the method; None: as MaskConfig's fields of that
+    name say."""
     traits = traits_of(config.method)
+    settings = default_settings(config.method, config.mask) if settings is None else settings
     check_settings(config.method, settings)
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration:
@@ -131,7 +123,7 @@ def run_method(
     from bosch.masks.picture import draw_mask, mask_title
 
     def load_calibration() -> Calibration:
-        assert calibration is not None  # make_stage has seen to it
+        assert calibration is not None  # build has seen to it
         return read_calibration(calibration.folder)
 
     traits, (_, world) = traits_of(config.method), rank_and_world()
@@ -190,8 +182,6 @@ def learning_settings(config: Config) -> TrainConfig:
 
 def check_attention(config: Config) -> None:
     """Refuse, before work begins, a named attention backend that cannot run here."""
-    if config.mask.attention == "auto":
-        return
     import torch
 
     from bosch.hybrid.dispatch import check_backend
@@ -242,7 +232,7 @@ def main(arguments: Sequence[str]) -> None:
     run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
     calibration = find_calibration(options.calibration, run_path)
     config, tokens = find_tokens(config, options.tokens)
-    stage = make_stage(config, settings, calibration, tokens)
+    stage = build(config, calibration, tokens, settings)
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
         progress.log_to(run_path / "recover.log")
@@ -298,11 +288,8 @@ def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Ar
 
         summary = read_sealed_json(follow_reference(folder) / SUMMARY)
         length = summary["seq_len"]
-        num_tokens = length * summary["num_sequences"]
-        data = replace(
-            config.data, tokens_from=str(folder), sequence_length=length, tokens=num_tokens
-        )
-        config = replace(config, data=data)
+        sizes = {"sequence_length": length, "tokens": length * summary["num_sequences"]}
+        config = replace(config, data=replace(config.data, tokens_from=str(folder), **sizes))
     return config, packed.build(config)
 
 
@@ -315,4 +302,4 @@ def find_calibration(given: Path | None, run_path: Path) -> Artifact | None:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

@@ -42,12 +42,12 @@ from bosch.eval.judging import judging_of
 from bosch.eval.report.archive import append_run, read_archive
 from bosch.eval.report.runs import RunResults, is_run, read_run
 from bosch.eval.settings import Label
-from bosch.masks.mask import read_mask
+from bosch.masks.mask import MaskFile, read_mask
 from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error, is_user_error
+from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import MANIFEST
 from bosch.run.progress import say
@@ -263,11 +263,7 @@ def find_archived(chain: Chain, archived: Sequence[RunResults]) -> RunResults | 
     for run in archived:
         has_all = all(any(one.items() <= row.items() for row in run.variants) for one in wanted)
         reaches = chain.is_zero_shot or "train" in run.stage_seconds
-        if not has_all or not reaches or run.mask is None:
-            continue
-        if run.mask.shown_method != chain.config.method:
-            continue  # what the method of this name was in an earlier version
-        if is_same_run(run.config, run.mask.model.weight_hash, chain.config):
+        if has_all and reaches and run.mask and is_same_run(run.config, run.mask, chain.config):
             return run
     return None
 
@@ -283,17 +279,17 @@ def is_finished(chain: Chain) -> bool:
         command, settings = run["command"], run["config"]
     except (OSError, ValueError, KeyError, TypeError):
         return False  # a damaged file
-    if command != chain.arguments or mask.shown_method != chain.config.method:
-        return False
-    return is_same_run(fill_in(settings), mask.model.weight_hash, chain.config)
+    return command == chain.arguments and is_same_run(fill_in(settings), mask, chain.config)
 
 
-def is_same_run(settings: Mapping[str, object], weight_hash: str | None, config: Config) -> bool:
-    """Whether a run with these settings and model weights is the one that `config` describes."""
-    if settings != json.loads(json.dumps(asdict(config))):
+def is_same_run(settings: Mapping[str, object], mask: MaskFile, config: Config) -> bool:
+    """Whether a run with these settings and this mask is the one that `config` describes, with the
+    same weights, and not by what the method of this name was in an earlier version."""
+    is_same = settings == json.loads(json.dumps(asdict(config)))
+    if not is_same or mask.shown_method != config.method:
         return False
     folder = find_model(config.model)
-    return folder is None or weight_hash == read_model_info(folder).weight_hash
+    return folder is None or mask.model.weight_hash == read_model_info(folder).weight_hash
 
 
 def run_chain(command: Sequence[str]) -> str | None:
@@ -325,21 +321,16 @@ def find_reason(errors: str, status: int) -> str:
 
 def compare_chains(chains: Sequence[Chain], options: Options) -> None:
     archived = read_archive(options.rows) if options.rows and options.rows.is_file() else []
-    runs: list[Path | RunResults] = []
-    methods = set()
-    for chain in chains:
-        run = find_archived(chain, archived) or chain.path
-        if isinstance(run, RunResults) or is_run(run):
-            runs.append(run)
-            methods.add(chain.config.method)
+    found = [(find_archived(chain, archived), chain) for chain in chains]
+    runs = [(run or c.path, c.config.method) for run, c in found if run or is_run(c.path)]
     baseline = options.baseline
-    if baseline and baseline not in methods:
+    if baseline and baseline not in {method for _, method in runs}:
         say(f"--baseline {baseline}: there is no run of this method to compare with")
         baseline = None
     if runs:
         out = options.out or chains[0].path.parent / "comparison"
-        compare_runs.compare_and_show(runs, out, baseline)
+        compare_runs.compare_and_show([run for run, _ in runs], out, baseline)
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

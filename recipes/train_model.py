@@ -10,7 +10,6 @@ step, with everything saved.
 """
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from bosch.methods._settings import learning_tokens
 from bosch.model import check_weights, fetch_config, fetch_model, find_model
 from bosch.recipes import presets
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError, run_main
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
@@ -189,8 +188,6 @@ def rehearse(config: Config, num_gpus: int) -> None:
 
 def check_attention(settings: TrainConfig, packed: bool) -> None:
     """Refuse, before work begins, an attention backend that was named and cannot run here."""
-    if settings.attention == "auto":
-        return
     import torch
 
     from bosch.hybrid.dispatch import check_backend
@@ -285,4 +282,4 @@ def make_stage(
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    run_main(main)

@@ -1,5 +1,5 @@
 """How a user's mistake ends a command: one sentence on stderr and exit code 2, with a traceback
-only under --debug. Every command line runs in `exit_on_user_error(lambda: ..., debug)`.
+only under --debug. Every command line runs in `run_main` or `exit_on_user_error`.
 
 Our own checks raise UserError. Code that reads a file or loads a model turns the errors of the
 library it uses into a UserError that names the file. Every other exception is a bug, ours or a
@@ -9,7 +9,7 @@ plug-in's: it keeps its traceback, and the process exits with 1.
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from bosch.run.plain_text import visible
@@ -65,3 +65,8 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
             raise
         print(f"error: {visible(error)}", file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
+
+
+def run_main(main: Callable[[Sequence[str]], None]) -> None:
+    """What the file of a program does when it is started itself."""
+    exit_on_user_error(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)

@@ -6,6 +6,7 @@ it is known before anything has run, and a change early in the chain changes all
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -19,7 +20,6 @@ from bosch.run.errors import MissingFileError, UserError
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 1 << 22
 _AFFECTS_RESULT = "affects_result"
 
 
@@ -53,13 +53,10 @@ def is_hidden(path: Path, folder: Path) -> bool:
 
 def hash_file(path: Path, sync: bool = False) -> str:
     """xxh3 (128 bits) of a file. sync: force its bytes to the disk first, for a manifest."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def plain(value: object) -> Any:

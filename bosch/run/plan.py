@@ -152,7 +152,7 @@ def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """Which settings changed (`ratio: 0.75 -> 0.5; seed: 0 -> 1`); '' if none did."""
-    before, after = _flatten(old), _flatten(new)
+    before, after = flatten(old), flatten(new)
     return "; ".join(
         f"{name}: {before.get(name, '(not there)')} -> {after.get(name, '(not there)')}"
         for name in sorted(before.keys() | after.keys())
@@ -187,10 +187,11 @@ def _describe_conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> st
     )
 
 
-def _flatten(settings: object, prefix: str = "") -> dict[str, object]:
+def flatten(settings: object, prefix: str = "") -> dict[str, object]:
+    """`train.schedule` -> value."""
     if not isinstance(settings, Mapping):
         return {prefix: settings}
     flat: dict[str, object] = {}
     for name, value in settings.items():
-        flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
+        flat |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return flat

@@ -4,21 +4,11 @@ import math
 from collections.abc import Callable
 
 from bosch.eval.report.statistics import NEVER, Estimate
-from bosch.eval.suites._reporting import Row
 
 MISSING = "–"
-
-
-def show_points(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def show_change(points: float) -> str:
-    return f"{points:+.1f}"
-
-
-def show_share(share: float) -> str:
-    return f"{share:.0%}"
+show_points = "{:.1f}".format
+show_change = "{:+.1f}".format  # points
+show_share = "{:.0%}".format
 
 
 def show_tokens(count: float) -> str:
@@ -54,13 +44,6 @@ def show_difference(estimate: Estimate | None, survives: bool = False) -> str:
 
 def show_score(value: float, stderr: float) -> str:
     return f"{value:.1f}" if math.isnan(stderr) else f"{value:.1f} ± {stderr:.1f}"
-
-
-def show_row(row: Row | None) -> str:
-    """The value of a result."""
-    if row is None:
-        return MISSING
-    return show_score(row["value"], math.nan if row["stderr"] is None else row["stderr"])
 
 
 def show_count(value: object) -> str:

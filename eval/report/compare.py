@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 
@@ -157,26 +158,25 @@ def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> 
 
 def _make_curve(run: RunResults, rows: Sequence[Row], score: ReportedScore) -> Curve | None:
     """The score at every step where it was evaluated. None: at none, or tokens are unknown."""
-    by_step: dict[int | None, list[Row]] = {}
+    by_step: dict[Any, list[Row]] = {}  # None: the dense model
     for row in rows:
         if row["suite"] == score.suite:
             by_step.setdefault(row["step"], []).append(row)
-    points: dict[int, tuple[float, ScoreValue]] = {}
-    for step, members in by_step.items():
+    dense = read_value(score, by_step.pop(None, []))
+    values: dict[int, ScoreValue] = {}
+    for step, members in sorted(by_step.items()):
         value = read_value(score, members)
-        if step is not None and value is not None and members[0]["tokens"] is not None:
-            points[step] = (members[0]["tokens"], value)
-    if not points:
+        if value is not None and members[0]["tokens"] is not None:
+            values[step] = value
+    if not values:
         return None
-    steps = tuple(sorted(points))
-    dense = read_value(score, by_step.get(None, []))
     return Curve(
-        steps,
-        np.array([points[step][0] for step in steps], float),
-        np.array([points[step][1].value for step in steps]),
-        np.array([points[step][1].stderr for step in steps]),
+        tuple(values),
+        np.array([by_step[step][0]["tokens"] for step in values], float),
+        np.array([value.value for value in values.values()]),
+        np.array([value.stderr for value in values.values()]),
         math.nan if dense is None else dense.value,
-        _replicate(run, score, {step: points[step][1] for step in steps}, dense),
+        _replicate(run, score, values, dense),
     )
 
 
@@ -187,14 +187,12 @@ def _replicate(
     dense: ScoreValue | None,
 ) -> Replicates | None:
     """None where predictions are missing or do not reproduce the suite's own numbers."""
-    models: list[tuple[int | None, ScoreValue]] = [*values.items()]
-    models += [(None, dense)] if dense else []
-    samples = [run.samples.get((step, score.suite, score.condition), {}) for step, _ in models]
-    for one, (_, value) in zip(samples, models, strict=True):
-        if not _reproduces(score, one, value):
-            return None
-    points, last = samples[: len(values)], samples[-1] if dense else None
-    return resample_examples(points, last, score.weights, score.suite)
+    models: dict[Any, ScoreValue] = {**values, **({None: dense} if dense else {})}
+    samples = {step: run.samples.get((step, score.suite, score.condition), {}) for step in models}
+    if not all(_reproduces(score, samples[step], value) for step, value in models.items()):
+        return None
+    last = samples.pop(None, None)
+    return resample_examples(list(samples.values()), last, score.weights, score.suite)
 
 
 def _reproduces(score: ReportedScore, samples: Samples, value: ScoreValue) -> bool:
@@ -277,8 +275,8 @@ def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:
                 difference = BaselineDifference(
                     setup,
                     score,
-                    estimate_difference(started, statistics.first_value),
-                    estimate_difference(ended, statistics.final_value) if ended else None,
+                    estimate_difference(started, statistics.value_at(0)),
+                    estimate_difference(ended, statistics.value_at(-1)) if ended else None,
                     estimate_difference(trained, mean_score) if trained else None,
                 )
                 differences.append(difference)

@@ -1,6 +1,5 @@
 """The pictures of a comparison: recovery over tokens, FLOPs and hours, scores over ratios, losses,
-masks. The same
-numbers give the same bytes.
+masks. The same numbers give the same bytes.
 """
 
 import itertools
@@ -49,7 +48,11 @@ def draw_pictures(comparison: Comparison, out: Path) -> list[Path]:
         for old in out.glob(f"{name}.png"):
             old.unlink()
     written = []
-    for name, draw in [*PICTURES.items(), *_parts_pictures(comparison)]:
+    parts: dict[str, Callable[[Comparison], Figure | None]] = {
+        parts_picture(suite): partial(_draw_scores, scores=comparison.parts(suite))
+        for suite in comparison.suites
+    }
+    for name, draw in (PICTURES | parts).items():
         figure = draw(comparison)
         path = out / f"{name}.png"
         if figure is not None:
@@ -159,13 +162,6 @@ def parts_picture(suite: str) -> str:
 # ---------------------------------------------------------------------------------------- lines
 
 
-def _parts_pictures(
-    comparison: Comparison,
-) -> Iterator[tuple[str, Callable[[Comparison], "Figure | None"]]]:
-    for suite in comparison.suites:
-        yield parts_picture(suite), partial(_draw_scores, scores=comparison.parts(suite))
-
-
 def _draw_scores(
     comparison: Comparison, scores: Sequence[ReportedScore], over: str = "tokens"
 ) -> "Figure | None":
@@ -254,14 +250,11 @@ def _losses(runs: Sequence[RunResults], name: str) -> Iterator[Line]:
 def _grid(
     num_panels: int, columns: int = COLUMNS, width: float = 4.2, height: float = 3.1
 ) -> "tuple[Figure, list[Axes]]":
-    # Without pyplot, which keeps state and picks a display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # without pyplot, which keeps state and picks a display
 
     columns = min(columns, num_panels)
     rows = -(-num_panels // columns)
     figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for unused in axes[num_panels:]:
         unused.remove()

@@ -19,7 +19,7 @@ from bosch.masks.mask import MaskFile, read_mask
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.lines import read_lines
 from bosch.run.manifest import MANIFEST
-from bosch.run.plan import REFERENCE, follow_reference
+from bosch.run.plan import REFERENCE, flatten, follow_reference
 
 PREDICTIONS = "predictions.jsonl"  # one row per example, written by eval/runner.py
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
@@ -153,7 +153,11 @@ def is_run(path: Path) -> bool:
 def distinguish_runs(runs: Sequence[RunResults]) -> list[RunResults]:
     """Give runs of one setup that differ in more than the seed a setup of their own: by the
     settings in which they differ, or by name where settings and seed are the same."""
-    settings = [_flatten(run.config) | _weights(run) for run in runs]
+    settings = [
+        {n: value for n, value in flatten(run.config).items() if n not in ("model", "seed")}
+        | _weights(run)
+        for run in runs
+    ]
     setups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         setups.setdefault(run.setup, []).append(place)
@@ -181,17 +185,6 @@ def _weights(run: RunResults) -> dict[str, str]:
         return {}
     mark = run.mask.model.weight_hash or run.mask.model.revision
     return {"weights": mark[:12]} if mark else {}
-
-
-def _flatten(config: Mapping[str, object]) -> dict[str, object]:
-    """All settings but model and seed: `train.schedule` -> value."""
-    flat: dict[str, object] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
-        elif name not in ("model", "seed"):
-            flat[name] = value
-    return flat
 
 
 # ---------------------------------------------------------------------------------- evaluations
@@ -281,8 +274,6 @@ def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
 
 def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The rows of a file that may still be growing: its last line may be half written."""
-    if not path.is_file():
-        return []
     lines = read_lines(path)
     problems += [f"{path}, line {line.number} is damaged" for line in lines if line.content is None]
     return [line.content for line in lines if line.content is not None]

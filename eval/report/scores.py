@@ -55,10 +55,10 @@ def read_value(score: ReportedScore, rows: Sequence[Row]) -> ScoreValue | None:
     cells = headline_cells(score.suite, mine)
     written = cells.get((AVERAGE if score.condition else score.name, 0))
     if written is not None:
-        return _value(written)
+        return value_of(written)
     if score.written_by_suite or not score.weights or any(c not in cells for c in score.weights):
         return None
-    parts = [(weight, _value(cells[cell])) for cell, weight in score.weights.items()]
+    parts = [(weight, value_of(cells[cell])) for cell, weight in score.weights.items()]
     return ScoreValue(
         sum(weight * part.value for weight, part in parts),
         math.sqrt(sum((weight * part.stderr) ** 2 for weight, part in parts)),
@@ -76,6 +76,6 @@ def headline_cells(suite: str, rows: Sequence[Row]) -> dict[Cell, Row]:
     return cells
 
 
-def _value(row: Row) -> ScoreValue:
+def value_of(row: Row) -> ScoreValue:
     stderr = row.get("stderr")
     return ScoreValue(row["value"], math.nan if stderr is None else stderr, row.get("n") or 0)

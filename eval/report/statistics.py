@@ -137,12 +137,8 @@ def _defined(value: float) -> float | None:
 # ----------------------------------------------------------------------------------- statistics
 
 
-def first_value(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
-    return values[..., 0]
-
-
-def final_value(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
-    return values[..., -1]
+def value_at(place: int) -> Statistic:
+    return lambda tokens, values, dense: values[..., place]
 
 
 def gain_to(place: int) -> Statistic:
@@ -220,14 +216,10 @@ def resample_examples(
             return None
         scores = np.array([[scores[index] for index in indexes] for scores in cells])
         # Seeded by name, so that every run draws the same examples of a cell.
-        generator = _generator(suite, *cell, len(indexes))
+        name = f"{suite}/{cell[0]}/{cell[1]}/{len(indexes)}"
+        generator = np.random.default_rng(zlib.crc32(name.encode()))
         share = np.full(len(indexes), 1 / len(indexes))
         counts = generator.multinomial(len(indexes), share, NUM_REPLICATES)
         total += weight * counts @ scores.T / len(indexes)
     last = total[:, -1] if dense is not None else np.full(NUM_REPLICATES, math.nan)
     return Replicates(total[:, : len(points)], last)
-
-
-def _generator(suite: str, task: str, length: int, num_examples: int) -> np.random.Generator:
-    name = f"{suite}/{task}/{length}/{num_examples}"
-    return np.random.default_rng(zlib.crc32(name.encode()))

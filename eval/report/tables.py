@@ -12,7 +12,6 @@ from bosch.eval.report.cells import (
     show_difference,
     show_estimate,
     show_points,
-    show_row,
     show_score,
     show_seconds,
     show_share,
@@ -28,9 +27,9 @@ from bosch.eval.report.compare import (
     seed_means,
 )
 from bosch.eval.report.runs import RunResults
-from bosch.eval.report.scores import ScoreValue, headline_cells
+from bosch.eval.report.scores import ScoreValue, headline_cells, value_of
 from bosch.eval.report.statistics import LEVEL, Curve, survive_holm
-from bosch.eval.suites._reporting import ReportedScore, Row, reporting_of
+from bosch.eval.suites._reporting import Cell, ReportedScore, reporting_of
 
 BYTES_PER_VALUE = 2  # of the KV cache: bf16
 EXAMPLES = "± standard error over examples."
@@ -207,19 +206,20 @@ def score_table(comparison: Comparison, suite: str) -> Table:
 def lengths_table(comparison: Comparison, suite: str) -> Table:
     """Results by task and length, at every checkpoint. Empty if the suite's have no lengths."""
     reporting = reporting_of(suite)
-    checkpoints: dict[tuple[str, int | None], dict[tuple[str, int], Row]] = {}
+    checkpoints: dict[tuple[str, int | None], dict[Cell, ScoreValue]] = {}
     for run in comparison.runs:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
         for step in sorted({row["step"] for row in with_length}, key=_dense_first):
             cells = headline_cells(suite, [row for row in with_length if row["step"] == step])
             shown = reporting.tasks_by_length or {task for task, _ in cells}
-            if cells := {cell: row for cell, row in cells.items() if cell[0] in shown}:
-                checkpoints[run.name, step] = cells
+            values = {cell: value_of(row) for cell, row in cells.items() if cell[0] in shown}
+            if values:
+                checkpoints[run.name, step] = values
     known = dict.fromkeys(cell for cells in checkpoints.values() for cell in cells)
     tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in known))
     columns = sorted(known, key=lambda cell: (tasks.index(cell[0]), cell[1]))
     rows = [
-        [run, "dense" if step is None else str(step), *(show_row(cells.get(c)) for c in columns)]
+        [run, "dense" if step is None else str(step), *(_value_cell(cells.get(c)) for c in columns)]
         for (run, step), cells in checkpoints.items()
     ]
     header = ["run", "step", *(f"{task} {length:,}" for task, length in columns)]
@@ -305,10 +305,8 @@ def effects_table(comparison: Comparison) -> Table:
 
 def distances(comparison: Comparison) -> Table:
     runs = [run for run in comparison.runs if run.mask is not None]
-    if len(runs) < 2:
-        return Table("Jaccard", [], [])
     rows = []
-    for run in runs:
+    for run in runs if len(runs) > 1 else ():
         values = [mask_distance(run, other) for other in runs]
         rows.append([run.name, *(MISSING if v is None else f"{v:.2f}" for v in values)])
     note = "Between the sets of windowed groups. 0: the same set, 1: no group in common."

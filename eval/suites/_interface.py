@@ -1,39 +1,5 @@
-"""The interface of a suite.
-
-To write one, add a file `eval/suites/mine.py`. `evaluate_model.py --suite mine` and
-`recover.py --eval.suites niah mine` run it. A complete one:
-
-    "Sums of two digits: an example of a suite."
-
-    from dataclasses import dataclass
-
-    from bosch.eval.suites._interface import Example, Task, average, by_task, percent, result_of
-
-    @dataclass(frozen=True)
-    class Settings:
-        largest: int = 9  # `--options mine.largest=5` sets it
-
-    def list_tasks(settings):
-        return [Task("sums")]
-
-    def sources(settings, task):
-        return {"largest": str(settings.largest)}
-
-    def build_examples(settings, task, tokenizer, limit=None):
-        numbers = range(settings.largest + 1)
-        pairs = [(a, b) for a in numbers for b in numbers]
-        return [
-            Example(index, f"{a} + {b} =", (str(a + b),), max_new_tokens=4)
-            for index, (a, b) in enumerate(pairs[:limit])
-        ]
-
-    def score(settings, task, example, prediction):
-        return {"exact": float(prediction.split()[:1] == list(example.answers))}
-
-    def summarize(settings, scored):
-        groups = by_task(scored).items()
-        tasks = [result_of(task, "exact", items, percent) for task, items in groups]
-        return [*tasks, average("average", "exact", tasks)] if tasks else []
+"""The interface of a suite: a file such as `eval/suites/mine.py`, which `evaluate_model.py --suite
+mine` and `recover.py --eval.suites niah mine` run. docs/extending.md has a complete one.
 
 A suite must have
 
@@ -65,16 +31,7 @@ A suite may have
                                                  the calibration set
     VERSION = 2                                  raise it when you change examples or scores;
                                                  otherwise old results are reused
-
-How reports and TensorBoard show a suite is optional; _reporting.py has the defaults:
-
-    title = "Mine"                     name in reports; default: the name of the file
-    parts_title = "tasks"              what its parts are called, such as "categories"
-    report_order = 4                   place among the suites; default: at the end, by name
-    tasks_by_length = ("retrieval",)   rows of the table by length; default: all tasks with lengths
-    headline_metric(task) -> str | None            the metric that counts; default: the first one
-    reported_scores(rows) -> list[ReportedScore]   the average and its parts; default: each task
-    charts(rows) -> dict[str, list[str]]           chart -> regular expressions of TensorBoard tags
+    the fields of Reporting                      how reports and TensorBoard show it (_reporting.py)
 """
 
 import math

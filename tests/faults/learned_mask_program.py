@@ -38,7 +38,7 @@ def main(run_path: Path, log: Path, environment: dict[str, str], options: dict[s
         | options["settings"]
     )
     tokens = packed.build(config)
-    mask = search_mask.make_stage(config, method_settings, None, tokens)
+    mask = search_mask.build(config, None, tokens, method_settings)
     with RunFolder(run_path, rank, world, progress.say) as run:
         run.complete(tokens)
         operations = watch_operations(run_path / "mask", at=None if rank else options["at"])

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.assets import asset_folder
-from bosch.eval.generate import Generation, Generator, Key
+from bosch.eval.generate import Generator, Job, Key
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
@@ -38,7 +38,7 @@ def run(model: Any, tokenizer: Any, examples: Examples, settings: GenerationSett
     return by_key
 
 
-def tokens_of(found: dict[Key, Generation]) -> dict[Key, Any]:
+def tokens_of(found: dict[Key, Job]) -> dict[Key, Any]:
     return {key: generation.tokens for key, generation in found.items()}
 
 
@@ -90,7 +90,7 @@ MANY = {"lengths": (512, 1024), "samples": 6, "rows": 4}
 
 
 def assert_same_scores(
-    examples: Iterable[tuple[Key, Example]], found: Any, expected: dict[Key, Generation]
+    examples: Iterable[tuple[Key, Example]], found: Any, expected: dict[Key, Job]
 ) -> None:
     for key, example in examples:
         mine, theirs = found[key], expected[key]

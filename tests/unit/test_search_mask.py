@@ -325,7 +325,7 @@ def test_a_file_is_identified_by_its_content(model_folder: Path, tmp_path: Path)
     fingerprints = []
     for name, text in (("a.tsv", "1\t2\n"), ("b.tsv", "1\t2\n"), ("c.tsv", "2\t1\n")):
         (tmp_path / name).write_text(text)
-        stage = search_mask.make_stage(config, from_file.Settings(tmp_path / name), None)
+        stage = search_mask.build(config, settings=from_file.Settings(tmp_path / name))
         fingerprints.append(stage.fingerprint)
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 

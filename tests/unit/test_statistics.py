@@ -86,9 +86,9 @@ def at(value: float, replicates: list[float] | None = None) -> Curve:
 def test_difference_of_one_seed_is_resampled_over_examples_only() -> None:
     # The first is 10 better on every resample: difficulty that both share cancels out.
     pair = (at(60, [50, 60, 70]), at(50, [40, 50, 60]))
-    known = estimate_difference([pair], statistics.first_value)
+    known = estimate_difference([pair], statistics.value_at(0))
     assert known == Estimate(10, 10, 10, 1, p_value=0.0)
-    unknown = estimate_difference([(at(60), at(50, [50]))], statistics.first_value)
+    unknown = estimate_difference([(at(60), at(50, [50]))], statistics.value_at(0))
     assert unknown == Estimate(10, None, None, 1)
 
 
@@ -96,13 +96,13 @@ def test_differences_are_resampled_over_seeds_and_examples() -> None:
     """By hand: seeds with differences 0 and 20, without noise of the examples. Resampling two seeds
     gives 0, 10, 10 or 20, a quarter each, so the middle 95% are all of these."""
     pairs = [(at(50, [50]), at(50, [50])), (at(70, [70]), at(50, [50]))]
-    result = estimate_difference(pairs, statistics.first_value)
+    result = estimate_difference(pairs, statistics.value_at(0))
     assert (result.value, result.low, result.high, result.num_seeds) == (10, 0, 20, 2)
     # The standard deviation of those is the root of 50: 1.414 of it to zero.
     assert result.p_value == pytest.approx(0.157, abs=0.02)
     # Differences of 5 and 6 exclude zero; three seeds are resampled like two.
     near = [(at(55, [55]), at(50, [50])), *[(at(56, [56]), at(50, [50]))] * 2]
-    result = estimate_difference(near, statistics.first_value)
+    result = estimate_difference(near, statistics.value_at(0))
     assert (result.low, result.high, result.num_seeds) == (5, 6, 3)
     assert result.value == pytest.approx(17 / 3)
     assert result.excludes_zero
