@@ -8,6 +8,7 @@ headwise     `headwise_config` of rtp-llm, alone or inside a model's config.json
              list with 0 or 1 per query head; 1 = full attention ("retrieval head"). Its
              `swa_token_num` counts the tokens before the current one, so our window is larger by
              one. It also has sinks, and a text length below which every head has full attention.
+             rtp-llm applies it to prefill only and caches every KV head, so it saves no KV memory.
 layer_types  a Hugging Face config.json: `layer_types` of full_attention and sliding_attention, and
              `sliding_window`, which includes the current token like ours.
 """

@@ -1,0 +1,114 @@
+"""A stock vLLM model whose layers attend once over their full and once over their window groups.
+
+No code of a family is repeated: the stock model is built, then the `Attention` of each layer is
+exchanged for a `HybridAttention`, which has the same call (q, k, v) -> output.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
+
+from bosch_vllm import FAMILIES
+from bosch_vllm.packing import pack_units, share_of_dense
+from bosch_vllm.refusals import check_block
+from bosch_vllm.settings import HybridSettings
+
+logger = init_logger(__name__)
+
+
+class HybridAttention(nn.Module):
+    """In place of the Attention of one layer, whose KV heads are ordered [full..., window...]."""
+
+    def __init__(self, stock: Any, full: list[int], windowed: list[int], window: int, config: Any):
+        super().__init__()
+        self.head_size, self.padded = stock.head_size, _kernel_head_size(stock)
+        per_kv = stock.num_heads // stock.num_kv_heads
+        kinds = [("full", None, full), ("window", window, windowed)]
+        self.parts = nn.ModuleList(
+            Attention(
+                size * per_kv,
+                self.padded,
+                stock.impl.scale,
+                num_kv_heads=size,
+                cache_config=config.cache_config,
+                quant_config=stock.quant_config,
+                per_layer_sliding_window=width,  # like ours, it counts the token itself
+                prefix=f"{stock.layer_name}.{kind}{i}",  # one integer between dots at most
+            )
+            for kind, width, sizes in kinds
+            for i, size in enumerate(sizes)
+        )
+        self.kv_sizes = [size * self.head_size for size in full + windowed]
+        self.q_sizes = [size * per_kv for size in self.kv_sizes]
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        cuts = query.split(self.q_sizes, -1), key.split(self.kv_sizes, -1)
+        each = zip(self.parts, *cuts, value.split(self.kv_sizes, -1), strict=True)
+        return torch.cat(
+            [
+                self._narrow(part(self._pad(q), self._pad(k), self._pad(v)))
+                for part, q, k, v in each
+            ],
+            -1,
+        )
+
+    def _pad(self, x: Tensor) -> Tensor:
+        if self.padded == self.head_size:
+            return x.contiguous()
+        heads = x.unflatten(-1, (-1, self.head_size))
+        return nn.functional.pad(heads, (0, self.padded - self.head_size)).flatten(-2)
+
+    def _narrow(self, x: Tensor) -> Tensor:
+        if self.padded == self.head_size:
+            return x
+        return x.unflatten(-1, (-1, self.padded))[..., : self.head_size].flatten(-2)
+
+
+def _kernel_head_size(stock: Any) -> int:
+    """The CPU kernels have no heads of 16 (the embedded tiny models): zeros fill them up to 32."""
+    if not current_platform.is_cpu():
+        return int(stock.head_size)
+    return min(n for n in stock.attn_backend.get_supported_head_sizes() if n >= stock.head_size)
+
+
+def split_attention(model: Any, config: Any) -> None:
+    HybridSettings.verify_and_update_config(config)  # again: vLLM has settled its settings since
+    hf_config = config.model_config.hf_config
+    hybrid, num_groups = hf_config.bosch, hf_config.num_key_value_heads
+    packing = pack_units(hybrid["num_full"], num_groups)
+    built = config.compilation_config.static_forward_context
+    for index, layer in enumerate(model.model.layers):
+        stock = layer.self_attn.attn
+        block, backend = config.cache_config.block_size, stock.attn_backend
+        check_block(block, backend.supports_block_size(block), backend.get_name())
+        del built[stock.layer_name]
+        layer.self_attn.attn = HybridAttention(
+            stock, packing.full[index], packing.window[index], hybrid["window"], config
+        )
+    tokens = config.model_config.max_model_len
+    logger.info(
+        "bosch: layout units, %d attention modules, %.3f of the dense KV bytes at %d tokens",
+        packing.num_modules,
+        share_of_dense(hybrid["num_full"], num_groups, hybrid["window"], tokens),
+        tokens,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """The class of an architecture, made when it is asked for."""
+    if name not in FAMILIES:
+        raise AttributeError(name)
+    module, class_name = FAMILIES[name].split(":")
+    stock = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), class_name)
+
+    def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: N807
+        stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
+        split_attention(self, vllm_config)
+
+    globals()[name] = type(name, (stock,), {"__init__": __init__, "__module__": __name__})
+    return globals()[name]

@@ -1,0 +1,48 @@
+"""What this plug-in refuses, each in a sentence. Needs no vLLM."""
+
+from collections.abc import Mapping, Sequence
+
+RUN_WITH = ("0.32",)  # minor versions of vLLM that the tests ran with
+
+
+def check_version(version: str) -> None:
+    if ".".join(version.split(".")[:2]) not in RUN_WITH:
+        raise ValueError(
+            f"bosch_vllm was run with vLLM {', '.join(RUN_WITH)} only, and this is {version}; "
+            "install one of those, or run the tests of serving/vllm with yours and add it there."
+        )
+
+
+def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_groups: int) -> None:
+    """Refuse a `config.bosch` that another version wrote, or that has nothing on a window."""
+    num_full = (hybrid or {}).get("num_full")
+    window = (hybrid or {}).get("window")
+    if (
+        not isinstance(num_full, Sequence)
+        or len(num_full) != num_layers
+        or not all(type(n) is int and 0 <= n <= num_groups for n in num_full)
+        or type(window) is not int
+        or window < 1
+    ):
+        raise ValueError(
+            f"config.bosch of this folder has no window and no number of full groups for each of "
+            f"{num_layers} layers: another version of bosch-hybrid wrote it. Materialize again."
+        )
+    if all(n == num_groups for n in num_full):
+        raise ValueError(
+            "no group of this hybrid is on the window, so nothing would be saved; serve the model "
+            "that it was made from."
+        )
+
+
+def check_setting(name: str, asked: bool, reason: str) -> None:
+    if asked:
+        raise ValueError(f"bosch_vllm cannot serve a hybrid with {name}: {reason}.")
+
+
+def check_block(block_size: int, is_supported: bool, backend: str) -> None:
+    if not is_supported:
+        raise ValueError(
+            f"--block-size {block_size} does not fit the attention kernels of {backend}; "
+            "leave it out, or pass a multiple of 32."
+        )
