@@ -188,6 +188,8 @@ def rehearse(config: Config, num_gpus: int) -> None:
 
 def check_attention(settings: TrainConfig, packed: bool) -> None:
     """Refuse, before work begins, an attention backend that was named and cannot run here."""
+    if settings.attention == "auto":
+        return
     import torch
 
     from bosch.hybrid.dispatch import check_backend
