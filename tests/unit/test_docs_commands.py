@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARKS = ("# needs ", "# takes minutes")
-OTHERS = {"git", "(cd", "pip", "hf", "sbatch", "tensorboard", "cat", "cp", "mkdir"}
+OTHERS = {"git", "(cd", "pip", "hf", "sbatch", "tensorboard", "cat", "cp", "mkdir", "curl"}
 ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "OMP_NUM_THREADS": "1",

@@ -1,0 +1,93 @@
+"""Runs vLLM on one folder, in a process of its own: a process can start only one engine.
+
+    python engine_program.py REQUEST.json ANSWER.json
+
+REQUEST  {"folder", "engine": arguments of vllm.LLM, "passes": [{"prompts", "new", "scored"}, ...]}
+ANSWER   for each pass: tokens, log_probs of the prompts if scored, cached prompt tokens; the bytes
+         of KV blocks held at its last step, the most requests at once, seconds; preemptions
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that its accounting can be read
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+
+USUAL = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "dtype": "float32",
+    "max_model_len": 2048,
+    "max_num_batched_tokens": 128,  # prompts are read in chunks
+    "block_size": 32,
+    "enable_prefix_caching": True,
+    "kv_cache_memory_bytes": 64 << 20,
+}
+
+
+def main(request: dict[str, Any]) -> dict[str, Any]:
+    import vllm
+
+    llm = vllm.LLM(request["folder"], **(USUAL | request["engine"]))
+    engine = llm.llm_engine
+    core = engine.engine_core.engine_core
+    scheduler = core.scheduler
+    pool, preempted = scheduler.kv_cache_manager.block_pool, []
+    preempt = scheduler._preempt_request
+
+    def count(*arguments: Any, **named: Any) -> Any:
+        preempted.append(1)
+        return preempt(*arguments, **named)
+
+    scheduler._preempt_request = count
+    caches = core.model_executor.driver_worker.worker.model_runner.kv_caches
+    storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in caches}
+    total_bytes = sum(storage.nbytes() for storage in storages.values())
+    block_bytes = total_bytes / scheduler.kv_cache_config.num_blocks
+
+    def answer(number: int, prompts: list[list[int]], new: int, scored: bool) -> dict[str, Any]:
+        how = vllm.SamplingParams(
+            temperature=0,
+            max_tokens=new,
+            ignore_eos=True,
+            detokenize=False,
+            prompt_logprobs=0 if scored else None,
+        )
+        for index, prompt in enumerate(prompts):
+            engine.add_request(f"{number}-{index}", {"prompt_token_ids": prompt}, how)
+        done, held_blocks, most_running = {}, 0, 0
+        free, began = pool.get_num_free_blocks(), time.perf_counter()
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    done[int(output.request_id.split("-")[1])] = output
+            if scheduler.running:
+                held_blocks = free - pool.get_num_free_blocks()
+            most_running = max(most_running, len(scheduler.running))
+        outputs = [done[index] for index in range(len(prompts))]
+        return {
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "cached": sum(output.num_cached_tokens or 0 for output in outputs),
+            "log_probs": [
+                [next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:]]
+                for output in outputs
+                if scored
+            ],
+            "held_bytes": held_blocks * block_bytes,
+            "most_running": most_running,
+            "seconds": time.perf_counter() - began,
+        }
+
+    passes = [answer(number, **each) for number, each in enumerate(request["passes"])]
+    return {"passes": passes, "preemptions": len(preempted)}
+
+
+if __name__ == "__main__":
+    result = main(json.loads(Path(sys.argv[1]).read_text()))
+    Path(sys.argv[2]).write_text(json.dumps(result))

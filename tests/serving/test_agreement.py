@@ -1,0 +1,169 @@
+"""vLLM computes what our hybrids compute, and holds the memory that the formula says.
+
+`make serving` runs this where vLLM is installed."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here; make serving runs this")
+
+import torch
+from bosch_vllm.packing import share_of_dense
+from transformers import AutoModelForCausalLM
+
+from bosch.hybrid.models import deploy
+from tests.model_factory import MIXED, tiny_model
+
+PROGRAM = Path(__file__).with_name("engine_program.py")
+TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
+WINDOW, NEW = 64, 16
+LENGTHS = (3, 63, 64, 65, 129, 500)
+
+
+def serve(hybrid: Any, folder: Path, passes: list[dict[str, Any]], **engine: Any) -> dict[str, Any]:
+    hybrid.save_pretrained(folder / "hybrid")
+    request = {"folder": str(folder / "hybrid"), "engine": engine, "passes": passes}
+    (folder / "request.json").write_text(json.dumps(request))
+    command = [sys.executable, PROGRAM, folder / "request.json", folder / "answer.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    return answer
+
+
+def refusal(hybrid: Any, folder: Path, **engine: Any) -> str:
+    """What an engine that does not start says."""
+    with pytest.raises(AssertionError) as caught:
+        serve(hybrid, folder, [], **engine)
+    return str(caught.value)
+
+
+def tiny_hybrid(ratio: float, window: int = WINDOW, seed: int = 0) -> Any:
+    """Of the embedded model, with layers that differ."""
+    dense = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    bits = [0] * round(64 * ratio)
+    bits += [1] * (64 - len(bits))
+    random.Random(seed).shuffle(bits)
+    return deploy(dense, [bits[at : at + 8] for at in range(0, 64, 8)], window)
+
+
+def make_prompts(vocabulary: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    draw = random.Random(0)
+    return [[draw.randrange(5, vocabulary) for _ in range(length)] for length in lengths]
+
+
+def our_tokens(model: Any, prompts: list[list[int]], new: int = NEW) -> list[list[int]]:
+    model.generation_config.eos_token_id = None
+    tokens = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        settings = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 1}
+        made = model.generate(ids, max_new_tokens=new, **settings)
+        tokens.append(made[0, len(prompt) :].tolist())
+    return tokens
+
+
+@torch.no_grad()
+def our_log_probs(model: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        logits = model(ids, use_cache=False).logits[0].log_softmax(-1)
+        found.append(logits[:-1].gather(1, ids[0, 1:, None])[:, 0])
+    return found
+
+
+def furthest(ours: list[torch.Tensor], theirs: list[list[float]]) -> float:
+    pairs = zip(ours, theirs, strict=True)
+    return max(float((a - torch.tensor(b)).abs().max()) for a, b in pairs)
+
+
+def assert_agrees(hybrid: Any, folder: Path, **engine: Any) -> list[list[float]]:
+    """Tokens, again from cached prefixes, and log-probabilities of the prompts: returns these."""
+    prompts = make_prompts(hybrid.config.vocab_size)
+    plain = {"prompts": prompts, "new": NEW, "scored": False}
+    passes = [plain, plain, {**plain, "new": 1, "scored": True}]
+    first, again, scored = serve(hybrid, folder, passes, **engine)["passes"]
+    tokens = our_tokens(hybrid, prompts)
+    assert first["tokens"] == tokens
+    assert again["tokens"] == tokens
+    if hybrid.config.bosch["window"] > 1:  # a window of one token has nothing to keep
+        assert again["cached"] > 500
+    assert furthest(our_log_probs(hybrid, prompts), scored["log_probs"]) < 1e-3
+    log_probs: list[list[float]] = scored["log_probs"]
+    return log_probs
+
+
+@pytest.mark.parametrize(("ratio", "window"), [(0.25, 64), (0.5, 5), (0.75, 1), (0.875, 64)])
+def test_tokens_are_ours(ratio: float, window: int, tmp_path: Path) -> None:
+    assert_agrees(tiny_hybrid(ratio, window), tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
+def test_every_family_agrees(family: str, tmp_path: Path) -> None:
+    assert_agrees(deploy(tiny_model(family, num_hidden_layers=3), MIXED, 5), tmp_path)
+
+
+def test_the_window_is_neither_one_less_nor_one_more(tmp_path: Path) -> None:
+    hybrid = tiny_hybrid(0.75)
+    theirs = assert_agrees(hybrid, tmp_path)
+    prompts = make_prompts(hybrid.config.vocab_size)
+    for wrong in (WINDOW - 1, WINDOW + 1):
+        hybrid.config.bosch["window"] = wrong
+        assert furthest(our_log_probs(hybrid, prompts), theirs) > 1e-2
+
+
+def test_26_requests_that_preempt_each_other_get_the_same_tokens(tmp_path: Path) -> None:
+    hybrid = tiny_hybrid(0.75)
+    base, *tails = make_prompts(hybrid.config.vocab_size, (700, *[10, 50, 130, 200] * 5, *[90] * 6))
+    prompts = [base[: 500 + 17 * n] + tail for n, tail in enumerate(tails[:10])] + tails[10:]
+    assert len(prompts) == 26
+    only = {"prompts": prompts, "new": 48, "scored": False}
+    limits = {"max_num_seqs": 16, "kv_cache_memory_bytes": 8 << 20, "max_model_len": 1024}
+    answer = serve(hybrid, tmp_path, [only], **limits)
+    assert answer["preemptions"] > 0
+    assert answer["passes"][0]["cached"] > 0
+    assert answer["passes"][0]["tokens"] == our_tokens(hybrid, prompts, 48)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.75])
+def test_blocks_held_are_those_of_the_formula(ratio: float, tmp_path: Path) -> None:
+    """Of a text of 1,600 tokens, by the engine's own accounting; and more texts fit."""
+    hybrid, tokens = tiny_hybrid(ratio), 1600
+    # The kernels' smallest heads are twice as wide as those of the embedded model.
+    dense_bytes = 64 * tokens * 2 * 32 * 4
+    new = 64
+    one, *many = make_prompts(hybrid.config.vocab_size, (tokens - new,) * 11)
+    passes = [{"prompts": p, "new": new, "scored": False} for p in ([one], many)]
+    settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 512}
+    memory = {"kv_cache_memory_bytes": 2 * dense_bytes}  # two texts of the dense model
+    alone, together = serve(hybrid, tmp_path, passes, max_num_seqs=32, **settings, **memory)[
+        "passes"
+    ]
+    share = share_of_dense(hybrid.config.bosch["num_full"], 8, WINDOW, tokens)
+    held, running = alone["held_bytes"] / dense_bytes, together["most_running"]
+    print(f"ratio {ratio}: {held:.3f} of dense, formula {share:.3f}; {running} texts where 2 fit")
+    assert 0.9 < held / share < 1.1
+    assert running >= int(0.8 * 2 / share)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size above 1: ranks"),
+        ({"disable_hybrid_kv_cache_manager": True}, "nothing would be saved"),
+        ({"kv_cache_dtype": "fp8"}, "fp8"),
+    ],
+)
+def test_what_does_not_work_is_refused(engine: dict[str, Any], words: str, tmp_path: Path) -> None:
+    assert words in refusal(tiny_hybrid(0.75), tmp_path, **engine)
+
+
+def test_a_mask_without_windows_is_refused(tmp_path: Path) -> None:
+    assert "no group of this hybrid is on the window" in refusal(tiny_hybrid(0.0), tmp_path)
