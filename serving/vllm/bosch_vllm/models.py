@@ -18,7 +18,7 @@ from bosch_vllm.packing import pack_units, share_of_dense
 from bosch_vllm.refusals import check_block
 from bosch_vllm.settings import HybridSettings
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.bosch")  # only what is below "vllm" is shown
 
 
 class HybridAttention(nn.Module):
