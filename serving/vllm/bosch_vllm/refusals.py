@@ -44,5 +44,5 @@ def check_block(block_size: int, is_supported: bool, backend: str) -> None:
     if not is_supported:
         raise ValueError(
             f"--block-size {block_size} does not fit the attention kernels of {backend}; "
-            "leave it out, or pass a multiple of 32."
+            "leave it out, and they get one that fits."
         )
