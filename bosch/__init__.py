@@ -26,7 +26,7 @@ register_with_transformers()
 __version__: str  # read when it is first used
 CALLS = ("calibrate", "search_mask", "load_mask", "masked", "materialize", "evaluate")
 # Above `bosch` in the layout: named as text, and loaded when a call is first used.
-LIBRARY = "bosch.recipes.library"
+CALLS_MODULE = "bosch.recipes.python_calls"
 
 if not TYPE_CHECKING:  # else every name would count as an attribute
 
@@ -35,7 +35,7 @@ if not TYPE_CHECKING:  # else every name would count as an attribute
 
     def __getattr__(name: str) -> Any:
         if name in CALLS:
-            return getattr(importlib.import_module(LIBRARY), name)
+            return getattr(importlib.import_module(CALLS_MODULE), name)
         if name != "__version__":
             raise AttributeError(f"module 'bosch' has no attribute {name!r}")
         import tomllib
