@@ -68,7 +68,7 @@ def suite_programs() -> dict[str, tuple[str, str]]:
         if suite not in PROGRAMS
     }
     return {
-        suite: (f"{SUITES}.{suite}", f"Build or score examples of the suite {suite}.")
+        suite: (f"{SUITES}.{suite}", f"Build examples of the suite {suite}.")
         for suite, text in texts.items()
         if re.search(r"^def main\(", text, re.MULTILINE)
     }

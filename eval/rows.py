@@ -15,7 +15,6 @@ from bosch.run.manifest import write_atomically
 
 Row = dict[str, Any]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -61,13 +60,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name the file to write.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(write_line(row) for row in rows))
-
-
-def write_line(row: Row) -> str:
-    line = json.dumps(row, ensure_ascii=False)
-    # A text may hold half of a surrogate pair, which JSON can escape and UTF-8 cannot encode.
-    return (json.dumps(row) if SURROGATES.search(line) else line) + "\n"
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 # ----------------------------------------------------------------------------- fields of a row

@@ -1,10 +1,4 @@
-"""GSM8K with lm-eval's prompts and scores: `gsm8k_cot` has eight fixed shots, `gsm8k` five random.
-
-    bosch gsm8k score --in rows.jsonl --out scored.jsonl
-
-The command scores predictions from elsewhere, rows {task, prediction, answer}: `answer` is the data
-set's field, `prediction` the raw generation.
-"""
+"""GSM8K with lm-eval's prompts and scores: `gsm8k_cot` has 8 fixed shots, `gsm8k` 5 random."""
 
 import json
 import random
@@ -17,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bosch.eval.rows import Row, find_one, from_hub, read_rows, require_count, require_text
-from bosch.eval.suites._command import score_command
 from bosch.eval.suites._interface import (
     Example,
     Request,
@@ -197,33 +190,3 @@ report_order = 3
 
 def headline_metric(task: str) -> str:
     return HEADLINE
-
-
-# ----------------------------------------------------------------------------------- the command
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    description = "Score rows {task, prediction, answer}; adds `strict` and `flexible`, 0 or 1."
-    score_command("gsm8k", description, score_row, describe_rows, args)
-
-
-def score_row(row: Row, where: str) -> dict[str, float]:
-    task = require_text(row, "task", where)
-    if task not in STRICT:
-        raise UserError(f"{where}: {task!r} is not a task of GSM8K; there are {', '.join(STRICT)}.")
-    prediction = require_text(row, "prediction", where)
-    strict, flexible = judge(task, prediction, require_text(row, "answer", where))
-    return {"strict": strict, "flexible": flexible}
-
-
-def describe_rows(scored: Sequence[Row]) -> list[str]:
-    lines = []
-    for task in STRICT:
-        if rows := [row for row in scored if row["task"] == task]:
-            strict, flexible = (percent([row[m] for row in rows]) for m in ("strict", "flexible"))
-            lines.append(f"{task:12} strict {strict:6.2f}  flexible {flexible:6.2f}  n={len(rows)}")
-    return lines
-
-
-if __name__ == "__main__":
-    main()

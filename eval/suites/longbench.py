@@ -1,9 +1,6 @@
 """LongBench v1 with its own prompts and scores: 21 data sets, or the toy world's counterparts.
 
-    bosch longbench score --in rows.jsonl --out scored.jsonl
-
-The command scores predictions from elsewhere, without rounding. Prompts, answer lengths and tables
-of categories are in eval/data.
+Prompts, answer lengths and tables of categories are in eval/data.
 """
 
 import json
@@ -29,9 +26,7 @@ from bosch.eval.metrics.longbench import (
     retrieval_zh,
 )
 from bosch.eval.metrics.rouge_l import rouge, rouge_zh
-from bosch.eval.rows import Row, require_text, require_texts
 from bosch.eval.suites import gsm8k
-from bosch.eval.suites._command import score_command
 from bosch.eval.suites._interface import (
     Example,
     Request,
@@ -360,40 +355,3 @@ def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
 def charts(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
     """All categories of the paper's table, whatever was evaluated."""
     return {name: [f"{name}/mean$"] for name in (AVERAGE, *category_table("paper"))}
-
-
-# ----------------------------------------------------------------------------------- the command
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    description = "Score rows {dataset, prediction, answers, all_classes}; adds `score`, 0 to 1."
-    score_command("longbench", description, score_row, describe_rows, args)
-
-
-def score_row(row: Row, where: str) -> dict[str, float]:
-    dataset = require_text(row, "dataset", where)
-    prediction = require_text(row, "prediction", where)
-    answers = require_texts(row, "answers", where)
-    classes = None
-    if row.get("all_classes") is not None:
-        classes = require_texts(row, "all_classes", where)
-    try:
-        return {"score": score_prediction(dataset, prediction, answers, classes)}
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
-
-
-def describe_rows(scored: Sequence[Row]) -> list[str]:
-    """Data sets, then LongBench's own categories; the paper's need GSM8K, which has other rows."""
-    by_dataset: dict[str, list[float]] = {}
-    for row in scored:
-        by_dataset.setdefault(row["dataset"], []).append(row["score"])
-    parts = by_dataset.items()
-    results = [Result(name, 0, "score", percent(part), None, len(part)) for name, part in parts]
-    table = category_table(TOY if set(by_dataset) <= set(TOY_DATASETS) else "official")
-    results += summarize_categories(table, results)
-    return [f"{result.task:24} {result.value:6.2f}  n={result.n}" for result in results]
-
-
-if __name__ == "__main__":
-    main()

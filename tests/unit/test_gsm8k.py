@@ -120,9 +120,11 @@ def test_rows_are_read_from_every_form(folder: Path, tmp_path: Path) -> None:
 def test_bad_data_is_one_clear_sentence(folder: Path, tmp_path: Path) -> None:
     few = write_jsonl(tmp_path / "few.jsonl", ROWS["test"][:3])
     without = write_jsonl(tmp_path / "no.jsonl", [{"question": "1?"}])
+    listed = write_jsonl(tmp_path / "listed.jsonl", [[1]])
     for source, split, named in (
         (few, "test", f"{few} .*3 .*1319"),
         (without, "test", f"{without}, row 1: .*`answer`"),
+        (listed, "test", f"{listed}, line 1: "),
         (folder / "test.jsonl", "train", f"{folder / 'test.jsonl'} .*train"),
     ):
         with pytest.raises(UserError, match=named):
@@ -149,43 +151,3 @@ def test_results_are_percentages_with_errors(folder: Path) -> None:
     assert (strict.metric, strict.value, strict.n) == ("exact_match_strict", 75.0, 4)
     assert flexible.value == 75.0
     assert strict.stderr == pytest.approx(25.0)  # sd of 1 1 1 0 is 0.5, divided by sqrt(4)
-
-
-def test_the_command_scores_rows_and_keeps_their_fields(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [
-        {"task": "gsm8k_cot", "prediction": "The answer is 5.", "answer": "#### 5", "id": "é"},
-        {"task": "gsm8k", "prediction": "5", "answer": "#### 5"},
-    ]
-    path = write_jsonl(tmp_path / "rows.jsonl", rows)
-    gsm8k.main(["score", "--in", str(path), "--out", str(tmp_path / "out.jsonl")])
-    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert written == [
-        rows[0] | {"strict": 1.0, "flexible": 1.0},
-        rows[1] | {"strict": 0.0, "flexible": 1.0},
-    ]
-    assert "strict 100.00" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ('{"task": "gsm", "prediction": "", "answer": ""}', "row 1: 'gsm'"),
-        ('{"task": "gsm8k", "prediction": 5, "answer": ""}', "`prediction`"),
-        ('{"task": "gsm8k", "prediction": ""}', "`answer`"),
-        ("[1]", "rows.jsonl, line 1: "),
-        ("{", "rows.jsonl, line 1: "),
-    ],
-)
-def test_the_command_refuses_bad_rows_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str, message: str
-) -> None:
-    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    rows.write_text(row + "\n")
-    with pytest.raises(SystemExit) as stop:
-        gsm8k.main(["score", "--in", str(rows), "--out", str(out)])
-    [line] = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
-    assert message in line
-    assert not out.exists()
