@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from bosch.eval.report.cells import (
     MISSING,
-    show_change,
     show_count,
     show_difference,
     show_estimate,
@@ -21,8 +20,6 @@ from bosch.eval.report.compare import (
     Comparison,
     Recovery,
     baseline_differences,
-    find_drops,
-    mask_distance,
     recoveries,
     seed_means,
 )
@@ -54,13 +51,10 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
         "seeds_before": seed_table(comparison, at_end=False),
         "seeds_after": seed_table(comparison, at_end=True),
         "variants": variants_table(comparison),
-        "drops": drops_table(comparison),
         **{f"{suite}_scores": score_table(comparison, suite) for suite in suites},
         **{f"{suite}_lengths": lengths_table(comparison, suite) for suite in suites},
         "cost": cost_table(comparison),
-        "distances": distances(comparison),
         "certainty": certainty_table(comparison),
-        "effects": effects_table(comparison),
     }
     return {name: table for name, table in tables.items() if table.rows}
 
@@ -226,16 +220,6 @@ def lengths_table(comparison: Comparison, suite: str) -> Table:
     return Table(f"{reporting.title} by length", header, rows, EXAMPLES)
 
 
-def drops_table(comparison: Comparison) -> Table:
-    rows = []
-    for drop in find_drops(comparison):
-        points = show_estimate(drop.points, show_change)
-        rows.append([drop.run, drop.score.full_title, str(drop.step), points, drop.certainty])
-    note = f"Points lost since step 0. Significant: the {LEVEL:.0%} interval excludes zero."
-    header = ["run", "score", "step", "points", "certainty"]
-    return Table("Checkpoints below step 0", header, rows, note)
-
-
 def cost_table(comparison: Comparison) -> Table:
     """What finding each mask and training the run took."""
     counts = ("evaluations", "layer_forwards", "learning_tokens")
@@ -277,40 +261,6 @@ def certainty_table(comparison: Comparison) -> Table:
         "calibration texts moves the group to the other side. Swaps: tried by the search."
     )
     return Table("How sure the masks are", header, rows, note)
-
-
-def effects_table(comparison: Comparison) -> Table:
-    """The estimated effect of each group, of a single run."""
-    rows: list[list[str]] = []
-    for run in comparison.runs[:1] if len(comparison.runs) == 1 else ():
-        with suppress(KeyError, TypeError, ValueError):
-            found, z = dict(run.mask_cost["certainty"]), run.mask.mask.z if run.mask else ()
-            lines = list(zip(z, found["effects"], found["errors"], strict=True))
-            for layer, line in reversed(list(enumerate(lines))):
-                cells = [
-                    (MISSING if effect is None else f"{effect:.3f} ± {error:.3f}")
-                    + (" full" if bit else "")
-                    for bit, effect, error in zip(*line, strict=True)
-                ]
-                rows.append([str(layer), *cells])
-    num_groups = max((len(row) - 1 for row in rows), default=0)
-    header = ["layer", *(f"group {group}" for group in range(num_groups))]
-    note = (
-        "What a group adds to the quality of the answers (0 to 1), estimated from all masks the "
-        "search has tried, ± standard error over texts. Only differences between groups count. "
-        f"{MISSING}: the search did not try to move this group."
-    )
-    return Table("Estimated effect of each group", header, rows, note)
-
-
-def distances(comparison: Comparison) -> Table:
-    runs = [run for run in comparison.runs if run.mask is not None]
-    rows = []
-    for run in runs if len(runs) > 1 else ():
-        values = [mask_distance(run, other) for other in runs]
-        rows.append([run.name, *(MISSING if v is None else f"{v:.2f}" for v in values)])
-    note = "Between the sets of windowed groups. 0: the same set, 1: no group in common."
-    return Table("Jaccard distance of masks", ["", *(run.name for run in runs)], rows, note)
 
 
 def show_gap_share(recovery: Recovery) -> str:

@@ -59,10 +59,7 @@ def test_a_report_says_how_sure_a_mask_is(damaged: bool, tmp_path: Path) -> None
     run = FakeRun().write(tmp_path)
     path = run / "mask" / "mask.json"
     content = json.loads(path.read_text())
-    table = [[0.25] * len(row) for row in content["z"]]
     content["score_trace"]["certainty"] = {
-        "effects": "none" if damaged else table,
-        "errors": table,
         "unsure": [[1, 2]] if damaged else [[1, 2, 0.29]],
         "stand_ins": [[[0, 1], [1, 2]]],
         "on_own_half": 0.9375,
@@ -71,15 +68,9 @@ def test_a_report_says_how_sure_a_mask_is(damaged: bool, tmp_path: Path) -> None
     path.write_text(json.dumps(content))
     tables = make_tables(compare([run]))
     if damaged:
-        assert not {"certainty", "effects"} & tables.keys()
+        assert "certainty" not in tables
         return
     assert tables["certainty"].rows == [[run.name, "0.938", "0.812", "1.2 (29%)", "0.1 for 1.2"]]
-    cells = tables["effects"].rows[-1]  # the bottom layer
-    assert cells[0] == "0"
-    full = read_mask(path).mask.z[0]
-    assert cells[1:] == [f"0.250 ± 0.250{' full' if bit else ''}" for bit in full]
-    other = FakeRun("fisher").write(tmp_path)
-    assert "effects" not in make_tables(compare([run, other]))
 
 
 def test_masks_of_version_0_1_are_told_from_those_with_their_name_now(tmp_path: Path) -> None:
@@ -331,7 +322,7 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     assert not re.search(r"https?:|@import|url\(", page)
     names = {path.name for path in written}
     assert {"recovery.png", "niah_tasks.png", "longbench_categories.png", "masks.png"} <= names
-    for title in ("Recovery", "Checkpoints below step 0", "Jaccard", "Cost"):
+    for title in ("Recovery", "Cost"):
         assert f"<h2>{title}" in page
     rows = read_rows(tmp_path / "report" / "results.jsonl")
     assert {row["run"] for row in rows} == {run.name for run in runs}
@@ -420,14 +411,6 @@ def test_runs_that_are_not_comparable_are_named(tmp_path: Path) -> None:
     assert any("NIAH average" in line and f"{same} {fewer.name}" in line for line in lines)
     assert any(line.startswith(f"{above.name}: NIAH average: no gap") for line in lines)
     assert not any("96 of" in line for line in warnings(compare([more, above])))
-
-
-def test_masks_of_other_shapes_and_ratios_have_no_distance(tmp_path: Path) -> None:
-    one = FakeRun("bosch", ratio=0.5, steps=()).write(tmp_path)
-    other = FakeRun("bosch", ratio=0.75, steps=()).write(tmp_path)
-    table = make_tables(compare([one, other]))["distances"]
-    # The larger mask has the smaller one's groups: 8 of 12 are shared.
-    assert [row[1:] for row in table.rows] == [["0.00", "0.33"], ["0.33", "0.00"]]
 
 
 def test_costs_are_those_that_method_and_stages_recorded(tmp_path: Path) -> None:
