@@ -5,7 +5,6 @@ speed-up that can be switched off and changes no score:
 
 - stop when the text contains all answers, because the score cannot change after that;
 - append the expected answer to the prompt as a draft, and decode from its first wrong token on;
-- compute only keys and values in the top layer where a position's output is not needed;
 - prefill a beginning that prompts share (shots, a context, a haystack) only once;
 - decode several sequences at once.
 
@@ -28,7 +27,6 @@ from bosch.eval.metrics.string_match import string_match_all
 from bosch.eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites._interface import Example
-from bosch.eval.top_layer import last_rows_only
 from bosch.hybrid.cache import kv_bytes
 from bosch.run.errors import UserError
 
@@ -133,7 +131,7 @@ class Generator:
         is_shared = self._is_shared(job.prompt, following)
         cache, num_read = self._begin(job, keep=is_shared)
         draft = job.draft if self.is_exact else []
-        job.is_plain = num_read == 0 and not draft and not self._skips_rows
+        job.is_plain = num_read == 0 and not draft
         logits_NV = self._prefill(cache, job.prompt + draft, num_read, 1 + len(draft))
         self._trunk = (job.prompt, cache) if is_shared else None
         self._accept_draft(job, logits_NV)
@@ -144,10 +142,6 @@ class Generator:
         if job.is_open:
             can_keep = self._trunk is None and cache.get_seq_length() == num_positions(job)
             job.cache = cache if can_keep else copy_cache(cache, num_positions(job))
-
-    @property
-    def _skips_rows(self) -> bool:
-        return self.settings.short_top_layer and self.is_exact
 
     def _is_shared(self, prompt: Sequence[int], following: Job | None) -> bool:
         """Whether the next prompt begins like this one for long enough to copy the cache."""
@@ -204,11 +198,9 @@ class Generator:
     def _forward(self, cache: Cache, tokens: Sequence[int], num_logits: int) -> Tensor:
         """Run all tokens through the model; logits of the last ones."""
         ids = torch.tensor([tokens], device=self.model.device)
-        num_rows = num_logits if self._skips_rows else None
         # Without this the model computes logits for the whole prompt. Some models cannot do less.
         keep = {"logits_to_keep": num_logits} if self.model._supports_logits_to_keep() else {}
-        with last_rows_only(self.model, num_rows):
-            output = self.model(ids, past_key_values=cache, use_cache=True, **keep)
+        output = self.model(ids, past_key_values=cache, use_cache=True, **keep)
         logits_TV: Tensor = output.logits[0, -num_logits:]
         return logits_TV
 

@@ -84,7 +84,6 @@ class GenerationSettings:
     stop_when_answered: bool = True
     draft_answers: bool = True
     share_prefixes: bool = True
-    short_top_layer: bool = True  # float32 only: skip top-layer outputs that nothing reads
     # Sequences decoded at once. None: 16 in float32 and 1 in half precision, where most long texts
     # have a token too close to call. A batch set by hand in half precision turns that check off.
     batch: int | None = None
@@ -92,7 +91,7 @@ class GenerationSettings:
 
 
 FAST = GenerationSettings()
-PLAIN = GenerationSettings(False, False, False, False, batch=1)
+PLAIN = GenerationSettings(False, False, False, batch=1)
 
 
 @dataclass(frozen=True)

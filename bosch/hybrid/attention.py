@@ -6,8 +6,8 @@ materialized model has `config.bosch`; in each layer its groups are ordered [ful
 
 Each layer computes attention once for its full groups and once for its window groups; `dispatch`
 picks the backends. Further keyword arguments of a forward call: `bosch_backend` names a backend (so
-does `config.bosch_backend`, for every call), `cu_seq_lens_q` says where packed documents end if
-their position_ids do not, and `bosch_no_output` returns zeros: the call only fills the cache.
+does `config.bosch_backend`, for every call), and `cu_seq_lens_q` says where packed documents end if
+their position_ids do not.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
@@ -69,7 +69,6 @@ def bosch_attention(
     bosch_window: int | None = None,
     bosch_gates: Tensor | None = None,
     bosch_backend: str | None = None,
-    bosch_no_output: bool = False,
     position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     **others: object,
@@ -77,8 +76,6 @@ def bosch_attention(
     """The attention of one layer: (B, T, H, D), and no weights."""
     _refuse_unknown_family(module.config)
     _refuse_unknown(others)
-    if bosch_no_output:
-        return torch.zeros_like(query_BHTD.transpose(1, 2)), None
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):
         raise UserError(
             f"attn_implementation='bosch' was given a mask of type {attention_mask.dtype}; it "

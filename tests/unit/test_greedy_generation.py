@@ -24,7 +24,6 @@ ONE_BY_ONE = {
     "stop": replace(PLAIN, stop_when_answered=True),
     "draft": replace(PLAIN, draft_answers=True),
     "share": replace(PLAIN, share_prefixes=True),
-    "short top layer": replace(PLAIN, short_top_layer=True),
     "batch": replace(PLAIN, batch=5),
     "chunks": replace(PLAIN, prefill_chunk=100),
     "everything": FAST,
