@@ -7,7 +7,6 @@ lm-eval reports them, most of them from 0 to 1. Runs in one process only.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,7 @@ from bosch.eval.suites._interface import Result
 from bosch.model import names_code
 from bosch.plugins import suggest
 from bosch.run.checkout import how_to_install
-from bosch.run.errors import MissingFileError, UserError
-from bosch.run.manifest import DamagedArtifactError, seal_folder, verify_folder
+from bosch.run.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,14 +39,10 @@ def run_lm_eval(
     limit: int | None = None,
     batch: int = 1,
 ) -> None:
-    """Write scores.json with our rows and samples.jsonl with lm-eval's, unless an interrupted
-    evaluation has left them intact.
+    """Write scores.json with our rows and samples.jsonl with lm-eval's.
 
     `max_length`: longer prompts are truncated on the left by lm-eval. `lengths`: of its NIAH.
     """
-    with suppress(MissingFileError, DamagedArtifactError):
-        verify_folder(folder)
-        return
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
@@ -91,7 +85,6 @@ def run_lm_eval(
         "rows": make_rows(label, SUITE, results_of(results)),
     }
     write_scores(folder, content)
-    seal_folder(folder, {"suite": SUITE})
 
 
 def results_of(results: Mapping[str, Any]) -> Iterator[Result]:

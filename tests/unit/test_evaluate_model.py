@@ -2,11 +2,9 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval import runner
 from bosch.eval.examples import load_examples
 from bosch.eval.judging import Judging, judge, judging_of, load_judged
-from bosch.eval.lm_eval_bridge import results_of, run_lm_eval
+from bosch.eval.lm_eval_bridge import results_of
 from bosch.eval.results import collect_results, describe_evaluation
 from bosch.eval.settings import FAST, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
@@ -33,7 +31,6 @@ from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import DamagedArtifactError, write_sealed_json
 from bosch.run.stage import Artifact
-from tests.damage import flip_bit
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}
@@ -462,33 +459,6 @@ def test_lm_eval_s_numbers_become_rows() -> None:
         Result("niah_single_1", 1024, "string_match_all", 0.5, 0.1, 4),
         Result("gsm8k", 0, "exact_match strict-match", 0.25, None, 8),
     ]
-
-
-@pytest.mark.parametrize("name", ["scores.json", "samples.jsonl"])
-def test_damaged_results_of_lm_eval_are_not_kept(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harness = made_up_lm_eval(monkeypatch)
-    model, tokenizer = mock.Mock(), mock.Mock(name_or_path=str(tmp_path))
-
-    def run() -> int:
-        run_lm_eval(model, tokenizer, ["one"], Label("x"), tmp_path / "out")
-        return harness.call_count
-
-    assert [run(), run()] == [1, 1]
-    flip_bit(tmp_path / "out" / name, 20)
-    assert [run(), run()] == [2, 2]
-
-
-def made_up_lm_eval(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
-    """A package lm_eval with one task and one sample."""
-    found = {"results": {"one": {"acc,none": 0.5}}, "n-samples": {"one": {"effective": 1}}}
-    found |= {"samples": {"one": [{"doc": "text"}]}, "lm_eval_version": "0"}
-    package = mock.MagicMock(simple_evaluate=mock.Mock(return_value=found))
-    package.tasks.TaskManager.return_value.all_tasks = ["one"]
-    for part in ("", ".models", ".models.huggingface", ".tasks"):
-        monkeypatch.setitem(sys.modules, f"lm_eval{part}", package if not part else package.tasks)
-    return package.simple_evaluate
 
 
 def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
