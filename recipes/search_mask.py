@@ -11,7 +11,7 @@ the same command again and it resumes where it stopped.
 import dataclasses
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -96,18 +96,7 @@ def build(
         settings=decides,
         inputs=inputs,
         version=2 if config.method == "bosch" else 1,
-        explain=explain_old_bosch,
         ranks="all" if traits.learns_from_tokens or traits.searches else "first",
-    )
-
-
-def explain_old_bosch(facts: Mapping[str, Any]) -> str:
-    if (facts["settings"].get("method"), facts["version"]) != ("bosch", 1):
-        return ""
-    return (
-        "was made by the method bosch of version 0.1, and since 0.2 this name means another "
-        "search. Use another --run-dir (--method bosch_paper is the earlier search), or --fresh "
-        "mask to search again (search_mask.py: --fresh without a name)."
     )
 
 

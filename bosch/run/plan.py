@@ -177,8 +177,6 @@ def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def _describe_conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> str:
-    if why := stage.explain(old):
-        return f"{folder} {why}"
     return (
         f"{folder} was made with other settings or inputs ({describe_changes(old, stage.facts)}). "
         f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "

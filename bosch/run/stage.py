@@ -57,8 +57,6 @@ class Stage:
     settings: object = field(default_factory=dict)
     inputs: "Mapping[str, Stage | Artifact]" = field(default_factory=dict)
     version: int = 1  # raised when the same settings give another result
-    # Says why a folder with these other facts is refused and what to do; "": they differ, as usual.
-    explain: Callable[[Mapping[str, Any]], str] = lambda facts: ""
     ranks: Literal["first", "all"] = "first"  # which ranks call `run`; the others wait
     shared: bool = False  # kept in runs/shared and built once for all runs that need it
     derived: bool = False  # a view of its inputs: made again by itself when they change
