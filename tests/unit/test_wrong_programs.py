@@ -1,0 +1,97 @@
+"""Wrong command lines as programs: torch must not be imported for a mistake that the command line
+alone shows, nor for a help text."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bosch.__main__ import PROGRAMS
+from tests.wrong_inputs import check, make_files
+from tests.wrong_lines import SMALL, WRONG_LINES
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    make_files(folder)
+    return folder
+
+
+# Mistakes that the command line alone shows: a process with a startup of its own, without torch.
+WITHOUT_TORCH = [
+    "recovr",
+    "recover --ratoi .5",
+    "recover --ratio 1.2",
+    "recover --model notes.txt",
+    "calibrate --examples 0",
+    f"materialize --model {SMALL}",
+    "tokens --tokens many",
+    f"train --model {SMALL} --out out --tokens nowhere",
+    "evaluate --suite niha",
+    "compare nowhere",
+    "sweep",
+    f"generate --model {SMALL}",
+    "analyze nowhere.json",
+    "mask show broken.json",
+]
+PROGRAM = """
+import sys
+from bosch.__main__ import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+def run_program(
+    folder: Path, *words: str, stdout: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        text=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("line", WITHOUT_TORCH)
+def test_a_mistake_in_the_command_line_loads_no_torch(line: str, inputs: Path) -> None:
+    done = run_program(inputs, *shlex.split(line))
+    check(done.returncode, done.stdout, done.stderr, line, WRONG_LINES[line])
+
+
+@pytest.mark.parametrize("line", ["recover --ratio half", "sweep", "recover --train.kernels fast"])
+def test_on_a_terminal_it_is_the_same_sentence(
+    line: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There tyro colors what it prints, and wraps it."""
+    monkeypatch.setenv("COLUMNS", "40")
+    reader, terminal = os.openpty()
+    done = run_program(inputs, *shlex.split(line), stdout=terminal)
+    os.close(terminal)
+    os.close(reader)
+    check(done.returncode, "", done.stderr, line, WRONG_LINES[line])
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "",
+        *PROGRAMS,
+        "mask show",
+        "niah build",
+    ],
+)
+def test_help_loads_no_torch(program: str, inputs: Path) -> None:
+    done = run_program(inputs, *program.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--help" in done.stdout
+    assert "python recipes/" not in done.stdout
