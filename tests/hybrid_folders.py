@@ -11,6 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from bosch.assets import asset_folder
+from bosch.hybrid.materialize import materialize
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import read_model_info
 from tests.model_factory import MIXED, tiny_model
@@ -58,6 +60,16 @@ def record_for(
         seed=7,
         provenance={"commit": "abc"},
     )
+
+
+def embedded_hybrid(folder: Path) -> Path:
+    """The embedded two-layer model with a window of 64 in six of its eight groups, as step 4 of a
+    training exports it."""
+    source = asset_folder("tiny-qwen3-2layer")
+    mask = GroupMask.from_rows([[1, 1] + [0] * 6] * 2, 64)
+    record = MaskFile(mask, read_model_info(source), "by hand", settings={}, seed=0, provenance={})
+    materialize(source, record, folder / "step-000004")
+    return folder / "step-000004"
 
 
 def mask_file(path: Path, folder: Path, **changes: Any) -> Path:

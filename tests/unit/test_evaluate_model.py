@@ -7,30 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from bosch.assets import asset_folder
-from bosch.config import Config, EvalConfig, JudgingConfig
-from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.config import Config
 from bosch.eval import runner
-from bosch.eval.examples import load_examples
-from bosch.eval.judging import Judging, judge, judging_of, load_judged
-from bosch.eval.lm_eval_bridge import results_of
-from bosch.eval.results import collect_results, describe_evaluation
-from bosch.eval.settings import FAST, Label, SuiteRun
+from bosch.eval.results import collect_results
+from bosch.eval.settings import Label, SuiteRun
 from bosch.eval.suites import longbench, niah
-from bosch.eval.suites._interface import Example, Request, Result, Task
-from bosch.hybrid.materialize import materialize
-from bosch.masks.mask import GroupMask, MaskFile
-from bosch.model import read_model_info
+from bosch.eval.suites._interface import Task
 from bosch.recipes import evaluate_model, presets
-from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
-from bosch.run.manifest import DamagedArtifactError, write_sealed_json
 from bosch.run.stage import Artifact
+from tests.hybrid_folders import embedded_hybrid
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}
@@ -46,12 +37,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two-layer model with a window of 64 in six of its eight groups."""
-    folder = tmp_path_factory.mktemp("training") / "step-000004"
-    mask = GroupMask.from_rows([[1, 1] + [0] * 6] * 2, 64)
-    record = MaskFile(mask, read_model_info(MODEL), "by hand", settings={}, seed=0, provenance={})
-    materialize(MODEL, record, folder)
-    return folder
+    return embedded_hybrid(tmp_path_factory.mktemp("training"))
 
 
 # --------------------------------------------------------------------------------- in recover.py
@@ -163,44 +149,6 @@ def test_predictions_are_scored_again_without_the_model(run: Path, tmp_path: Pat
     assert (folder / name).read_bytes() == (source / name).read_bytes()
 
 
-# ------------------------------------------------------------------------------- shared examples
-
-
-def load(run: SuiteRun, folder: Path, task: Task) -> list[Example]:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    known_by = describe_tokenizer(tokenizer).hash
-    return load_examples(run, task, tokenizer, known_by, folder)
-
-
-def test_examples_are_built_once_shared_and_sealed(tmp_path: Path) -> None:
-    settings, task = longbench.Settings(toy_rows=6), Task("toy_count")
-    three = load(SuiteRun("longbench", settings, 3), tmp_path, task)
-    assert len(three) == 3
-    (path,) = tmp_path.rglob("*.jsonl")
-    written = path.stat().st_mtime_ns
-    assert load(SuiteRun("longbench", settings, 2), tmp_path, task) == three[:2]
-    assert path.stat().st_mtime_ns == written
-    everything = load(SuiteRun("longbench", settings), tmp_path, task)
-    assert len(everything) == 6
-    assert everything[:3] == three
-    assert {p.name for p in tmp_path.rglob("*.jsonl")} == {"first-00003.jsonl", "first-all.jsonl"}
-    load(SuiteRun("longbench", replace(settings, seed=1), 1), tmp_path, task)
-    assert len(list(tmp_path.glob("examples-*"))) == 2
-    path.write_text(path.read_text().replace("Paragraph 1", "Paragraph 7", 1))
-    with pytest.raises(DamagedArtifactError, match=r"first-00003\.jsonl"):
-        load(SuiteRun("longbench", settings, 3), tmp_path, task)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_ranks_share_all_examples_between_them_by_their_text(world: int) -> None:
-    sizes = (900, 100, 500, 100, 400)
-    examples = [Example(i, "x" * size, (), 1) for i, size in enumerate(sizes)]
-    parts = [runner.share_of_rank(examples, rank, world) for rank in range(world)]
-    assert [example.index for part in parts for example in part] == [1, 3, 4, 2, 0]
-    if world == 2:
-        assert [len(part) for part in parts] == [4, 1]  # 1,100 and 900 characters
-
-
 # ------------------------------------------------------------------------------ the command line
 
 
@@ -258,70 +206,6 @@ def test_wrong_options_are_refused_before_anything_is_written(
     assert not out.exists()  # the same folder serves the right command
 
 
-def test_recover_judges_by_the_suites_it_is_asked_for() -> None:
-    config = EvalConfig(suites=("gsm8k",), options=("gsm8k.tasks=gsm8k,gsm8k_cot",), samples=3)
-    (run,) = judging_of(Config(eval=config)).suites
-    assert (run.name, run.settings.tasks, run.limit) == ("gsm8k", ("gsm8k", "gsm8k_cot"), 3)
-    with pytest.raises(UserError, match=r"eval\.suites"):
-        EvalConfig(suites=())
-
-
-# --------------------------------------------------------------------------------------- the model
-
-
-def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> None:
-    model = load_judged(MODEL, Judging((), yarn=2))
-    plain = AutoConfig.from_pretrained(MODEL)
-    assert model.config.max_position_embeddings == plain.max_position_embeddings
-    assert model.config.rope_parameters == {
-        "rope_type": "yarn",
-        "rope_theta": plain.rope_parameters["rope_theta"],
-        "factor": 2.0,
-        "original_max_position_embeddings": plain.max_position_embeddings,
-    }
-    rope, size = model.model.rotary_emb, plain.head_dim
-    assert rope.attention_scaling == pytest.approx(1.0693, abs=1e-4)  # 0.1 ln 2 + 1
-    slowest = plain.rope_parameters["rope_theta"] ** (-(size - 2) / size)
-    assert rope.inv_freq[0] == pytest.approx(1.0)  # left as it is
-    assert rope.inv_freq[-1] == pytest.approx(slowest / 2, rel=1e-6)  # half as fast
-    model.config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"--yarn 3: .*yarn"):
-        load_judged(tmp_path, Judging((), yarn=3))
-
-
-def test_a_model_is_judged_in_the_precision_asked_for() -> None:
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        model = load_judged(MODEL, Judging((), precision=precision))
-        assert model.dtype == dtype
-        assert model.config._attn_implementation == "bosch"  # no mask of all pairs of positions
-
-
-def test_longbench_prompts_are_cut_where_longbench_cuts_them() -> None:
-    # LongBench/config/model2maxlen.json: models with 4k, 8k, 16k and 32k positions.
-    expected = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500, 40960: 31500}
-    for positions, tokens in expected.items():
-        request = Request(JudgingConfig(), positions)
-        settings, _ = longbench.configure(request)
-        assert settings.max_prompt_tokens == tokens
-
-
-def test_only_the_batch_in_half_precision_counts_among_speed_settings() -> None:
-    judging = Judging((SuiteRun("niah", niah.Settings(), 3),), precision="fp32")
-    fast = replace(judging, generation=replace(FAST, batch=2, draft_answers=False))
-    assert judging.facts() == fast.facts()
-    assert replace(judging, precision="bf16").facts() != replace(fast, precision="bf16").facts()
-    stretched = replace(judging, yarn=2.0)
-    assert judging.facts() != stretched.facts() != replace(stretched, yarn_from=1024).facts()
-
-
-def test_more_examples_than_the_default_are_built() -> None:
-    config = Config(eval=EvalConfig(samples=600, longbench_data="toy"))
-    needles, tasks = judging_of(config).suites
-    assert (needles.settings.samples, tasks.settings.toy_rows) == (600, 600)
-    few = judging_of(Config(eval=EvalConfig(samples=3))).suites
-    assert (few[0].settings.samples, few[1].settings.toy_rows) == (500, 50)
-
-
 def test_predictions_of_one_model_are_not_used_for_another(
     hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,135 +225,3 @@ def test_predictions_of_one_model_are_not_used_for_another(
         command("--model", MODEL, *options)
     command("--model", hybrid, *options)
     assert len(read_lines(tmp_path / "judged" / "niah" / "predictions.jsonl")) == 2
-
-
-@pytest.fixture
-def begun(hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An evaluation that was killed before a call of a function of the runner."""
-    settings = niah.Settings(lengths=(256,), tasks=("niah_single_1",))
-    judging = Judging((SuiteRun("niah", settings, 2),))
-
-    def begin(killed_before: str) -> tuple[Path, Any]:
-        def evaluate() -> None:
-            judge(hybrid, judging, Label("one", 4, 4), tmp_path / "out", tmp_path / "examples")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(runner, killed_before, raise_killed)
-            with pytest.raises(RuntimeError, match="killed"):
-                evaluate()
-        return tmp_path / "out", evaluate
-
-    return begin
-
-
-def raise_killed(*_: Any) -> None:
-    raise RuntimeError("killed")
-
-
-def test_a_damaged_prediction_of_an_unfinished_evaluation_is_made_again(
-    begun: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, evaluate = begun("write_rows")
-    evaluate()
-    wanted = (folder / "niah" / "predictions.jsonl").read_bytes()
-    shutil.rmtree(folder)
-    begun("write_rows")
-    (path,) = (folder / ".work").glob("niah-*.jsonl")
-    first, second = path.read_text().splitlines(keepends=True)
-    row = json.loads(second)
-    changed = json.dumps(row | {"prediction": "42"}) + "\n"
-    path.write_text(first + changed + "[" * 50_000 + "\n" + '{"task": []}\n' + first)
-    with caplog.at_level("INFO", "bosch"):
-        evaluate()
-    assert f"{path}, line 2" in caplog.text
-    assert (folder / "niah" / "predictions.jsonl").read_bytes() == wanted
-
-
-@pytest.mark.parametrize("damage", ["changed", "a line less", "no row"])
-def test_damaged_predictions_of_an_unfinished_evaluation_are_named(damage: str, begun: Any) -> None:
-    folder, evaluate = begun("write_rows")
-    evaluate()  # all is scored, but no manifest protects it yet
-    path = folder / "niah" / "predictions.jsonl"
-    content = path.read_text()
-    first, _ = content.splitlines(keepends=True)
-    changed = {"changed": content.replace('"prediction": "', '"prediction": "4', 1)}
-    changed |= {"a line less": first, "no row": first + '{"task": []}\n'}
-    path.write_text(changed[damage])
-    with pytest.raises(DamagedArtifactError, match=str(path)):
-        evaluate()
-    path.unlink()
-    evaluate()
-    assert path.read_text() == content
-
-
-def test_examples_of_another_task_are_refused(begun: Any) -> None:
-    folder, evaluate = begun("write_rows")
-    (seal,) = folder.parent.glob("examples/examples-*/first-*.json")
-    content = json.loads(seal.read_text())
-    del content["checksum"]
-    for changes in ({"task": "another"}, {"xxh3": "another"}):
-        write_sealed_json(seal, content | changes)
-        with pytest.raises(DamagedArtifactError, match=seal.stem):
-            evaluate()
-    write_sealed_json(seal, {"something": "else"})
-    with pytest.raises(DamagedArtifactError, match=seal.name):
-        evaluate()
-
-
-def test_a_new_version_of_a_suite_is_evaluated_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, task = SuiteRun("longbench", longbench.Settings(toy_rows=1)), Task("toy_count")
-    before = Judging((run,)).facts()
-    load(run, tmp_path, task)
-    monkeypatch.setattr(longbench, "VERSION", 2, raising=False)
-    assert Judging((run,)).facts() != before
-    load(run, tmp_path, task)
-    assert len(list(tmp_path.glob("examples-*"))) == 2
-
-
-# ------------------------------------------------------------------------------------------ lm-eval
-
-
-@pytest.mark.parametrize("setting", ["essays", "data", "gsm8k"])
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_file_with_other_content_is_another_setting(
-    tmp_path: Path, setting: str, kind: str
-) -> None:
-    named = tmp_path / "texts"
-    file = named if kind == "file" else named / "a.txt"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("One.")
-    suite = niah if setting == "essays" else longbench
-    settings = suite.Settings(**{setting: str(named)})
-    judging = Judging((SuiteRun(suite.__name__.split(".")[-1], settings),))
-    before = judging.facts()
-    assert judging.facts() == before
-    file.write_text("Two.")
-    assert judging.facts() != before
-
-
-def test_lm_eval_s_numbers_become_rows() -> None:
-    """Output of lm-eval 0.4.13 for these two tasks, shortened."""
-    needles = {"alias": "x", "4096,none": -1, "1024,none": 0.5, "1024_stderr,none": 0.1}
-    sums = {"exact_match,strict-match": 0.25, "exact_match_stderr,strict-match": "N/A"}
-    counts = {"niah_single_1": {"effective": 4}, "gsm8k": {"effective": 8}}
-    found = {"results": {"niah_single_1": needles, "gsm8k": sums}, "n-samples": counts}
-    assert list(results_of(found)) == [
-        Result("niah_single_1", 1024, "string_match_all", 0.5, 0.1, 4),
-        Result("gsm8k", 0, "exact_match strict-match", 0.25, None, 8),
-    ]
-
-
-def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
-    arguments = ("--model", "tiny-qwen3-2layer", "--suite", "lm-eval:niah_single_1", "--limit", 1)
-    try:
-        import lm_eval  # noqa: F401
-    except ImportError:
-        with pytest.raises(UserError, match=how_to_install("lm-eval", "lm-eval")):
-            command(*arguments, "--out", tmp_path / "judged")
-        return
-    command(*arguments, "--lengths", 256, "--out", tmp_path / "judged")
-    (row,) = read_json(tmp_path / "judged" / "lm-eval" / "scores.json")["rows"]
-    assert (row["task"], row["length"], row["n"]) == ("niah_single_1", 256, 1)
-    assert describe_evaluation(tmp_path / "judged")

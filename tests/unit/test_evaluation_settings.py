@@ -1,0 +1,97 @@
+"""Which settings an evaluation comes to, what counts among them, and the model they load."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from bosch.assets import asset_folder
+from bosch.config import Config, EvalConfig, JudgingConfig
+from bosch.eval.judging import Judging, judging_of, load_judged
+from bosch.eval.settings import FAST, SuiteRun
+from bosch.eval.suites import longbench, niah
+from bosch.eval.suites._interface import Request
+from bosch.run.errors import UserError
+
+MODEL = asset_folder("tiny-qwen3-2layer")
+
+
+def test_recover_judges_by_the_suites_it_is_asked_for() -> None:
+    config = EvalConfig(suites=("gsm8k",), options=("gsm8k.tasks=gsm8k,gsm8k_cot",), samples=3)
+    (run,) = judging_of(Config(eval=config)).suites
+    assert (run.name, run.settings.tasks, run.limit) == ("gsm8k", ("gsm8k", "gsm8k_cot"), 3)
+    with pytest.raises(UserError, match=r"eval\.suites"):
+        EvalConfig(suites=())
+
+
+def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> None:
+    model = load_judged(MODEL, Judging((), yarn=2))
+    plain = AutoConfig.from_pretrained(MODEL)
+    assert model.config.max_position_embeddings == plain.max_position_embeddings
+    assert model.config.rope_parameters == {
+        "rope_type": "yarn",
+        "rope_theta": plain.rope_parameters["rope_theta"],
+        "factor": 2.0,
+        "original_max_position_embeddings": plain.max_position_embeddings,
+    }
+    rope, size = model.model.rotary_emb, plain.head_dim
+    assert rope.attention_scaling == pytest.approx(1.0693, abs=1e-4)  # 0.1 ln 2 + 1
+    slowest = plain.rope_parameters["rope_theta"] ** (-(size - 2) / size)
+    assert rope.inv_freq[0] == pytest.approx(1.0)  # left as it is
+    assert rope.inv_freq[-1] == pytest.approx(slowest / 2, rel=1e-6)  # half as fast
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"--yarn 3: .*yarn"):
+        load_judged(tmp_path, Judging((), yarn=3))
+
+
+def test_a_model_is_judged_in_the_precision_asked_for() -> None:
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        model = load_judged(MODEL, Judging((), precision=precision))
+        assert model.dtype == dtype
+        assert model.config._attn_implementation == "bosch"  # no mask of all pairs of positions
+
+
+def test_longbench_prompts_are_cut_where_longbench_cuts_them() -> None:
+    # LongBench/config/model2maxlen.json: models with 4k, 8k, 16k and 32k positions.
+    expected = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500, 40960: 31500}
+    for positions, tokens in expected.items():
+        request = Request(JudgingConfig(), positions)
+        settings, _ = longbench.configure(request)
+        assert settings.max_prompt_tokens == tokens
+
+
+def test_only_the_batch_in_half_precision_counts_among_speed_settings() -> None:
+    judging = Judging((SuiteRun("niah", niah.Settings(), 3),), precision="fp32")
+    fast = replace(judging, generation=replace(FAST, batch=2, draft_answers=False))
+    assert judging.facts() == fast.facts()
+    assert replace(judging, precision="bf16").facts() != replace(fast, precision="bf16").facts()
+    stretched = replace(judging, yarn=2.0)
+    assert judging.facts() != stretched.facts() != replace(stretched, yarn_from=1024).facts()
+
+
+def test_more_examples_than_the_default_are_built() -> None:
+    config = Config(eval=EvalConfig(samples=600, longbench_data="toy"))
+    needles, tasks = judging_of(config).suites
+    assert (needles.settings.samples, tasks.settings.toy_rows) == (600, 600)
+    few = judging_of(Config(eval=EvalConfig(samples=3))).suites
+    assert (few[0].settings.samples, few[1].settings.toy_rows) == (500, 50)
+
+
+@pytest.mark.parametrize("setting", ["essays", "data", "gsm8k"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_file_with_other_content_is_another_setting(
+    tmp_path: Path, setting: str, kind: str
+) -> None:
+    named = tmp_path / "texts"
+    file = named if kind == "file" else named / "a.txt"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("One.")
+    suite = niah if setting == "essays" else longbench
+    settings = suite.Settings(**{setting: str(named)})
+    judging = Judging((SuiteRun(suite.__name__.split(".")[-1], settings),))
+    before = judging.facts()
+    assert judging.facts() == before
+    file.write_text("Two.")
+    assert judging.facts() != before
