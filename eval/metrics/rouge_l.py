@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from bosch.eval.metrics.longbench import cut_words
 
-TAKE, UP, LEFT = range(3)  # the step back from a cell: to i-1 j-1, to i-1, to j-1
-
 
 def rouge(prediction: str, answer: str) -> float:
     predicted, reference = cut_pieces(prediction), cut_pieces(answer)
@@ -38,34 +36,20 @@ def cut_pieces(text: str) -> list[list[str]]:
 
 def common_subsequence(reference: Sequence[str], predicted: Sequence[str]) -> list[str]:
     """The longest common subsequence that the package recovers, from its end to its start."""
-    steps = steps_back(reference, predicted)
+    lengths = [[0] * (len(predicted) + 1)]  # of the texts' first i and j words
+    for word in reference:
+        above, row = lengths[-1], [0]
+        for j, other in enumerate(predicted):
+            row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
+        lengths.append(row)
     i, j = len(reference), len(predicted)
     words = []
     while i and j:
-        step = steps[i - 1][j - 1]
-        if step == TAKE:
+        if reference[i - 1] == predicted[j - 1]:
             words.append(reference[i - 1])
-        i, j = i - (step != LEFT), j - (step != UP)
+            i, j = i - 1, j - 1
+        elif lengths[i - 1][j] > lengths[i][j - 1]:
+            i -= 1
+        else:  # ties too, as in the package: the choice decides which words are collected
+            j -= 1
     return words
-
-
-def steps_back(reference: Sequence[str], predicted: Sequence[str]) -> list[bytearray]:
-    """The backtracking step of each cell in the table of lengths, one byte each. Of the lengths
-    themselves only two rows are held."""
-    above = [0] * (len(predicted) + 1)  # lengths without the last reference word
-    table = []
-    for reference_word in reference:
-        row, steps = [0], bytearray()
-        for j, predicted_word in enumerate(predicted):
-            if reference_word == predicted_word:
-                row.append(above[j] + 1)
-                steps.append(TAKE)
-            elif above[j + 1] > row[j]:
-                row.append(above[j + 1])
-                steps.append(UP)
-            else:  # ties too, as in the package: the choice decides which words are collected
-                row.append(row[j])
-                steps.append(LEFT)
-        above = row
-        table.append(steps)
-    return table
