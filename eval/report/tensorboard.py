@@ -9,7 +9,6 @@ the files of the run; it can be rebuilt at any time.
 """
 
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,15 +18,14 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
-from bosch.eval.report.cells import MISSING
 from bosch.eval.report.runs import RunResults, read_json, read_run
-from bosch.eval.report.scores import find_scores, read_value
+from bosch.eval.report.scores import find_scores
 from bosch.eval.report.tables import kv_saved, settings_by_section
 from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
 from bosch.masks.picture import mask_title
 from bosch.run.errors import MissingFileError
 from bosch.run.fingerprint import fingerprint
-from bosch.run.plain_text import markdown, markdown_table, visible
+from bosch.run.plain_text import markdown, visible
 from bosch.run.progress import say
 from bosch.run.tensorboard import (
     BY_TOKENS,
@@ -43,7 +41,6 @@ from bosch.run.tensorboard import (
     training_events,
 )
 
-OF_EARLIER_VERSIONS = ("train", "mask", "eval", "dense")  # folders in tb/: a line each
 # Chart -> regular expressions of tags.
 LOSS_CHARTS = {
     "training loss": ["tokens/train/loss$"],
@@ -70,8 +67,6 @@ def rebuild_tensorboard(run_path: Path) -> None:
         summaries = [_plain(summary) for summary in _describe_run(run)]
         events = [Event(wall_time=time.time(), summary=summary) for summary in summaries]
         replace_events(run_path / FOLDER, [*events, *curves, *_evaluations(run.rows, times)])
-        for name in OF_EARLIER_VERSIONS:
-            shutil.rmtree(run_path / FOLDER / name, ignore_errors=True)
         _draw_dense_lines(run_path.parent / "shared", run.rows)
 
 
@@ -169,18 +164,6 @@ def _paragraphs(
     yield f"**{markdown(run.name)}**"
     if run.mask is not None:
         yield f"Mask: {markdown(mask_title(run.mask))}"
-    averages = [score for score in find_scores(run.rows) if score.kind == "average"]
-    if averages:
-        steps = sorted({row["step"] for row in run.rows if row["step"] is not None})
-        columns: list[int | None] = [None, *dict.fromkeys([*steps[:1], *steps[-1:]])]
-        header = ["dense" if step is None else f"step {step}" for step in columns]
-        lines = []
-        for score in averages:
-            rows_of = [[row for row in run.rows if row["step"] == step] for step in columns]
-            values = [read_value(score, rows) for rows in rows_of]
-            cells = [f"{value.value:.1f}" if value else MISSING for value in values]
-            lines.append([reporting_of(score.suite).title, *cells])
-        yield "\n".join(markdown_table([AVERAGE, *header], lines))
     if config:
         yield f"Command: {markdown(' '.join(['recover.py', *map(str, command)]))}"
         settings = settings_by_section(config)
