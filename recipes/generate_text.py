@@ -6,13 +6,14 @@
 For a group with a sliding window, a hybrid's cache keeps at most the window.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -43,7 +44,6 @@ class Options:
     seed: int = 0  # of sampling
     prefill_chunk: Annotated[TokenCount | None, tyro.conf.arg(metavar="TOKENS")] = None
     """read the prompt in chunks of this many tokens; None: all at once"""
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
@@ -65,7 +65,9 @@ def main(arguments: Sequence[str]) -> None:
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
-    model = load_model(folder, "auto", pick_device(options.device))
+    from bosch.training.parallel import choose_device  # imports torch
+
+    model = load_model(folder, "auto", str(choose_device(os.environ)))
     length, positions = ids.shape[1] + options.max_tokens, model.config.max_position_embeddings
     if length > positions:
         print(
@@ -86,15 +88,6 @@ def read_prompt(path: Path) -> str:
     if "\0" in text:
         raise UserError(f"--prompt-file {path} holds NUL characters, so it is not text.")
     return text
-
-
-def pick_device(option: str) -> str:
-    import torch  # here, for --help and wrong command lines load no torch
-
-    has_gpu = torch.cuda.is_available()
-    if option == "cuda" and not has_gpu:
-        raise UserError("--device cuda: torch finds no CUDA device; leave it out to use the CPU.")
-    return ("cuda" if has_gpu else "cpu") if option == "auto" else option
 
 
 def generate(

@@ -152,7 +152,6 @@ WRONG_LINES = {
     f"generate --model {SMALL} --prompt-file nowhere.txt": "nowhere.txt",
     f"generate --model {SMALL} --prompt-file notes.npz": "notes.npz",
     f"generate --model {SMALL} --prompt a --top-p 2": "top_p 2.0",
-    f"generate --model {SMALL} --prompt a --device tpu": "--device 'tpu'",
     "generate --model nowhere/ --prompt a": "nowhere/",
     "generate --model broken_weights/ --prompt a": "broken_weights",
     # analyze, mask

@@ -123,6 +123,3 @@ def test_mistakes_are_refused_by_name(folders: dict[str, Path], tmp_path: Path) 
     for mistake in ({}, both, {"prompt": "a", "top_p": 0.0}):
         with pytest.raises(UserError, match=r"--prompt-file|top_p is 0"):
             generate_text.Options("model", **mistake)
-    if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="--device cuda"):
-            generate_text.pick_device("cuda")

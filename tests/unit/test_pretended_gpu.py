@@ -19,7 +19,7 @@ from bosch.eval.settings import FAST
 from bosch.eval.suites._interface import Example
 from bosch.hybrid.materialize import _device_with_room
 from bosch.hybrid.models import deploy
-from bosch.recipes import generate_text, search_mask
+from bosch.recipes import search_mask
 from bosch.run.errors import UserError
 from bosch.search.settings import Accelerations
 from bosch.search.state_cache import StateCache
@@ -42,8 +42,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 def test_every_stage_takes_the_gpu_and_its_number_format(gpu: Gpu) -> None:
-    assert generate_text.pick_device("auto") == generate_text.pick_device("cuda") == "cuda"
-    assert generate_text.pick_device("cpu") == "cpu"
     assert device_and_type(Judging(())) == ("cuda:0", torch.bfloat16)
     search_mask.check_attention(replace(Config(), mask=MaskConfig(attention="varlen")))
     assert choose_device({}) == CUDA

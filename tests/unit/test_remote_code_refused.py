@@ -77,7 +77,7 @@ def test_nothing_is_asked_on_a_terminal_and_no_code_runs(
     model_type: str | None, code: int, tmp_path: Path
 ) -> None:
     folder = folder_with_code(tmp_path / "model", model_type)
-    arguments = ("--model", folder, "--prompt", "abc", "--max-tokens", 1, "--device", "cpu")
+    arguments = ("--model", folder, "--prompt", "abc", "--max-tokens", 1)
     exit_code, output = on_a_terminal("recipes/generate_text.py", *arguments)
     assert not (folder / "ran").exists(), output
     assert "[y/N]" not in output
