@@ -5,16 +5,11 @@ dense model. Each suite's scores.json holds its rows; `results.jsonl` holds thos
 of a run.
 """
 
-import io
 import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from bosch.eval.rows import Row, write_rows
 from bosch.eval.settings import Label
@@ -23,11 +18,11 @@ from bosch.model import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 from bosch.run.plan import follow_reference
-from bosch.run.tables import cell_text
+from bosch.run.progress import say
+from bosch.run.tables import show_table
 
 SCORES = "scores.json"
 RESULTS = "results.jsonl"
-TABLE_COLUMNS = 100  # width of a table in characters
 NOT_SHOWN = ("string_match_part",)  # in tables: with one answer it equals string_match_all
 
 
@@ -60,40 +55,29 @@ def collect_results(folder: Path, run: str) -> list[Row]:
     return named
 
 
-def describe_evaluation(folder: Path) -> list[str]:
-    """The tables of one evaluation as text: a line for each task, a column for each length."""
-    lines: list[str] = []
+def show_evaluation(folder: Path) -> None:
+    """Print one evaluation: for each suite a line for each task, a column for each length."""
     for path in sorted(folder.glob(f"*/{SCORES}")):
         content = read_scores(path)
-        lines += draw_table(content["suite"], content["rows"])
-        lines += [f"left out: {reason}" for reason in content.get("left_out", ())]
+        show_scores(content["suite"], content["rows"])
+        for reason in content.get("left_out", ()):
+            say(f"left out: {reason}")
         if floor := content.get("floor"):
             means = [row for row in floor["rows"] if row["task"] == "average"]
             value = f"{means[0]['value']:.1f} on average" if means else "see scores.json"
-            lines.append(f"floor of a window of {floor['window_tokens']} tokens: {value}")
-    return lines
+            say(f"floor of a window of {floor['window_tokens']} tokens: {value}")
 
 
-def draw_table(suite: str, rows: Sequence[Row]) -> list[str]:
+def show_scores(suite: str, rows: Sequence[Row]) -> None:
     rows = [row for row in rows if row["metric"] not in NOT_SHOWN]
     lengths = sorted({row["length"] for row in rows}, key=lambda length: length or math.inf)
-    table = Table(title=cell_text(suite, "bold"), title_justify="left", box=box.SIMPLE)
-    for name in ("", "metric"):
-        table.add_column(name, no_wrap=True)
-    for name in (*(f"{length:,}" if length else "score" for length in lengths), "n"):
-        table.add_column(name, justify="right", no_wrap=True)
+    lines = []
     for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
         cells = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
         values = [show_value(cells.get(length)) for length in lengths]
-        table.add_row(
-            cell_text(task),
-            cell_text(metric),
-            *values,
-            str(max(row["n"] for row in cells.values())),
-        )
-    text = io.StringIO()
-    Console(file=text, width=TABLE_COLUMNS, color_system=None).print(table)
-    return [line.rstrip() for line in text.getvalue().splitlines()]
+        lines.append([task, metric, *values, max(row["n"] for row in cells.values())])
+    columns = (f"{length:,}" if length else "score" for length in lengths)
+    show_table(suite, ["task", "metric", *columns, "n"], lines)
 
 
 def show_value(row: Row | None) -> str:

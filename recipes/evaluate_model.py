@@ -21,7 +21,7 @@ import tyro
 from bosch.command_line import parse
 from bosch.config import Config, JudgingConfig, TokenCount, at_least, shared_fields
 from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
-from bosch.eval.results import collect_results, describe_evaluation
+from bosch.eval.results import collect_results, show_evaluation
 from bosch.eval.settings import PLAIN, SUITES, GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.masks.mask import check_window
@@ -95,8 +95,7 @@ def main(arguments: Sequence[str]) -> None:
     with RunFolder(out.parent, rank, world, say, home=home_of(out)) as run:
         run.complete(stage)
     if rank == 0:
-        for line in describe_evaluation(out):
-            say(line)
+        show_evaluation(out)
         if options.judging.samples:
             say(f"scored on the first {options.judging.samples} examples of each task")
         say(f"predictions and scores in {options.out}")

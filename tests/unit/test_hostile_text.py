@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bosch.eval.report.compare import compare
 from bosch.eval.report.page import write_report
 from bosch.eval.report.tensorboard import rebuild_tensorboard
-from bosch.eval.results import draw_table
+from bosch.eval.results import show_scores
 from bosch.hybrid.export import write_exports
 from bosch.hybrid.materialize import materialize, read_config
 from bosch.masks.mask import read_mask, write_mask
@@ -214,7 +214,8 @@ def test_a_terminal_gets_no_codes_from_names(
     output = capsys.readouterr().out
     assert "a\tb\n" in output
     assert "[/b]" in output
-    printed = "\n".join(draw_table(f"[bold]{CODES}", [row | {"task": f"[/x]{CODES}"}]))
+    show_scores(f"[bold]{CODES}", [row | {"task": f"[/x]{CODES}"}])
+    printed = capsys.readouterr().out
     assert "[/x]" in printed
     for text in (line, output, printed):
         assert not controls(text) - {"\t", "\u202e"}

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from bosch.eval.lm_eval_bridge import results_of
-from bosch.eval.results import describe_evaluation
 from bosch.eval.suites._interface import Result
 from bosch.recipes import evaluate_model
 from bosch.run.checkout import how_to_install
@@ -37,4 +36,3 @@ def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
     evaluate_model.main([*arguments, "--lengths", "256"])
     (row,) = json.loads((tmp_path / "judged" / "lm-eval" / "scores.json").read_text())["rows"]
     assert (row["task"], row["length"], row["n"]) == ("niah_single_1", 256, 1)
-    assert describe_evaluation(tmp_path / "judged")
