@@ -13,7 +13,6 @@ than rounding can explain (`MARGINS`) is generated again in the plain way.
 """
 # T tokens, N rows of logits, V vocabulary
 
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
@@ -70,7 +69,6 @@ class Generator:
         max_positions: int | None = None,
     ) -> None:
         self.model, self.tokenizer, self.max_positions = model, tokenizer, max_positions
-        check_takes_cache(model)
         if not can_copy(new_cache(model.config)):
             settings = in_plain_way(settings)
         self.settings = settings
@@ -309,16 +307,6 @@ def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
             "in its number format (--precision)."
         )
     return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
-
-
-def check_takes_cache(model: PreTrainedModel) -> None:
-    """Refuse fully recurrent models, whose past is in another argument."""
-    others = {"cache_params", "state"} & set(inspect.signature(model.forward).parameters)
-    if others and "past_key_values" not in inspect.signature(model.forward).parameters:
-        raise UserError(
-            f"{type(model).__name__} has no KV cache (its past is `{others.pop()}`). Only models "
-            "with attention layers can be evaluated."
-        )
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -227,14 +227,6 @@ def test_a_family_with_native_windows_uses_no_speed_up_that_copies_caches() -> N
     assert {g.key: g for g in in_pieces.generate(examples)} == found
 
 
-def test_a_model_without_a_kv_cache_is_refused() -> None:
-    from transformers import MambaConfig, MambaForCausalLM
-
-    config = MambaConfig(vocab_size=96, hidden_size=16, state_size=4, num_hidden_layers=1)
-    with pytest.raises(UserError, match="MambaForCausalLM"):
-        Generator(MambaForCausalLM(config), tiny_tokenizer())
-
-
 # -------------------------------------------------------------------------------- where texts end
 
 
