@@ -165,7 +165,6 @@ class TrainConfig:
     keep_checkpoints: int = speed_only(
         2
     )  # how many of these to keep; evaluated models are all kept
-    async_checkpoints: bool = speed_only(False)  # write checkpoints in the background
     # Recompute activations to save memory; None: as the accelerate config says, else on GPUs.
     activation_checkpointing: bool | None = speed_only(None)
     # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.

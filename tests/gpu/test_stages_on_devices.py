@@ -69,7 +69,7 @@ def test_what_the_compiler_says_of_tf32_is_no_error() -> None:
         {"precision": "bf16"},  # in shards of FSDP, of which one process has all
         {"precision": "bf16", "activation_checkpointing": True, "compile": True},
         {"precision": "bf16", "cpu_offload": True, "reshard_after_forward": False},
-        {"cpu_offload": True, "async_checkpoints": True},
+        {"cpu_offload": True},
         pytest.param({"kernels": "liger"}, id="liger, fp32"),
         pytest.param({"precision": "bf16", "kernels": "liger"}, id="liger, bf16"),
     ],
