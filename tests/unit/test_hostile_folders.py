@@ -14,7 +14,7 @@ import pytest
 from safetensors import safe_open
 from torch.distributed.checkpoint.metadata import Metadata
 
-from bosch.data.sources.mds import MdsSource
+from bosch.data.sources import mds
 from bosch.data.token_files import GrowingFiles
 from bosch.eval.report.archive import append_run, read_archive
 from bosch.eval.report.runs import read_run
@@ -167,7 +167,7 @@ def test_an_mds_index_names_files_beside_it(name: Any, tmp_path: Path) -> None:
     entry["raw_data"]["basename"] = fill_in(name, tmp_path)
     write_index(folder, [entry])
     with pytest.raises(UserError, match=r"index\.json"):
-        list(MdsSource(folder, tokenizer="t").read(0))
+        mds.read_index(folder / mds.INDEX)
 
 
 @pytest.mark.parametrize("name", ["../../hotpotqa.jsonl", "/etc/hotpotqa.jsonl"])
