@@ -191,7 +191,7 @@ def test_without_a_name_all_benchmarks_are_listed(
     monkeypatch.setattr(sys, "argv", ["benchmarks"])
     main()
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
-    names = "attention gpu latency rehearse search search_synthetic"
+    names = "attention gpu latency rehearse search search_ranks search_synthetic"
     assert listed == [*names.split(), "train"]
 
 
