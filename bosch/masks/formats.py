@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bosch.masks.mask import GroupMask, MaskFile, describe_ratio, num_windowed
-from bosch.model import ModelInfo, read_json_object
+from bosch.model import ModelInfo
+from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import provenance, write_atomically

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
-from bosch.model import ModelInfo, read_json_object
+from bosch.model import ModelInfo
+from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 

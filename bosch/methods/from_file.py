@@ -12,7 +12,7 @@ from pathlib import Path
 from bosch.masks.formats import Request, import_mask
 from bosch.masks.mask import describe_ratio, read_mask
 from bosch.method import Inputs, MethodTraits, Selection
-from bosch.model import read_json_object
+from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 
