@@ -47,7 +47,7 @@ def select(inputs: Inputs) -> Selection:
         details, drawn = {"made_by": record.shown_method}, False
     else:
         ratio = inputs.ratio if kind == "duo" else None
-        request = Request(window, ratio, seed=inputs.seed)
+        request = Request(window, ratio, inputs.seed)
         record, notes = import_mask(path, kind, inputs.model_info, request)
         details, drawn = dict(record.settings), record.seed is not None
     mask = record.mask
