@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+# A model's shape: the names in config.json, and those of our fields.
 NEEDED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+SHAPE = ("num_layers", "num_query_heads", "num_groups", "head_dim")
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
 # Files that decide which texts a model reads and writes, besides config.json.
@@ -42,9 +44,6 @@ TEXT_FILES = (GENERATION, "*token*", "vocab*", "merges*", "chat_template*")
 # For every from_pretrained of transformers. Code in a model's folder is never run: without False,
 # transformers would ask on a terminal.
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
-
-
-SHAPE = ("num_layers", "num_query_heads", "num_groups", "head_dim")  # fields, as in NEEDED
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Algorithm 2 of the paper in whole numbers, so that the budget is met exactly and
 paper clips and scales the drops to weights but only uses their order, so the drops are sorted here.
 """
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -29,7 +30,12 @@ def allocate_ratios(
     drops; if those are equal too, the lower layer counts as harder. A harder layer never gets a
     larger share.
     """
-    num_layers, counts = len(stage1_scores), _bucket_counts(buckets, num_groups)
+    scores, dense_score = [float(score) for score in stage1_scores], float(dense_score)
+    ties = None if tie_scores is None else [float(score) for score in tie_scores]
+    _check_scores(scores, dense_score, ties)
+    check_ratio(rho)
+    num_layers = len(scores)
+    counts = _bucket_counts([float(bucket) for bucket in buckets], num_groups)
     budget = num_windowed(rho, num_layers, num_groups)
     if not counts[0] * num_layers <= budget <= counts[-1] * num_layers:
         raise UserError(
@@ -37,7 +43,7 @@ def allocate_ratios(
             f"but buckets from {counts[0]} to {counts[-1]} groups per layer allow "
             f"{counts[0] * num_layers} to {counts[-1] * num_layers}; choose other buckets."
         )
-    hard = hardest_first(stage1_scores, dense_score, tie_scores)
+    hard = hardest_first(scores, dense_score, ties)
     windowed = _reconcile(_split(hard, len(counts)), hard, counts, budget)
     assert sum(windowed.values()) == budget
     return tuple(windowed[layer] / num_groups for layer in range(num_layers))
@@ -69,6 +75,8 @@ def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
     """Windowed groups per layer in each bucket. Buckets that are not a whole number of groups are
     dropped: with two groups per layer, 0, 0.5 and 1 of the usual five remain.
     """
+    if num_groups < 1:
+        raise UserError(f"num_groups is {num_groups}, it must be at least 1.")
     for bucket in buckets:
         check_ratio(bucket)
     if list(buckets) != sorted(set(buckets)):
@@ -120,3 +128,21 @@ def _reconcile(
     if missing:
         windowed[next(layer for layer in layers if bucket_of[layer] != last)] += missing
     return windowed
+
+
+def _check_scores(scores: list[float], dense_score: float, ties: list[float] | None) -> None:
+    if not scores:
+        raise UserError("stage1_scores is empty; it needs one score per layer.")
+    for score in (*scores, dense_score, *(ties or ())):
+        if not math.isfinite(score):
+            raise UserError(f"A score is {score}; scores must be finite numbers.")
+    if dense_score <= 0:
+        raise UserError(
+            f"The dense model's score is {dense_score:g}, so masks cannot lower it: the "
+            "calibration examples are too hard for the model. Use shorter or easier ones."
+        )
+    if ties is not None and len(ties) != len(scores) + 1:
+        raise UserError(
+            f"tie_scores has {len(ties)} values for {len(scores)} layers; it needs one per layer "
+            "and then the dense model's."
+        )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from bosch.masks.mask import num_windowed
+from bosch.masks.mask import check_ratio, num_windowed
+from bosch.run.errors import UserError
 
 MAX_VARIABLES = 32  # per part by default: 4 layers of 8 groups in the paper
 
@@ -36,11 +37,17 @@ def plan_subproblems(
     recomputing the layers below a part for each candidate. Each part gets `kappa` evaluations per
     layer; if it has no more candidates than that, all are tried.
     """
+    for name, value in (("num_groups", num_groups), ("kappa", kappa), ("max_layers", max_layers)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}, it must be at least 1.")
+    shares = [float(ratio) for ratio in ratios]
+    for share in shares:
+        check_ratio(share)
     most = max(1, MAX_VARIABLES // num_groups) if max_layers is None else max_layers
     return tuple(
         _describe(layers, ratio, num_groups, kappa)
-        for ratio in sorted(set(ratios), reverse=True)
-        for layers in cut([layer for layer, own in enumerate(ratios) if own == ratio], most)
+        for ratio in sorted(set(shares), reverse=True)
+        for layers in cut([layer for layer, share in enumerate(shares) if share == ratio], most)
     )
 
 

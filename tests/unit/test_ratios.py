@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from bosch.masks.mask import num_windowed
 from bosch.run.errors import UserError
-from bosch.search.ratios import allocate_ratios, hardest_first
-from bosch.search.subproblems import plan_subproblems
+from bosch.search import allocate_ratios, plan_subproblems
+from bosch.search.ratios import hardest_first
 
 FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -146,6 +146,11 @@ def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (((0.5, 0.6), 0.0, 0.5, 8), "is 0,"),
+        (((0.5, 0.6), -1.0, 0.5, 8), "is -1,"),
+        (((0.5, math.nan), 1.0, 0.5, 8), "is nan"),
+        (((0.5, 0.6), math.nan, 0.5, 8), "is nan"),
+        (((0.5, 0.6), math.inf, 0.5, 8), "is inf"),
         (((0.5, 0.6), 1.0, 1.5, 8), "ratio is 1.5"),
         (((0.5, 0.6), 1.0, -0.5, 8), "ratio is -0.5"),
         (((0.5, 0.6), 1.0, math.nan, 8), "ratio is nan"),
@@ -154,6 +159,10 @@ def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho
         (((0.5, 0.6), 1.0, 0.5, 3, (0.5,)), "3 groups"),
         (((0.5, 0.6), 1.0, 0.5, 8, (1.0, 0.0)), r"\(1\.0, 0\.0\)"),
         (((0.5, 0.6), 1.0, 0.5, 8, (0.0, 2.0)), "ratio is 2.0"),
+        (((0.5, 0.6), 1.0, 0.5, 0), "num_groups is 0"),
+        (((), 1.0, 0.5, 8), "stage1_scores"),
+        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0)), "tie_scores has 2 values"),
+        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0, math.nan)), "is nan"),
     ],
 )
 def test_wrong_input_is_refused(arguments: tuple[object, ...], message: str) -> None:
@@ -204,3 +213,18 @@ def test_every_layer_is_in_one_part_and_the_budget_is_met(
         assert {counts[layer] / 8 for layer in part.layers} == {part.ratio}
         assert part.evaluations <= kappa * len(part.layers)
     assert [part.ratio for part in plan] == sorted((part.ratio for part in plan), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((0.5, 1.5), 8), "ratio is 1.5"),
+        (((0.5, math.nan), 8), "ratio is nan"),
+        (((0.5,), 0), "num_groups is 0"),
+        (((0.5,), 8, 0), "kappa is 0"),
+        (((0.5,), 8, 100, 0), "max_layers is 0"),
+    ],
+)
+def test_a_wrong_plan_is_refused(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_subproblems(*arguments)  # type: ignore[arg-type]

@@ -19,12 +19,11 @@ from bosch.methods import _choose, bosch, bosch_paper, global_swap
 from bosch.methods._settings import check_settings, default_settings, traits_of
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import MissingFileError, UserError
-from bosch.search import finish
+from bosch.search import finish, plan_subproblems
 from bosch.search import settings as search_settings
 from bosch.search.journal import FILE
 from bosch.search.objective import rounded, weighted
 from bosch.search.settings import Accelerations
-from bosch.search.subproblems import plan_subproblems
 from tests.attention_matrices import inputs_of
 from tests.search_cases import WINDOW, answered_calibration, small_model
 
