@@ -19,7 +19,6 @@ from bosch.data.token_files import GrowingFiles
 from bosch.eval.report.archive import append_run, read_archive
 from bosch.eval.report.runs import read_run
 from bosch.eval.suites._longbench_source import read_dataset
-from bosch.gates.history import GateHistory
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, PROGRESS, SINGLE, rewrite_weights
 from bosch.masks.picture import draw_mask
@@ -327,14 +326,6 @@ def write_metrics(folder: Path) -> None:
     metrics.write({"step": 0, "tokens": 0})
 
 
-def write_gates(folder: Path) -> None:
-    history = GateHistory(folder)
-    history.write(0, {}, [[1.0]])
-    history.path.unlink()
-    history.path.symlink_to(folder / "link")
-    history.write(1, {}, [[1.0]])
-
-
 def lock(folder: Path) -> None:
     with FolderLock(folder):
         pass
@@ -347,7 +338,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "scores.jsonl": lambda folder: Memo(folder, {}),
     "examples.jsonl": lambda folder: drop_torn_line(folder / "examples.jsonl"),
     "metrics.jsonl": write_metrics,
-    "gates.jsonl": write_gates,
     "tokens.bin": lambda folder: GrowingFiles(folder, 2, []),
 }
 
