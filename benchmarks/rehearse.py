@@ -1,19 +1,27 @@
-"""Rehearse a training step without a GPU: the peak memory of one GPU, by what it is for.
+"""Rehearse a training step without a GPU: the peak memory of one GPU, by what it is for, and the
+hours of a training, by formula.
 
     python -m benchmarks rehearse --model Qwen3-8B --gpus 8 16
 
 bosch/training/rehearsal.py says how, and what is not included. Each takes about a minute of one
-core. Micro-batches are tried in the order given, up to the first that does not fit.
+core. Micro-batches are tried in the order given, up to the first that does not fit. The hours are
+FLOPs (training/flops.py) divided by the GPUs' peak times --mfu.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from transformers import PretrainedConfig
+
 from benchmarks._models import SIZES, read_shape
 from benchmarks._options import BenchmarkOptions, Row
 from bosch.config import TrainConfig
+from bosch.plugins import suggest
+from bosch.run.errors import UserError
 from bosch.run.tables import show_rows
+from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
+from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import COLUMNS, KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
 
 
@@ -29,6 +37,17 @@ class Options(BenchmarkOptions):
     window: int = 1024  # window size in tokens
     memory_gb: float = 80.0  # memory of one GPU, in 10^9 bytes
     cpu_offload: bool = False  # keep weights and optimizer in host memory
+    tokens: float = 2.5e9  # tokens to train on in total
+    gpu: str = "H100"  # type of the GPUs, for the hours: A800, H100, H200 and others
+    mfu: float = 0.4  # share of the GPUs' peak that training reaches
+
+    def __post_init__(self) -> None:
+        if self.gpu not in PEAK_FLOPS:
+            raise UserError(
+                f"--gpu {self.gpu}: its peak is not known; {suggest(self.gpu, list(PEAK_FLOPS))}"
+            )
+        if not 0 < self.mfu <= 1:
+            raise UserError(f"--mfu {self.mfu}: it is a share, above 0 and at most 1.")
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -44,13 +63,23 @@ def measure(options: Options) -> Iterator[Row]:
             plan = Plan(model, settings, options.seq_len, gpus, kernels)
             about = f"rehearsed: {name} on {gpus}, {micro} at once, {kernels}"
             row = rehearse(plan).row(plan, options.memory_gb)
-            rows.append({"name": about, "model": name, **row})
+            hours = training_hours(model, gpus, options)
+            rows.append({"name": about, "model": name, **row, "hours": hours})
             yield rows[-1]
             if rows[-1]["fits"] == "NO":
                 break
     show_rows(
         f"rehearsed with fake tensors: {options.seq_len:,} tokens, ratio {options.ratio:g}; fits "
-        f"{options.memory_gb:g} GB with {MARGIN_GB:g} for CUDA, NCCL and fragmentation",
+        f"{options.memory_gb:g} GB with {MARGIN_GB:g} for CUDA, NCCL and fragmentation; hours for "
+        f"{options.tokens / 1e9:g}B tokens computed at {options.mfu:.0%} of the peak of "
+        f"{options.gpu}s",
         rows,
-        {"model": "model", **COLUMNS},
+        {"model": "model", **COLUMNS, "hours": "hours:.1f"},
     )
+
+
+def training_hours(model: PretrainedConfig, gpus: int, options: Options) -> float:
+    num_weights = count_active_weights(build_on_meta(model))
+    per_token = training_flops(model, num_weights, [options.seq_len]) / options.seq_len
+    rate = gpus * PEAK_FLOPS[options.gpu] * options.mfu
+    return options.tokens * per_token / rate / 3600

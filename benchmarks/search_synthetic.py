@@ -46,11 +46,11 @@ COSTS = {
     "layer-forwards": "layer_forwards",
     "CPU s": "cpu_seconds",
 }
-SCALES = {"accuracy": 100.0, "probability": 100.0, "log_probability": 1.0, "value": 100.0}
 
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
+    # Searches to compare; the first is the baseline.
     methods: tuple[str, ...] = (
         "bosch",
         "bosch_paper",
@@ -63,7 +63,6 @@ class Options(BenchmarkOptions):
         "random_groups",
         BEST,
     )
-    baseline: str | None = None  # the method to compare with; None: the first
     sizes: tuple[str, ...] = ("8x8",)  # layers x groups
     families: tuple[str, ...] = ("even", "heavy")  # even, heavy, published
     patterns: Path | None = None  # of the family `published`: a table of numbers, layers x heads
@@ -75,7 +74,6 @@ class Options(BenchmarkOptions):
     optimizer: str = "one_plus_one"
     best_evaluations: int = 20_000  # of `best`
     best_seeds: int = 5  # models for which `best` is searched
-    shown: str = "accuracy"  # of the held-out questions: a field of the rows' `held_out`
     processes: int = 1  # searches at once
 
     def __post_init__(self) -> None:
@@ -86,14 +84,6 @@ class Options(BenchmarkOptions):
             raise MissingFileError(
                 f"--patterns {self.patterns}: the family `published` needs a file of head scores."
             )
-        if self.shown not in SCALES:
-            raise UserError(f"--shown {self.shown}: {suggest(self.shown, list(SCALES))}")
-        if self.compared not in self.methods:
-            raise UserError(f"--baseline {self.baseline} is not one of --methods.")
-
-    @property
-    def compared(self) -> str:
-        return self.methods[0] if self.baseline is None else self.baseline
 
 
 def measure(options: Options) -> Iterator[list[Row]]:
@@ -200,24 +190,23 @@ def show(options: Options, rows: Sequence[Row]) -> None:
 
 def show_part(title: str, options: Options, rows: Sequence[Row]) -> None:
     """A line for each method, a column for each ratio: mean and standard error."""
-    scale = SCALES[options.shown]
     scores: dict[str, dict[Facts, float]] = {method: {} for method in options.methods}
     for row in rows:
-        scores[row["method"]][facts_of(row)[:5]] = scale * row["held_out"][options.shown]
-    means, differences = [], []
+        scores[row["method"]][facts_of(row)[:5]] = row["value"]
+    first, means, differences = options.methods[0], [], []
     for method, own in scores.items():
-        known = scores[options.compared]
+        known = scores[first]
         less = {facts: score - known[facts] for facts, score in own.items() if facts in known}
         means.append([method, *_by_ratio(options, own)])
-        if method != options.compared:
+        if method != first:
             differences.append([method, *_by_ratio(options, less)])
         for name in COSTS.values():
             costs = [row[name] for row in rows if row["method"] == method]
             is_known = costs and None not in costs
             means[-1].append(f"{statistics.fmean(costs):,.1f}" if is_known else None)
     ratios = list(map(str, options.ratios))
-    show_table(f"{title}: held-out {options.shown}", ["method", *ratios, *COSTS], means)
-    show_table(f"{title}: less {options.compared}", ["method", *ratios], differences)
+    show_table(f"{title}: held-out answers right, %", ["method", *ratios, *COSTS], means)
+    show_table(f"{title}: less {first}", ["method", *ratios], differences)
 
 
 def _by_ratio(options: Options, scores: Mapping[Facts, float]) -> list[str | None]:

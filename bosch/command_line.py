@@ -44,7 +44,7 @@ RARELY_SET: Mapping[type, str] = {
     PackingConfig: "held_out_sequences min_document_tokens workers",
     TrainConfig: "floor_share betas weight_decay clip_norm spike keep_checkpoints "
     "distill_weight temperature top_k layer_weight teacher trained lora_rank max_steps "
-    "checkpoint_steps async_checkpoints reshard_after_forward sync_every_micro_batch compile "
+    "checkpoint_steps reshard_after_forward sync_every_micro_batch compile "
     "deterministic",
     JudgingConfig: "niah_tasks niah_essays longbench_categories gsm8k_tasks precision batch "
     "prefill_chunk",

@@ -15,6 +15,7 @@ import tyro
 from bosch.masks.mask import check_ratio, check_window
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
+from bosch.run.plan import flatten
 
 
 def parse_count(text: str) -> int:
@@ -165,7 +166,6 @@ class TrainConfig:
     keep_checkpoints: int = speed_only(
         2
     )  # how many of these to keep; evaluated models are all kept
-    async_checkpoints: bool = speed_only(False)  # write checkpoints in the background
     # Recompute activations to save memory; None: as the accelerate config says, else on GPUs.
     activation_checkpointing: bool | None = speed_only(None)
     # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.
@@ -324,17 +324,9 @@ def warn_of_window(config: Config) -> list[str]:
 
 def describe_changes(before: Config, after: Config) -> list[str]:
     """How two configs differ, the model aside: `window 1024 -> 64`."""
-    old, new = _flatten(before), _flatten(after)
+    old, new = flatten(asdict(before)), flatten(asdict(after))
     changed = [name for name in old if old[name] != new[name] and name != "model"]
     return [f"{name} {_show(old[name])} -> {_show(new[name])}" for name in changed]
-
-
-def _flatten(settings: object, prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in vars(settings).items():
-        is_section = is_dataclass(value)
-        flat |= _flatten(value, f"{name}.") if is_section else {prefix + name: value}
-    return flat
 
 
 def _show(value: object) -> str:

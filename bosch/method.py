@@ -20,14 +20,13 @@ file does not import torch, which keeps `--help` fast.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bosch.masks.mask import GroupMask, Unit, num_windowed, num_windowed_layers
 from bosch.model import ModelInfo
-from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,14 +49,6 @@ class MethodTraits:
     reads_calibration: bool = True  # False: its mask does not depend on the calibration set
     searches: bool = False  # it runs on every rank, each evaluating its share of the examples
     learns_from_tokens: bool = False  # it trains; `inputs.learning` holds tokens and the training
-
-    def __new__(cls, *unnamed: object, **named: object) -> "MethodTraits":
-        """A misspelled trait is a mistake in the plug-in's file, not a bug: a UserError."""
-        known = tuple(trait.name for trait in fields(cls))
-        for name in map(str, (*unnamed, *named)):
-            if name not in known:
-                raise UserError(f"MethodTraits has no {name!r}; {suggest(name, known)}")
-        return super().__new__(cls)
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,43 @@
-"""Models: how they are found, what their folders say before any weight is loaded, and how models
-and tokenizers are loaded. Importing this file loads neither torch nor transformers.
+"""Models: how they are found, what their config says, and how models and tokenizers are loaded.
+Importing this file loads neither torch nor transformers. bosch/model_files.py checks their files.
 
 A model is named by a Hugging Face folder, a hub id (owner/name), or the name of an embedded one.
 """
 
-import contextlib
-import functools
-import json
 import os
 import re
 import traceback
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bosch.assets import asset_folder
 from bosch.known_models import SHAPES
+from bosch.model_files import (
+    GENERATION,
+    PACKAGE,
+    TOKENIZER_CONFIG,
+    check_folder,
+    check_generation_config,
+    check_tokenizer_names,
+    hash_weights,
+    read_json_object,
+)
 from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
-from bosch.run.inside import path_inside, refuse_foreign_links
 from bosch.run.progress import say
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PACKAGE = Path(__file__).parent
-INDEX = "model.safetensors.index.json"  # which file holds which tensor
-TOKENIZER_CONFIG = "tokenizer_config.json"
-MOST_LEVELS = 100  # of lists and objects in a JSON file; Python copies no more than about 300
-
+# A model's shape: the names in config.json, and those of our fields.
+NEEDED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+SHAPE = ("num_layers", "num_query_heads", "num_groups", "head_dim")
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
-GENERATION = "generation_config.json"
 # Files that decide which texts a model reads and writes, besides config.json.
 TEXT_FILES = (GENERATION, "*token*", "vocab*", "merges*", "chat_template*")
 
@@ -56,7 +60,7 @@ class ModelInfo:
     head_dim: int
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_groups", "num_query_heads", "head_dim"):
+        for name in SHAPE:
             if getattr(self, name) < 1:
                 raise UserError(
                     f"{self.id}: {name} is {getattr(self, name)}; it must be 1 or more."
@@ -80,8 +84,7 @@ class ModelInfo:
         return self.num_query_heads // self.num_groups
 
     def has_shape_of(self, other: "ModelInfo") -> bool:
-        names = ("num_layers", "num_groups", "num_query_heads", "head_dim")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+        return all(getattr(self, name) == getattr(other, name) for name in SHAPE)
 
     def is_same_model(self, other: "ModelInfo") -> bool:
         """By weights if both have a hash; otherwise by id, and by revision if both have one. A
@@ -135,7 +138,7 @@ def fetch_model(model: str, option: str = "--model") -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
-    with explain_library_errors(_not_fetched(model, option), MissingFileError):
+    with _explain_fetching(model, option):
         return Path(snapshot_download(model, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*/*"]))
 
 
@@ -145,15 +148,16 @@ def fetch_config(model: str) -> Path:
         return folder
     from huggingface_hub import hf_hub_download
 
-    with explain_library_errors(_not_fetched(model), MissingFileError):
+    with _explain_fetching(model):
         return Path(hf_hub_download(model, "config.json")).parent
 
 
-def _not_fetched(model: str, option: str = "--model") -> str:
-    return f"{option} {model} is not a folder on this machine and cannot be fetched from the hub"
+def _explain_fetching(model: str, option: str = "--model") -> AbstractContextManager[None]:
+    problem = f"{option} {model} is not a folder on this machine and cannot be fetched from the hub"
+    return explain_library_errors(problem, MissingFileError)
 
 
-@contextlib.contextmanager
+@contextmanager
 def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> Iterator[None]:
     """Turn any error of a library that is called inside into `PROBLEM: its reason`. transformers,
     tokenizers and the hub raise errors of every type on damaged files.
@@ -206,11 +210,8 @@ def read_model_info(folder: Path) -> ModelInfo:
     return ModelInfo(
         id=model_id,
         revision=revision,
-        weight_hash=None if revision else _hash_weights(folder),
-        num_layers=_count(config, "num_hidden_layers", folder),
-        num_groups=_count(config, "num_key_value_heads", folder),
-        num_query_heads=_count(config, "num_attention_heads", folder),
-        head_dim=_count(config, "head_dim", folder),
+        weight_hash=None if revision else hash_weights(folder),
+        **{field: _count(config, name, folder) for field, name in zip(SHAPE, NEEDED, strict=True)},
     )
 
 
@@ -237,14 +238,6 @@ def hash_text_files(model: str) -> dict[str, str]:
     return {path.name: hash_file(path) for path in sorted(paths) if path.is_file()}
 
 
-def check_generation_config(folder: Path) -> None:
-    """transformers silently ignores a file that it cannot read, and with it the end tokens."""
-    path = folder / GENERATION
-    ends = read_json_object(path).get("eos_token_id") if path.is_file() else None
-    if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends or 0])):
-        raise UserError(f"{path}: eos_token_id is {ends!r:.60}; it must be one or more token ids.")
-
-
 def read_model_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; missing fields of the shape are completed by transformers."""
     if not folder.is_dir():
@@ -261,8 +254,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if "auto_map" in config:
         _refuse_unknown_code(config, path)
     check_generation_config(folder)
-    needed = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    if any(config.get(name) is None for name in needed):
+    if any(config.get(name) is None for name in NEEDED):
         config = {**_defaults(config, path), **{k: v for k, v in config.items() if v is not None}}
     return config
 
@@ -289,53 +281,6 @@ def names_code(path: Path) -> bool:
     return not str(content.get("model_type")).startswith(PREFIX)
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a model folder that leads out of itself, by links or by names of weight files."""
-    if not folder.is_relative_to(PACKAGE):  # installers may link the package's own files
-        refuse_foreign_links(folder)
-    if (folder / INDEX).is_file():
-        weight_names(folder / INDEX)
-
-
-def weight_names(index: Path) -> list[str]:
-    """The files that an index names, all beside it."""
-    weights = read_json_object(index).get("weight_map")
-    if not isinstance(weights, dict):
-        raise UserError(f"{index} has no weight_map; fetch or save the model once more.")
-    files = [path_inside(index.parent, name, index, flat=True) for name in weights.values()]
-    return sorted({file.name for file in files})
-
-
-def check_tokenizer_names(folder: Path) -> None:
-    """Refuse a tokenizer whose config names versions of it outside of the folder."""
-    path = folder / TOKENIZER_CONFIG
-    names = read_json_object(path).get("fast_tokenizer_files") if path.is_file() else None
-    for name in names if isinstance(names, list) else []:
-        path_inside(folder, name, path, flat=True)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds an object."""
-    if not path.is_file():
-        raise MissingFileError(f"{path} does not exist.")
-    try:
-        content = json.loads(path.read_bytes().decode())
-    except (ValueError, RecursionError) as error:  # a JSONDecodeError or UnicodeDecodeError
-        raise UserError(f"{path} is not a valid JSON file: {error}.") from error
-    if _is_deeper(content, MOST_LEVELS):
-        raise UserError(f"{path} is nested more than {MOST_LEVELS} levels deep; fetch it again.")
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}; it must hold a JSON object.")
-    return content
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return not levels or any(_is_deeper(each, levels - 1) for each in inner)
-
-
 def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
     """Values that a config.json may leave out. Each family has its own defaults: without
     num_key_value_heads, Llama has as many as query heads, Qwen2 has 32.
@@ -345,20 +290,15 @@ def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise UserError(
-            f"{path} lacks num_hidden_layers, num_attention_heads, num_key_value_heads or head_dim,"
-            f" and its model_type {model_type!r}, which could provide a default, is unknown to "
-            "transformers."
+            f"{path} lacks one of {', '.join(NEEDED)}, and its model_type {model_type!r}, which "
+            "could provide a default, is unknown to transformers."
         )
     with explain_library_errors(f"{path} is not a valid config"):
         completed = CONFIG_MAPPING[model_type].from_dict(config)
-    heads = getattr(completed, "num_attention_heads", None)
-    values = {
-        "num_hidden_layers": getattr(completed, "num_hidden_layers", None),
-        "num_attention_heads": heads,
-        "num_key_value_heads": getattr(completed, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(completed, "head_dim", None)
-        or (heads and getattr(completed, "hidden_size", 0) // heads),
-    }
+    values = {name: getattr(completed, name, None) for name in NEEDED}
+    if heads := values["num_attention_heads"]:
+        values["num_key_value_heads"] = values["num_key_value_heads"] or heads
+        values["head_dim"] = values["head_dim"] or getattr(completed, "hidden_size", 0) // heads
     return {name: value for name, value in values.items() if value}
 
 
@@ -379,23 +319,6 @@ def _hub_name(folder: Path) -> tuple[str, str | None]:
     return folder.resolve().name, None
 
 
-def _hash_weights(folder: Path) -> str | None:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return None
-    stats = [(path, path.stat()) for path in files]
-    return _hash_files(
-        tuple((p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in stats)
-    )
-
-
-@functools.lru_cache
-def _hash_files(files: tuple[tuple[Path, int, int, int, int], ...]) -> str:
-    """By names and content. A process asks several times, and a model may have 60 GB: `files` holds
-    what changes with the content."""
-    return fingerprint({path.name: hash_file(path) for path, *_ in files})
-
-
 # ------------------------------------------------------------------------------------ loading it
 
 
@@ -406,9 +329,9 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     folder = find_model(str(model))
     if folder is not None and names_code(config := folder / "config.json"):
         _refuse_unknown_code(read_json_object(config), config)
-    problem = f"{folder or model} has no tokenizer that can be loaded"
     if folder is not None:
         check_tokenizer_names(folder)
+    problem = f"{folder or model} has no tokenizer that can be loaded"
     with explain_library_errors(problem):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder or model, **{**LOCAL, "local_files_only": folder is not None}
@@ -416,7 +339,7 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     if len(tokenizer) < 2:  # some classes accept a folder without tokenizer files
         raise UserError(f"{problem}: its vocabulary is empty.")
     if folder is not None:
-        _mention_code(folder / "tokenizer_config.json")
+        _mention_code(folder / TOKENIZER_CONFIG)
     return tokenizer
 
 
@@ -473,11 +396,9 @@ def _load_weights(folder: Path, **arguments: Any) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    if not any(folder.glob("*.safetensors")):
-        raise MissingFileError(f"{folder} has no safetensors files, so the model has no weights.")
-    for name in weight_names(folder / INDEX) if (folder / INDEX).is_file() else ():
-        if not (folder / name).is_file():
-            raise MissingFileError(f"{folder / name} is missing, though {INDEX} lists it.")
+    from bosch.hybrid.shards import weight_files  # imports torch
+
+    weight_files(folder)  # refuses a folder that lacks some
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what it would warn of is said below
     try:

@@ -41,18 +41,14 @@ def load_plugin(package: str, name: str) -> ModuleType:
         module = importlib.import_module(f"{package}.{name}")
     except Exception as error:  # whatever the file does when it is imported
         raise BrokenPluginError(_describe_failed_import(path, error)) from error
-    check_names(module, getattr(importlib.import_module(package), "NEEDS", ()))
-    return module
-
-
-def check_names(module: ModuleType, needs: Sequence[str]) -> None:
-    """Refuse a plug-in that lacks one of these names."""
-    for name in needs:
-        if not hasattr(module, name):
+    needs = getattr(importlib.import_module(package), "NEEDS", ())
+    for needed in needs:
+        if not hasattr(module, needed):
             raise BrokenPluginError(
-                f"{module.__file__} does not define {name}; a plug-in of this folder defines "
+                f"{path} does not define {needed}; a plug-in of this folder defines "
                 f"{', '.join(needs)}."
             )
+    return module
 
 
 def describe_plugin(package: str, name: str) -> str:

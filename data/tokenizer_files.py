@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bosch.data.sources.source import first_line
-from bosch.model import load_tokenizer
+from bosch.model import explain_library_errors, load_tokenizer
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
 
@@ -85,11 +85,8 @@ def read_source_tokenizer(name: str) -> TokenizerText:
             raise MissingFileError(f"{path} does not exist; name a folder that holds one.")
     if not path.is_file():
         path = fetch_tokenizer(name)
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises no class of its own
-        raise UserError(f"{path} is not a tokenizer file ({first_line(error)}).") from error
-    return TokenizerText(tokenizer.to_str())
+    with explain_library_errors(f"{path} is not a tokenizer file"):
+        return TokenizerText(Tokenizer.from_file(str(path)).to_str())
 
 
 def fetch_tokenizer(name: str) -> Path:

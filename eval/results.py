@@ -14,7 +14,7 @@ from pathlib import Path
 from bosch.eval.rows import Row, write_rows
 from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
-from bosch.model import read_json_object
+from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 from bosch.run.plan import follow_reference

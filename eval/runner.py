@@ -24,7 +24,7 @@ from bosch.eval.results import SCORES, make_rows, write_scores
 from bosch.eval.rows import Row, read_rows, write_rows
 from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
-from bosch.model import read_json_object
+from bosch.model_files import read_json_object
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.folder import RunFolder
 from bosch.run.inside import open_own_file, refuse_link

@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 RECORD_FILE = ENVIRONMENT / "setup.json"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
+INDEX_VARIABLE = "PIP_EXTRA_INDEX_URL"
 # Run by the environment's interpreter; -I keeps PYTHONPATH and the working folder out of it.
 PROBE = "import sys, importlib.util as u; print(sys.version_info[:2], all(map(u.find_spec, {})))"
 
@@ -102,12 +102,13 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
                 path.unlink()
         venv.EnvBuilder(with_pip=True, symlinks=True).create(ENVIRONMENT)
     pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-    if is_linux_without_gpu():
-        torch = re.findall(r'"(torch\b[^"]*)"', requirements())[0]
-        plan = [*pip, "--dry-run", "--quiet", "--no-deps", "--report", "-", torch]
-        answer = subprocess.run(plan, capture_output=True, check=False)
-        if answer.returncode == 0:  # if it fails, so does the installation, and says why
-            print(describe_cuda_download(json.loads(answer.stdout)), end="", flush=True)
+    if is_linux_without_gpu() and not os.environ.keys() & {"PIP_INDEX_URL", INDEX_VARIABLE}:
+        print(
+            "set-up: no NVIDIA GPU was found, but pip may download a torch built for CUDA: several "
+            f"GB.\n  For the small CPU build press Ctrl-C, set {INDEX_VARIABLE} to PyTorch's CPU "
+            "wheel index\n  (pytorch.org > Get Started > CPU) and run the command again.",
+            flush=True,
+        )
     project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     # pip inherits the lock: when only this process is killed, the next set-up waits for pip too.
     if subprocess.run([*pip, "--editable", project], pass_fds=[lock], check=False).returncode:
@@ -156,20 +157,6 @@ def is_linux_without_gpu() -> bool:
     """Whether pip may download CUDA packages that are of no use here."""
     driver = Path("/proc/driver/nvidia/version")
     return sys.platform == "linux" and not driver.exists() and not shutil.which("nvidia-smi")
-
-
-def describe_cuda_download(report: dict[str, Any]) -> str:
-    """The message for pip's report on torch; empty if that build needs no CUDA packages."""
-    for metadata in (package["metadata"] for package in report["install"]):
-        needed = [re.split(r"[^\w.-]", line)[0] for line in metadata.get("requires_dist", [])]
-        if cuda := [name for name in needed if name.startswith(("nvidia-", "cuda-"))]:
-            return (
-                f"set-up: no NVIDIA GPU was found, but the torch {metadata['version']} that pip "
-                f"sees is built for CUDA.\n  pip will download it with {', '.join(cuda)}: several "
-                "GB.\n  For the small CPU build press Ctrl-C, set PIP_EXTRA_INDEX_URL to PyTorch's "
-                "CPU wheel index\n  (pytorch.org > Get Started > CPU) and run the command again.\n"
-            )
-    return ""
 
 
 if __name__ == "__main__":

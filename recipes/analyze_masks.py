@@ -1,7 +1,6 @@
 """Compare masks: their distances, their distribution over depth, and what ratios share.
 
     python recipes/analyze_masks.py runs/*/mask/mask.json --out analysis
-    python recipes/analyze_masks.py runs/r0.5 runs/r0.75 --replacement --calibration DIR
 
 Prints a table for each analysis, with overlap and turnover of random masks for comparison. All
 numbers are in analysis.json; distances.png and depth.png show them.
@@ -11,7 +10,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,24 +17,16 @@ from typing import Any
 import tyro
 
 from bosch.command_line import parse
-from bosch.config import at_least
 from bosch.masks import analysis_pictures as pictures
-from bosch.masks.mask import GroupMask, read_mask
 from bosch.masks.named_masks import NamedMask, comparable, find_chains, read_masks
 from bosch.masks.overlap import compare, longest_blocks, turnover
-from bosch.masks.replacement import write_masks
-from bosch.method import Inputs
-from bosch.model import fetch_model, load_for_search, read_model_info
 from bosch.run import progress
-from bosch.run.errors import UserError, run_main
+from bosch.run.errors import run_main
 from bosch.run.manifest import provenance, write_atomically
-from bosch.run.plan import follow_reference
 from bosch.run.progress import say
-from bosch.run.stage import Artifact
 from bosch.run.tables import show_rows, show_table
 
 Rows = list[dict[str, Any]]
-Chains = Mapping[str, Sequence[NamedMask]]
 
 
 @dataclass(frozen=True)
@@ -45,31 +35,19 @@ class Options:
 
     masks: tyro.conf.Positional[tuple[Path, ...]]  # mask.json files or run folders
     out: Path = Path("analysis")  # folder for numbers and pictures
-    replacement: tyro.conf.FlagCreatePairsOff[bool] = False  # make the masks of the paper's C.1
-    calibration: Path | None = None  # set to score those masks on; None: do not score them
-    model: str | None = None  # model to score them on; None: the one named in the masks
-    seeds: int = 3  # number of seeds of the replacement test
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "", "seeds")
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
     progress.set_up()
     masks = read_masks(options.masks)
-    chains = find_chains(masks)
-    if options.replacement and not chains:
-        raise UserError("--replacement needs masks of one method at two ratios; name such masks.")
     options.out.mkdir(parents=True, exist_ok=True)
     results = {
         "masks": describe_masks(masks, options.out),
         "pairs": compare_pairs(masks, options.out),
-        "turnover": measure_turnover(chains),
+        "turnover": measure_turnover(find_chains(masks)),
     }
-    if options.replacement:
-        results["replacement"] = run_replacement(chains, options)
     text = json.dumps(results | {"provenance": provenance()}, indent=1, allow_nan=False)
     write_atomically(options.out / "analysis.json", text + "\n")
     say(f"numbers and pictures in {options.out}")
@@ -131,7 +109,7 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
     return rows
 
 
-def measure_turnover(chains: Chains) -> Rows:
+def measure_turnover(chains: Mapping[str, Sequence[NamedMask]]) -> Rows:
     """T and T~ between adjacent ratios of a method (table 3)."""
     rows: Rows = [
         {"method": name, "smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio}
@@ -157,77 +135,6 @@ def measure_turnover(chains: Chains) -> Rows:
         },
     )
     return rows
-
-
-def run_replacement(chains: Chains, options: Options) -> Rows:
-    """The masks of C.1 and, with a calibration set, their scores (table 5)."""
-    folder = options.out / "replacement"
-    made = [
-        exchanged
-        for name, chain in chains.items()
-        for smaller, larger in itertools.pairwise(chain)
-        for exchanged in write_masks(name, smaller, larger, options.seeds, folder)
-    ]
-    if not made:
-        say("replacement: larger ratios window all groups of smaller ones; nothing to exchange")
-        return []
-    scores: dict[GroupMask, dict[str, float]] = {}
-    if options.calibration:
-        masks = [mask for exchanged in made for mask in exchanged.files.values()]
-        sources = [mask for chain in chains.values() for mask in chain]
-        scores = score_masks(masks, sources, options.calibration, options)
-    rows: Rows = []
-    lines = []
-    for exchanged in made:
-        scored = [scores[mask] for mask in exchanged.files.values() if mask in scores]
-        means = {name: mean(values[name] for values in scored) for name in (scored or [{}])[0]}
-        facts = {name: getattr(exchanged, name) for name in ("step", "origin", "num_replaced")}
-        files = [str(file) for file in exchanged.files]
-        rows.append(facts | {"files": files, "scores": scored, "means": means})
-        lines.append((*facts.values(), *(f"{value:.3f}" for value in means.values())))
-    header = ("", "by", "replaced", *rows[0]["means"])
-    show_table(f"Groups exchanged; masks in {folder}", header, lines)
-    return rows
-
-
-def score_masks(
-    masks: Sequence[GroupMask], sources: Sequence[NamedMask], calibration: Path, options: Options
-) -> dict[GroupMask, dict[str, float]]:
-    """Accuracy and probability of the answers under each mask. Scores are written to a journal at
-    once, from which a killed test resumes.
-    """
-    from bosch.calibration import read_calibration  # imports torch
-    from bosch.search.evaluations import open_objective
-
-    folder = fetch_model(options.model or sources[0].record.model.id)
-    info = read_model_info(folder)
-    for source in sources:
-        read_mask(source.path, info)  # refuses masks of another model
-    examples = Artifact.load(follow_reference(calibration))
-    scores = {}
-    for window in sorted({mask.window_tokens for mask in masks}):
-        inputs = Inputs(
-            model_info=info,
-            load_model=partial(load_for_search, folder),
-            load_calibration=partial(read_calibration, examples.folder),
-            window_tokens=window,
-            ratio=0.0,  # the masks have their own
-            seed=0,
-            settings=None,
-            folder=options.out / "replacement" / f"window-{window}",
-        )
-        inputs.folder.mkdir(exist_ok=True)
-        distinct = list(dict.fromkeys(mask for mask in masks if mask.window_tokens == window))
-        with (
-            open_objective(inputs, "accuracy", {"analysis": "replacement"}) as objective,
-            objective.tracking("replacement", len(distinct)),
-        ):
-            for mask in distinct:
-                value = objective(mask.z, stage="replacement")
-                assert value.accuracy is not None  # exact, since there is no threshold
-                assert value.probability is not None
-                scores[mask] = {"accuracy": value.accuracy, "probability": value.probability}
-    return scores
 
 
 if __name__ == "__main__":

@@ -158,8 +158,6 @@ WRONG_LINES = {
     "analyze nowhere.json": "nowhere.json",
     "analyze": "",
     "analyze broken.json": "broken.json",
-    "analyze mask.json --seeds 0": "seeds 0",
-    "analyze mask.json --replacement": "--replacement",
     "mask show": "PATH",
     "mask show nowhere.json": "nowhere.json",
     "mask show broken.json": "broken.json",

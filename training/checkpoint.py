@@ -14,13 +14,10 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -53,7 +50,6 @@ from bosch.training.checkpoint_content import (
     restore_random_state,
     save_random_state,
 )
-from bosch.training.parallel import COLLECTIVE_TIMEOUT
 
 Manifest = Mapping[str, Any]
 TRAINER = "trainer.json"  # everything that is not a tensor
@@ -64,13 +60,12 @@ class CheckpointError(UserError):
 
 
 class Checkpoints:
-    """The checkpoints in one folder. Every rank calls every method but `poll`, in the same order,
-    in the process group that training/parallel.py starts.
+    """The checkpoints in one folder. Every rank calls every method, in the same order, in the
+    process group that training/parallel.py starts.
 
     facts: settings that a resumed run must have too. circumstances: what may change between two
     attempts, and changes the last digits of results (micro-batch, kernels); changes are logged.
-    keep: how many of the newest to keep. asynchronous: write files while training goes on, at most
-    one save at a time.
+    keep: how many of the newest to keep.
     """
 
     def __init__(
@@ -78,7 +73,6 @@ class Checkpoints:
         folder: Path,
         facts: Mapping[str, object],
         keep: int,
-        asynchronous: bool = False,
         circumstances: Mapping[str, object] | None = None,
     ) -> None:
         self.folder, self.keep = folder, keep
@@ -86,12 +80,6 @@ class Checkpoints:
         self._facts: dict[str, object] = plain(facts)
         self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
         self._resumed_from: int | None = None
-        self._pending: _Save | None = None
-        self._background = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
-        self._group = self._ranks.gloo
-        if asynchronous:
-            # Used from a thread: on a shared group its messages would mix with others.
-            self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     # ------------------------------------------------------------------------------------- resuming
 
@@ -158,54 +146,23 @@ class Checkpoints:
 
     def save(self, state: TrainState, step: int) -> None:
         """Save the state after `step` steps."""
-        self.finish()
         tensors, rest = describe_state(state)
-        save = _Save(step, self.folder / f".{step_name(step)}.tmp")
-        with self._explaining(save):
-            if not self._ranks.from_rank_0(lambda: self._open(save)):
+        folder = self.folder / f".{step_name(step)}.tmp"
+        with self._explaining(step, folder):
+            if not self._ranks.from_rank_0(lambda: self._open(step, folder)):
                 return
-            self._ranks.all_succeed(lambda: self._write_rest(save, rest))
-            target: dict[str, Any] = {
-                "storage_writer": dcp.FileSystemWriter(save.folder, sync_files=True),
-                "process_group": self._group,
-            }
-            if self._background is None:
-                dcp.save(tensors, **target)
-                self._ranks.all_succeed(lambda: self._describe_own_files(save))
-                self._ranks.from_rank_0(lambda: self._place(save))
-            else:
-                saving: Any = dcp.async_save(tensors, **target)
-                saving = getattr(saving, "upload_completion", saving)  # newer torch
-                save.done = self._background.submit(self._describe_own_files, save, saving)
-                self._pending = save
+            self._ranks.all_succeed(lambda: self._write_rest(folder, rest))
+            writer = dcp.FileSystemWriter(folder, sync_files=True)
+            dcp.save(tensors, storage_writer=writer, process_group=self._ranks.gloo)
+            self._ranks.all_succeed(lambda: self._describe_own_files(folder))
+            self._ranks.from_rank_0(lambda: self._place(step, folder))
 
-    def poll(self) -> None:
-        """Put a background save in place if it is finished. Does not communicate."""
-        save = self._pending
-        if save and save.done and save.done.done():
-            with self._explaining(save):
-                save.done.result()  # raises the thread's error
-                is_written = all(path.is_file() for path in self._descriptions(save))
-                if self._ranks.rank == 0 and is_written:
-                    self._pending = None
-                    self._place(save)
-
-    def finish(self) -> None:
-        """Wait until a background save is finished and in place."""
-        if self._background is None:
-            return
-        save, self._pending = self._pending, None
-        with self._explaining(save):
-            # Rank 0 may have put it in place already (poll); the others do not know.
-            self._ranks.all_succeed(lambda: save.done.result() if save and save.done else None)
-            self._ranks.from_rank_0(lambda: self._place(save) if save else None)
-
-    def _open(self, save: "_Save") -> bool:
+    def _open(self, step: int, folder: Path) -> bool:
         """Make its folder. False: the checkpoint exists already."""
-        if (self.folder / step_name(save.step) / MANIFEST).is_file():
+        if (self.folder / step_name(step) / MANIFEST).is_file():
             return False
         self._make_folder()
-        save.folder.mkdir()
+        folder.mkdir()
         return True
 
     def _make_folder(self) -> None:
@@ -213,44 +170,42 @@ class Checkpoints:
         open_own_file(self.folder / NO_RESULT, "a").close()
         remove_leftovers(self.folder)
 
-    def _write_rest(self, save: "_Save", rest: object) -> None:
+    def _write_rest(self, folder: Path, rest: object) -> None:
         """Write what does not go through DCP."""
-        save_random_state(save.folder / _random_state_name(self._ranks.rank))
+        save_random_state(folder / _random_state_name(self._ranks.rank))
         if self._ranks.rank == 0:
-            (save.folder / TRAINER).write_text(json.dumps(rest))
+            (folder / TRAINER).write_text(json.dumps(rest))
 
-    def _describe_own_files(self, save: "_Save", saving: "Future[object] | None" = None) -> None:
+    def _describe_own_files(self, folder: Path) -> None:
         """Write sizes and checksums of this rank's files, while they are in the page cache."""
-        if saving is not None:
-            saving.result()
         rank = self._ranks.rank
-        paths = [*save.folder.glob(f"__{rank}_*"), save.folder / _random_state_name(rank)]
-        paths += [save.folder / name for name in (".metadata", TRAINER) if rank == 0]
+        paths = [*folder.glob(f"__{rank}_*"), folder / _random_state_name(rank)]
+        paths += [folder / name for name in (".metadata", TRAINER) if rank == 0]
         files = {
             path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path, sync=True)}
             for path in sorted(paths)
         }
-        write_atomically(self._descriptions(save)[rank], json.dumps(files))
+        write_atomically(self._descriptions(folder)[rank], json.dumps(files))
 
-    def _descriptions(self, save: "_Save") -> list[Path]:
+    def _descriptions(self, folder: Path) -> list[Path]:
         """Each rank's list of its files, written after them."""
-        return [save.folder / f".files-{rank:05d}.json" for rank in range(self._ranks.world)]
+        return [folder / f".files-{rank:05d}.json" for rank in range(self._ranks.world)]
 
-    def _place(self, save: "_Save") -> None:
+    def _place(self, step: int, folder: Path) -> None:
         """On rank 0, when all is written: manifest, final name, and removal of old checkpoints."""
         files: dict[str, object] = {}
-        for description in self._descriptions(save):
+        for description in self._descriptions(folder):
             files |= json.loads(description.read_text())
             description.unlink()
         manifest = {
-            "step": save.step,
+            "step": step,
             "facts": self._facts,
             "circumstances": self._circumstances,
             **provenance(),
             "files": files,
         }
-        write_sealed_json(save.folder / MANIFEST, manifest)
-        save.folder.rename(self.folder / step_name(save.step))
+        write_sealed_json(folder / MANIFEST, manifest)
+        folder.rename(self.folder / step_name(step))
         sync_directory(self.folder)
         self._prune()
 
@@ -270,32 +225,22 @@ class Checkpoints:
                 shutil.rmtree(hidden, ignore_errors=True)
 
     @contextmanager
-    def _explaining(self, save: "_Save | None") -> Iterator[None]:
+    def _explaining(self, step: int, folder: Path) -> Iterator[None]:
         """One sentence if the machine refuses to write. Any other error is a bug and passes."""
         try:
             yield
         except (CheckpointException, OSError) as error:
             if (cause := _refusal(error)) is None:
                 raise
-            assert save is not None
             if self._ranks.rank == 0:  # the unfinished files may be what fills the disk
-                shutil.rmtree(save.folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
             checkpoints = checkpoints_in(self.folder).items()
             steps = [step for step, path in checkpoints if (path / MANIFEST).is_file()]
             resumes = f"resumes after step {max(steps)}" if steps else "starts from the beginning"
             raise CheckpointError(
-                f"the checkpoint of step {save.step} cannot be written to {self.folder}: {cause}. "
+                f"the checkpoint of step {step} cannot be written to {self.folder}: {cause}. "
                 f"Free some space (or fix the cause) and run the same command again: it {resumes}."
             ) from error
-
-
-@dataclass
-class _Save:
-    """One save, perhaps still being written."""
-
-    step: int
-    folder: Path
-    done: "Future[None] | None" = None  # this rank's files, in the background
 
 
 def _refusal(error: BaseException | None) -> str | None:

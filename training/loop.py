@@ -161,17 +161,13 @@ def train(job: TrainJob) -> str | None:
                 bar.advance(schedule.batch_tokens, loss=loss_value)
 
                 reason = interruption.requested()
-                run.checkpoints.poll()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step)
                 if is_evaluated and not (reason and step < run.last_step):
-                    run.checkpoints.finish()  # evaluation may take hours: save before it
                     run.publish(step)
                 timer.record("checkpoint")
                 if reason and step < run.last_step:
-                    run.checkpoints.finish()
                     return reason
-        run.checkpoints.finish()
     return None
 
 
@@ -256,7 +252,6 @@ class Run:
             job.folder / "checkpoints",
             {**job.facts, "num_steps": schedule.num_steps},
             settings.keep_checkpoints,
-            settings.async_checkpoints,
             {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": kernels},
         )
         # Made now: when the launcher has died, ranks can still save, but make no new group.

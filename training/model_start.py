@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -21,7 +21,7 @@ import bosch  # noqa: F401  registers hybrids and their attention with transform
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
-from bosch.model import LOCAL, read_model_config
+from bosch.model import LOCAL, explain_library_errors, read_model_config
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
@@ -78,11 +78,8 @@ def fill_model(
 def read_config(folder: Path) -> PretrainedConfig:
     """From config.json. The model must be of a family that can be a hybrid."""
     read_model_config(folder)  # says what is missing
-    try:
+    with explain_library_errors(f"{folder / 'config.json'} cannot be loaded"):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{folder / 'config.json'} cannot be loaded: {reason}") from error
     family_of(config)
     return config
 
@@ -105,12 +102,8 @@ def load_weights(model: nn.Module, folder: Path, head_is_embedding: bool = False
     with ExitStack() as stack:
         slices: dict[str, Any] = {}  # by name of the tensor
         for file_name in weight_files(folder):
-            try:
+            with explain_library_errors(f"{folder / file_name} is not a complete safetensors file"):
                 file = stack.enter_context(safe_open(folder / file_name, framework="pt"))
-            except SafetensorError as error:
-                raise UserError(
-                    f"{folder / file_name} is not a complete safetensors file: {error}."
-                ) from error
             slices |= {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  no mapping
         if head_is_embedding:
             slices.setdefault("lm_head.weight", slices["model.embed_tokens.weight"])

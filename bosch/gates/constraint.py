@@ -86,7 +86,7 @@ class ConstrainedGates(nn.Module):
 
     @torch.no_grad()
     def shown(self) -> list[list[float]]:
-        """Each gate as the picture shows it, from 0 to 1: P(z > 0)."""
+        """Each gate from 0 to 1, for curves: P(z > 0)."""
         shown: list[list[float]] = hard_concrete.share_open(self.alpha_U).tolist()
         return shown
 

@@ -3,12 +3,10 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor, nn
 
 from bosch.gates.constraint import ConstrainedGates
-from bosch.gates.history import GateHistory
 from bosch.gates.scalar import ScalarGates
 from bosch.method import ParameterGroup
 
@@ -31,8 +29,7 @@ class RateCurve:
 
 
 class GateLearner:
-    """Trains gates and records their history. `history`: the folder to write to, None on ranks that
-    do not write."""
+    """Trains gates together with the weights of a model."""
 
     def __init__(
         self,
@@ -40,13 +37,11 @@ class GateLearner:
         groups: list[ParameterGroup],
         window_tokens: int,
         rate: RateCurve,
-        history: Path | None = None,
     ) -> None:
         self.module: nn.Module = gates
         self._gates = gates
         self.window_tokens, self.rate = window_tokens, rate
         self._groups = groups
-        self._history = GateHistory(history) if history is not None else None
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return self._groups
@@ -63,15 +58,13 @@ class GateLearner:
 
     def after_step(self, step: int) -> None:
         self._gates.after_step()
-        if self._history is not None:
-            self._history.write(step, self._gates.figures(), self._gates.shown())
 
     def figures(self) -> dict[str, float]:
-        layers = {
-            f"gates/layer_{layer:02d}": sum(row) / len(row)
+        figures = self._gates.figures() | {
+            f"layer_{layer:02d}": sum(row) / len(row)
             for layer, row in enumerate(self._gates.shown())
         }
-        return {f"gates/{name}": value for name, value in self._gates.figures().items()} | layers
+        return {f"gates/{name}": value for name, value in figures.items()}
 
 
 def branches_of(z_LG: Tensor) -> list[list[int | None]]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bosch.hybrid.permute import HeadDimensions, Permutation, permute_groups
-from bosch.model import INDEX, read_json_object, weight_names
+from bosch.model_files import INDEX, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.inside import path_inside
@@ -68,15 +68,14 @@ def forget_progress(out: Path) -> None:
 
 def weight_files(folder: Path) -> list[str]:
     """The files that transformers loads: those in the index, or the single one."""
-    if (folder / INDEX).is_file():
-        names = weight_names(folder / INDEX)
-    elif (folder / SINGLE).is_file():
-        names = [SINGLE]
-    else:
-        raise MissingFileError(
-            f"{folder} has neither {SINGLE} nor {INDEX}; to get them, load the model with "
-            "transformers and save it with save_pretrained."
-        )
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise MissingFileError(
+                f"{folder} has neither {SINGLE} nor {INDEX}, so the model has no weights; to get "
+                "them, load it with transformers and save it with save_pretrained."
+            )
+        return [SINGLE]
+    names = weight_names(folder / INDEX)
     for name in names:
         if not (folder / name).is_file():
             raise MissingFileError(f"{folder / name} is missing, though {INDEX} lists it.")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from bosch.model import LOCAL, TOKENIZER_CONFIG, check_tokenizer_names, read_json_object
+from bosch.model import LOCAL
+from bosch.model_files import TOKENIZER_CONFIG, check_tokenizer_names, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 

@@ -36,7 +36,6 @@ class Import:
     out: Path = Path("mask.json")  # file to write
     window: int | None = None  # in tokens, including the current one; None: the file's own
     ratio: float | None = None  # share of groups on the sliding window, met exactly (duo)
-    threshold: float | None = None  # or: groups at or above it keep full attention (duo)
     seed: int = 0  # breaks ties between groups of equal value (duo)
     debug: bool = False  # show the traceback of an error
 
@@ -76,7 +75,7 @@ def run_import(command: Import) -> None:
     embedded = asset_folder().parent / command.model.name
     is_name = not command.model.is_dir() and Path(embedded.name) == command.model
     model = read_model_info(embedded if is_name and embedded.is_dir() else command.model)
-    request = Request(command.window, command.ratio, command.threshold, command.seed)
+    request = Request(command.window, command.ratio, command.seed)
     record, notes = import_mask(command.file, command.format, model, request)
     write_mask(command.out, record)
     if command.ratio is not None:

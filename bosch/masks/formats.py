@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bosch.masks.mask import GroupMask, MaskFile, describe_ratio, num_windowed
-from bosch.model import ModelInfo, read_json_object
+from bosch.model import ModelInfo
+from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.manifest import provenance, write_atomically
@@ -38,7 +39,6 @@ class Request:
 
     window_tokens: int | None = None  # None: the file's own
     ratio: float | None = None
-    threshold: float | None = None  # only for tables of real numbers
     seed: int = 0  # breaks ties between equal numbers
 
 
@@ -88,19 +88,11 @@ def export_mask(record: MaskFile, format_name: str, path: Path) -> tuple[str, ..
 
 
 def import_duo(path: Path, model: ModelInfo, request: Request) -> Imported:
-    """By a threshold (groups at or above it keep full attention), or to the exact budget of a
-    ratio."""
+    """The groups of the smallest numbers get the window, to the exact budget of the ratio."""
     table = read_table(path, model)
     window, notes = _duo_window(path, request)
-    if (request.ratio is None) == (request.threshold is None):
-        raise UserError(f"{path} holds real numbers: pass either --ratio or --threshold.")
-    if request.threshold is not None:
-        if not math.isfinite(request.threshold):
-            raise UserError(f"--threshold is {request.threshold}; it must be a finite number.")
-        bits = [[value >= request.threshold for value in row] for row in table]
-        mask = GroupMask.from_rows(bits, window)
-        return Imported(mask, {"threshold": request.threshold}, notes=notes)
-    assert request.ratio is not None
+    if request.ratio is None:
+        raise UserError(f"{path} holds real numbers: pass --ratio.")
     budget = num_windowed(request.ratio, model.num_layers, model.num_groups)
     windowed, tie = smallest(table, budget, request.seed)
     if tie:
@@ -324,9 +316,7 @@ def _choose_window(
 
 
 def _check_fixed_ratio(path: Path, mask: GroupMask, request: Request) -> None:
-    """A file of zeros and ones has one ratio: refuse another one, and a threshold."""
-    if request.threshold is not None:
-        raise UserError(f"{path} holds zeros and ones: leave --threshold out.")
+    """A file of zeros and ones has one ratio: refuse another one."""
     if request.ratio is not None and not mask.meets(request.ratio):
         requested = describe_ratio(request.ratio, mask.num_layers, mask.num_groups, mask.unit)
         raise UserError(

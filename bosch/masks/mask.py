@@ -9,7 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
-from bosch.model import ModelInfo, read_json_object
+from bosch.model import ModelInfo
+from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
@@ -69,7 +70,6 @@ class GroupMask:
         num_layers: int,
         num_groups: int,
         window_tokens: int,
-        unit: Unit = "group",
     ) -> "GroupMask":
         """Full attention except for the (layer, group) pairs in `windowed`."""
         rows = [[1] * num_groups for _ in range(num_layers)]
@@ -79,7 +79,7 @@ class GroupMask:
                     f"{(layer, group)} is outside {num_layers} layers x {num_groups} groups."
                 )
             rows[layer][group] = 0
-        return cls.from_rows(rows, window_tokens, unit)
+        return cls.from_rows(rows, window_tokens)
 
     @property
     def num_layers(self) -> int:
@@ -188,7 +188,7 @@ class MaskFile:
     mask: GroupMask
     model: ModelInfo
     method: str  # file name in bosch/methods, or import-<format>
-    ratio_asked: float | None = None  # requested ratio; None: an import by threshold has none
+    ratio_asked: float | None = None  # requested ratio; None: an import may have none
     settings: Mapping[str, Any] = field(default_factory=dict)  # the method's
     seed: int | None = None  # None: nothing was random
     score_trace: Mapping[str, object] | None = None  # summary: evaluations, first and last score

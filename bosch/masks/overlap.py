@@ -25,18 +25,9 @@ def windowed_groups(mask: GroupMask) -> frozenset[Group]:
     )
 
 
-def check_same_shape(first: GroupMask, second: GroupMask) -> None:
-    shapes = [(mask.num_layers, mask.num_groups) for mask in (first, second)]
-    if shapes[0] != shapes[1]:
-        text = " and ".join(f"{layers} layers x {groups} groups" for layers, groups in shapes)
-        raise UserError(f"The masks have {text}; only masks of one model can be compared.")
-
-
 def jaccard_distance(first: GroupMask, second: GroupMask) -> float:
     """1 - |A and B| / |A or B|; 0 for two masks that window nothing."""
-    check_same_shape(first, second)
-    shared = len(windowed_groups(first) & windowed_groups(second))
-    return _distance(shared, first.num_windowed, second.num_windowed)
+    return compare(first, second).distance
 
 
 def _distance(shared: int, num_first: int, num_second: int) -> float:
@@ -55,7 +46,10 @@ class Agreement:
 
 
 def compare(first: GroupMask, second: GroupMask) -> Agreement:
-    check_same_shape(first, second)
+    shapes = [(mask.num_layers, mask.num_groups) for mask in (first, second)]
+    if shapes[0] != shapes[1]:
+        text = " and ".join(f"{layers} layers x {groups} groups" for layers, groups in shapes)
+        raise UserError(f"The masks have {text}; only masks of one model can be compared.")
     chances = overlap_chances(first, second)
     sizes = first.num_windowed, second.num_windowed
     shared = len(windowed_groups(first) & windowed_groups(second))

@@ -1,8 +1,8 @@
 """Shared by the methods that learn gates: how long they learn, and the way from gates to the mask.
 
-The stage's folder holds, besides the files of training, `gates.jsonl` and `gates.png` (the course
-of the gates), `learned.json` (their final values; a stage killed after that does not learn again)
-and, with `weights=learned`, the trained weights.
+The stage's folder holds, besides the files of training, `learned.json` (the final values of the
+gates; a stage killed after that does not learn again) and, with `weights=learned`, the trained
+weights. The course of the gates is in `metrics.jsonl` and TensorBoard, as means of each layer.
 """
 # U units, which have one gate each: [layer][group] or [layer][0]
 
@@ -15,7 +15,6 @@ from typing import Any, Literal
 from bosch.config import at_least
 from bosch.gates.constraint import ConstrainedGates, Granularity
 from bosch.gates.discretize import lowest
-from bosch.gates.history import HISTORY, PICTURE, draw_history
 from bosch.gates.learner import GateLearner, RateCurve
 from bosch.gates.scalar import ScalarGates
 from bosch.masks.mask import Unit
@@ -144,9 +143,8 @@ def learn(
                 f"warning: a window of {inputs.window_tokens:,} tokens covers whole sequences of "
                 f"{length.sequence_tokens:,} tokens: the gates learn nothing from them"
             )
-        rate, history = RateCurve(length.num_steps), folder if rank == 0 else None
         learning.train(
-            GateLearner(gates, groups, inputs.window_tokens, rate, history),
+            GateLearner(gates, groups, inputs.window_tokens, RateCurve(length.num_steps)),
             folder,
             length.num_steps,
             length.batch_sequences,
@@ -158,9 +156,6 @@ def learn(
         learned = {"table": table, "figures": figures, "length": asdict(length)}
         if rank == 0:
             write_atomically(folder / LEARNED, sealed_lines([learned]))
-    if rank == 0:
-        title = f"{inputs.model_info.id}: {settings.granularity}, ratio {inputs.ratio:g}"
-        draw_history(folder / HISTORY, folder / PICTURE, title, inputs.ratio)
     return select_lowest(inputs, length, gates.threshold, learned["table"], learned["figures"])
 
 

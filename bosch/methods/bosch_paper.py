@@ -34,5 +34,5 @@ def select(inputs: Inputs) -> Selection:
             wants_harm = settings.optimizer not in WITH_PENALTY
             importance = stages.localize_parts(search, settings.kappa, 1, exact_values=wants_harm)
             ratios = stages.assign_ratios(search, settings, importance)
-            stages.select_groups(search, settings, ratios, importance.guides)
+            stages.select_groups(search, settings, ratios, [importance.guide])
         return finish(search)

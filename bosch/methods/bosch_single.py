@@ -37,9 +37,8 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
             importance = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
             if exceeds:
                 groups = search.all_groups()
-                order = stages.most_local_first(importance.guides[0], groups)
+                order = stages.most_local_first(importance.guide, groups)
                 current = search.assignment_in(search.z, groups)
-                assignment = repair(current, search.budget, order)
-                search.z = search.mask(groups, assignment)
-                search.evaluate(search.z, None, "to the budget")
+                search.z = search.mask(groups, repair(current, search.budget, order))
+                search.evaluate_all([search.z], None, "to the budget", [True])
         return finish(search)

@@ -12,7 +12,7 @@ from pathlib import Path
 from bosch.masks.formats import Request, import_mask
 from bosch.masks.mask import describe_ratio, read_mask
 from bosch.method import Inputs, MethodTraits, Selection
-from bosch.model import read_json_object
+from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 
@@ -47,7 +47,7 @@ def select(inputs: Inputs) -> Selection:
         details, drawn = {"made_by": record.shown_method}, False
     else:
         ratio = inputs.ratio if kind == "duo" else None
-        request = Request(window, ratio, seed=inputs.seed)
+        request = Request(window, ratio, inputs.seed)
         record, notes = import_mask(path, kind, inputs.model_info, request)
         details, drawn = dict(record.settings), record.seed is not None
     mask = record.mask

@@ -10,8 +10,7 @@ halves     the best of the evaluated masks on one half of the texts, scored on t
 
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,9 +44,6 @@ class Certainty:
             f"{len(self.unsure)} of {sum(map(len, self.effects))} groups would change sides; "
             f"{len(self.stand_ins)} of the swaps tried lose nothing"
         )
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def assess(search: Search) -> Certainty | None:

@@ -50,7 +50,7 @@ def finish(search: Search) -> Selection:
         "cut_short": search.cut_short,
         "reproducible": search.reproducible,
         "steps": [asdict(part) for part in search.solved_parts],
-        "certainty": certainty and certainty.record(),
+        "certainty": certainty and asdict(certainty),
         **search.details,
     }
     if is_first():

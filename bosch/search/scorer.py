@@ -55,9 +55,9 @@ class Scorer:
         self.num_teams = math.gcd(ranks, masks_at_once)
         self.team_size = size = ranks // self.num_teams
         self.team = rank // size
-        budgets = [b // max(1, -(-self.num_texts // size)) for b in self._budgets(model.device)]
+        cache_bytes = self._cache_bytes(model.device) // max(1, -(-self.num_texts // size))
         self.texts = {
-            number: Text(haystack, model.device, StateCache(*budgets))
+            number: Text(haystack, model.device, StateCache(cache_bytes))
             for number, haystack in enumerate(calibration.haystacks)
             if number % size == rank % size
         }
@@ -120,13 +120,12 @@ class Scorer:
             hidden_BTC = self.layers.run(layer, hidden_BTC, rotary, z[layer], rows_N)
         return hidden_BTC if use.answer_rows else hidden_BTC[:, text.rows_N]
 
-    def _budgets(self, device: torch.device) -> tuple[int, int]:
-        """Cache size in bytes, on the model's device and in pinned host memory."""
-        given, host = self.accelerations.memory_gb, int(self.accelerations.host_memory_gb * GIB)
-        if device.type != "cuda":
-            return int((CPU_MEMORY_GB if given is None else given) * GIB), 0
-        on_gpu = torch.cuda.mem_get_info(device)[0] // 2 if given is None else int(given * GIB)
-        return on_gpu, host
+    def _cache_bytes(self, device: torch.device) -> int:
+        """For the cached states of all texts."""
+        given = self.accelerations.memory_gb
+        if given is None and device.type == "cuda":
+            return torch.cuda.mem_get_info(device)[0] // 2
+        return int((CPU_MEMORY_GB if given is None else given) * GIB)
 
 
 class Text:

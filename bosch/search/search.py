@@ -105,10 +105,6 @@ class Search:
 
     # ------------------------------------------------------------------------------- evaluations
 
-    def evaluate(self, z: Z, threshold: float | None, part: str, meets_quota: bool = True) -> Value:
-        """Evaluate a mask for a subproblem and record its value. threshold: see MaskObjective."""
-        return self.evaluate_all([z], threshold, part, [meets_quota])[0]
-
     def evaluate_all(
         self,
         masks: Sequence[Z],
@@ -117,7 +113,8 @@ class Search:
         meet_quota: Sequence[bool],
         texts: Sequence[int] | None = None,
     ) -> list[Value]:
-        """Several masks at once. texts: read only these."""
+        """Evaluate masks for a subproblem and record their values. threshold, texts: see
+        MaskObjective."""
         values = self.objective.score_masks(masks, threshold, part, texts)
         for z, value, meets_quota in zip(masks, values, meet_quota, strict=True):
             above = value.exact and (threshold is None or value.value > threshold)

@@ -26,7 +26,6 @@ class Accelerations:
     memo: bool = True  # never score a mask twice, not even in another run
     early_end: bool = True  # stop evaluating a mask that cannot exceed its threshold
     memory_gb: float | None = None  # for cached states; None: half of a GPU's free memory, else 1
-    host_memory_gb: float = 0.0  # with a GPU, more of them in pinned host memory
 
     @classmethod
     def none(cls) -> "Accelerations":

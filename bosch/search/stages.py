@@ -26,13 +26,9 @@ class Importance:
 
     scores: tuple[float, ...]  # the objective with layers i and above localized
     dense: float
-    tie_scores: tuple[float, ...] | None = None  # log-probabilities, and then the dense model's
+    tie_scores: tuple[float, ...]  # log-probabilities, and then the dense model's
     # How global each group is: the harm of windowing it, or 1 for the groups left full.
-    guide: Table | None = None
-
-    @property
-    def guides(self) -> list[Table]:
-        return [] if self.guide is None else [self.guide]
+    guide: Table
 
 
 # ---------------------------------------------------------------------------------------- stage 1

@@ -8,7 +8,6 @@ a mask, `z[:layer]`.
 
 from collections import OrderedDict
 
-import torch
 from torch import Tensor
 
 from bosch.search.objective import Z
@@ -45,40 +44,23 @@ class StateCache:
     own cache: texts run in turn, and in a shared cache each would evict the next.
     """
 
-    def __init__(self, capacity_bytes: int, host_bytes: int = 0) -> None:
-        """host_bytes: size of a second cache, in pinned host memory, for evicted states."""
+    def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self._states: OrderedDict[int, Tensor] = OrderedDict()
         self._bytes = 0
-        self._host = StateCache(host_bytes) if host_bytes else None
 
     def get(self, prefix: int) -> Tensor | None:
         if prefix in self._states:
             self._states.move_to_end(prefix)
-            return self._states[prefix]
-        waiting_BTC = self._host._remove(prefix) if self._host else None
-        if waiting_BTC is None:
-            return None
-        hidden_BTC = waiting_BTC.to("cuda", non_blocking=True)
-        self.put(prefix, hidden_BTC)
-        return hidden_BTC
+        return self._states.get(prefix)
 
     def put(self, prefix: int, hidden_BTC: Tensor) -> None:
         """Cache the states if they fit."""
-        self._remove(prefix)
+        if (old_BTC := self._states.pop(prefix, None)) is not None:
+            self._bytes -= old_BTC.nbytes
         if hidden_BTC.nbytes > self.capacity_bytes:
             return
         while self._bytes + hidden_BTC.nbytes > self.capacity_bytes:
-            oldest = next(iter(self._states))
-            old_BTC = self._states[oldest]
-            self._remove(oldest)
-            if self._host is not None:
-                waiting_BTC = torch.empty_like(old_BTC, device="cpu", pin_memory=True)
-                self._host.put(oldest, waiting_BTC.copy_(old_BTC))
+            self._bytes -= self._states.popitem(last=False)[1].nbytes
         self._states[prefix] = hidden_BTC
         self._bytes += hidden_BTC.nbytes
-
-    def _remove(self, prefix: int) -> Tensor | None:
-        hidden_BTC = self._states.pop(prefix, None)
-        self._bytes -= 0 if hidden_BTC is None else hidden_BTC.nbytes
-        return hidden_BTC

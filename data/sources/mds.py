@@ -8,7 +8,6 @@ installed beside our packages. This is all we need of the format:
 ProLong's columns: `input_ids`, and (optional) `indices`, the (start, end) of each document in the
 sample."""
 
-import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bosch.data.sources.source import Document
-from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.fingerprint import hash_file
 from bosch.run.inside import path_inside
 
 Array = NDArray[Any]
 
 INDEX = "index.json"
+IDS = "input_ids"
 # The byte by which an ndarray column without a fixed type names its type.
 VALUE_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
 
@@ -41,50 +39,11 @@ class Shard:
     columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, bytes if they are fixed
 
 
-class MdsSource:
-    """The documents in the shards of a folder and its subfolders."""
-
-    endless = False
-
-    def __init__(self, folder: Path, tokenizer: str | None = None, column: str = "input_ids"):
-        if tokenizer is None:
-            raise UserError(
-                f"mds:{folder} holds token ids, but nothing in it names their tokenizer. Name it: "
-                "?tokenizer=meta-llama/Meta-Llama-3-8B for ProLong, or a folder with a "
-                "tokenizer.json. Training on another tokenizer's ids would teach nonsense without "
-                "an error."
-            )
-        self.folder, self.column, self.name = folder, column, f"mds:{folder}"
-        self.tokenizer: str | None = tokenizer
-
-    @functools.cached_property
-    def shards(self) -> list[Shard]:
-        """All in the folder and below, by the path of their index and their order in it."""
-        if not self.folder.is_dir():
-            raise MissingFileError(
-                f"{self.folder} is not a folder; name the one that holds the shards and their "
-                f"{INDEX}."
-            )
-        indexes = sorted(self.folder.rglob(INDEX))
-        shards = [shard for index in indexes for shard in read_index(index)]
-        if not shards:
-            raise UserError(f"{self.folder} is no MDS dataset: no {INDEX} in it lists a shard.")
-        return shards
-
-    def facts(self) -> dict[str, object]:
-        paths = [shard.path for shard in self.shards]
-        files = {path.relative_to(self.folder).as_posix(): hash_file(path) for path in paths}
-        return {"source": "mds", "tokenizer": self.tokenizer, "column": self.column, "files": files}
-
-    def read(self, start: int) -> Iterator[Document]:
-        return read_documents(self.shards, self.column, start)
-
-
-def read_documents(shards: Sequence[Shard], column: str, start: int) -> Iterator[Document]:
+def read_documents(shards: Sequence[Shard], start: int) -> Iterator[Document]:
     """The documents of all samples, from number `start` on."""
     number = 0
     for shard in shards:
-        for ids, spans in read_samples(shard, column):
+        for ids, spans in read_samples(shard):
             for begin, end in spans:
                 if number >= start:
                     yield (ids[begin:end],)
@@ -125,20 +84,18 @@ def describe_shard(index: Path, entry: dict[str, Any]) -> Shard:
     return Shard(path, int(entry["raw_data"]["bytes"]), int(entry["samples"]), columns)
 
 
-def read_samples(
-    shard: Shard, column: str
-) -> Iterator[tuple[NDArray[np.uint32], list[tuple[int, int]]]]:
+def read_samples(shard: Shard) -> Iterator[tuple[NDArray[np.uint32], list[tuple[int, int]]]]:
     """(ids, spans of the documents in them) of each sample."""
     names = [name for name, _, _ in shard.columns]
-    if column not in names:
-        raise UserError(f"{shard.path} has no column {column!r}: {suggest(column, names)}")
+    if IDS not in names:
+        raise UserError(f"{shard.path} has no column {IDS!r}, only {', '.join(names)}.")
     data = map_shard(shard)
     offsets = read_offsets(shard, data)
     for number in range(shard.num_samples):
         try:
             sample = data[offsets[number] : offsets[number + 1]]
-            values = read_columns(sample, shard, (column, "indices"))
-            ids = check_ids(values[column])
+            values = read_columns(sample, shard, (IDS, "indices"))
+            ids = check_ids(values[IDS])
             spans = check_spans(values.get("indices"), len(ids))
         except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
             raise UserError(
@@ -203,15 +160,8 @@ def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
     """An array from its bytes. The encoding is `ndarray:type:shape`; a type or shape that it leaves
     out is stored before the values."""
     kind, *fixed = encoding.split(":")
-    if kind == "bytes":
-        return np.frombuffer(data.tobytes(), "<u4")
-    if kind == "json":
-        return np.array(json.loads(data.tobytes()), np.int64)
     if kind != "ndarray":
-        raise UserError(
-            f"a column of numbers is encoded as {encoding!r}; only ndarray, json and bytes "
-            "(uint32) can be read"
-        )
+        raise UserError(f"numbers are encoded as {encoding!r}; only ndarray can be read")
     if fixed and fixed[0]:
         value_type = np.dtype(fixed[0]).newbyteorder("<")
     else:

@@ -3,7 +3,6 @@
     toy                                  the embedded toy world: no files, any number of tokens
     corpus/                              a folder or file: .txt .md .jsonl .json .parquet .gz .zst
     hf:allenai/c4?config=en&field=text   a Hugging Face dataset; also split, revision, streaming=no
-    mds:folder?tokenizer=NAME            MDS shards of token ids (data/sources/mds.py)
     prolong-64k/book-65536               one domain of ProLong (data/sources/prolong.py); downloads
     prolong-512k/arxiv                   only as much as the budget needs
 
@@ -19,7 +18,6 @@ from urllib.parse import parse_qsl
 
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
-from bosch.data.sources.mds import MdsSource
 from bosch.data.sources.prolong import MIX_64K, REPOSITORIES, open_prolong
 from bosch.data.sources.source import Source, WeightedSource
 from bosch.data.toy_world.documents import ToyDocuments
@@ -70,8 +68,6 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
                 f"{text}: streaming is {streaming!r}; write streaming=yes or streaming=no."
             )
         return HubSource(rest, streaming=SWITCH[streaming], **options)
-    if kind == "mds":
-        return MdsSource(Path(rest), **read_options(text, query, "tokenizer", "column"))
     if address.partition("/")[0] in REPOSITORIES:
         return open_prolong(address, tokens, **read_options(text, query, "tokenizer", "folder"))
     options = read_options(text, query, "field", "tokenizer")

@@ -93,7 +93,7 @@ class ProLongSource:
         self.repository.fetch(find_indexes(self.repository, self.domain)[0])
 
     def read(self, start: int) -> Iterator[Document]:
-        return read_documents(self.shards, "input_ids", start)
+        return read_documents(self.shards, start)
 
 
 def fetch_shards(

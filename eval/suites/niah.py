@@ -110,9 +110,7 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
     material = gather(settings, needle_task(task.name))
-    names = {"essays": material.essays_name, "words": material.words_name}
-    counts = {"samples": str(settings.samples), "seed": str(settings.seed)}
-    return names | material.hashes | counts
+    return material.facts | {"samples": str(settings.samples), "seed": str(settings.seed)}
 
 
 def build_examples(
@@ -129,7 +127,7 @@ def build_examples(
             Stop(when_answered=True),
             {
                 "length": example.length,
-                "essays": material.essays_name,
+                "essays": material.facts["essays"],
                 "needle_distances": needles.needle_distances(example, tokenizer)
                 if getattr(tokenizer, "is_fast", False)
                 else None,
@@ -190,28 +188,22 @@ class Material:
     essays: EssaySource | None  # None: the task's haystack is not essays
     words: Words
     sizes: Sizes
-    essays_name: str
-    words_name: str
-    hashes: dict[str, str]
+    facts: dict[str, str]  # names of essays and words, and their hashes
 
 
 def gather(settings: Settings, task: NeedleTask) -> Material:
     source = settings.essays
     if source == TOY:
-        return Material(
-            ToyEssays("test", settings.seed),
-            World("test", settings.seed).key_words,
-            needles.TOY_SIZES,
-            TOY,
-            "toy world",
-            {"toy_words_sha256": sha256(" ".join(World("test", 0).key_words).encode()).hexdigest()},
-        )
+        toy_words = World("test", settings.seed).key_words
+        facts = {"essays": TOY, "words": "toy world"}
+        facts["toy_words_sha256"] = sha256(" ".join(toy_words).encode()).hexdigest()
+        return Material(ToyEssays("test", settings.seed), toy_words, needles.TOY_SIZES, facts)
     words = wonderwords_keys()
     if task.haystack != "essay":
-        return Material(None, words, Sizes(), task.haystack, words.name, {})
+        return Material(None, words, Sizes(), {"essays": task.haystack, "words": words.name})
     essays = load_essays(source, settings.punkt)
-    hashes = {"essays_sha256": essays.sha256}
-    return Material(essays, words, Sizes(), essays.name, words.name, hashes)
+    facts = {"essays": essays.name, "words": words.name, "essays_sha256": essays.sha256}
+    return Material(essays, words, Sizes(), facts)
 
 
 @lru_cache(maxsize=2)
@@ -240,7 +232,6 @@ def build(
 ) -> tuple[list[needles.NeedleExample], Material]:
     kind = needle_task(task.name)
     material = gather(settings, kind)
-    needles.check_spelling(tokenizer)
     num_samples = settings.samples if limit is None else min(limit, settings.samples)
     try:
         examples = needles.build_examples(
@@ -336,11 +327,11 @@ def run_build(command: Build) -> None:
     examples, material = build(settings, task, load_tokenizer(command.tokenizer), None)
     # A text from the hub is not RULER's, so its rows name it.
     is_local = command.essays == TOY or Path(command.essays).exists() or material.essays is None
-    note = {} if is_local else {"essays": material.essays_name}
+    note = {} if is_local else {"essays": material.facts["essays"]}
     write_rows(command.out, [e.to_row(i) | note for i, e in enumerate(examples)])
     print(
         f"wrote {command.out}: {len(examples)} examples of {command.task} in {command.length} "
-        f"tokens, haystack: {material.essays_name}, keys: {material.words_name}"
+        f"tokens, haystack: {material.facts['essays']}, keys: {material.facts['words']}"
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -36,8 +36,6 @@ def runnable(name: str) -> ModuleType:
         pytest.skip(f"{name}: {reason}")
     if backend is reference:
         pytest.skip("the others are compared with the reference")
-    if name == "flex":
-        pytest.skip("flex compiles for seconds on a CPU: see the slow test and tests/gpu")
     return backend
 
 
@@ -58,17 +56,6 @@ def test_outputs_and_gradients_are_the_references(
     for case in cases():
         for gradients in (True, False):
             assert check_against_reference(backend, case, gradients=gradients) is None
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
-def test_flex_computes_the_references_output_on_the_cpu() -> None:
-    flex = dispatch.BACKENDS["flex"]
-    assert "CUDA" in flex.supports(make_call(Case(7, 3)))  # gradients
-    cases = [Case(63, 16), Case(63, 16, kind="packed"), Case(63, None, num_past=5)]
-    for case in [*cases, Case(130, 1, num_groups=1)]:
-        assert check_against_reference(flex, case, gradients=False) is None
-    assert "mask" in flex.supports(make_call(Case(7, 3, kind="left")))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -114,20 +101,30 @@ def test_a_named_backend_that_cannot_is_an_error_with_its_reason() -> None:
         dispatch.choose(replace(call, mask_BNTS=visible_BNTS), "reference")
 
 
-def test_a_backend_named_in_a_setting_is_checked_before_work_begins() -> None:
+def test_a_backend_named_in_a_setting_is_checked_before_work_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+
+    def supports(call: AttentionCall) -> str | None:
+        if call.needs_grad:
+            return "it has no gradients"
+        return None if call.mask_BNTS is None else "it takes no mask"
+
+    narrow = SimpleNamespace(unavailable=lambda: None, supports=supports)
     cpu = torch.device("cpu")
     check = partial(dispatch.check_backend, "train.attention", device=cpu, dtype=torch.float32)
-    for name in ("auto", "sdpa", "flex"):
-        check(name)
+    check("auto")
     check("sdpa", trains=True, packed=True, padded=True)
     with pytest.raises(UserError, match=r"train.attention spda.*'sdpa'"):
         check("spda")
     with pytest.raises(UserError, match=r"train.attention varlen.*CUDA"):
         check("varlen")
-    with pytest.raises(UserError, match=r"train.attention flex.*gradients"):
-        check("flex", trains=True)
-    with pytest.raises(UserError, match=r"train.attention flex.*mask"):
-        check("flex", padded=True)
+    monkeypatch.setitem(dispatch.BACKENDS, "narrow", narrow)
+    check("narrow")
+    with pytest.raises(UserError, match=r"train.attention narrow.*gradients"):
+        check("narrow", trains=True)
+    with pytest.raises(UserError, match=r"train.attention narrow.*mask"):
+        check("narrow", padded=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -136,14 +133,12 @@ def test_a_backend_named_in_a_setting_is_checked_before_work_begins() -> None:
 def test_on_a_gpu_all_but_plain_full_attention_goes_to_the_kernels(
     window_tokens: int | None, kind: str, dtype: torch.dtype
 ) -> None:
-    """In float32 flex is not asked before sdpa: it would compile for every length of a prompt."""
     call = make_call(Case(7, window_tokens, kind=kind))
     assert dispatch.by_priority(call) == ["sdpa"]
     with FakeTensorMode(allow_non_fake_inputs=True):
         on_gpu = replace(call, q_BHTD=torch.empty(call.q_BHTD.shape, dtype=dtype, device="cuda"))
     is_plain_full = window_tokens is None and kind == "plain"
-    kernels = ["flash", "varlen", "flex"] if dtype == torch.bfloat16 else ["flash", "varlen"]
-    expected = ["sdpa"] if is_plain_full else [*kernels, "sdpa"]
+    expected = ["sdpa"] if is_plain_full else ["flash", "varlen", "sdpa"]
     assert dispatch.by_priority(on_gpu) == expected
 
 
@@ -169,7 +164,7 @@ def test_flash_sums_in_a_fixed_order_where_torch_is_asked_to(
 def test_a_refusal_is_shown_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, priority in (("varlen", 2), ("flex", 1)):
+    for name, priority in (("varlen", 2), ("flash", 1)):
         monkeypatch.setattr(dispatch.BACKENDS[name], "priority", lambda call, p=priority: p)
     monkeypatch.setattr(dispatch, "_shown", set())
     for length in (7, 9):
@@ -177,7 +172,7 @@ def test_a_refusal_is_shown_once(
     first, second = (record.getMessage() for record in caplog.records)
     assert "varlen" in first
     assert "CUDA" in first
-    assert "flex" in second
+    assert "flash" in second
     assert "sdpa" in second
 
 

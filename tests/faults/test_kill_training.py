@@ -18,7 +18,6 @@ from tests.faults.training_program import (
 )
 from tests.plain_training import model_folder
 
-ASYNCHRONOUS = {"settings": {"async_checkpoints": True}}
 DISTILLED = {"settings": {"objective": "distill", "trained": "attention", "layer_weight": 0.5}}
 
 
@@ -84,7 +83,7 @@ def kill_once(
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.faults)])
-def test_training_killed_again_and_again_in_background_saves_ends_the_same(
+def test_training_killed_again_and_again_ends_the_same(
     world: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     expected, num_operations = undisturbed[world]
@@ -93,10 +92,10 @@ def test_training_killed_again_and_again_in_background_saves_ends_the_same(
     for _ in range(3):
         victim = draw.randrange(world)
         point = draw.randint(1, num_operations[victim])
-        killed = launch(tmp_path / "train", world, at=point, victim=victim, **ASYNCHRONOUS)
+        killed = launch(tmp_path / "train", world, at=point, victim=victim)
         killed.wait_for_end(victim)  # it may finish before, since fewer steps are left each time
         killed.kill()
-    run(tmp_path / "train", world, **ASYNCHRONOUS)
+    run(tmp_path / "train", world)
     assert results(tmp_path / "train") == expected
 
 

@@ -69,7 +69,7 @@ def test_what_the_compiler_says_of_tf32_is_no_error() -> None:
         {"precision": "bf16"},  # in shards of FSDP, of which one process has all
         {"precision": "bf16", "activation_checkpointing": True, "compile": True},
         {"precision": "bf16", "cpu_offload": True, "reshard_after_forward": False},
-        {"cpu_offload": True, "async_checkpoints": True},
+        {"cpu_offload": True},
         pytest.param({"kernels": "liger"}, id="liger, fp32"),
         pytest.param({"precision": "bf16", "kernels": "liger"}, id="liger, bf16"),
     ],
@@ -129,7 +129,7 @@ def run(folder: Path, model: Path, settings: TrainConfig) -> list[dict[str, Any]
 
 @on_devices
 def test_states_that_a_search_caches_change_no_score(device: str) -> None:
-    """None, a few of each text with the others waiting in pinned host memory, and all."""
+    """None, a few of each text, and all."""
     model = small_model()
     calibration = answered_calibration(model)
     model.to(device)
@@ -137,10 +137,8 @@ def test_states_that_a_search_caches_change_no_score(device: str) -> None:
     masks, texts = random_masks(15), range(len(calibration.haystacks))
     plain = Scorer(model, calibration, WINDOW, Accelerations.none())
     expected = [plain.score(z, texts)[0] for z in masks]
-    for memory_gb, host_gb in ((0.0, 0.0), (5e-5, 1e-3), (None, 0.0)):
-        cached = Scorer(
-            model, calibration, WINDOW, replace(use, memory_gb=memory_gb, host_memory_gb=host_gb)
-        )
+    for memory_gb in (0.0, 5e-5, None):
+        cached = Scorer(model, calibration, WINDOW, replace(use, memory_gb=memory_gb))
         work = cached.layers.work
         assert [cached.score(z, texts)[0] for z in masks] == expected
         assert memory_gb == 0.0 or cached.layers.work - work < plain.layers.work

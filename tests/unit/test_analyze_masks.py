@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 
-from bosch.calibration import write_calibration
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
 from bosch.masks.named_masks import find_chains, read_masks
 from bosch.masks.overlap import jaccard_distance
-from bosch.model import ModelInfo, read_model_info
+from bosch.model import ModelInfo
 from bosch.recipes.analyze_masks import main
 from bosch.run.errors import UserError
-from tests.attention_matrices import toy_calibration
 from tests.masks import MODEL
-from tests.model_factory import tiny_model
 
 SHAPE = replace(MODEL, num_layers=4)
 
@@ -140,49 +137,7 @@ def test_one_mask_alone_has_its_depth(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no table of distances" in capsys.readouterr().out
 
 
-def test_replacement_makes_the_masks_and_scores_them_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
-    tiny_model("qwen3", num_hidden_layers=4).save_pretrained(folder)
-    info = read_model_info(folder)
-    runs = [
-        write(tmp_path, "bosch", ratio, model=info, draw=n) for n, ratio in enumerate((0.5, 0.75))
-    ]
-    calibration = tmp_path / "calibration"
-    calibration.mkdir()
-    write_calibration(calibration, toy_calibration(64, count=2))
-    out = tmp_path / "out"
-    command = [*map(str, runs), "--replacement", "--seeds", "2", "--out", str(out)]
-    scored = [*command, "--model", str(folder), "--calibration", str(calibration)]
-    main(scored)
-    rows = read(out)["replacement"]
-    assert [row["origin"] for row in rows] == ["as chosen", "smaller", "random"]
-    assert [len(row["files"]) for row in rows] == [1, 2, 2]
-    larger = read_mask(runs[1] / "mask" / "mask.json").mask
-    for row in rows:
-        for file in row["files"]:
-            assert read_mask(Path(file), info).mask.num_windowed == larger.num_windowed
-        assert 0 <= row["means"]["probability"] <= 1
-    # Again: every score comes from the journal, and the model is not run.
-    monkeypatch.setattr("bosch.search.scorer.Scorer.score", None)
-    main(scored)
-    assert read(out)["replacement"] == rows
-    assert "bosch 0.5 \N{RIGHTWARDS ARROW} 0.75 │    random │ " in capsys.readouterr().out
-    nested = [write(tmp_path, "fisher", ratio) for ratio in (0.25, 0.5)]  # of one draw
-    main([*map(str, nested), "--replacement", "--out", str(tmp_path / "nested")])
-    assert "nothing to exchange" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "masks"),
-        (["nowhere"], "nowhere"),
-        (["{run}", "--replacement"], "--replacement"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "named"), [([], "masks"), (["nowhere"], "nowhere")])
 def test_mistakes_are_named(arguments: list[str], named: str, tmp_path: Path) -> None:
-    run = write(tmp_path, "bosch", 0.5)
     with pytest.raises(UserError, match=named):
-        main([*(a.format(run=run) for a in arguments), "--out", str(tmp_path / "out")])
+        main([*arguments, "--out", str(tmp_path / "out")])

@@ -163,12 +163,13 @@ def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
         ("latency --device cuda", "--device cuda"),
         ("latencie", "'latencie' .*'latency'"),
         ("attention --lengths 8 --backends flesh", "'flesh' .*'flash'"),
-        ("estimate --model nothing", "--model nothing"),
         ("rehearse --model nothing", "--model nothing"),
         ("rehearse --model mini --gpus 0", "0 GPUs"),
         ("rehearse --model mini --gpus 7", "64 sequences .* 7 processes"),
         ("rehearse --model mini --seq-len 40000", "40,000 tokens .* 32,768 positions"),
-        ("gpu --only estimate", "--only estimate"),
+        ("rehearse --gpu H201", "--gpu H201: .*'H200'"),
+        ("rehearse --mfu 0", "--mfu 0"),
+        ("gpu --only rehearse", "--only rehearse"),
     ],
 )
 def test_wrong_options_are_refused_by_name(
@@ -190,7 +191,7 @@ def test_without_a_name_all_benchmarks_are_listed(
     monkeypatch.setattr(sys, "argv", ["benchmarks"])
     main()
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
-    names = "attention estimate gpu latency rehearse search search_ranks search_synthetic"
+    names = "attention gpu latency rehearse search search_ranks search_synthetic"
     assert listed == [*names.split(), "train"]
 
 

@@ -97,21 +97,17 @@ def saved(folder: Path, steps: tuple[int, ...] = (3, 5), **options: Any) -> Chec
         train(state, done, step)
         checkpoints.save(state, step)
         done = step
-    checkpoints.finish()
     return checkpoints
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_resumed_run_ends_like_the_uninterrupted_one(tmp_path: Path, asynchronous: bool) -> None:
+def test_resumed_run_ends_like_the_uninterrupted_one(tmp_path: Path) -> None:
     whole = make_state()
     train(whole, 0, 9)
 
     first = make_state()
-    checkpoints = Checkpoints(tmp_path, FACTS, 2, asynchronous)
+    checkpoints = Checkpoints(tmp_path, FACTS, 2)
     train(first, 0, 4)
     checkpoints.save(first, 4)
-    train(first, 4, 6)  # an asynchronous save must not see these
-    checkpoints.finish()
 
     resumed = make_state(seed=1)
     assert Checkpoints(tmp_path, FACTS, 2).load_newest(resumed) == 4
@@ -386,12 +382,9 @@ def test_a_table_of_contents_may_be_of_another_python(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- no room
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(
-    tmp_path: Path, asynchronous: bool
-) -> None:
+def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", kilobytes=250) as disk:
-        state, checkpoints = make_state(), Checkpoints(disk, FACTS, 50, asynchronous)
+        state, checkpoints = make_state(), Checkpoints(disk, FACTS, 50)
         done = []
         with pytest.raises(CheckpointError, match=f"{disk}: .*no space left"):
             save_until_full(state, checkpoints, done)
@@ -409,20 +402,18 @@ def save_until_full(state: TrainState, checkpoints: Checkpoints, done: list[int]
     for step in range(1, 50):
         train(state, step - 1, step)
         checkpoints.save(state, step)
-        checkpoints.finish()
         done.append(step)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_bug_in_a_save_keeps_its_own_error(
-    tmp_path: Path, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bug(*_: object) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr("torch.distributed.checkpoint.FileSystemWriter.prepare_local_plan", bug)
     with pytest.raises(CheckpointException, match="a bug"):
-        saved(tmp_path, (1,), asynchronous=asynchronous)
+        saved(tmp_path, (1,))
 
 
 def test_a_full_disk_is_called_so_whatever_is_written_to_it() -> None:

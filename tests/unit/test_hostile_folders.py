@@ -14,12 +14,11 @@ import pytest
 from safetensors import safe_open
 from torch.distributed.checkpoint.metadata import Metadata
 
-from bosch.data.sources.mds import MdsSource
+from bosch.data.sources import mds
 from bosch.data.token_files import GrowingFiles
 from bosch.eval.report.archive import append_run, read_archive
 from bosch.eval.report.runs import read_run
 from bosch.eval.suites._longbench_source import read_dataset
-from bosch.gates.history import GateHistory
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, PROGRESS, SINGLE, rewrite_weights
 from bosch.masks.picture import draw_mask
@@ -167,7 +166,7 @@ def test_an_mds_index_names_files_beside_it(name: Any, tmp_path: Path) -> None:
     entry["raw_data"]["basename"] = fill_in(name, tmp_path)
     write_index(folder, [entry])
     with pytest.raises(UserError, match=r"index\.json"):
-        list(MdsSource(folder, tokenizer="t").read(0))
+        mds.read_index(folder / mds.INDEX)
 
 
 @pytest.mark.parametrize("name", ["../../hotpotqa.jsonl", "/etc/hotpotqa.jsonl"])
@@ -327,14 +326,6 @@ def write_metrics(folder: Path) -> None:
     metrics.write({"step": 0, "tokens": 0})
 
 
-def write_gates(folder: Path) -> None:
-    history = GateHistory(folder)
-    history.write(0, {}, [[1.0]])
-    history.path.unlink()
-    history.path.symlink_to(folder / "link")
-    history.write(1, {}, [[1.0]])
-
-
 def lock(folder: Path) -> None:
     with FolderLock(folder):
         pass
@@ -347,7 +338,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "scores.jsonl": lambda folder: Memo(folder, {}),
     "examples.jsonl": lambda folder: drop_torn_line(folder / "examples.jsonl"),
     "metrics.jsonl": write_metrics,
-    "gates.jsonl": write_gates,
     "tokens.bin": lambda folder: GrowingFiles(folder, 2, []),
 }
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from bosch.gates.history import HISTORY, PICTURE, read_history
 from bosch.masks.mask import num_windowed, read_mask
 from bosch.method import Selection
 from bosch.methods import _choose, _gates, consa, l1_gates
@@ -105,7 +104,6 @@ def test_the_budget_is_met_however_little_was_learned(
     assert record.mask == mask
     assert record.settings["learning_tokens"] == 5 * (2_000 // 5)
     assert record.settings["weights"] == "original"
-    assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
 def test_scalar_gates_rank_by_cost(tmp_path: Path) -> None:
@@ -129,7 +127,7 @@ def test_a_killed_mask_is_the_same_mask(method: ModuleType, tmp_path: Path) -> N
             select(method, toy, killed, 0.5, steps=200)
     toy.stop_after = None
     select(method, toy, killed, 0.5, steps=200)
-    for name in ("mask.json", "scores.json", LEARNED, HISTORY, PICTURE):
+    for name in ("mask.json", "scores.json", LEARNED):
         assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
@@ -223,35 +221,12 @@ def test_settings_that_make_no_sense_are_refused(
         method.Settings(**changes)
 
 
-# --- the history ---
+# --- the final gates ---
 
 
-def test_the_history_has_a_line_a_step_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
+def test_a_changed_gate_is_named(tmp_path: Path) -> None:
     toy = ConvexToy.draw(3, 2, seed=1)
     select(consa, toy, tmp_path, 0.5, steps=7)
-    path = tmp_path / HISTORY
-    lines = read_history(path)
-    assert [line["step"] for line in lines] == list(range(1, 8))
-    assert lines[-1].keys() >= {"window_share", "penalty", "linear", "quadratic", "gates"}
-    path.write_text(path.read_text()[:-10])
-    assert read_history(path) == lines[:-1]
-    path.write_text("{}\n" + path.read_text())
-    with pytest.raises(UserError, match=rf"{HISTORY}.*line 1"):
-        read_history(path)
-
-
-def test_a_changed_or_missing_step_of_the_history_and_a_changed_gate_are_named(
-    tmp_path: Path,
-) -> None:
-    toy = ConvexToy.draw(3, 2, seed=1)
-    select(consa, toy, tmp_path, 0.5, steps=7)
-    path = tmp_path / HISTORY
-    lines = path.read_text().splitlines(keepends=True)
-    changed = lines[2].replace('"gates": [[', '"gates": [[1')
-    for content in ([*lines[:2], changed, *lines[3:]], [*lines[:2], *lines[3:]]):
-        path.write_text("".join(content))
-        with pytest.raises(UserError, match=rf"{HISTORY}.*line 3"):
-            read_history(path)
     path = tmp_path / LEARNED
     path.write_text(path.read_text().replace('"table": [[', '"table": [[1'))
     with pytest.raises(UserError, match=LEARNED):

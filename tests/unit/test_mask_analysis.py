@@ -15,9 +15,7 @@ from bosch.masks.overlap import (
     longest_blocks,
     overlap_chances,
     turnover,
-    windowed_groups,
 )
-from bosch.masks.replacement import ORIGINS, replace_groups
 from bosch.run.errors import UserError
 from tests.masks import masks
 
@@ -117,6 +115,13 @@ def test_comparison_is_symmetric_and_bounded(first: GroupMask, second: GroupMask
     assert 0 <= measured.distance <= 1
 
 
+def test_masks_over_layers_are_compared_with_drawn_layers() -> None:
+    first = mask_of("000", "111", "000", "111", unit="layer")
+    second = mask_of("000", "111", "111", "111", unit="layer")
+    # One of four layers is drawn, half of them windowed in the first: 3 groups or none.
+    assert overlap_chances(first, second) == {0: 0.5, 3: 0.5}
+
+
 # --- depth ---
 
 
@@ -126,38 +131,3 @@ def test_longest_blocks_of_layers() -> None:
     blocks = {"full": (2, 3), "fuller than the mask": (0, 1, 2, 3), "windowed": (4, 5)}
     assert longest_blocks(measured) == blocks
     assert longest_blocks(mask_of("01", "10"))["full"] == ()
-
-
-# --- replacement ---
-
-
-def test_groups_of_the_smaller_ratio_are_swapped_in() -> None:
-    smaller, larger = random_mask(6, 4, 8, seed=1), random_mask(6, 4, 14, seed=5)
-    before, chosen = windowed_groups(smaller), windowed_groups(larger)
-    incoming = before - chosen
-    assert incoming
-    for seed in range(3):
-        (swapped, count), (control, as_many) = (
-            replace_groups(smaller, larger, origin, seed) for origin in ORIGINS
-        )
-        assert count == as_many == len(incoming)
-        assert swapped.num_windowed == control.num_windowed == larger.num_windowed
-        assert windowed_groups(swapped) - chosen == incoming
-        assert len(windowed_groups(control) - chosen) == len(incoming)
-        # The same groups make room in both: only what comes in differs.
-        assert chosen - windowed_groups(swapped) == chosen - windowed_groups(control)
-        assert (swapped, count) == replace_groups(smaller, larger, "smaller", seed)
-    assert len({replace_groups(smaller, larger, "smaller", seed)[0] for seed in range(3)}) > 1
-
-
-def test_masks_over_layers_draw_and_exchange_whole_layers() -> None:
-    first = mask_of("000", "111", "000", "111", unit="layer")
-    second = mask_of("000", "111", "111", "111", unit="layer")
-    # One of four layers is drawn, half of them windowed in the first: 3 groups or none.
-    assert overlap_chances(first, second) == {0: 0.5, 3: 0.5}
-    smaller = mask_of("00", "11", "11", "11", unit="layer")
-    larger = mask_of("11", "00", "00", "11", unit="layer")
-    measured = {origin: replace_groups(smaller, larger, origin, seed=0) for origin in ORIGINS}
-    for mask, count in measured.values():
-        assert (count, mask.unit, mask.num_windowed) == (1, "layer", 4)
-    assert measured["smaller"][0].z[0] == (0, 0)

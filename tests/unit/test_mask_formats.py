@@ -41,16 +41,15 @@ def take(path: Path, format_name: str, **request: Any) -> tuple[MaskFile, str]:
 # --- round trips ---
 
 
-@given(mask=masks(), by_threshold=st.booleans())
-def test_a_mask_comes_back_from_a_tsv(folder: Path, mask: GroupMask, by_threshold: bool) -> None:
+@given(mask=masks())
+def test_a_mask_comes_back_from_a_tsv(folder: Path, mask: GroupMask) -> None:
     record = record_of(mask)
     export_mask(record, "duo", folder / "heads.tsv")
-    by = {"threshold": 0.5} if by_threshold else {"ratio": mask.ratio}
-    request = Request(mask.window_tokens, **by)
+    request = Request(mask.window_tokens, mask.ratio)
     back, notes = import_mask(folder / "heads.tsv", "duo", record.model, request)
     assert back.mask == mask
     assert notes == ()
-    assert back.ratio_asked == (None if by_threshold else mask.ratio)
+    assert back.ratio_asked == mask.ratio
 
 
 @given(mask=masks(), uniform=masks(uniform=True), query_heads_per_group=st.integers(1, 8))
@@ -119,14 +118,6 @@ def test_the_published_patterns_meet_every_ratio_exactly(
     if ratio == 0.5 and model.num_groups == 8:
         assert record.settings["tie"] == {"value": 0.9609375, "num_tied": 3, "num_windowed": 2}
         assert record.seed == 0
-
-
-def test_a_threshold_keeps_what_is_at_or_above_it(tmp_path: Path) -> None:
-    path = tmp_path / "heads.tsv"
-    path.write_text("0.5\t0.49\t-1e-5\t1\n0\t0.5\t0.51\t2e-1\n")
-    record, _ = take(path, "duo", window_tokens=8, threshold=0.5)
-    assert record.mask.row_texts() == ["1001", "0110"]
-    assert (record.settings, record.seed, record.ratio_asked) == ({"threshold": 0.5}, None, None)
 
 
 def test_equal_values_at_the_border_are_drawn_by_the_seed(tmp_path: Path) -> None:
@@ -211,10 +202,8 @@ def test_layer_types_give_a_mask_of_whole_layers(tmp_path: Path) -> None:
         ("1 1 0 0\n1 x 0 0\n", {"ratio": 0.5}, "layer 1 has 'x'"),
         ("1 1 0 0\n1 nan 0 0\n", {"ratio": 0.5}, "layer 1 has 'nan'"),
         ("1 1 0 0\n\xff", {"ratio": 0.5}, "heads.tsv"),
-        ("1 1 0 0\n" * 2, {}, "--ratio or --threshold"),
-        ("1 1 0 0\n" * 2, {"ratio": 0.5, "threshold": 0.5}, "--ratio or --threshold"),
+        ("1 1 0 0\n" * 2, {}, "pass --ratio"),
         ("1 1 0 0\n" * 2, {"ratio": 1.2}, "ratio is 1.2"),
-        ("1 1 0 0\n" * 2, {"threshold": float("inf")}, "threshold is inf"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_named(
@@ -235,7 +224,6 @@ def test_what_is_wrong_with_a_table_is_named(
         (HEADS | {"swa_token_num": "15"}, {}, "swa_token_num is '15'"),
         (HEADS | {"sink_token_num": -1}, {}, "sink_token_num is -1"),
         (HEADS, {"ratio": 0.75}, "5 of 8 groups on the window, but --ratio 0.75 means 6 of 8"),
-        (HEADS, {"threshold": 0.5}, "--threshold"),
         ({"swa_token_num": 15}, {}, "headwise_config"),
         ({"headwise_config": 3}, {}, "not 3"),
         ({"layer_types": FULL[:1]}, {}, "the 2 layers"),

@@ -88,7 +88,7 @@ def test_training_search_and_evaluation_run_on_the_example(
     [
         ("search_mask", ("--preset", "smoke", "--attention", "mien")),
         ("evaluate_model", ("--model", MODEL, "--attention", "mien")),
-        ("recover", ("--preset", "smoke", "--zero-shot", "--eval.attention", "flex")),
+        ("recover", ("--preset", "smoke", "--zero-shot", "--eval.attention", "varlen")),
     ],
 )
 def test_a_backend_that_cannot_run_here_ends_the_command_before_work_begins(

@@ -49,9 +49,9 @@ def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path)
 @pytest.mark.parametrize(
     ("right", "wrong", "named"),
     [
-        ("reads_calibration=False", "read_calibration=False", "'reads_calibration'"),
+        ("reads_calibration=False", "read_calibration=False", "'read_calibration'"),
         ("reads_calibration=False", 'unit="layers"', "'layers'"),
-        ("reads_calibration=False", '"layer"', "'layer'"),
+        ("reads_calibration=False", '"layer"', "positional"),
         ("traits =", "trait =", "traits"),
         ("MethodTraits(reads_calibration=False)", "None", "MethodTraits"),
         ("def score_groups", "def score_group", "score_groups(inputs)"),

@@ -22,7 +22,6 @@ from bosch.hybrid.models import deploy
 from bosch.recipes import search_mask
 from bosch.run.errors import UserError
 from bosch.search.settings import Accelerations
-from bosch.search.state_cache import StateCache
 from bosch.training.checkpoint_content import restore_random_state, save_random_state
 from bosch.training.flops import peak_flops
 from bosch.training.metrics import StepTimer
@@ -59,17 +58,17 @@ def test_a_hybrid_is_checked_on_the_gpu_if_there_is_room(gpu: Gpu, tmp_path: Pat
         assert _device_with_room(folder) == device
 
 
-def test_search_keeps_states_on_the_gpu_and_behind_it_in_host_memory(gpu: Gpu) -> None:
+def test_search_keeps_states_on_the_gpu(gpu: Gpu) -> None:
     model = small_model()
-    model.config.bosch_backend = "sdpa"  # flex would compile
+    model.config.bosch_backend = "sdpa"
     calibration, masks = answered_calibration(model), random_masks(20)
     plain = objective_of(model, calibration, accelerations=Accelerations.none())
     expected = [plain(z).value for z in masks]
     # 4 texts: of half of the free memory, or of what is given, each has room for two states.
     state = 47 * model.config.hidden_size * 4
     gpu.free_bytes = 2 * 4 * 2 * state
-    given = Accelerations(memory_gb=4 * 2 * state / 2**30, host_memory_gb=0.01)
-    for accelerations in (Accelerations(), Accelerations(host_memory_gb=0.01), given):
+    given = Accelerations(memory_gb=4 * 2 * state / 2**30)
+    for accelerations in (Accelerations(), given):
         objective = objective_of(model, calibration, accelerations=accelerations)
         assert [objective(z).value for z in masks] == expected
 
@@ -87,18 +86,6 @@ def test_answers_are_the_same_when_few_caches_fit_beside_the_model(gpu: Gpu) -> 
         found.append({each.key: each.tokens for each in done})
     assert found[0] == found[1]
     assert len(found[0]) == 5
-
-
-def test_a_state_comes_back_from_host_memory(gpu: Gpu) -> None:
-    states = [torch.full((1, 2, 3), float(number)) for number in range(3)]
-    cache = StateCache(2 * states[0].nbytes, host_bytes=10_000)
-    for number, state in enumerate(states):
-        cache.put(number, state)
-    for number in (0, 1, 2, 0):
-        found = cache.get(number)
-        assert found is not None
-        assert torch.equal(found, states[number])
-    assert cache.get(3) is None
 
 
 def test_training_is_measured_on_the_gpu(gpu: Gpu) -> None:

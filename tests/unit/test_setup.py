@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from launch import setup_environment
-from launch.setup_environment import check_python, describe_cuda_download, is_linux_without_gpu
+from launch.setup_environment import check_python, is_linux_without_gpu
 from tests.unit.tiny_wheel import write_wheel
 
 REPOSITORY = Path(__file__).parents[2]
@@ -84,9 +84,9 @@ def new_checkout(folder: Path) -> Path:
     return folder
 
 
-def start(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(checkout: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(checkout), "PIP_NO_INDEX": "1"}
-    environment |= {"PIP_FIND_LINKS": "wheels", "PIP_CONFIG_FILE": os.devnull}
+    environment |= {"PIP_FIND_LINKS": "wheels", "PIP_CONFIG_FILE": os.devnull, **variables}
     return subprocess.Popen(
         [sys.executable, "launch/setup_environment.py", *arguments],
         cwd=checkout,
@@ -98,8 +98,8 @@ def start(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def run(checkout: Path, *arguments: str) -> str:
-    process = start(checkout, *arguments)
+def run(checkout: Path, *arguments: str, **variables: str) -> str:
+    process = start(checkout, *arguments, **variables)
     output, _ = process.communicate()
     assert process.returncode == 0, output
     return output
@@ -216,27 +216,12 @@ def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) 
     assert "reuse" in run(checkout)
 
 
-def test_download_of_cuda_packages_is_announced_without_a_gpu(tmp_path: Path) -> None:
-    checkout = new_checkout(tmp_path / "checkout")
-    wheels = checkout / "wheels"
-    (wheels / "torch-2.13.0+cpu-py3-none-any.whl").unlink()
-    write_wheel(wheels, "torch", "2.13.0", ["nvidia-cudnn==9"])
-    write_wheel(wheels, "nvidia-cudnn", "9")
-    said = "built for CUDA" in run(checkout)
-    assert said == is_linux_without_gpu()
-
-
-def test_message_about_cuda_names_the_packages_and_the_variable() -> None:
-    # The form of pip's report, the requirements of torch 2.13.0 for Linux as published (shortened).
-    requires = ["filelock", 'nvidia-nccl-cu13==2.29.7; platform_system == "Linux"']
-    report = {"install": [{"metadata": {"version": "2.13.0", "requires_dist": requires}}]}
-    message = describe_cuda_download(report)
-    assert "torch 2.13.0" in message
-    assert "nvidia-nccl-cu13: several GB" in message
-    assert "PIP_EXTRA_INDEX_URL" in message
-    report["install"][0]["metadata"]["requires_dist"] = requires[:1]
-    assert describe_cuda_download(report) == ""
-    assert describe_cuda_download({"install": []}) == "", "torch is there already"
+@pytest.mark.parametrize("variables", [{}, {"PIP_EXTRA_INDEX_URL": "https://wheels.example/cpu"}])
+def test_the_variable_for_a_small_torch_is_named_unless_it_is_set(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    said = "set PIP_EXTRA_INDEX_URL" in run(new_checkout(tmp_path / "checkout"), **variables)
+    assert said == (is_linux_without_gpu() and not variables)
 
 
 def test_unsuitable_python_is_one_sentence() -> None:

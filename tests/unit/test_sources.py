@@ -219,7 +219,6 @@ def test_without_network_it_says_what_to_fetch_and_where_to_put_it(text: str, co
         ("toy?field=a", "'field'"),
         ("hf:some/corpus?splits=train", "'split'"),
         ("hf:some/corpus?streaming=maybe", "'maybe'.* streaming=no"),
-        ("mds:folder", r"\?tokenizer="),
         ("prolong-64k/book-65536", "--tokens"),
         ("prolong-64k/book-65536?folder=nowhere", "nowhere"),
         ("prolong-512k", "prolong-512k/"),

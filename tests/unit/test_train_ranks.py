@@ -78,7 +78,7 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
             tied,
             {"sync_every_micro_batch": False, "activation_checkpointing": True},
         ),
-        "offloaded, async": (untied, {"cpu_offload": True, "async_checkpoints": True}),
+        "offloaded": (untied, {"cpu_offload": True}),
         "experts": (experts, {"micro_batch_sequences": 2}),
         "distilled": (untied, {"objective": "distill"}),
         "distilled, tied, offloaded": (tied, {"objective": "distill", "cpu_offload": True}),

@@ -1,0 +1,89 @@
+"""The files of a model's folder, before any weight is loaded: none of them may lead out of the
+folder, and JSON files hold what they should."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.inside import path_inside, refuse_foreign_links
+
+PACKAGE = Path(__file__).parent
+INDEX = "model.safetensors.index.json"  # which file holds which tensor
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+MOST_LEVELS = 100  # of lists and objects in a JSON file; Python copies no more than about 300
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that holds an object."""
+    if not path.is_file():
+        raise MissingFileError(f"{path} does not exist.")
+    try:
+        content = json.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError) as error:  # a JSONDecodeError or UnicodeDecodeError
+        raise UserError(f"{path} is not a valid JSON file: {error}.") from error
+    if _is_deeper(content, MOST_LEVELS):
+        raise UserError(f"{path} is nested more than {MOST_LEVELS} levels deep; fetch it again.")
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}; it must hold a JSON object.")
+    return content
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deeper(each, levels - 1) for each in inner)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a model folder that leads out of itself, by links or by names of weight files."""
+    if not folder.is_relative_to(PACKAGE):  # installers may link the package's own files
+        refuse_foreign_links(folder)
+    if (folder / INDEX).is_file():
+        weight_names(folder / INDEX)
+
+
+def weight_names(index: Path) -> list[str]:
+    """The files that an index names, all beside it."""
+    weights = read_json_object(index).get("weight_map")
+    if not isinstance(weights, dict):
+        raise UserError(f"{index} has no weight_map; fetch or save the model once more.")
+    files = [path_inside(index.parent, name, index, flat=True) for name in weights.values()]
+    return sorted({file.name for file in files})
+
+
+def check_tokenizer_names(folder: Path) -> None:
+    """Refuse a tokenizer whose config names versions of it outside of the folder."""
+    path = folder / TOKENIZER_CONFIG
+    names = read_json_object(path).get("fast_tokenizer_files") if path.is_file() else None
+    for name in names if isinstance(names, list) else []:
+        path_inside(folder, name, path, flat=True)
+
+
+def check_generation_config(folder: Path) -> None:
+    """transformers silently ignores a file that it cannot read, and with it the end tokens."""
+    path = folder / GENERATION
+    ends = read_json_object(path).get("eos_token_id") if path.is_file() else None
+    if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends or 0])):
+        raise UserError(f"{path}: eos_token_id is {ends!r:.60}; it must be one or more token ids.")
+
+
+def hash_weights(folder: Path) -> str | None:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return None
+    stats = [(path, path.stat()) for path in files]
+    return _hash_files(
+        tuple((p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in stats)
+    )
+
+
+@functools.lru_cache
+def _hash_files(files: tuple[tuple[Path, int, int, int, int], ...]) -> str:
+    """By names and content. A process asks several times, and a model may have 60 GB: `files` holds
+    what changes with the content."""
+    return fingerprint({path.name: hash_file(path) for path, *_ in files})
