@@ -5,6 +5,7 @@ raises bosch.run.errors.UserError, a ValueError, with what to change.
 """
 
 import contextlib
+import io
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,15 @@ class Mask(MaskFile):
 
     def plot(self) -> "Figure":
         """A matplotlib figure: layers from the bottom up, orange for full attention."""
-        return mask_figure(self)
+        figure = mask_figure(self)
+
+        def png() -> bytes:
+            content = io.BytesIO()
+            figure.savefig(content, format="png")
+            return content.getvalue()
+
+        figure._repr_png_ = png  # type: ignore[attr-defined]  # how notebooks show it
+        return figure
 
 
 def calibrate(
