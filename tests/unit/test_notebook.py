@@ -54,7 +54,8 @@ def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Jupyter's own
-def test_jupyter_shows_four_pictures(tmp_path: Path) -> None:
+def test_jupyter_shows_four_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPLBACKEND")  # or no picture would be shown
     how = f"pip install nbclient ipykernel && python -m pytest -n 0 -m slow {__file__}"
     client = pytest.importorskip("nbclient", reason=how)
     pytest.importorskip("ipykernel", reason=how)
