@@ -209,7 +209,7 @@ def test_dense_model_and_hybrid_draft_for_each_other(folders: Path) -> None:
         assert torch.equal(greedy(writer, ids, assistant_model=drafter), greedy(writer, ids))
 
 
-@row("generate_batch: continuous batching", "refused", "By transformers; `generate` takes batches.")
+@row("generate_batch: continuous batching", "refused", "Use `generate`, which takes batches.")
 def test_continuous_batching_is_refused() -> None:
     settings = GenerationConfig(max_new_tokens=3, eos_token_id=5, pad_token_id=0)
     with pytest.raises(ValueError, match="continuous batching"):
