@@ -5,6 +5,7 @@ raises bosch.run.errors.UserError, a ValueError, with what to change.
 """
 
 import contextlib
+import io
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,15 @@ class Mask(MaskFile):
 
     def plot(self) -> "Figure":
         """A matplotlib figure: layers from the bottom up, orange for full attention."""
-        return mask_figure(self)
+        figure = mask_figure(self)
+
+        def png() -> bytes:
+            content = io.BytesIO()
+            figure.savefig(content, format="png")
+            return content.getvalue()
+
+        figure._repr_png_ = png  # type: ignore[attr-defined]  # how notebooks show it
+        return figure
 
 
 def calibrate(
@@ -156,6 +165,7 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
     """The hybrid, with weights of its own: `save_pretrained` writes an ordinary folder."""
     from bosch.hybrid.models import check_native_window, deploy
 
+    _need_plain_weights(model)
     check_native_window(model.config)
     chosen = _mask_for(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
@@ -271,6 +281,22 @@ def _need_our_attention(model: "PreTrainedModel") -> None:
             f"This {type(model).__name__} {found}, which takes no masks: load the dense model with "
             'from_pretrained(..., attn_implementation="bosch").'
         )
+
+
+def _need_plain_weights(model: "PreTrainedModel") -> None:
+    """Other kinds of weights have heads that no permutation finds."""
+    from torch import Tensor
+
+    if getattr(model, "peft_config", None):
+        raise UserError(
+            "The model has an adapter: merge it first (model.merge_and_unload() of peft)."
+        )
+    for name, weight in model.named_parameters():
+        if type(weight.data) is not Tensor or not weight.is_floating_point():
+            raise UserError(
+                f"{name} is not a plain tensor of numbers: materialize the model before it is "
+                "quantized or shared out, and quantize the hybrid."
+            )
 
 
 def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:

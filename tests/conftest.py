@@ -11,7 +11,10 @@ import hypothesis
 import pytest
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "ecosystem(name, result, words): a row of the table in docs/library.md"
+    )
     # Before a test module imports the libraries, which read these once on import.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"  # test processes run side by side

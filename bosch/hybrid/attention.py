@@ -12,6 +12,7 @@ their position_ids do not.
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,6 +56,28 @@ def register() -> None:
     """Register `attn_implementation="bosch"`. Without its mask function, padding would be lost."""
     AttentionInterface.register(NAME, bosch_attention)
     AttentionMaskInterface.register(NAME, bosch_mask_function)
+
+
+def guard_other_attention() -> None:
+    """Make transformers' registered attention functions refuse our arguments, which they would
+    ignore. `eager` is registered nowhere, and cannot."""
+    for name, attention in AttentionInterface().items():
+        if not name.startswith(NAME):
+            AttentionInterface.register(name, _refusing_ours(name, attention))
+
+
+def _refusing_ours(name: str, attention: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(attention)
+    def refusing(module: Any, *args: Any, **others: Any) -> Any:
+        for argument, value in others.items():
+            if argument.startswith("bosch_") and value is not None:
+                raise UserError(
+                    f"attn_implementation={name!r} would ignore {argument}: load the model with "
+                    'from_pretrained(..., attn_implementation="bosch").'
+                )
+        return attention(module, *args, **others)
+
+    return refusing
 
 
 def bosch_attention(

@@ -30,6 +30,7 @@ def _register() -> None:
     from bosch.hybrid import attention, models
 
     attention.register()
+    attention.guard_other_attention()
     models.register_families()
 
 

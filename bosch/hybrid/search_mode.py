@@ -147,6 +147,11 @@ def _mask_row(
 ) -> list[int | None]:
     """z of this layer as a list of the values in `known`."""
     num_layers, layer = module.config.num_hidden_layers, module.layer_idx
+    if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
+        raise UserError(
+            f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as z "
+            "of a GroupMask (and bosch_window its window_tokens), or use bosch.masked(model, mask)."
+        )
     if len(bosch_mask) != num_layers:
         raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
     given: Any = bosch_mask[layer]

@@ -222,6 +222,11 @@ def test_undeploy_gives_the_weights_back_bit_for_bit(family: str, tied: bool) ->
         assert torch.equal(hybrid.get_buffer(name), buffer), name
 
 
+@pytest.mark.ecosystem(
+    "files: `save_pretrained` and `from_pretrained`",
+    "works",
+    "After `import bosch`.",
+)
 @every_family
 def test_a_saved_hybrid_loads_with_the_auto_classes(family: str, tmp_path: Path) -> None:
     hybrid, ids = deploy(tiny_model(family), MIXED, WINDOW, method="bosch"), random_tokens(1, 50)

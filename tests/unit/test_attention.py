@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
@@ -15,6 +16,7 @@ from transformers import (
 )
 
 from bosch.hybrid.models import deploy
+from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
 from tests.model_factory import (
     MIXED,
@@ -118,6 +120,11 @@ def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None
 # --------------------------------------------------------------------------------- packed documents
 
 
+@pytest.mark.ecosystem(
+    "training: documents packed by `position_ids`",
+    "works",
+    "",
+)
 @pytest.mark.parametrize("use_cache", [None, False, True])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
@@ -253,6 +260,11 @@ def test_gradients_are_the_references() -> None:
     torch.testing.assert_close(ours, reference, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.ecosystem(
+    "training: gradient checkpointing",
+    "works",
+    "",
+)
 @pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
 def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
     model, arguments = model_in(mode).train(), dict(ARGUMENTS[mode])
@@ -299,6 +311,10 @@ def test_a_compiled_training_step_has_the_same_gradients(kind: str) -> None:
             r"\[1, 0, 1\].* 4 KV heads",
         ),
         ({"bosch_mask": [[0.5] * 4] * 3, "bosch_window": 8}, r"bosch_mask\[0\].*0\.5"),
+        (
+            {"bosch_mask": GroupMask.from_rows(MIXED, 8), "bosch_window": 8},
+            r"GroupMask.*bosch\.masked",
+        ),
         ({"bosch_mask": MIXED, "bosch_window": 0}, "window is 0"),
         ({"bosch_mask": MIXED, "bosch_window": 2.5}, r"window is 2\.5"),
         ({"bosch_maks": MIXED}, "bosch_maks"),
@@ -321,6 +337,34 @@ def test_what_cannot_be_honored_is_refused(
         logits(model, random_tokens(1, 20), **arguments)
 
 
+@pytest.mark.ecosystem(
+    "bosch_mask: a model with `sdpa`, flash or flex attention",
+    "refused",
+    "They would ignore it. **`eager` and kernels of the hub do so without a word**; `bosch.masked` "
+    "refuses those too.",
+)
+@pytest.mark.parametrize("argument", ["bosch_mask", "bosch_gates", "bosch_backend"])
+def test_other_attention_refuses_what_it_would_ignore(argument: str) -> None:
+    model, ids = tiny_model("qwen3", attention="sdpa"), random_tokens(1, 20)
+    with pytest.raises(UserError, match=f"'sdpa' would ignore {argument}.*=\"bosch\""):
+        logits(model, ids, **{argument: [[0] * 4] * 3})
+    assert torch.isfinite(logits(model, ids, **{argument: None})).all()
+    for name in ("flash_attention_2", "flex_attention"):
+        attention = AttentionInterface()[name]
+        with pytest.raises(UserError, match=f"{name}.*{argument}"):
+            attention(model, **{argument: 1})
+
+
+@pytest.mark.ecosystem(
+    "bosch_mask: `generate(bosch_mask=...)`",
+    "refused",
+    "By transformers; inside `bosch.masked(model, mask)` every `generate` uses the mask.",
+)
+def test_generate_takes_no_mask(model: PreTrainedModel) -> None:
+    with pytest.raises(ValueError, match=r"not used by the model.*bosch_mask"):
+        model.generate(random_tokens(1, 20), bosch_mask=MIXED, bosch_window=8, max_new_tokens=2)
+
+
 def test_a_config_that_is_not_causal_or_not_known_is_refused() -> None:
     """The last two models would drop the mask, or the positions of packed documents, in silence."""
     model = tiny_model("qwen3")
@@ -335,6 +379,11 @@ def test_a_config_that_is_not_causal_or_not_known_is_refused() -> None:
             logits(model, random_tokens(1, 20), [[0] * 4], use_cache=False)
 
 
+@pytest.mark.ecosystem(
+    "bosch_mask: a static cache",
+    "refused",
+    "Use a dynamic one, or materialize.",
+)
 def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
     model: PreTrainedModel,
 ) -> None:
@@ -354,6 +403,11 @@ def test_a_window_changed_to_none_at_all_is_refused() -> None:
             hybrid(random_tokens(1, 20), use_cache=False)
 
 
+@pytest.mark.ecosystem(
+    "attn_implementation: another one for a hybrid",
+    "refused",
+    "It would compute full attention everywhere; `bosch_backend` chooses the kernel.",
+)
 def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCaptureFixture) -> None:
     model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
     for mode in ("search", "gates"):
@@ -368,6 +422,11 @@ def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCapture
             model.set_attn_implementation(other)
 
 
+@pytest.mark.ecosystem(
+    "tensor parallelism (`tp_plan`)",
+    "refused",
+    "",
+)
 @pytest.mark.parametrize("cache", ["none", "dynamic", "static"])
 def test_a_rank_that_holds_some_of_the_groups_is_refused(cache: str) -> None:
     """What tensor parallelism over two ranks leaves of a model."""

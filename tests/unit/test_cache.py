@@ -138,6 +138,11 @@ def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
         read(model, ids[:, :1], static)
 
 
+@pytest.mark.ecosystem(
+    "model.model: a static cache for the base model alone",
+    "refused",
+    "Call the whole model.",
+)
 @pytest.mark.parametrize("first", [1, 10, 30])
 @torch.no_grad()
 def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) -> None:
@@ -266,10 +271,16 @@ def test_what_was_made_in_inference_mode_serves_outside() -> None:
     model.train()(long, labels=long).loss.backward()
 
 
+@pytest.mark.ecosystem(
+    "generate: a quantized KV cache (optimum-quanto)",
+    "works",
+    "The full groups are quantized.",
+)
 def test_a_quantized_cache_quantizes_the_full_part_and_costs_what_it_costs_the_dense_model() -> (
     None
 ):
-    pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
+    how = "pip install optimum-quanto && python -m pytest -n 0 -m ecosystem -k quantized"
+    pytest.importorskip("optimum.quanto", reason=how)
     from transformers import QuantizedCache
 
     ids, first = random_tokens(1, 200), 152  # quanto wants whole groups of 64 values

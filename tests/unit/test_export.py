@@ -69,6 +69,11 @@ def generated(model: Any) -> list[int]:
     return model.generate(ids, max_new_tokens=8, do_sample=False)[0, -8:].tolist()
 
 
+@pytest.mark.ecosystem(
+    "files: a standalone folder with `trust_remote_code=True`",
+    "works",
+    "Without the package; without the argument it is refused by transformers.",
+)
 @pytest.mark.parametrize(
     ("family", "also_saved"),
     [("qwen3_moe", False), *(pytest.param(f, True, marks=pytest.mark.slow) for f in FAMILIES)],

@@ -106,6 +106,11 @@ WAYS: dict[str, Way] = {
 }
 
 
+@pytest.mark.ecosystem(
+    "generate: static and dynamic caches, prefill in chunks, prompt lookup",
+    "works",
+    "The same tokens as without a cache.",
+)
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 50])
 @pytest.mark.parametrize("way", sorted(WAYS))
 def test_every_way_gives_the_recomputed_tokens(way: str, length: int) -> None:
@@ -143,6 +148,11 @@ def test_tiny_windows_and_layers_of_one_kind_work(way: str, kind: dict[str, Any]
     assert torch.equal(WAYS[way](model, ids), recomputed(model, ids))
 
 
+@pytest.mark.ecosystem(
+    "generate: left-padded batches",
+    "works",
+    "Also in chunks and with a static cache.",
+)
 @pytest.mark.parametrize(
     "kwargs", [{}, {"prefill_chunk_size": 7}, {"cache_implementation": "static"}]
 )
@@ -158,6 +168,11 @@ def test_left_padded_batches_give_the_tokens_of_each_row_alone(kwargs: dict[str,
         assert torch.equal(out[row, num_padding:], alone[0])
 
 
+@pytest.mark.ecosystem(
+    "generate: beams, samples",
+    "works",
+    "",
+)
 @pytest.mark.parametrize(
     "kwargs",
     [{"num_beams": 3}, {"do_sample": True, "top_k": 20}, {"num_beams": 2, "do_sample": True}],
@@ -216,6 +231,11 @@ def test_arguments_may_come_by_position() -> None:
         model(ids, *[None] * 30)
 
 
+@pytest.mark.ecosystem(
+    "generate, pipeline: stop strings",
+    "works",
+    "",
+)
 def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
     folder = asset_folder("tiny-qwen3-2layer")
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -270,6 +290,11 @@ def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(famil
     assert 1 <= len(graphs) <= 2
 
 
+@pytest.mark.ecosystem(
+    "generate: `torch.compile`",
+    "works",
+    "With a static cache.",
+)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize(

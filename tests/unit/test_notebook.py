@@ -1,0 +1,74 @@
+"""docs/library.ipynb: its code cells run in order, in a process and a folder of their own.
+
+A notebook is JSON, so this needs no package for notebooks.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bosch
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "library.ipynb"
+CELLS = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+RUN = """
+import json, sys
+names = {"__name__": "__main__"}
+for number, cell in enumerate(json.load(sys.stdin)):
+    exec(compile(cell, f"code cell {number}", "exec"), names)
+from matplotlib.pyplot import get_fignums
+print(json.dumps({
+    "pictures": len(get_fignums()),
+    "change": [float(x) for x in names["change"]],
+    "scores": {key: [row["value"] for row in rows] for key, rows in names["scores"].items()},
+}))
+"""
+
+
+def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input=json.dumps(CODE),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(NOTEBOOK.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["pictures"] == 3  # and the mask's own
+    # As the text says: nothing changes while all tokens are in the window of 16.
+    assert max(found["change"][:16]) < 1e-3 < max(found["change"][16:])
+    scores = {name: values[0] for name, values in found["scores"].items()}
+    assert scores["dense"] >= scores["hybrid"] == scores["searched mask"]
+    assert scores["hybrid"] > scores["whole layers"] + 50
+    assert (tmp_path / "hybrid" / "config.json").is_file()
+    assert bosch.load_mask(tmp_path / "mask.json").ratio == 0.75
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Jupyter's own
+def test_jupyter_shows_four_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPLBACKEND")  # or no picture would be shown
+    how = f"pip install nbclient ipykernel && python -m pytest -n 0 -m slow {__file__}"
+    client = pytest.importorskip("nbclient", reason=how)
+    pytest.importorskip("ipykernel", reason=how)
+    import nbformat
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    settings = {"timeout": 600, "resources": {"metadata": {"path": str(tmp_path)}}}
+    client.NotebookClient(notebook, **settings).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
+
+
+def test_the_notebook_is_small_and_shows_all_six() -> None:
+    assert NOTEBOOK.stat().st_size < 100_000
+    called = set(re.findall(r"\bbosch\.(\w+)\(", "\n".join(CODE)))
+    assert set(bosch.CALLS) <= called
