@@ -39,7 +39,7 @@ ChooseConfig = Callable[[str | None, str | None], tuple[Config, list[str]]]
 
 # Rarely set: recover.py --help leaves these out, --help-all shows them.
 RARELY_SET: Mapping[type, str] = {
-    CalibrationConfig: "tasks",
+    CalibrationConfig: "tasks punkt",
     MaskConfig: "alpha gamma ratio_buckets max_variables max_layers razor_recent_share",
     PackingConfig: "held_out_sequences min_document_tokens workers",
     TrainConfig: "floor_share betas weight_decay clip_norm spike keep_checkpoints "

@@ -1,5 +1,5 @@
-"""The calibration set: texts with hidden needles and questions about them, on which masks are
-scored.
+"""The calibration set: texts with hidden needles and questions about them, or questions of the
+user's own, on which masks are scored.
 
 data/needles.py builds it like the test set, but with other seeds and from another region of the
 essays, or the toy world's calibration split. With q questions per context, one text hides q needles
@@ -8,6 +8,7 @@ The search reads the file of bosch/calibration.py; beside it are `examples.jsonl
 `calibration.json`, what they were made of, with hashes."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from bosch.data.needles import (
     least_tokens,
     pairs_in,
 )
+from bosch.data.questions import OwnQuestion, read_questions
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
@@ -101,6 +103,17 @@ class ContextText:
     def text(self) -> str:
         return "".join(prompt + answer for prompt, answer in self.pieces)
 
+    @property
+    def row(self) -> dict[str, object]:
+        answers = [list(question.outputs) for question in self.questions]
+        pairs = [list(pair) for pair in self.example.pairs]
+        return {"task": self.task, "text": self.text, "answers": answers, "pairs": pairs}
+
+    def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
+        """Where the answer of each question is hidden."""
+        spans = needle_spans(self.example, tokenizer)
+        return [spans[question.outputs[0]] for question in self.questions]
+
 
 def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
@@ -121,7 +134,10 @@ def gather_material(settings: CalibrationSettings) -> Material:
 
 
 def check_material(settings: CalibrationSettings) -> None:
-    """Refuse essays that cannot be read, and a length that no task fits into."""
+    """Refuse questions and essays that cannot be read, and a length that no task fits into."""
+    if settings.questions:
+        read_questions(Path(settings.questions))
+        return
     length, material = settings.length, gather_material(settings)
     if min(least_tokens(TASKS[name], length, material) for name in settings.tasks) > length:
         raise UserError(NO_TASK_FITS.format(length))
@@ -188,21 +204,19 @@ def add_questions(task: NeedleTask, example: NeedleExample, num_questions: int) 
     return ContextText(task.name, example, (question, *others))
 
 
-def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
+def encode(context: ContextText | OwnQuestion, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
     """The context in tokens, with the positions of the answers and of their needles."""
     import torch
 
     ids: list[int] = []
     questions = []
-    spans = needle_spans(context.example, tokenizer)
+    needles = context.needles(tokenizer)
     for number, (prompt, answer) in enumerate(context.pieces):
         # Tokens that a tokenizer puts before any text come before the first piece only.
         ids += encode_after(ids, prompt, tokenizer) if number else tokenizer(prompt)["input_ids"]
         start = len(ids)
         ids += encode_after(ids, answer, tokenizer)
-        needle = spans[context.questions[number].outputs[0]]
-        questions.append(Question(range(start, len(ids)), needle, context.task))
-
+        questions.append(Question(range(start, len(ids)), needles[number], context.task))
     return Haystack(torch.tensor(ids), tuple(questions))
 
 
@@ -258,32 +272,47 @@ def check_set(folder: Path, test_texts: Iterable[str]) -> int:
     return check_disjoint((json.loads(line)["text"] for line in lines), test_texts)
 
 
+def build_set(
+    settings: CalibrationSettings,
+    tokenizer: "PreTrainedTokenizerBase",
+    positions: int | None = None,
+) -> tuple[Calibration, Sequence[ContextText | OwnQuestion], dict[str, str]]:
+    """The set, its texts, and facts on what they were made of. `positions` of the model: questions
+    on longer texts are refused."""
+    contexts: Sequence[ContextText | OwnQuestion]
+    if settings.questions:
+        contexts = read_questions(Path(settings.questions))
+        facts = {"questions_xxh3": hash_file(Path(settings.questions))}
+    else:
+        material = gather_material(settings)
+        contexts, facts = build_contexts(settings, material, tokenizer), material.facts
+    haystacks = [encode(context, tokenizer) for context in contexts]
+    for context, haystack in zip(contexts, haystacks, strict=True):
+        if isinstance(context, OwnQuestion) and len(haystack.ids_T) > (positions or math.inf):
+            raise UserError(
+                f"{context.place} takes {len(haystack.ids_T):,} tokens, but the model has "
+                f"{positions:,} positions; shorten the text, or leave the line out."
+            )
+    return Calibration(haystacks), contexts, facts
+
+
 def write_set(
     folder: Path,
     settings: CalibrationSettings,
     tokenizer: "PreTrainedTokenizerBase",
     tokenizer_hash: str,
     test_texts: Iterable[str] = (),
+    positions: int | None = None,
 ) -> Calibration:
     """Build the set, check it against the test texts, and write it into a folder."""
-    material = gather_material(settings)
-    contexts = build_contexts(settings, material, tokenizer)
+    calibration, contexts, material = build_set(settings, tokenizer, positions)
     num_compared = check_disjoint([context.text for context in contexts], test_texts)
-    calibration = Calibration([encode(context, tokenizer) for context in contexts])
     write_calibration(folder, calibration)
-    rows = [
-        {
-            "task": context.task,
-            "text": context.text,
-            "answers": [list(question.outputs) for question in context.questions],
-            "pairs": [list(pair) for pair in context.example.pairs],
-        }
-        for context in contexts
-    ]
-    write_atomically(folder / TEXTS, "".join(json.dumps(row) + "\n" for row in rows))
+    rows = (json.dumps(context.row) + "\n" for context in contexts)
+    write_atomically(folder / TEXTS, "".join(rows))
     facts = {
         "settings": settings,
-        "material": material.facts,
+        "material": material,
         "tokenizer_hash": tokenizer_hash,
         "contexts": Counter(context.task for context in contexts),
         "questions": calibration.num_questions,

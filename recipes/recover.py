@@ -15,7 +15,6 @@ from pathlib import Path
 from bosch.command_line import Command, as_typed, next_command, parse_command, peek
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
-from bosch.data.calibration import check_material
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.summary import summarize
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
 def check_inputs(config: Config) -> list[str]:
     """Refuse texts that cannot be used, of a new run before its folder is made. Lines on them."""
     described = check_data(judging_of(config), config.model)
-    check_material(calibrate.settings_of(config))
+    calibrate.check(config.model, calibrate.settings_of(config))
     return described
 
 
