@@ -19,6 +19,7 @@ from bosch.eval.judging import check_attention, check_calibration, check_data, j
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.summary import summarize
 from bosch.eval.results import collect_results
+from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
 from bosch.recipes import (
     calibrate,
@@ -44,6 +45,9 @@ Complete = Callable[[Stage], Artifact]
 def main(arguments: Sequence[str]) -> None:
     command = parse_command(arguments, presets.choose)
     config, controls = command.config, command.controls
+    if controls.kv_budget is not None:
+        config, line = with_kv_budget(config, controls.kv_budget, arguments)
+        command = replace(command, config=config, chosen_by=(*command.chosen_by, line))
     rank, world = rank_and_world()
     progress.set_up(rank)
     if not controls.dry_run:
