@@ -324,21 +324,6 @@ def warn_of_window(config: Config) -> list[str]:
     return [f"warning: a window of {config.window:,} tokens covers all of {', '.join(short)}"]
 
 
-def describe_changes(before: Config, after: Config) -> list[str]:
-    """How two configs differ, the model aside: `window 1024 -> 64`."""
-    old, new = _flatten(before), _flatten(after)
-    changed = [name for name in old if old[name] != new[name] and name != "model"]
-    return [f"{name} {_show(old[name])} -> {_show(new[name])}" for name in changed]
-
-
-def _flatten(settings: object, prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in vars(settings).items():
-        is_section = is_dataclass(value)
-        flat |= _flatten(value, f"{name}.") if is_section else {prefix + name: value}
-    return flat
-
-
 def _show(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(_show, value)) or "none"

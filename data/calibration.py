@@ -9,6 +9,7 @@ The search reads the file of bosch/calibration.py; beside it are `examples.jsonl
 
 import json
 import math
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from bosch.data.needles import (
     build_examples,
     least_tokens,
     pairs_in,
+    write_example,
 )
 from bosch.data.questions import OwnQuestion, read_questions
 from bosch.plugins import suggest
@@ -47,7 +49,10 @@ TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
 REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
-NO_TASK_FITS = "None of the tasks can be built in {} tokens; use a greater --length."
+NO_TASK_FITS = (
+    "None of the tasks can be built in {} tokens; use a greater --length, fewer questions a "
+    "context, or --questions of your own."
+)
 
 
 @dataclass(frozen=True)
@@ -148,21 +153,37 @@ def build_contexts(
 ) -> list[ContextText]:
     """Task by task. A task that does not fit the length is left out, with a message; the others
     share its part."""
-    tasks = []
-    for name in settings.tasks:
-        try:
-            build_task(name, 1, settings, material, tokenizer)
-            tasks.append(name)
-        except DoesNotFitError as error:
-            say(f"calibration: left out: {error}")
-    if not tasks:
-        raise UserError(NO_TASK_FITS.format(settings.length))
-    contexts = settings.examples // settings.questions_per_context
-    return [
-        context
-        for name, count in zip(tasks, share_evenly(contexts, len(tasks)), strict=True)
-        for context in build_task(name, count, settings, material, tokenizer)
-    ]
+    left_out: dict[str, str] = {}
+    num_contexts = settings.examples // settings.questions_per_context
+    while tasks := [name for name in settings.tasks if name not in left_out]:
+        contexts: list[ContextText] = []
+        for name, count in zip(tasks, share_evenly(num_contexts, len(tasks)), strict=True):
+            try:
+                contexts += build_task(name, count, settings, material, tokenizer)
+            except DoesNotFitError as error:
+                left_out[name] = str(error)
+                break
+        else:
+            for why in left_out.values():
+                say(f"calibration: left out: {why}")
+            return contexts
+    raise UserError(NO_TASK_FITS.format(settings.length))
+
+
+def least_length(
+    name: str,
+    settings: CalibrationSettings,
+    material: Material,
+    tokenizer: "PreTrainedTokenizerBase",
+) -> int:
+    """About how many tokens the smallest context of a task takes."""
+    questions = settings.questions_per_context
+    task = replace(TASKS[name], num_keys=max(TASKS[name].num_keys, questions))
+    units = max(material.sizes.step(task, settings.length), task.num_needles)
+    words, essays = material.words, material.essays
+    example = write_example(task, units, random.Random(0), 0, words, essays)
+    text = add_questions(task, example, questions).text
+    return len(tokenizer(text)["input_ids"]) + material.sizes.answer_tokens
 
 
 def share_evenly(total: int, parts: int) -> list[int]:
