@@ -170,7 +170,11 @@ def test_run_leaves_its_settings_and_its_log(tmp_path: Path, recover: Recover) -
     assert saved["config"]["window"] == 32
     assert saved["command"] == ["--preset", "smoke", "--seed", "3"]
     log = (folder / "recover.log").read_text().splitlines()
-    assert [line[20:] for line in log] == run.stdout.splitlines()
+    lines = run.stdout.splitlines()
+    assert [line[20:] for line in log] == lines
+    assert len(set(lines)) == len(lines)  # none is repeated
+    for number, stage in enumerate(("calibration", "mask", "eval/dense", "model"), 1):
+        assert any(line.startswith(f"stage {number} of 9, {stage}: starts") for line in lines)
 
 
 @pytest.mark.parametrize(
