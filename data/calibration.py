@@ -327,10 +327,10 @@ def write_set(
 ) -> Calibration:
     """Build the set, check it against the test texts, and write it into a folder."""
     calibration, contexts, material = build_set(settings, tokenizer, positions)
-    num_compared = check_disjoint([context.text for context in contexts], test_texts)
+    rows = [context.row for context in contexts]
+    num_compared = check_disjoint([str(row["text"]) for row in rows], test_texts)
     write_calibration(folder, calibration)
-    rows = (json.dumps(context.row) + "\n" for context in contexts)
-    write_atomically(folder / TEXTS, "".join(rows))
+    write_atomically(folder / TEXTS, "".join(json.dumps(row) + "\n" for row in rows))
     facts = {
         "settings": settings,
         "material": material,

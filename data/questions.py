@@ -25,16 +25,13 @@ class OwnQuestion:
     task = "own"
 
     @property
-    def text(self) -> str:
-        return f"{self.prompt} {self.answer}"
-
-    @property
     def pieces(self) -> list[tuple[str, str]]:
         return [(self.prompt, f" {self.answer}")]
 
     @property
     def row(self) -> dict[str, object]:
-        return {"task": self.task, "text": self.text, "answers": [[self.answer]], "pairs": []}
+        text = f"{self.prompt} {self.answer}"
+        return {"task": self.task, "text": text, "answers": [[self.answer]], "pairs": []}
 
     def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
         """The whole prompt, since nobody says where in it the answer stands."""

@@ -10,7 +10,7 @@ FSDP.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from bosch.command_line import peek
@@ -161,14 +161,11 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
     if model is None:
         return tiny(), ["preset tiny, since neither --model nor --preset was given"]
     if is_small(model):
-        config = fit_needles(tiny(model))
-        return config, [f"preset tiny, since the model is small; {changes(tiny(), config)}"]
-    config = scaled_paper(model)
-    return config, [f"preset paper, scaled to the model; {changes(paper(), config)}"]
-
-
-def changes(before: Config, after: Config) -> str:
-    return differences(plain(asdict(before)), plain(asdict(after)))
+        preset, usual, config = "tiny", tiny(), fit_needles(tiny(model))
+    else:
+        preset, usual, config = "paper", paper(), scaled_paper(model)
+    changes = differences(plain(asdict(usual)), plain(asdict(config)))
+    return config, [f"preset {preset}, scaled to the model; {changes}"]
 
 
 def for_stage(arguments: Sequence[str]) -> Config:
@@ -198,24 +195,13 @@ def fit_needles(config: Config) -> Config:
 
 
 def check_needles(config: Config) -> None:
-    """Refuse short texts that leave no room for a group of needle tasks, in tokens of this
-    model."""
-
-    def check(option: str, length: int, questions: int = 1) -> None:
-        if length < TOY_POSITIONS and (group := lacking_group(config, length, questions)):
+    """Refuse short NIAH texts with no room for a group of tasks, in tokens of this model."""
+    for length in config.eval.niah_lengths if "niah" in config.eval.suites else ():
+        if length < TOY_POSITIONS and (group := lacking_group(config, length)):
             raise UserError(
-                f"--{option} {length}: no {group} task can be built in so few tokens of "
-                f"{config.model}; use a greater length, or other --calibration.tasks."
+                f"--eval.niah-lengths {length}: no {group} task can be built in so few tokens of "
+                f"{config.model}, so NIAH would have no average; use a greater length."
             )
-
-    calibration, lengths = config.calibration, config.eval.niah_lengths
-    check_all(
-        *(partial(check, "eval.niah-lengths", n) for n in lengths if "niah" in config.eval.suites),
-        lambda: (
-            calibration.questions
-            or check("calibration.length", calibration.length, calibration.questions_per_context)
-        ),
-    )
 
 
 def lacking_group(config: Config, length: int, questions: int = 1) -> str | None:
@@ -255,14 +241,12 @@ def check_model(model: str) -> None:
 
 def check_lengths(config: Config) -> None:
     """Refuse texts that are longer than the model's positions, and a window that is not shorter."""
-    lengths = {
-        "--calibration.length": config.calibration.length,
-        "--data.sequence-length": config.data.sequence_length,
-        "--eval.niah-lengths": max(config.eval.niah_lengths),
-    }
+    lengths, model = max(config.eval.niah_lengths), config.model
     check_all(
-        *(partial(check_length, name, tokens, config.model) for name, tokens in lengths.items()),
-        *([partial(check_window, config.window, config.model)] if config.ratio else []),
+        lambda: check_length("--calibration.length", config.calibration.length, model),
+        lambda: check_length("--data.sequence-length", config.data.sequence_length, model),
+        lambda: check_length("--eval.niah-lengths", lengths, model),
+        lambda: check_window(config.window, model) if config.ratio else None,
     )
 
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from bosch.command_line import peek
 from bosch.config import Config
-from bosch.known_models import known_config
 from bosch.masks.mask import GroupMask
 from bosch.methods._settings import default_settings, unit_of
-from bosch.model import fetch_config, find_model, read_model_info, read_shape
+from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import UserError
 
 BUDGET = re.compile(r"(\d+\.?\d*) ?([KMGT])(i?)B@(\d+)([kM]?)", re.IGNORECASE)
@@ -30,17 +29,13 @@ def with_kv_budget(
     unit_bytes = (1024 if binary else 1000) ** ("KMGT".index(unit[0]) + 1)
     tokens = int(length) * {"": 1, "k": 1024, "m": 1024**2}[thousands.lower()]
 
-    shape, known = read_shape(config.model), None
-    if find_model(config.model) is None:
-        known = known_config(config.model)
-    head_dim = known.head_dim if known else read_model_info(fetch_config(config.model)).head_dim
+    model = read_model_info(fetch_config(config.model))
     settings = settings or default_settings(config.method, config.mask)
-    whole_layers = unit_of(config.method, settings) == "layer"
-    width = shape.num_groups if whole_layers else 1
-    count = shape.num_layers * shape.num_groups // width
+    width = model.num_groups if unit_of(config.method, settings) == "layer" else 1
+    count = model.num_layers * model.num_groups // width
     for windowed in range(count + 1):
         rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
-        needed = GroupMask.from_rows(rows, config.window).kv_bytes(tokens, head_dim)
+        needed = GroupMask.from_rows(rows, config.window).kv_bytes(tokens, model.head_dim)
         size = f"{needed / unit_bytes:.3g} {unit} at {tokens:,} tokens"
         if needed <= float(number) * unit_bytes:
             dense = "" if windowed else ", of the dense model"

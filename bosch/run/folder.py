@@ -81,10 +81,9 @@ class RunFolder:
     def _time_after(self) -> float | None:
         """Seconds of the stages that have not begun; None unless all are evaluations, of which one
         has been timed."""
-        evaluations = [name for name in self._left if name.startswith("eval/")]
-        if len(evaluations) < len([name for name in self._left if name != "report"]):
-            return None
-        return len(evaluations) * self._eval_seconds if self._eval_seconds else None
+        left = [name for name in self._left if name != "report"]
+        is_known = self._eval_seconds and all(name.startswith("eval/") for name in left)
+        return len(left) * self._eval_seconds if is_known else None
 
     def save_config(self, config: Any, command: Sequence[str]) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""

@@ -156,8 +156,7 @@ class Bar:
         return max(0, self.total - self.done) * (self._clock() - self._begin) / max(1, done)
 
     def leave_out(self, seconds: float) -> None:
-        """Time of other work in between, as of an evaluation during the training."""
-        self._begin += seconds
+        self._begin += seconds  # of other work in between, as of an evaluation
 
     def finish(self) -> None:
         """A last line, unless it was logged already."""
@@ -171,32 +170,23 @@ def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
     bar, begin = Bar(title, total, unit, done), time.monotonic()
     _bars.append(bar)
     try:
-        with _drawn(bar):
+        with contextlib.ExitStack() as shown:
+            if _console is not None:
+                count = "{task.completed:,.0f}" + ("/{task.total:,.0f}" if total else "")
+                pace = TextColumn("{task.fields[pace]}", style="dim")
+                columns = "{task.description}", BarColumn(bar_width=30), count, pace
+                display = Progress(*columns, console=_console, transient=True)
+                task = shown.enter_context(display).add_task(title, total=total, pace="")
+                bar.draw = lambda: display.update(
+                    task, completed=bar.done, total=bar.total, pace=bar.describe_pace()
+                )
+                bar.draw()
             yield bar
     finally:
         _bars.remove(bar)
         for outer in _bars:
             outer.leave_out(time.monotonic() - begin)
     bar.finish()
-
-
-@contextlib.contextmanager
-def _drawn(bar: Bar) -> Iterator[None]:
-    if _console is None:
-        yield
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        TextColumn("{task.completed:,.0f}" + ("/{task.total:,.0f}" if bar.total else "")),
-        TextColumn("{task.fields[pace]}", style="dim"),
-    )
-    with Progress(*columns, console=_console, transient=True) as display:
-        task = display.add_task(bar.title, total=bar.total, completed=bar.done, pace="")
-        bar.draw = lambda: display.update(
-            task, completed=bar.done, total=bar.total, pace=bar.describe_pace()
-        )
-        yield
 
 
 def describe_seconds(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """--kv-budget: the ratio that fits a memory budget, in recover.py and search_mask.py."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +27,12 @@ from bosch.run.errors import UserError
     ],
 )
 def test_the_smallest_ratio_that_fits_is_taken_and_said(
-    budget: str, method: str, ratio: float, line: str | None
+    budget: str, method: str, ratio: float, line: str | None, tmp_path: Path
 ) -> None:
-    config = replace(paper("Qwen/Qwen3-8B-Base"), method=method)
+    shape = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}
+    shape |= {"num_attention_heads": 32, "max_position_embeddings": 32_768}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | shape))
+    config = replace(paper(str(tmp_path)), method=method)
     if line is None:
         with pytest.raises(UserError, match=r"too small .* it needs 151 MB at 131,072 tokens"):
             with_kv_budget(config, budget, [])
