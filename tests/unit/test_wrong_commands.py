@@ -159,7 +159,9 @@ WRONG_LINES = {
     "evaluate --lengths 9999": "9999",
     "evaluate --limit 0": "samples 0",
     "evaluate --yarn .5": "yarn 0.5",
-    "evaluate --suite longbench --longbench-data nowhere/ --longbench-categories official": "nowhere",
+    "evaluate --suite longbench --longbench-data nowhere/ --longbench-categories official": (
+        "nowhere"
+    ),
     "evaluate --suite gsm8k --gsm8k-data notes.txt": "notes.txt",
     "evaluate --suite gsm8k --gsm8k-tasks gsm9k": "gsm9k",
     # compare, sweep
