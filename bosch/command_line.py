@@ -39,15 +39,15 @@ ChooseConfig = Callable[[str | None, str | None], tuple[Config, list[str]]]
 
 # Rarely set: recover.py --help leaves these out, --help-all shows them.
 RARELY_SET: Mapping[type, str] = {
-    CalibrationConfig: "tasks",
+    CalibrationConfig: "tasks punkt",
     MaskConfig: "alpha gamma ratio_buckets max_variables max_layers razor_recent_share",
     PackingConfig: "held_out_sequences min_document_tokens workers",
     TrainConfig: "floor_share betas weight_decay clip_norm spike keep_checkpoints "
     "distill_weight temperature top_k layer_weight teacher trained lora_rank max_steps "
     "checkpoint_steps reshard_after_forward sync_every_micro_batch compile "
     "deterministic",
-    JudgingConfig: "niah_tasks niah_essays longbench_categories gsm8k_tasks precision batch "
-    "prefill_chunk",
+    JudgingConfig: "niah_tasks niah_essays longbench_categories gsm8k_tasks precision attention "
+    "batch prefill_chunk",
 }
 
 
@@ -275,6 +275,8 @@ class Controls:
 
     # Where defaults come from: tiny (the embedded model), smoke (seconds, for tests) or paper.
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
+    kv_budget: Annotated[str | None, tyro.conf.arg(metavar="BYTES@TOKENS")] = None
     # Folder of the run; None: runs/<model>-<method>-r<ratio>.
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.

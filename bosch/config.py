@@ -59,6 +59,8 @@ class CalibrationConfig:
     essays: str = "PaulGrahamEssays.json"
     # Folder with nltk's English Punkt data; needed for essays that are not split into sentences.
     punkt: str | None = speed_only(None)
+    # Your own questions in place of all this: .jsonl rows with text, question and answer.
+    questions: str | None = speed_only(None)
 
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")
@@ -320,13 +322,6 @@ def warn_of_window(config: Config) -> list[str]:
     if not short or not config.ratio:
         return []
     return [f"warning: a window of {config.window:,} tokens covers all of {', '.join(short)}"]
-
-
-def describe_changes(before: Config, after: Config) -> list[str]:
-    """How two configs differ, the model aside: `window 1024 -> 64`."""
-    old, new = flatten(asdict(before)), flatten(asdict(after))
-    changed = [name for name in old if old[name] != new[name] and name != "model"]
-    return [f"{name} {_show(old[name])} -> {_show(new[name])}" for name in changed]
 
 
 def _show(value: object) -> str:

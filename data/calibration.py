@@ -1,5 +1,5 @@
-"""The calibration set: texts with hidden needles and questions about them, on which masks are
-scored.
+"""The calibration set: texts with hidden needles and questions about them, or questions of the
+user's own, on which masks are scored.
 
 data/needles.py builds it like the test set, but with other seeds and from another region of the
 essays, or the toy world's calibration split. With q questions per context, one text hides q needles
@@ -8,6 +8,8 @@ The search reads the file of bosch/calibration.py; beside it are `examples.jsonl
 `calibration.json`, what they were made of, with hashes."""
 
 import json
+import math
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +33,9 @@ from bosch.data.needles import (
     build_examples,
     least_tokens,
     pairs_in,
+    write_example,
 )
+from bosch.data.questions import OwnQuestion, read_questions
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
@@ -45,7 +49,10 @@ TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
 REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
-NO_TASK_FITS = "None of the tasks can be built in {} tokens; use a greater --length."
+NO_TASK_FITS = (
+    "None of the tasks can be built in {} tokens; use a greater --length, fewer questions a "
+    "context, or --questions of your own."
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,17 @@ class ContextText:
     def text(self) -> str:
         return "".join(prompt + answer for prompt, answer in self.pieces)
 
+    @property
+    def row(self) -> dict[str, object]:
+        answers = [list(question.outputs) for question in self.questions]
+        pairs = [list(pair) for pair in self.example.pairs]
+        return {"task": self.task, "text": self.text, "answers": answers, "pairs": pairs}
+
+    def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
+        """Where the answer of each question is hidden."""
+        spans = needle_spans(self.example, tokenizer)
+        return [spans[question.outputs[0]] for question in self.questions]
+
 
 def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
@@ -121,7 +139,10 @@ def gather_material(settings: CalibrationSettings) -> Material:
 
 
 def check_material(settings: CalibrationSettings) -> None:
-    """Refuse essays that cannot be read, and a length that no task fits into."""
+    """Refuse questions and essays that cannot be read, and a length that no task fits into."""
+    if settings.questions:
+        read_questions(Path(settings.questions))
+        return
     length, material = settings.length, gather_material(settings)
     if min(least_tokens(TASKS[name], length, material) for name in settings.tasks) > length:
         raise UserError(NO_TASK_FITS.format(length))
@@ -132,21 +153,37 @@ def build_contexts(
 ) -> list[ContextText]:
     """Task by task. A task that does not fit the length is left out, with a message; the others
     share its part."""
-    tasks = []
-    for name in settings.tasks:
-        try:
-            build_task(name, 1, settings, material, tokenizer)
-            tasks.append(name)
-        except DoesNotFitError as error:
-            say(f"calibration: left out: {error}")
-    if not tasks:
-        raise UserError(NO_TASK_FITS.format(settings.length))
-    contexts = settings.examples // settings.questions_per_context
-    return [
-        context
-        for name, count in zip(tasks, share_evenly(contexts, len(tasks)), strict=True)
-        for context in build_task(name, count, settings, material, tokenizer)
-    ]
+    left_out: dict[str, str] = {}
+    num_contexts = settings.examples // settings.questions_per_context
+    while tasks := [name for name in settings.tasks if name not in left_out]:
+        contexts: list[ContextText] = []
+        for name, count in zip(tasks, share_evenly(num_contexts, len(tasks)), strict=True):
+            try:
+                contexts += build_task(name, count, settings, material, tokenizer)
+            except DoesNotFitError as error:
+                left_out[name] = str(error)
+                break
+        else:
+            for why in left_out.values():
+                say(f"calibration: left out: {why}")
+            return contexts
+    raise UserError(NO_TASK_FITS.format(settings.length))
+
+
+def least_length(
+    name: str,
+    settings: CalibrationSettings,
+    material: Material,
+    tokenizer: "PreTrainedTokenizerBase",
+) -> int:
+    """About how many tokens the smallest context of a task takes."""
+    questions = settings.questions_per_context
+    task = replace(TASKS[name], num_keys=max(TASKS[name].num_keys, questions))
+    units = max(material.sizes.step(task, settings.length), task.num_needles)
+    words, essays = material.words, material.essays
+    example = write_example(task, units, random.Random(0), 0, words, essays)
+    text = add_questions(task, example, questions).text
+    return len(tokenizer(text)["input_ids"]) + material.sizes.answer_tokens
 
 
 def share_evenly(total: int, parts: int) -> list[int]:
@@ -188,21 +225,19 @@ def add_questions(task: NeedleTask, example: NeedleExample, num_questions: int) 
     return ContextText(task.name, example, (question, *others))
 
 
-def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
+def encode(context: ContextText | OwnQuestion, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
     """The context in tokens, with the positions of the answers and of their needles."""
     import torch
 
     ids: list[int] = []
     questions = []
-    spans = needle_spans(context.example, tokenizer)
+    needles = context.needles(tokenizer)
     for number, (prompt, answer) in enumerate(context.pieces):
         # Tokens that a tokenizer puts before any text come before the first piece only.
         ids += encode_after(ids, prompt, tokenizer) if number else tokenizer(prompt)["input_ids"]
         start = len(ids)
         ids += encode_after(ids, answer, tokenizer)
-        needle = spans[context.questions[number].outputs[0]]
-        questions.append(Question(range(start, len(ids)), needle, context.task))
-
+        questions.append(Question(range(start, len(ids)), needles[number], context.task))
     return Haystack(torch.tensor(ids), tuple(questions))
 
 
@@ -258,32 +293,47 @@ def check_set(folder: Path, test_texts: Iterable[str]) -> int:
     return check_disjoint((json.loads(line)["text"] for line in lines), test_texts)
 
 
+def build_set(
+    settings: CalibrationSettings,
+    tokenizer: "PreTrainedTokenizerBase",
+    positions: int | None = None,
+) -> tuple[Calibration, Sequence[ContextText | OwnQuestion], dict[str, str]]:
+    """The set, its texts, and facts on what they were made of. `positions` of the model: questions
+    on longer texts are refused."""
+    contexts: Sequence[ContextText | OwnQuestion]
+    if settings.questions:
+        contexts = read_questions(Path(settings.questions))
+        facts = {"questions_xxh3": hash_file(Path(settings.questions))}
+    else:
+        material = gather_material(settings)
+        contexts, facts = build_contexts(settings, material, tokenizer), material.facts
+    haystacks = [encode(context, tokenizer) for context in contexts]
+    for context, haystack in zip(contexts, haystacks, strict=True):
+        if isinstance(context, OwnQuestion) and len(haystack.ids_T) > (positions or math.inf):
+            raise UserError(
+                f"{context.place} takes {len(haystack.ids_T):,} tokens, but the model has "
+                f"{positions:,} positions; shorten the text, or leave the line out."
+            )
+    return Calibration(haystacks), contexts, facts
+
+
 def write_set(
     folder: Path,
     settings: CalibrationSettings,
     tokenizer: "PreTrainedTokenizerBase",
     tokenizer_hash: str,
     test_texts: Iterable[str] = (),
+    positions: int | None = None,
 ) -> Calibration:
     """Build the set, check it against the test texts, and write it into a folder."""
-    material = gather_material(settings)
-    contexts = build_contexts(settings, material, tokenizer)
-    num_compared = check_disjoint([context.text for context in contexts], test_texts)
-    calibration = Calibration([encode(context, tokenizer) for context in contexts])
+    calibration, contexts, material = build_set(settings, tokenizer, positions)
+    rows = [context.row for context in contexts]
+    num_compared = check_disjoint([str(row["text"]) for row in rows], test_texts)
     write_calibration(folder, calibration)
-    rows = [
-        {
-            "task": context.task,
-            "text": context.text,
-            "answers": [list(question.outputs) for question in context.questions],
-            "pairs": [list(pair) for pair in context.example.pairs],
-        }
-        for context in contexts
-    ]
     write_atomically(folder / TEXTS, "".join(json.dumps(row) + "\n" for row in rows))
     facts = {
         "settings": settings,
-        "material": material.facts,
+        "material": material,
         "tokenizer_hash": tokenizer_hash,
         "contexts": Counter(context.task for context in contexts),
         "questions": calibration.num_questions,

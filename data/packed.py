@@ -80,6 +80,14 @@ def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> No
     for source in sources:
         if check := getattr(source, "check", None):
             check()
+    files = [file for source in sources for file in getattr(source, "files", [])]
+    num_bytes = sum(file.stat().st_size for file in files)
+    plain = all(file.suffix in (".txt", ".md", ".jsonl", ".json") for file in files)
+    if len(sources) == 1 and files and plain and num_bytes < config.data.tokens:
+        raise UserError(  # a token takes a byte or more, most of them three or four
+            f"{sources[0].name} has {num_bytes:,} bytes of text, too few for "
+            f"{config.data.tokens:,} tokens; pass --data.tokens {num_bytes // 5}, or more text."
+        )
 
 
 def check_documents(source: Source, least_tokens: int) -> None:

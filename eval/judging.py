@@ -24,7 +24,7 @@ from bosch.eval.settings import (
 from bosch.eval.suites._interface import Request
 from bosch.model import LOCAL, load_model, load_tokenizer, read_model_config, read_shape
 from bosch.run.checkout import how_to_install
-from bosch.run.errors import UserError
+from bosch.run.errors import UserError, check_all
 from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
 from bosch.run.plan import follow_reference
 from bosch.run.progress import say
@@ -92,17 +92,20 @@ def judging_of(config: Config) -> Judging:
 def check_data(judging: Judging, model: str) -> list[str]:
     """Read the data of all suites and check their packages before anything is written. Lines on
     which data they are."""
-    described = []
     positions = judging.positions(read_shape(model).positions)
-    for run in judging.suites:
-        for task in run.suite.list_tasks(run.settings):
-            run.suite.sources(run.settings, task)  # reads the data
-        if description := run.call("describe"):
-            described.append(description)
-        run.call("check", positions)
+
+    def check(run: SuiteRun) -> str | None:
+        tasks = run.suite.list_tasks(run.settings)
+        check_all(
+            lambda: [run.suite.sources(run.settings, task) for task in tasks],  # reads the data
+            partial(run.call, "check", positions),
+        )
+        return run.call("describe")
+
+    described = check_all(*(partial(check, run) for run in judging.suites))
     if judging.lm_eval_tasks and not find_spec("lm_eval"):
         raise UserError(f"lm-eval's tasks need its package: {how_to_install('lm-eval', 'lm-eval')}")
-    return described
+    return [line for line in described if line]
 
 
 def check_calibration(config: Config, run_path: Path) -> int:

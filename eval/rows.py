@@ -128,5 +128,6 @@ def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
     except Exception as error:
         raise MissingFileError(
             f"{hub_id} is not a file or folder here, and the hub gave no {what} "
-            f"({type(error).__name__}). Download it and name its path."
+            f"({type(error).__name__}). Name its path, after `hf download {hub_id} --repo-type "
+            "dataset --local-dir DIR`."
         ) from error

@@ -30,7 +30,7 @@ from bosch.run.folder import RunFolder
 from bosch.run.inside import open_own_file, refuse_link
 from bosch.run.lines import append_line, drop_torn_line, read_lines
 from bosch.run.manifest import DamagedArtifactError
-from bosch.run.progress import say, track
+from bosch.run.progress import say, say_once, track
 
 PREDICTIONS = "predictions.jsonl"
 CHECKSUM = "predictions_xxh3"  # in scores.json
@@ -92,7 +92,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
             for example in share_of_rank(examples, evaluation.rank, evaluation.world)
         ]
         for reason in left_out:
-            say(f"left out: {reason}")
+            say_once(f"left out: {reason}")
         missing = [(key, example) for key, example in share if key not in done]
         if not missing:
             continue

@@ -2,6 +2,7 @@
 
     python recipes/calibrate.py --model DIR --length 512 --questions-per-context 4 --out calibration
     python recipes/calibrate.py --model Qwen/Qwen3-1.7B-Base --essays PaulGrahamEssays.json
+    python recipes/calibrate.py --model DIR --questions FILE.jsonl   # text, question, answer a line
 
 `--against FILES` names test examples, built by `bosch niah build` or kept by an evaluation. A set
 that shares a needle with one of them is refused.
@@ -16,10 +17,16 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import CalibrationConfig, Config, shared_fields
-from bosch.data.calibration import TOY, CalibrationSettings, check_material, write_set
+from bosch.data.calibration import (
+    TOY,
+    CalibrationSettings,
+    build_set,
+    check_material,
+    write_set,
+)
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.eval.rows import read_rows
-from bosch.model import find_model, load_tokenizer
+from bosch.model import find_model, load_tokenizer, read_shape
 from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, run_main
@@ -47,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments, Options(config.model, settings_of(config)))
     progress.set_up()
     presets.check_length("--length", options.calibration.length, options.model)
-    check_material(options.calibration)
+    check(options.model, options.calibration)
     out = options.out.absolute()
     stage = make_stage(out.name, options.model, options.calibration, options.against)
     with RunFolder(out.parent, say=say, home=home_of(out)) as run:
@@ -63,6 +70,13 @@ def build(config: Config) -> Stage:
 def settings_of(config: Config) -> CalibrationSettings:
     shared = shared_fields(CalibrationConfig, config.calibration)
     return CalibrationSettings(**shared, seed=config.seed)
+
+
+def check(model: str, settings: CalibrationSettings) -> None:
+    """Refuse, before work begins, essays and questions that no set can be made of."""
+    check_material(settings)
+    if settings.questions:
+        build_set(settings, load_tokenizer(model), read_shape(model).positions)
 
 
 def make_stage(
@@ -81,7 +95,11 @@ def make_stage(
         "against": [hash_file(path) for path in against],
     }
     essays = Path(settings.essays)
-    if essays.is_file():
+    if settings.questions:  # all that decides the set
+        decisive = {name: decisive[name] for name in ("tokenizer", "against")}
+        if (path := Path(settings.questions)).is_file():
+            decisive["questions"] = hash_file(path)
+    elif essays.is_file():
         decisive["essays"] = hash_file(essays)
     elif essays.is_dir() and settings.essays != TOY:
         decisive["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
@@ -89,7 +107,8 @@ def make_stage(
     def run(folder: Path) -> None:
         tokenizer = load_tokenizer(model)
         tokenizer_hash = describe_tokenizer(tokenizer).hash
-        write_set(folder, settings, tokenizer, tokenizer_hash, texts)
+        positions = read_shape(model).positions
+        write_set(folder, settings, tokenizer, tokenizer_hash, texts, positions)
 
     return Stage(name, run=run, settings=decisive, version=VERSION, shared=shared)
 

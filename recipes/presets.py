@@ -7,8 +7,11 @@ enumerated; a static score of a group is the mean over its query heads; training
 FSDP.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
 
 from bosch.command_line import peek
 from bosch.config import (
@@ -18,16 +21,29 @@ from bosch.config import (
     EvalConfig,
     MaskConfig,
     TrainConfig,
-    describe_changes,
+    shared_fields,
 )
+from bosch.data.calibration import CalibrationSettings, gather_material, least_length
 from bosch.data.needles import PAPER_TASKS
-from bosch.model import PAPER_SHAPES, check_weights, fetch_config, read_shape
+from bosch.eval.suites.niah import GROUPS
+from bosch.model import (
+    PAPER_SHAPES,
+    check_weights,
+    fetch_config,
+    find_model,
+    load_tokenizer,
+    read_shape,
+)
 from bosch.plugins import suggest
-from bosch.run.errors import UserError
+from bosch.run.errors import UserError, check_all
+from bosch.run.fingerprint import plain
+from bosch.run.plan import differences
 
 TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
-TOY_POSITIONS = 4_096  # models with fewer, as the embedded ones, use the toy world
+# Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
+TOY_POSITIONS = 4_096
+SMALL_BYTES = 100_000_000
 
 # Sequences of 32k on a GPU at once. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16 GPUs
 # it would make 128 sequences a step, not 64. For 8B and 14B the paper gives no number.
@@ -40,28 +56,34 @@ MICRO_BATCH_SEQUENCES = {
 
 
 def tiny(model: str = TINY_MODEL) -> Config:
-    """The embedded model on a laptop: the whole chain in minutes, with its own settings."""
+    """The embedded model on a laptop: the whole chain in minutes, with its own settings. For a
+    model with fewer positions, in proportion."""
+    length = min(1_024, read_shape(model).positions)
+    shorter = 1_024 / length
     return Config(
         model=model,
-        window=64,
+        window=max(1, round(64 / shorter)),
         calibration=CalibrationConfig(
             examples=48,
-            length=1_024,
+            length=length,
             questions_per_context=4,
             tasks=PAPER_TASKS,
             essays="toy",
         ),
         mask=MaskConfig(kappa=30),
-        data=DataConfig(source=("toy",), tokens=786_432, sequence_length=1_024),
+        data=DataConfig(source=("toy",), tokens=786_432, sequence_length=length),
         # Small batches: with so few tokens the number of steps matters most. Peaks of 1e-3 and 3e-3
         # recover the same share of NIAH; on toy LongBench 1e-3 keeps more.
         train=TrainConfig(
-            batch_sequences=2, peak_learning_rate=1e-3, precision="fp32", kernels="torch"
+            batch_sequences=2 * round(shorter),
+            peak_learning_rate=1e-3,
+            precision="fp32",
+            kernels="torch",
         ),
         eval=EvalConfig(
             checkpoints=(0.0, 1 / 3, 2 / 3, 1.0),
             niah_tasks=PAPER_TASKS,
-            niah_lengths=(512, 1_024),
+            niah_lengths=(length // 2, length) if length > 1 else (length,),
             niah_samples=8,
             longbench_data="toy",
             longbench_rows=6,
@@ -138,16 +160,74 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
         return (PRESETS[preset](model) if model else PRESETS[preset]()), [f"preset {preset}"]
     if model is None:
         return tiny(), ["preset tiny, since neither --model nor --preset was given"]
-    config = scaled_paper(model)
-    changed = describe_changes(paper(), config)
-    return config, [f"preset paper, scaled to {model}: {', '.join(changed)}"]
+    if is_small(model):
+        preset, usual, config = "tiny", tiny(), fit_needles(tiny(model))
+    else:
+        preset, usual, config = "paper", paper(), scaled_paper(model)
+    changes = differences(plain(asdict(usual)), plain(asdict(config)))
+    return config, [f"preset {preset}, scaled to the model; {changes}"]
 
 
 def for_stage(arguments: Sequence[str]) -> Config:
     """The defaults of a single stage's command: `tiny` for the embedded models and others as small,
     hybrids included, else the paper's settings scaled to the model."""
     model = peek(arguments, "model")["model"] or TINY_MODEL
-    return tiny(model) if read_shape(model).positions < TOY_POSITIONS else scaled_paper(model)
+    return tiny(model) if is_small(model) else scaled_paper(model)
+
+
+def is_small(model: str) -> bool:
+    """Whether the paper's 2.5B tokens of long texts are out of proportion. A model that is not on
+    this machine counts by its positions."""
+    if read_shape(model).positions < TOY_POSITIONS:
+        return True
+    weights = (find_model(model) or Path(os.devnull)).glob("*.safetensors")
+    return 0 < sum(file.stat().st_size for file in weights) < SMALL_BYTES
+
+
+@cache
+def fit_needles(config: Config) -> Config:
+    """With NIAH lengths and questions a context that leave room for both groups of tasks."""
+    length, lengths = config.calibration.length, config.eval.niah_lengths
+    lengths = tuple(n for n in lengths if not lacking_group(config, n)) or lengths[-1:]
+    asked = next((n for n in (4, 2) if not lacking_group(config, length, n)), 1)
+    calibration = replace(config.calibration, questions_per_context=asked)
+    return replace(config, calibration=calibration, eval=replace(config.eval, niah_lengths=lengths))
+
+
+def check_needles(config: Config) -> None:
+    """Refuse short NIAH texts with no room for a group of tasks, in tokens of this model."""
+    for length in config.eval.niah_lengths if "niah" in config.eval.suites else ():
+        if length < TOY_POSITIONS and (group := lacking_group(config, length)):
+            raise UserError(
+                f"--eval.niah-lengths {length}: no {group} task can be built in so few tokens of "
+                f"{config.model}, so NIAH would have no average; use a greater length."
+            )
+
+
+def lacking_group(config: Config, length: int, questions: int = 1) -> str | None:
+    """A group of NIAH tasks of which none fits into texts of this length."""
+    fields = shared_fields(CalibrationConfig, config.calibration)
+    fields |= {"length": length, "examples": questions, "questions_per_context": questions}
+    settings = CalibrationSettings(**fields)
+    material, tokenizer = gather_material(settings), load_tokenizer(config.model)
+    for group, tasks in GROUPS.items():
+        asked = set(tasks) & set(settings.tasks)
+        least = [least_length(name, settings, material, tokenizer) for name in asked]
+        if min(least, default=0) > length:
+            return group
+    return None
+
+
+def warn_of_device(config: Config) -> list[str]:
+    """A warning if this machine has no GPU for as much training as the paper's."""
+    import torch
+
+    if torch.cuda.is_available() or config.data.tokens < 100_000_000:
+        return []
+    return [
+        f"warning: without a GPU, training on {config.data.tokens:,} tokens takes days or longer; "
+        "--preset tiny trains on fewer, --zero-shot not at all"
+    ]
 
 
 def check_model(model: str) -> None:
@@ -161,11 +241,13 @@ def check_model(model: str) -> None:
 
 def check_lengths(config: Config) -> None:
     """Refuse texts that are longer than the model's positions, and a window that is not shorter."""
-    check_length("--calibration.length", config.calibration.length, config.model)
-    check_length("--data.sequence-length", config.data.sequence_length, config.model)
-    check_length("--eval.niah-lengths", max(config.eval.niah_lengths), config.model)
-    if config.ratio:
-        check_window(config.window, config.model)
+    lengths, model = max(config.eval.niah_lengths), config.model
+    check_all(
+        lambda: check_length("--calibration.length", config.calibration.length, model),
+        lambda: check_length("--data.sequence-length", config.data.sequence_length, model),
+        lambda: check_length("--eval.niah-lengths", lengths, model),
+        lambda: check_window(config.window, model) if config.ratio else None,
+    )
 
 
 def check_length(option: str, tokens: int, model: str) -> None:

@@ -73,21 +73,13 @@ def calibrate(
     """Build the examples on which masks are scored: needles to find in long texts.
 
     settings: fields of bosch.config.CalibrationConfig, such as examples=48, length=4096 and
-    essays="PaulGrahamEssays.json"; essays="toy" needs no file.
+    essays="PaulGrahamEssays.json"; essays="toy" needs no file, questions=FILE no essays.
     """
-    from bosch.calibration import Calibration
-    from bosch.data.calibration import (
-        CalibrationSettings,
-        build_contexts,
-        check_material,
-        encode,
-        gather_material,
-    )
+    from bosch.data.calibration import CalibrationSettings, build_set, check_material
 
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
     check_material(made)
-    contexts = build_contexts(made, gather_material(made), tokenizer)
-    return Calibration([encode(context, tokenizer) for context in contexts])
+    return build_set(made, tokenizer)[0]
 
 
 def search_mask(

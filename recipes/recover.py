@@ -10,16 +10,17 @@ Run the same command again to resume where it stopped.
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from bosch.command_line import Command, as_typed, next_command, parse_command, peek
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
-from bosch.data.calibration import check_material
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.summary import summarize
 from bosch.eval.results import collect_results
+from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
 from bosch.recipes import (
     calibrate,
@@ -31,10 +32,10 @@ from bosch.recipes import (
     train_model,
 )
 from bosch.run import progress
-from bosch.run.errors import run_main
+from bosch.run.errors import check_all, run_main
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import MANIFEST
-from bosch.run.plan import plan_run, refuse_blocked, stages_to_redo
+from bosch.run.plan import Decision, plan_run, refuse_blocked, stages_to_redo
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
@@ -45,32 +46,58 @@ Complete = Callable[[Stage], Artifact]
 def main(arguments: Sequence[str]) -> None:
     command = parse_command(arguments, presets.choose)
     config, controls = command.config, command.controls
+    if controls.kv_budget is not None:
+        config, line = with_kv_budget(config, controls.kv_budget, arguments)
+        command = replace(command, config=config, chosen_by=(*command.chosen_by, line))
     rank, world = rank_and_world()
     progress.set_up(rank)
-    if not controls.dry_run:
-        presets.check_lengths(config)
     if controls.rehearse is not None:  # of the paper's models without fetching anything
+        presets.check_lengths(config)
         train_model.rehearse(config, controls.rehearse)
         return
-    if not controls.dry_run:
-        presets.check_model(config.model)
     run = RunFolder(command.run_path, rank, world, say)
-    stages = build_chain(config, command.run_path, run.complete, controls.zero_shot)
-    redo = stages_to_redo(stages, controls.fresh, controls.start)
+    is_new = not command.run_path.exists()
+
+    @cache
+    def make_chain() -> list[Stage]:
+        presets.check_model(config.model)
+        return build_chain(config, command.run_path, run.complete, controls.zero_shot)
 
     if controls.dry_run:
         introduce(command)
-        for step in plan_run(command.run_path, stages, controls.fresh, controls.start):
+
+    @cache
+    def inputs() -> list[str]:
+        """Refuse texts that cannot be used, of a new run before its folder is made. Lines on
+        them."""
+        described: list[str] = []
+        check_all(
+            lambda: described.extend(check_data(judging_of(config), config.model)),
+            lambda: calibrate.check(config.model, calibrate.settings_of(config)),
+            lambda: presets.check_needles(config) if make_chain() else None,
+        )
+        return described
+
+    check_all(  # so that all that is refused is said at once
+        partial(presets.check_lengths, config),
+        make_chain,
+        partial(search_mask.check_attention, config),
+        lambda: check_attention(judging_of(config)),
+        *([] if controls.zero_shot else [partial(train_model.check_machine, config, world)]),
+        lambda: packed.check_sources(config, command.run_path, make_chain()),
+        *([inputs] if is_new else []),
+    )
+    stages = make_chain()
+    redo = stages_to_redo(stages, controls.fresh, controls.start)
+    if controls.dry_run:
+        steps = plan_run(command.run_path, stages, controls.fresh, controls.start)
+        for step in steps:
             say(f"{step.stage.name}: {step.action} ({step.reason})")
+        refuse_blocked(steps)
+        for line in inputs() if evaluates(steps) else ():
+            say(line)
         return
-    search_mask.check_attention(config)
-    check_attention(judging_of(config))
     trains = not (controls.zero_shot or (command.run_path / "train" / MANIFEST).is_file())
-    if not controls.zero_shot:
-        train_model.check_machine(config, world)
-    packed.check_sources(config, command.run_path, stages)
-    is_new = not command.run_path.exists()
-    described = check_inputs(config) if is_new else []
     if trains:  # last, since it may take minutes
         names = ("train.micro-batch-sequences", "train.micro_batch_sequences")
         fitting = train_model.fit_memory(config, world, any(peek(arguments, *names).values()))
@@ -83,8 +110,7 @@ def main(arguments: Sequence[str]) -> None:
         if rank == 0:
             decisions = run.plan(stages, controls.fresh, controls.start)
             refuse_blocked(decisions)
-            evaluates = any("eval/" in d.stage.name and d.action != "reuse" for d in decisions)
-            for line in check_inputs(config) if evaluates and not is_new else described:
+            for line in inputs() if evaluates(decisions) or is_new else ():
                 say(line)
             run.set_aside(redo)
             run.save_config(config, arguments)
@@ -98,11 +124,8 @@ def main(arguments: Sequence[str]) -> None:
         say_results(command.run_path)
 
 
-def check_inputs(config: Config) -> list[str]:
-    """Refuse texts that cannot be used, of a new run before its folder is made. Lines on them."""
-    described = check_data(judging_of(config), config.model)
-    check_material(calibrate.settings_of(config))
-    return described
+def evaluates(decisions: Sequence[Decision]) -> bool:
+    return any("eval/" in d.stage.name and d.action != "reuse" for d in decisions)
 
 
 def build_chain(
@@ -152,7 +175,8 @@ def introduce(command: Command) -> None:
     say(f"run folder {command.run_path}")
     say(describe_budget(config))
     settings = describe_config(config)
-    for line in [*command.chosen_by, *settings, *warn_of_window(config)]:
+    warnings = [*warn_of_window(config), *presets.warn_of_device(config)]
+    for line in [*command.chosen_by, *settings, *warnings]:
         say(line)
     if mask_tokens := learning_tokens(config):
         say(

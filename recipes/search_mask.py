@@ -21,6 +21,7 @@ import tyro
 
 from bosch.command_line import Command, Controls, parse, peek
 from bosch.config import Config, TokenCount, TrainConfig
+from bosch.masks.kv_budget import with_kv_budget
 from bosch.method import Inputs, Learning
 from bosch.methods._choose import deciding, make_mask, write_selection
 from bosch.methods._settings import (
@@ -197,6 +198,7 @@ class Options:
     ratio: float  # share of KV groups that get the sliding window
     window: TokenCount  # window size in tokens, including the current token
     seed: int  # for all random choices
+    kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     preset: str | None = None  # source of the defaults: tiny, smoke or paper
     calibration: Path | None = None  # folder of the calibration set; None: the run's, if any
@@ -261,7 +263,11 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[s
     options, settings = command.options, command.settings
     changed = {name: getattr(options, name) for name in ("method", *defaults)}
     mask = replace(config.mask, attention=changed.pop("attention"))
-    return options, settings, replace(config, mask=mask, **changed), origin
+    config = replace(config, mask=mask, **changed)
+    if options.kv_budget is not None:
+        config, line = with_kv_budget(config, options.kv_budget, arguments, settings)
+        origin = [*origin, line]
+    return options, settings, config, origin
 
 
 def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Artifact | None]:

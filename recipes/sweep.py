@@ -54,7 +54,10 @@ from bosch.run.progress import say
 
 RECOVER = Path(__file__).with_name("recover.py")
 # The sweep sets these itself, or they make sense for one run only.
-NOT_FOR_SWEEPS = ("--method", "--ratio", "--seed", "--run-dir", "--fresh", "--from", "--dry-run")
+NOT_FOR_SWEEPS = (
+    *("--method", "--ratio", "--kv-budget", "--seed"),
+    *("--run-dir", "--fresh", "--from", "--dry-run"),
+)
 TAIL_BYTES = 4_000  # of a chain's stderr, searched for the reason it failed
 
 

@@ -129,7 +129,9 @@ WRONG_LINES = {
     "evaluate --lengths 9999": "9999",
     "evaluate --limit 0": "samples 0",
     "evaluate --yarn .5": "yarn 0.5",
-    "evaluate --suite longbench --longbench-data nowhere/": "nowhere",
+    "evaluate --suite longbench --longbench-data nowhere/ --longbench-categories official": (
+        "nowhere"
+    ),
     "evaluate --suite gsm8k --gsm8k-data notes.txt": "notes.txt",
     "evaluate --suite gsm8k --gsm8k-tasks gsm9k": "gsm9k",
     # compare, sweep
@@ -203,7 +205,7 @@ WRONG_LINES = {
     "recover --eval.suites": "eval.suites",
     "recover --eval.niah-lengths 1": "--niah-lengths 1",
     "recover --eval.niah-lengths 99 512": "--niah-lengths 99",
-    "recover --eval.longbench-data notes.txt": "notes.txt",
+    "recover --eval.longbench-data notes.txt --eval.longbench-categories official": "notes.txt",
     "recover --calibration.length 10": "10",
     "recover --calibration.length 9999": "--calibration.length 9999",
     "recover --calibration.essays broken.json": "broken.json",

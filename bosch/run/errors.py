@@ -8,6 +8,7 @@ plug-in's: it keeps its traceback, and the process exits with 1.
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -42,6 +43,34 @@ class MissingFileError(UserError, FileNotFoundError):
     """A file or folder is missing that the user named, or that a complete folder would hold."""
 
 
+class CombinedError(UserError):
+    """Several mistakes that are said at once."""
+
+    def __init__(self, errors: Sequence[Exception]) -> None:
+        self.errors = errors
+        self.lines = [f"{len(errors)} things are missing or cannot be used:", *map(str, errors)]
+        super().__init__(" ".join(self.lines))
+
+
+def check_all(*checks: Callable[[], T]) -> list[T]:
+    """Results of all checks. What several refuse is one error; of sentences that begin alike only
+    the first counts, because two checks can find the same."""
+    results, errors = [], dict[str, Exception]()
+    for check in checks:
+        try:
+            results.append(check())
+        except Exception as error:
+            if not is_user_error(error):
+                raise
+            for each in getattr(error, "errors", [error]):
+                beginning = re.split("[.:;] ", str(each).replace("--eval.", "--"))[0]
+                errors.setdefault(beginning, each)
+    if errors:
+        found = list(errors.values())
+        raise CombinedError(found) if found[1:] else found[0]
+    return results
+
+
 def is_user_error(error: BaseException) -> bool:
     """Whether an exception is reported as one sentence."""
     is_refused = isinstance(error, OSError) and error.errno in REFUSED
@@ -63,7 +92,8 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
     except Exception as error:
         if not is_user_error(error):
             raise
-        print(f"error: {visible(error)}", file=sys.stderr)
+        lines = getattr(error, "lines", [error])
+        print("error: " + "\n- ".join(map(visible, lines)), file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bosch.run import manifest
+from bosch.run import manifest, progress
 from bosch.run.errors import is_user_error
 from bosch.run.lock import FolderInUseError, FolderLock, LockRecord
 from bosch.run.manifest import STARTED
@@ -49,6 +49,9 @@ class RunFolder:
         self._ranks = Ranks(home or path, rank, world)
         self._verified: set[Path] = set()
         self._calls = 0  # numbers the stages, so that their events differ
+        self._names: tuple[str, ...] = ()  # of all stages, and those that have not begun
+        self._left: list[str] = []
+        self._eval_seconds = 0.0  # of an evaluation
 
     def __enter__(self) -> Self:
         if self.rank == 0:
@@ -69,7 +72,18 @@ class RunFolder:
         self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None
     ) -> list[Decision]:
         """Like `plan_run`, but remembers which folders are verified, so no file is read twice."""
-        return plan_run(self.path, stages, fresh, start, self._verified)
+        decisions = plan_run(self.path, stages, fresh, start, self._verified)
+        self._left = [step.stage.name for step in decisions]
+        self._names = tuple(self._left)
+        progress.time_after = self._time_after
+        return decisions
+
+    def _time_after(self) -> float | None:
+        """Seconds of the stages that have not begun; None unless all are evaluations, of which one
+        has been timed."""
+        left = [name for name in self._left if name != "report"]
+        is_known = self._eval_seconds and all(name.startswith("eval/") for name in left)
+        return len(left) * self._eval_seconds if is_known else None
 
     def save_config(self, config: Any, command: Sequence[str]) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""
@@ -123,6 +137,8 @@ class RunFolder:
         lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if stage.shared and decision.action != "reuse":
             lock = FolderLock(folder, self.say, wait=True)
+        if stage.name in self._left:
+            self._left.remove(stage.name)
         with lock:
             decision = self._examine(stage)  # another run may have made it while we waited
             if decision.action == "reuse":
@@ -150,7 +166,10 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)  # everything in it comes from its inputs
         folder.mkdir(parents=True, exist_ok=True)
         manifest.remove_leftovers(folder)
-        self.say(f"{stage.name}: {decision.reason}")
+        number = ""
+        if stage.name in self._names:
+            number = f"stage {self._names.index(stage.name) + 1} of {len(self._names)}, "
+        self.say(f"{number}{stage.name}: {decision.reason}")
         facts = stage.facts | {"fingerprint": stage.fingerprint}
         if stage.model_files:
             facts["model_files"] = dict(stage.model_files)
@@ -180,6 +199,8 @@ class RunFolder:
         manifest.seal_folder(folder, facts | {"wall_seconds": seconds} | manifest.provenance())
         self._verified.add(folder)
         self.say(f"{stage.name}: done in {describe_seconds(sum(seconds))}")
+        if stage.name.startswith("eval/"):
+            self._eval_seconds = sum(seconds)
 
     def _run(self, stage: Stage, folder: Path) -> None:
         inputs = {

@@ -25,11 +25,15 @@ from rich.text import Text
 from bosch.run.inside import open_own_file
 from bosch.run.plain_text import visible
 
-LINE_SECONDS = 10.0  # at least, between two plain lines of one bar
+LINE_SECONDS = 60.0  # at least, between two plain lines of one bar
 LINE_SHARE = 0.01  # and at least this share of the time so far: a run of days writes few lines
 
 logger = logging.getLogger("bosch")
 _console: Console | None = None  # a terminal to draw bars on; None: plain lines only
+_bars: "list[Bar]" = []  # those shown now, the outermost first
+_said: set[str] = set()
+# Tells the seconds that the stages after the running ones take; None: not known. A run sets it.
+time_after: Callable[[], float | None] | None = None
 
 
 def set_up(rank: int = 0) -> None:
@@ -58,8 +62,9 @@ def log_to(path: Path) -> None:
 
 def close() -> None:
     """Undo set_up and log_to."""
-    global _console
-    _console = None
+    global _console, time_after
+    _console = time_after = None
+    _said.clear()
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
@@ -70,6 +75,13 @@ def say(line: str | Text) -> None:
     """One line for the user and for recover.log; a Text keeps its colors on a terminal."""
     line = visible(line) if isinstance(line, str) else line
     logger.info(str(line), extra={"styled": line})
+
+
+def say_once(line: str) -> None:
+    """A line that would come again at every evaluation: only the first time."""
+    if line not in _said:
+        _said.add(line)
+        say(line)
 
 
 class Bar:
@@ -127,13 +139,24 @@ class Bar:
             pace = done / seconds
             shown = f"{pace:,.0f}" if pace >= 100 else f"{pace:.3g}"
             parts.append(f"{shown} {self.unit}/s")
-            left = (self.total - self.done) / pace
+            left = self.seconds_left()
             total = f"in {describe_seconds(seconds)}"
             parts.append(f"{describe_seconds(left)} left" if left > 0 else total)
+            if left > 0 and time_after and (after := time_after()) is not None:
+                after += sum(bar.seconds_left() for bar in {*_bars, self})
+                parts.append(f"the whole run {describe_seconds(after)}")
         for name, value in self.figures.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
             parts.append(f"{name.replace('_', ' ')} {shown}")
         return ", ".join(parts)
+
+    def seconds_left(self) -> float:
+        """As far as the work done so far tells: 0 without any."""
+        done = self.done - self._done_at_start
+        return max(0, self.total - self.done) * (self._clock() - self._begin) / max(1, done)
+
+    def leave_out(self, seconds: float) -> None:
+        self._begin += seconds  # of other work in between, as of an evaluation
 
     def finish(self) -> None:
         """A last line, unless it was logged already."""
@@ -144,22 +167,25 @@ class Bar:
 @contextlib.contextmanager
 def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
     """Show the progress of `total` units (0: unknown), `done` of them by an earlier attempt."""
-    bar = Bar(title, total, unit, done)
-    if _console is None:
-        yield bar
-    else:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.completed:,.0f}" + ("/{task.total:,.0f}" if total else "")),
-            TextColumn("{task.fields[pace]}", style="dim"),
-        )
-        with Progress(*columns, console=_console, transient=True) as display:
-            task = display.add_task(title, total=total, completed=done, pace="")
-            bar.draw = lambda: display.update(
-                task, completed=bar.done, total=bar.total, pace=bar.describe_pace()
-            )
+    bar, begin = Bar(title, total, unit, done), time.monotonic()
+    _bars.append(bar)
+    try:
+        with contextlib.ExitStack() as shown:
+            if _console is not None:
+                count = "{task.completed:,.0f}" + ("/{task.total:,.0f}" if total else "")
+                pace = TextColumn("{task.fields[pace]}", style="dim")
+                columns = "{task.description}", BarColumn(bar_width=30), count, pace
+                display = Progress(*columns, console=_console, transient=True)
+                task = shown.enter_context(display).add_task(title, total=total, pace="")
+                bar.draw = lambda: display.update(
+                    task, completed=bar.done, total=bar.total, pace=bar.describe_pace()
+                )
+                bar.draw()
             yield bar
+    finally:
+        _bars.remove(bar)
+        for outer in _bars:
+            outer.leave_out(time.monotonic() - begin)
     bar.finish()
 
 

@@ -85,11 +85,12 @@ def find_anchors(
     """Score both ends, and refuse a calibration set on which there is nothing to choose."""
     dense = objective(((1,) * num_groups,) * num_layers, stage="anchors")
     local = objective(((0,) * num_groups,) * num_layers, stage="anchors")
-    if not dense.accuracy:
+    if not dense.value:  # logprob tells masks apart that answer nothing right
         raise UserError(
             "The dense model answers none of the calibration questions, so they cannot rank masks. "
-            "Build an easier set (shorter contexts, niah_single tasks), or check that the set was "
-            "made with this model's tokenizer."
+            "Build an easier set (shorter contexts, niah_single tasks), check that the set was "
+            "made with this model's tokenizer, or rank by the answers' probability: --objective "
+            "logprob, in recover.py --mask.options objective=logprob."
         )
     # Log-probabilities are negative; the headroom still lies above.
     high = rounded(dense.value + gamma * abs(dense.value))

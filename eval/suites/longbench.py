@@ -100,8 +100,8 @@ def configure(request: Request) -> tuple[Settings, int | None]:
 
 def longest_prompt(positions: int) -> int:
     """The longest prompt for a model: LongBench's 3500, 7500, 15500 and 31500 tokens for 4k to 32k
-    positions lie on this line. No model gets more."""
-    return max(2, min(31_500, positions - positions * 3 // 128 - 500))
+    positions lie on this line. No model gets more; one of few positions a third of them."""
+    return max(2, positions // 3, min(31_500, positions - positions * 3 // 128 - 500))
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,11 @@ def describe(settings: Settings) -> str:
 
 
 def check(settings: Settings, positions: int) -> None:
-    """Refuse Chinese data sets if the package that scores them is missing."""
-    names = {task.name for task in list_tasks(settings)} - {MATH}
+    """Refuse Chinese data sets if the package that scores them is missing, and GSM8K if it is."""
+    names = {task.name for task in list_tasks(settings)}
+    if MATH in names:
+        sources(settings, Task(MATH))
+    names -= {MATH}
     if any(find_dataset(name).metric.endswith("_zh") for name in names):
         cut_words("")
 

@@ -15,6 +15,7 @@ from bosch.eval.suites._interface import Example
 from bosch.model import load_tokenizer
 from bosch.recipes.calibrate import build, main
 from bosch.recipes.presets import smoke
+from bosch.recipes.recover import main as recover
 from bosch.run import progress
 from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
@@ -145,3 +146,62 @@ def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path
     write_examples(folder, [leaked], 3, describe_examples(needles, task, tokenizer_hash))
     with pytest.raises(UserError, match="test example 1"):
         check_calibration(config, run_path)
+
+
+TEXT = "The key is under the mat. " * 30
+OWN = {"text": TEXT, "question": "Where is the key?", "answer": "under the mat"}
+
+
+def write_questions(path: Path, *rows: object) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path) -> None:
+    """The search scores exactly the tokens of each answer, after the text and the question."""
+    other = {"text": "", "question": "Two and two are", "answer": "four"}
+    path = write_questions(tmp_path / "own.jsonl", OWN, "", other)
+    out = tmp_path / "calibration"
+    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+    tokenizer = load_tokenizer(smoke().model)
+    haystacks = read_calibration(out).haystacks
+    texts = [tokenizer.decode(haystack.ids_T) for haystack in haystacks]
+    assert texts == [
+        f"{TEXT.strip()}\nWhere is the key? under the mat",
+        "Two and two are four",
+    ]
+    answers = [tokenizer.decode(h.ids_T[list(h.questions[0].answer)]) for h in haystacks]
+    assert answers == [" under the mat", " four"]
+
+    config = replace(smoke(), calibration=replace(smoke().calibration, questions=str(path)))
+    stage = build(config)
+    assert build(replace(config, seed=1)).fingerprint == stage.fingerprint
+    assert build(smoke()).fingerprint != stage.fingerprint
+    write_questions(path, OWN)
+    assert build(config).fingerprint != stage.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([], "own.jsonl holds no questions"),
+        ([OWN, OWN | {"answer": " "}], "line 2 has no answer"),
+        ([OWN, "", {"text": TEXT, "question": "Where?"}], "line 3 has no field 'answer'"),
+        ([OWN, OWN | {"answer": None}], "line 2: 'answer' is null"),
+        ([{"text": "", "question": "", "answer": "four"}], "line 1 has neither"),
+        ([OWN, "Where is the key?"], "line 2 is not JSON"),
+        ([OWN, OWN | {"text": TEXT * 20}], r"line 2 takes \d,\d+ tokens, .* 2,048 positions"),
+    ],
+)
+def test_questions_that_cannot_be_used_are_refused_with_their_line(
+    rows: list[object], named: str, tmp_path: Path
+) -> None:
+    path = write_questions(tmp_path / "own.jsonl", *rows)
+    out = tmp_path / "calibration"
+    with pytest.raises(UserError, match=named):
+        main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+    with pytest.raises(UserError, match=named):
+        recover(["--preset", "smoke", "--calibration.questions", str(path)])
+    assert not out.exists()
+    with pytest.raises(UserError, match=r"nowhere\.jsonl does not exist"):
+        main(["--questions", str(tmp_path / "nowhere.jsonl"), "--out", str(out)])

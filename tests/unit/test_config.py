@@ -17,7 +17,6 @@ from bosch.config import (
     EvalConfig,
     MaskConfig,
     TrainConfig,
-    describe_changes,
     describe_config,
     fill_in,
     parse_count,
@@ -182,11 +181,6 @@ def test_every_setting_is_described_and_has_a_comment_in_the_help() -> None:
     sections = "calibration mask data train eval".split()
     assert [line.split(":")[0] for line in lines[1:]] == sections
     assert "checkpoints 0 0.26 0.52 0.78 1" in lines[5]
-
-
-def test_changes_are_described_by_the_names_of_the_command_line() -> None:
-    smaller = dataclasses.replace(Config(model="other"), window=64, mask=MaskConfig(kappa=30))
-    assert describe_changes(Config(), smaller) == ["window 1024 -> 64", "mask.kappa 100 -> 30"]
 
 
 def test_a_window_as_long_as_the_texts_gets_a_warning() -> None:

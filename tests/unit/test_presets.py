@@ -1,15 +1,27 @@
 """The named setups. The paper's values are literals here; [ours] marks what it leaves open."""
 
-import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bosch.assets import asset_folder
 from bosch.model import PAPER_SHAPES, ModelShape, find_model, read_model_config, read_shape
-from bosch.recipes.presets import choose, for_stage, paper, scaled_paper, smoke, tiny
+from bosch.recipes.presets import (
+    check_lengths,
+    check_needles,
+    choose,
+    for_stage,
+    paper,
+    scaled_paper,
+    smoke,
+    tiny,
+    warn_of_device,
+)
 from bosch.run.errors import MissingFileError, UserError
+from tests.own_models import write_own_model
 
 SIX_TASKS = tuple(
     f"niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)
@@ -123,15 +135,50 @@ def test_model_without_preset_gets_the_paper_scaled_and_a_line_says_so(tmp_path:
     model = model_folder(tmp_path / "short", positions=4_096)
     config, [line] = choose(None, model)
     assert config == scaled_paper(model)
-    assert line.startswith(f"preset paper, scaled to {model}: window 1024 -> 128, ")
-    assert "data.sequence_length 32768 -> 4096" in line
+    assert line.startswith("preset paper, scaled to the model; ")
+    assert "data.sequence_length: 32768 -> 4096; " in line
+    assert line.endswith("; window: 1024 -> 128")
     known, [line] = choose(None, "Qwen/Qwen3-8B-Base")
     assert known.train.attention == "auto"
     # The paper's 4 at once would not fit its GPUs by our figures, and change no result.
     assert known.train.micro_batch_sequences is None
-    assert "train.kernels liger -> auto" in line
+    assert "train.kernels: liger -> auto" in line
     other, _ = choose("tiny", "Qwen/Qwen3-8B-Base")
-    assert other == dataclasses.replace(tiny(), model="Qwen/Qwen3-8B-Base")
+    assert other == replace(tiny(), model="Qwen/Qwen3-8B-Base")
+
+
+def own_model(folder: Path, **changes: int) -> str:
+    return str(write_own_model(folder, "llama", [Path(__file__).read_text()] * 4, **changes))
+
+
+def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) -> None:
+    """Its positions hold the needle tasks only at full length, with fewer questions a text."""
+    short = own_model(tmp_path / "short", max_position_embeddings=512)
+    config, [line] = choose(None, short)
+    assert config.data.source == ("toy",)
+    assert config.calibration.essays == config.eval.longbench_data == "toy"
+    assert (config.window, config.calibration.length, config.data.sequence_length) == (32, 512, 512)
+    assert config.calibration.questions_per_context < 4
+    assert config.eval.niah_lengths == (512,)
+    assert config.data.tokens == tiny().data.tokens
+    assert config.train.batch_sequences * 512 == tiny().train.batch_sequences * 1_024
+    assert line.startswith("preset tiny, scaled to the model; ")
+    assert "eval.niah_lengths: [512, 1024] -> [512]; " in line
+    check_lengths(config)
+    check_needles(config)
+    # Few weights count like few positions, which need not all be used.
+    config, _ = choose(None, own_model(tmp_path / "long", max_position_embeddings=32_768))
+    assert config.data.sequence_length == 1_024
+    with pytest.raises(UserError, match=r"niah-lengths 120: no single task can be built"):
+        check_needles(replace(config, eval=replace(config.eval, niah_lengths=(120, 1_024))))
+
+
+def test_training_for_days_without_a_gpu_gets_a_warning() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    (warning,) = warn_of_device(paper())
+    assert "2,500,000,000 tokens takes days" in warning
+    assert warn_of_device(tiny()) == []
 
 
 def test_a_stage_s_own_command_is_set_up_as_recover_py_would_be(tmp_path: Path) -> None:

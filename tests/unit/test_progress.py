@@ -36,7 +36,7 @@ def test_piped_output_is_plain_lines_and_the_log_has_the_same_with_times(tmp_pat
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = run.stdout.splitlines()
     assert lines[0] == "a line [with] brackets"
-    assert lines[1:4] == ["within"] * 3  # the bar is silent until ten seconds have passed
+    assert lines[1:4] == ["within"] * 3  # the bar is silent until a minute has passed
     assert lines[4].startswith("search: 3 of 3 masks (100 %)")
     assert lines[4].endswith("score 0.875")
     logged = [line[20:] for line in log.read_text().splitlines()]
@@ -86,26 +86,26 @@ def test_other_ranks_are_silent_and_write_no_log(
     assert not (tmp_path / "recover.log").exists()
 
 
-def test_plain_lines_come_every_ten_seconds_and_more_rarely_in_a_run_of_days(
+def test_plain_lines_come_once_a_minute_and_more_rarely_in_a_run_of_days(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     progress.set_up()
     now = 0.0
     bar = Bar("pack", total=100, unit="files", clock=lambda: now)
-    for second in range(1, 41):
+    for second in range(6, 246, 6):
         now = float(second)
         bar.advance()
-    left = {10: "1 min 30 s", 20: "1 min 20 s", 30: "1 min 10 s", 40: "1 min 0 s"}
+    left = {10: "9 min 0 s", 20: "8 min 0 s", 30: "7 min 0 s", 40: "6 min 0 s"}
     assert capsys.readouterr().out.splitlines() == [
-        f"pack: {n} of 100 files ({n} %), 1 files/s, {text} left" for n, text in left.items()
+        f"pack: {n} of 100 files ({n} %), 0.167 files/s, {text} left" for n, text in left.items()
     ]
     now = 0.0
     bar = Bar("train", total=40_000, unit="steps", clock=lambda: now)
     for step in range(34_560):  # four days of ten seconds
         now = 10.0 * step
         bar.advance()
-    # Worked by hand: 100 lines in the first 1,000 s, then about 100 * ln(345,600 / 1,000) = 584.
-    assert len(capsys.readouterr().out.splitlines()) < 750
+    # Worked by hand: 100 lines in the first 6,000 s, then about 100 * ln(345,600 / 6,000) = 405.
+    assert 450 < len(capsys.readouterr().out.splitlines()) < 550
 
 
 def test_pace_counts_only_this_attempt_and_a_plan_grows_with_what_goes_beyond_it(
@@ -124,6 +124,37 @@ def test_pace_counts_only_this_attempt_and_a_plan_grows_with_what_goes_beyond_it
         bar.advance()
     bar.report()
     assert capsys.readouterr().out == "search: 5 of 5 masks (100 %)\n"
+
+
+def test_the_pace_leaves_out_work_in_between_and_the_whole_run_counts_what_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress.set_up()
+    now = 0.0
+    bar = Bar("train", total=100, unit="steps", clock=lambda: now)
+    now = 10.0
+    bar.advance(10)
+    now = 310.0  # an evaluation of five minutes
+    bar.leave_out(300.0)
+    assert bar.describe_pace() == "1 steps/s, 1 min 30 s left"
+    monkeypatch.setattr(progress, "time_after", lambda: 600.0)  # two more of them
+    assert bar.describe_pace() == "1 steps/s, 1 min 30 s left, the whole run 11 min 30 s"
+
+
+def test_a_bar_inside_another_stops_its_clock() -> None:
+    progress.set_up()
+    with progress.track("train", total=4, unit="steps") as outer:
+        begin = outer._begin
+        with progress.track("evaluate", total=1, unit="examples") as inner:
+            inner.advance()
+        assert outer._begin > begin
+
+
+def test_a_line_that_is_said_once_does_not_come_again(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.set_up()
+    for _ in range(2):
+        progress.say_once("left out: a task")
+    assert capsys.readouterr().out == "left out: a task\n"
 
 
 def test_durations_read_as_one_says_them() -> None:

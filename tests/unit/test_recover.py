@@ -82,11 +82,61 @@ def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(
 ) -> None:
     arguments = ("--preset", "paper", "--model", "Qwen/Qwen3-30B-A3B-Base", "--dry-run")
     run = recover(*arguments)
-    assert run.returncode == 0, run.stderr
+    assert run.returncode == 2  # as the run itself: the model and the data are not here
     assert "--ratio 0.75 means 144 of 192 groups\n" in run.stdout
     for setting in ("tokens 2500000000", "batch_sequences 64", "alpha 100"):
         assert setting in run.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_all_that_is_missing_is_said_at_once_and_by_a_dry_run_too(
+    dry_run: list[str], tmp_path: Path, recover: Recover
+) -> None:
+    """Tests are offline."""
+    wrong = ("--window", "4096", "--data.source", "nowhere.txt", "--train.attention", "flsh")
+    missing = ("--calibration.essays", "essays.json", "--eval.longbench-data", "zai-org/LongBench")
+    run = recover("--preset", "smoke", *wrong, *missing, *dry_run)
+    assert run.returncode == 2
+    headline, *lines = run.stderr.splitlines()
+    assert headline == "error: 6 things are missing or cannot be used:"
+    for line, named in zip(
+        lines,
+        [
+            "- --window 4096: ",
+            "- nowhere.txt: ",
+            "- train.attention flsh",
+            "- essays.json does not exist",
+            "hf download zai-org/LongBench --repo-type dataset --local-dir DIR",
+            "hf download openai/gsm8k --repo-type dataset --local-dir DIR",
+        ],
+        strict=True,
+    ):
+        assert named in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_with_fewer_bytes_than_tokens_are_asked_for_is_refused_before_the_search(
+    tmp_path: Path, recover: Recover
+) -> None:
+    source = tmp_path / "text.txt"
+    source.write_text("A word and more. " * 200)
+    run = recover("--preset", "smoke", "--data.source", str(source))
+    assert run.returncode == 2
+    assert "3,400 bytes of text, too few for 4,096 tokens; pass --data.tokens 680," in run.stderr
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_dry_run_refuses_what_the_run_would_find_blocked(
+    tmp_path: Path, recover: Recover
+) -> None:
+    blocked = tmp_path / "runs" / "tiny-qwen3-2layer-fisher-r0.75" / "mask"
+    blocked.mkdir(parents=True)
+    (blocked / "notes.txt").write_text("not of a run")
+    run = recover("--preset", "smoke", "--method", "fisher", "--dry-run")
+    assert run.returncode == 2
+    assert "mask: blocked" in run.stdout
+    assert "move them away" in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,7 +170,11 @@ def test_run_leaves_its_settings_and_its_log(tmp_path: Path, recover: Recover) -
     assert saved["config"]["window"] == 32
     assert saved["command"] == ["--preset", "smoke", "--seed", "3"]
     log = (folder / "recover.log").read_text().splitlines()
-    assert [line[20:] for line in log] == run.stdout.splitlines()
+    lines = run.stdout.splitlines()
+    assert [line[20:] for line in log] == lines
+    assert len(set(lines)) == len(lines)  # none is repeated
+    for number, stage in enumerate(("calibration", "mask", "eval/dense", "model"), 1):
+        assert any(line.startswith(f"stage {number} of 9, {stage}: starts") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -333,3 +333,16 @@ def test_a_calibration_set_on_which_windows_lose_nothing_is_refused(windowed: fl
 
     with pytest.raises(UserError, match=rf"{windowed:g}, .*\(-2\)"):
         find_anchors(value, 2, 4)
+
+
+def test_answers_that_are_never_right_still_rank_masks_by_their_probability() -> None:
+    def by_logprob(z: Any, stage: str) -> Value:
+        return Value(-2.0 if z[0][0] else -3.0, True, 0.0, 0.1, -2.0)
+
+    assert find_anchors(by_logprob, 2, 4).low == -3
+
+    def by_accuracy(z: Any, stage: str) -> Value:
+        return Value(0.0, True, 0.0, 0.1, -2.0)
+
+    with pytest.raises(UserError, match="objective=logprob"):
+        find_anchors(by_accuracy, 2, 4)

@@ -1,0 +1,47 @@
+"""The ratio that fits a memory budget: `4GiB@128k` is at most 4 GiB of KV cache for one text of
+131,072 tokens, in bf16."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bosch.command_line import peek
+from bosch.config import Config
+from bosch.masks.mask import GroupMask
+from bosch.methods._settings import default_settings, unit_of
+from bosch.model import fetch_config, read_model_info
+from bosch.run.errors import UserError
+
+BUDGET = re.compile(r"(\d+\.?\d*) ?([KMGT])(i?)B@(\d+)([kM]?)", re.IGNORECASE)
+
+
+def with_kv_budget(
+    config: Config, budget: str, arguments: Sequence[str], settings: object = None
+) -> tuple[Config, str]:
+    """The config with the smallest ratio that fits, and a line on it. `settings` of the method."""
+    option = f"--kv-budget {budget}"
+    if given := peek(arguments, "ratio")["ratio"]:
+        raise UserError(f"{option} and --ratio {given} both set the ratio; pass one.")
+    if not (match := BUDGET.fullmatch(budget)):
+        raise UserError(f"{option}: write bytes and the length of a text, as 4GiB@128k.")
+    number, prefix, binary, length, thousands = match.groups()
+    unit = f"{prefix.upper()}{binary.lower()}B"
+    unit_bytes = (1024 if binary else 1000) ** ("KMGT".index(unit[0]) + 1)
+    tokens = int(length) * {"": 1, "k": 1024, "m": 1024**2}[thousands.lower()]
+
+    model = read_model_info(fetch_config(config.model))
+    settings = settings or default_settings(config.method, config.mask)
+    width = model.num_groups if unit_of(config.method, settings) == "layer" else 1
+    count = model.num_layers * model.num_groups // width
+    for windowed in range(count + 1):
+        rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
+        needed = GroupMask.from_rows(rows, config.window).kv_bytes(tokens, model.head_dim)
+        size = f"{needed / unit_bytes:.3g} {unit} at {tokens:,} tokens"
+        if needed <= float(number) * unit_bytes:
+            dense = "" if windowed else ", of the dense model"
+            ratio = windowed / count
+            return replace(config, ratio=ratio), f"{option}: ratio {ratio:g}, {size}{dense}"
+    raise UserError(
+        f"{option} is too small for {config.model}: with every group on a window of "
+        f"{config.window:,} tokens it needs {size}."
+    )
