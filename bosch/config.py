@@ -15,7 +15,6 @@ import tyro
 from bosch.masks.mask import check_ratio, check_window
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
-from bosch.run.plan import flatten
 
 
 def parse_count(text: str) -> int:
