@@ -1,4 +1,4 @@
-"""Takes screenshots of TensorBoard, over a folder of runs, and of reports.
+"""Takes screenshots of TensorBoard, over a folder of runs, and of reports: light, dark, on a phone.
 
     python launch/take_screenshots.py --runs runs --report comparison/report.html --out pictures
 
@@ -9,11 +9,19 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # inside a container there is none
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--hide-scrollbars",
+)
 # Page of TensorBoard -> the end of its address. Only the curves for comparing runs, unsmoothed.
 PAGES = {
     "curves": "#scalars&tagFilter=^tokens%2F(niah%2Faverage|longbench%2Faverage|train%2Floss)"
@@ -24,7 +32,9 @@ PAGES = {
     "text": "#text",
 }
 WIDTH, HEIGHT = 1500, 1100
-REPORT_HEIGHT = 9_000  # fits three runs; longer reports are cut off
+REPORT_HEIGHT = 3_000  # longer reports are cut off
+PHONE_WIDTH = 390
+DARK = "--blink-settings=preferredColorScheme=0"
 # In Chromium's virtual time, which runs faster than real time while a page waits.
 PAGE_MILLISECONDS = 30_000
 START_SECONDS = 120
@@ -41,12 +51,22 @@ def main() -> None:
         sys.exit(f"error: none of {', '.join(BROWSERS)} is installed; screenshots need a browser.")
     options.out.mkdir(parents=True, exist_ok=True)
     for report in options.report:
-        name = f"report-{report.resolve().parent.name}.png"
-        take(browser, report.resolve().as_uri(), options.out / name, REPORT_HEIGHT)
+        address, name = report.resolve().as_uri(), f"report-{report.resolve().parent.name}"
+        take(browser, address, options.out / f"{name}.png", REPORT_HEIGHT)
+        take(browser, address, options.out / f"{name}-dark.png", REPORT_HEIGHT, DARK)
+        with tempfile.NamedTemporaryFile("w", suffix=".html") as frame:
+            print(phone_page(address), file=frame, flush=True)
+            take(browser, f"file://{frame.name}", options.out / f"{name}-phone.png", REPORT_HEIGHT)
     if options.runs:
         address = start_tensorboard(options.runs)
         for page, part in PAGES.items():
             take(browser, f"{address}/{part}", options.out / f"tensorboard-{page}.png", HEIGHT)
+
+
+def phone_page(address: str) -> str:
+    """A page that shows another as a phone does: no window of Chromium is that narrow."""
+    style = f"width: {PHONE_WIDTH}px; height: 98vh; border: 1px solid"
+    return f'<!DOCTYPE html><iframe src="{address}" style="{style}"></iframe>'
 
 
 def start_tensorboard(runs: Path) -> str:
@@ -69,15 +89,13 @@ def start_tensorboard(runs: Path) -> str:
     sys.exit(f"error: TensorBoard found no runs in {START_SECONDS} seconds.")
 
 
-def take(browser: str, address: str, path: Path, height: int) -> None:
+def take(browser: str, address: str, path: Path, height: int, *more_flags: str) -> None:
     flags = [
-        "--headless=new",
-        "--no-sandbox",  # inside a container there is none
-        "--disable-gpu",
-        "--hide-scrollbars",
+        *FLAGS,
         f"--window-size={WIDTH},{height}",
         f"--virtual-time-budget={PAGE_MILLISECONDS}",
         f"--screenshot={path.resolve()}",
+        *more_flags,
     ]
     path.unlink(missing_ok=True)
     done = subprocess.run([browser, *flags, address], capture_output=True, text=True)

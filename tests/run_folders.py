@@ -139,6 +139,6 @@ def write_metrics(folder: Path, last_step: int, learning_tokens: int = 0) -> Non
     rows: list[Mapping[str, Any]] = [{"step": 0, "tokens": learning_tokens, "validation_loss": 3.0}]
     for step in range(10, last_step + 1, 10):
         row = {"step": step, "tokens": learning_tokens + step * STEP_TOKENS, "loss": 3 - step / 200}
-        row["learning_rate"] = 1e-4
+        row |= {"learning_rate": 1e-4, "flops": 1e12, "data_seconds": 0.5, "compute_seconds": 8.5}
         rows.append(row | ({"validation_loss": 3 - step / 250} if step % 50 == 0 else {}))
     write_rows(folder / "train" / "metrics.jsonl", rows)

@@ -110,12 +110,6 @@ class Drop:
     def is_significant(self) -> bool:
         return self.points.excludes_zero
 
-    @property
-    def certainty(self) -> str:
-        if self.points.low is None:
-            return "error unknown"
-        return "significant" if self.is_significant else "within noise"
-
 
 @dataclass(frozen=True)
 class SeedMean:

@@ -1,37 +1,27 @@
 """Writes the report on runs: report.html (self-contained), table.md, pictures, rows.
 
-report.html    everything, for a browser
+report.html    the answer, a chart that answers to the pointer, tables; for a browser
 table.md       the tables, to paste elsewhere
-*.png          recovery over tokens, tasks, losses, masks
+*.png          recovery over tokens, tasks, losses, masks; for papers
 results.jsonl  every result of every run
 recovery.jsonl how far and how fast each run recovers, with intervals
 """
 
-import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bosch.eval.report.compare import Comparison, baseline_differences, recoveries
-from bosch.eval.report.pictures import draw_pictures, parts_picture
+from bosch.eval.report.lines import charts
+from bosch.eval.report.pictures import draw_pictures
 from bosch.eval.report.statistics import NEVER, Estimate
-from bosch.eval.report.summary import warnings
+from bosch.eval.report.summary import answers, warnings
 from bosch.eval.report.tables import Table, make_tables, settings_by_section
 from bosch.eval.rows import Row, write_rows
-from bosch.eval.suites._reporting import reporting_of
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 from bosch.run.plain_text import markdown, markdown_table, visible
 
-TEMPLATE = Path(__file__).parents[1] / "data" / "report.html.jinja"
-BANDS = "bands: ± one standard error."
-CAPTIONS = {
-    "recovery": f"Average scores over training tokens, including those of a learned mask; {BANDS}",
-    "recovery_flops": f"The same over the FLOPs of the training, a teacher's included; {BANDS}",
-    "recovery_hours": f"The same over the hours of the training, without evaluations; {BANDS}",
-    "zero_shot": "Average scores before training; bars: ± one standard error over seeds.",
-    "losses": "Losses over training tokens.",
-    "masks": "Masks: which groups keep full attention. The first layer is at the bottom.",
-}
+TEMPLATE = "report.html.jinja"  # beside this file, with its style and its script
 
 
 def write_report(comparison: Comparison, out: Path) -> list[Path]:
@@ -40,65 +30,35 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"{out} is not a folder; name another one for the report.") from error
-    tables, lines = make_tables(comparison), warnings(comparison)
+    tables, lines = make_tables(comparison).values(), warnings(comparison)
     pictures = draw_pictures(comparison, out)
     paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
     rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
-    write_atomically(paths[0], page(comparison, tables, lines, pictures))
-    write_atomically(paths[1], tables_in_markdown(tables.values(), lines))
+    write_atomically(paths[0], page(comparison, tables, lines))
+    write_atomically(paths[1], tables_in_markdown(tables, lines))
     write_rows(paths[2], rows)
     write_rows(paths[3], recovery_rows(comparison))
     return [*paths, *pictures]
 
 
-def block_order(suites: Sequence[str]) -> list[str]:
-    """The page from top to bottom: tables by name, pictures by file."""
-    recovery = "recovery.png recovery_flops.png recovery_hours.png"
-    top = f"runs {recovery} zero_shot.png recovery baseline seeds_before seeds_after variants"
-    of_suites = [f"{suite}_{table}" for suite in suites for table in ("scores", "lengths")]
-    bottom = "losses.png masks.png certainty effects distances cost"
-    parts = [f"{parts_picture(suite)}.png" for suite in suites]
-    return [*top.split(), *parts, "drops", *of_suites, *bottom.split()]
-
-
-def captions(comparison: Comparison) -> dict[str, str]:
-    """By the stem of a picture's file."""
-    texts = dict(CAPTIONS)
-    for suite in comparison.suites:
-        reporting = reporting_of(suite)
-        has_lengths = any(length for s in comparison.parts(suite) for _, length in s.weights)
-        means = ", each the mean over its lengths" if has_lengths else ""
-        title = f"{reporting.title} {reporting.parts_title}"
-        texts[parts_picture(suite)] = f"{title}{means}; {BANDS}"
-    return texts
-
-
-def page(
-    comparison: Comparison,
-    tables: Mapping[str, Table],
-    warning_lines: Sequence[str],
-    pictures: Sequence[Path],
-) -> str:
+def page(comparison: Comparison, tables: Iterable[Table], warning_lines: Sequence[str]) -> str:
     import jinja2
+    from markupsafe import Markup
 
-    texts = captions(comparison)
-    blocks: dict[str, dict[str, Table | str]] = {name: {"table": tables[name]} for name in tables}
-    for path in pictures:
-        png = base64.b64encode(path.read_bytes()).decode()
-        blocks[path.name] = {"caption": texts[path.stem], "png": png}
     loader = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible
+        loader=jinja2.FileSystemLoader(Path(__file__).parent, "utf-8"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else visible(value),
     )
-    template = loader.from_string(TEMPLATE.read_text("utf-8"))
-    names = [run.name for run in comparison.runs]
-    return template.render(
-        title=names[0] if len(names) == 1 else f"Comparison of {len(names)} runs",
+    return loader.get_template(TEMPLATE).render(
+        answers=answers(comparison),
         warnings=warning_lines,
-        blocks=[blocks[name] for name in block_order(comparison.suites) if name in blocks],
-        runs=[
-            {"name": run.name, "path": run.path, "settings": settings_by_section(run.config)}
-            for run in comparison.runs
-        ],
+        charts=list(charts(comparison)),
+        tables=tables,
+        runs=comparison.runs,
+        settings_by_section=settings_by_section,
     )
 
 

@@ -79,25 +79,38 @@ def estimate(curve: Curve, statistic: Statistic) -> Estimate:
     return Estimate(_defined(value), *(interval(resampled) if resampled is not None else ()))
 
 
+def estimate_mean(curves: Sequence[Curve], statistic: Statistic) -> Estimate:
+    """Over the runs of a setup, each of which is one seed; seeds are resampled as well."""
+    return _average_seeds([_apply(statistic, curve) for curve in curves])
+
+
 def estimate_difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate:
     """First minus second, averaged over the pairs, each of which is one seed. Both runs of a pair
     are resampled with the same examples; seeds are resampled as well."""
-    values, resampled = [], []
+    differences: list[tuple[float, Numbers | None]] = []
     for pair in pairs:
         (first, first_resampled), (second, second_resampled) = (_apply(statistic, c) for c in pair)
-        values.append(first - second)
+        resampled = None
         if first_resampled is not None and second_resampled is not None:
-            resampled.append(first_resampled - second_resampled)
-    value = _defined(float(np.mean(values)))
-    if len(resampled) < len(pairs):
-        return Estimate(value, num_seeds=len(pairs))
+            resampled = first_resampled - second_resampled
+        differences.append((first - second, resampled))
+    return _average_seeds(differences)
+
+
+def _average_seeds(of_seeds: Sequence[tuple[float, Numbers | None]]) -> Estimate:
+    """of_seeds: a value and its replicates."""
+    count = len(of_seeds)
+    value = _defined(float(np.mean([value for value, _ in of_seeds])))
+    resampled = [replicates for _, replicates in of_seeds if replicates is not None]
+    if len(resampled) < count:
+        return Estimate(value, num_seeds=count)
     table = np.array(resampled).T  # [replicate, seed]
-    seeds = np.random.default_rng(0).integers(0, len(pairs), table.shape)
+    seeds = np.random.default_rng(0).integers(0, count, table.shape)
     means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
     deviation = float(means.std())
     ratio = abs(value or 0.0) / deviation if deviation > 0 else math.inf if value else 0.0
     p_value = math.erfc(ratio / math.sqrt(2))
-    return Estimate(value, *interval(means), len(pairs), p_value)
+    return Estimate(value, *interval(means), count, p_value)
 
 
 def survive_holm(estimates: Sequence[Estimate | None]) -> list[bool]:
@@ -139,6 +152,11 @@ def _defined(value: float) -> float | None:
 
 def value_at(place: int) -> Statistic:
     return lambda tokens, values, dense: values[..., place]
+
+
+def value_after(count: float) -> Statistic:
+    """At the point with that many tokens."""
+    return lambda tokens, values, dense: values[..., tokens.tolist().index(count)]
 
 
 def gain_to(place: int) -> Statistic:

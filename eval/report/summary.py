@@ -1,13 +1,14 @@
 """Results in words: the summary of one run for the terminal, and the warnings of a comparison."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
 from bosch.eval.report.cells import MISSING, show_change, show_estimate, show_share, show_tokens
 from bosch.eval.report.compare import (
     Comparison,
+    Drop,
     Recovery,
     baseline_differences,
     end_together,
@@ -16,9 +17,9 @@ from bosch.eval.report.compare import (
 )
 from bosch.eval.report.runs import RunResults
 from bosch.eval.report.scores import read_value
-from bosch.eval.report.statistics import Curve
+from bosch.eval.report.statistics import Curve, estimate, gap_at
 from bosch.eval.report.tables import align, calibration_score, checkpoint_table, kv_saved
-from bosch.eval.suites._reporting import reporting_of
+from bosch.eval.suites._reporting import ReportedScore, reporting_of
 from bosch.masks.picture import mask_lines, mask_title
 
 
@@ -36,39 +37,99 @@ def summarize(comparison: Comparison) -> Iterator[str | Text]:
     yield from map(describe_recovery, recoveries(comparison))
 
 
+def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """Each run's name and what came out of it: its mask and the KV bytes saved, then for each suite
+    the gap to the dense model and how much of it was recovered. The best by the first suite come
+    first."""
+    recovered = {(row.run, row.score.suite): row for row in recoveries(comparison)}
+    found = []
+    for run in comparison.runs:
+        lines, ends = [describe_mask(run)], []
+        for score in comparison.averages:
+            curve = comparison.curve(run.name, score)
+            ends.append(-curve.values[-1] if curve else math.inf)
+            if row := recovered.get((run.name, score.suite)):
+                lines.append(describe_recovery(row))
+            elif curve:
+                lines.append(describe_start(score, curve))
+        found.append((ends, run.name, lines))
+    return [(name, lines) for _, name, lines in sorted(found, key=lambda one: one[0])]
+
+
+def describe_mask(run: RunResults) -> str:
+    if run.mask is None:
+        return "no mask yet"
+    mask = run.mask.mask
+    return (
+        f"{run.method}, {mask.num_windowed} of {mask.num_total} KV groups on a window of "
+        f"{mask.window_tokens:,} tokens; KV bytes saved: {kv_saved(run)}"
+    )
+
+
 def describe_recovery(recovery: Recovery) -> str:
-    title = reporting_of(recovery.score.suite).title
-    if math.isnan(recovery.curve.dense):
+    title, curve = reporting_of(recovery.score.suite).title, recovery.curve
+    if math.isnan(curve.dense):
         return f"{title}: the dense model was not evaluated"
     if recovery.gap_share.value is None:
-        return f"{title}: no gap to recover, step 0 is not below the dense model"
-    if not recovery.has_clear_gap:
-        return f"{title}: no significant gap to recover"
-    share = show_estimate(recovery.gap_share, show_share)
-    return f"{title}: recovered {share} of the gap to the dense model"
+        verdict = "no gap to recover, since step 0 is not below the dense model"
+    elif recovery.has_clear_gap:
+        share = show_estimate(recovery.gap_share, show_share)
+        verdict = f"recovered {share} of the gap to the dense model"
+    else:
+        verdict = "no significant gap to the dense model"
+    gaps = " to ".join(_gap_at(curve, place) for place in (0, -1))
+    end = show_tokens(curve.tokens[-1])
+    return f"{title}: {verdict} ({curve.dense:.1f}), from {gaps} points after {end} tokens"
+
+
+def describe_start(score: ReportedScore, curve: Curve) -> str:
+    """Of a run that was not evaluated before and after training."""
+    title, step = reporting_of(score.suite).title, curve.steps[-1]
+    when = f"after {show_tokens(curve.tokens[-1])} tokens" if step else "before training"
+    if math.isnan(curve.dense):
+        return f"{title}: {curve.values[-1]:.1f} {when}; the dense model was not evaluated"
+    return f"{title}: {_gap_at(curve, -1)} points from the dense model ({curve.dense:.1f}) {when}"
+
+
+def _gap_at(curve: Curve, place: int) -> str:
+    return show_estimate(estimate(curve, gap_at(place)), show_change)
 
 
 def warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before the numbers: missing parts, runs that are not comparable, and
-    checkpoints below step 0 (any in an average, significant ones in a part)."""
+    checkpoints below step 0. Those that may be noise are only counted."""
     lines = [f"{run.name}: {problem}" for run in comparison.runs for problem in run.problems]
     runs_lacking: dict[str, list[str]] = {}
     for run in comparison.runs:
         for part in missing_parts(comparison, run):
             runs_lacking.setdefault(part, []).append(run.name)
-    lines += [f"{', '.join(names)}: {part}" for part, names in runs_lacking.items()]
+    lines += [f"{list_runs(names)}: {part}" for part, names in runs_lacking.items()]
     lines += different_examples(comparison)
     lines += different_ends(comparison)
     if comparison.baseline and len(comparison.runs) > 1 and not baseline_differences(comparison):
         lines.append(f"{comparison.baseline}: not evaluated at step 0, so no run is compared to it")
-    for drop in find_drops(comparison):
-        if drop.is_significant or drop.score.kind == "average":
-            lines.append(
-                f"{drop.run}: {drop.score.full_title} at step {drop.step} is below step 0: "
-                f"{show_estimate(drop.points, show_change)} points"
-                + ("" if drop.is_significant else f", {drop.certainty}")
-            )
+    significant: dict[tuple[str, str], list[Drop]] = {}
+    for drop in (drops := find_drops(comparison)):
+        if drop.is_significant:
+            significant.setdefault((drop.run, drop.score.full_title), []).append(drop)
+    for (name, title), members in significant.items():
+        worst = min(members, key=lambda drop: drop.points.value or 0)
+        lines.append(
+            f"{name}: {title} is below step 0 at steps {', '.join(str(d.step) for d in members)}: "
+            f"at worst {show_estimate(worst.points, show_change)} points"
+        )
+    if num_others := len(drops) - sum(map(len, significant.values())):
+        others = "more scores" if significant else "scores"
+        lines.append(
+            f"{num_others} {others} of checkpoints are below step 0, but not significantly"
+        )
     return lines
+
+
+def list_runs(names: Sequence[str], most: int = 4) -> str:
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more runs"
 
 
 def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
@@ -105,7 +166,7 @@ def different_examples(comparison: Comparison) -> list[str]:
                 test_set = f"{n} of {lengths} tokens" if lengths else str(n)
                 test_sets.setdefault(test_set, []).append(run.name)
         if len(test_sets) > 1:
-            listed = "; ".join(f"{name} in {', '.join(runs)}" for name, runs in test_sets.items())
+            listed = "; ".join(f"{name} in {list_runs(runs)}" for name, runs in test_sets.items())
             lines.append(f"{score.title}: runs were evaluated on different examples: {listed}")
     return lines
 
@@ -122,5 +183,5 @@ def different_ends(comparison: Comparison) -> list[str]:
             ends[float(recovery.curve.tokens[-1])] = {recovery.run: recovery.curve}
     if len(ends) < 2:
         return []
-    listed = "; ".join(f"{show_tokens(end)} in {', '.join(names)}" for end, names in ends.items())
+    listed = "; ".join(f"{show_tokens(end)} in {list_runs([*of])}" for end, of in ends.items())
     return [f"runs were trained on different numbers of tokens: {listed}"]

@@ -1,0 +1,228 @@
+"""report.html in headless Chromium: the pointer, the legend, the axes, sorting, dark, narrow, and
+names that would break out of the page.
+
+The page is shown in a frame, which can be narrower than a browser's window. A script at its end
+does what a reader would do and reports what there is to see.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bosch.eval.report.cells import show_estimate, show_points
+from bosch.eval.report.compare import Comparison, compare
+from bosch.eval.report.page import page
+from bosch.eval.report.runs import read_run
+from bosch.eval.report.statistics import estimate, value_at
+from bosch.eval.report.summary import warnings
+from bosch.eval.report.tables import make_tables
+from launch.take_screenshots import BROWSERS, DARK, FLAGS, PHONE_WIDTH
+from tests.run_folders import FakeRun
+
+SECONDS = 300
+BREAKS_OUT = "</script><script>document.title = 'broken out'</script><b>x</b>&amp;\u2028"
+HELPERS = """
+const all = (selector) => [...document.querySelectorAll(selector)];
+const pointAt = (element, type) => {
+  const box = element.getBoundingClientRect();
+  const [clientX, clientY] = [box.x + box.width / 2, box.y + box.height / 2];
+  document.querySelector(".plot svg").dispatchEvent(new PointerEvent(type, {clientX, clientY}));
+};
+const tip = () => all(".tip").filter((tip) => !tip.hidden).map((tip) => tip.innerText).join();
+const drawn = () => all(".line").map((line) => line.dataset.name);
+const choose = (select, title) => {
+  select.value = [...select.options].find((option) => option.text === title).value;
+  select.dispatchEvent(new Event("change"));
+};
+const click = (text) => all("button").find((button) => button.innerText.startsWith(text)).click();
+const names = (table) => [...table.tBodies[0].rows].map((row) => row.cells[0].innerText);
+const color = (element, name) => getComputedStyle(element)[name].match(/\\d+/g).map(Number);
+"""
+
+
+def browse(report: Path, script: str, *flags: str, width: int = 1000) -> Any:
+    """What `script` returns on the report's page."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
+    run = f"(() => {{ {HELPERS} try {{ {script} }} catch (error) {{ return error.stack }} }})()"
+    end = f"<script>parent.postMessage(JSON.stringify({run}), '*')</script>"
+    (report.parent / "copy.html").write_text(report.read_text() + end)
+    outer = report.parent / "outer.html"
+    outer.write_text(
+        "<pre></pre><script>addEventListener('message', (event) => "
+        "document.querySelector('pre').append(event.data))</script>"
+        f'<iframe src="copy.html" style="width: {width}px; height: 900px; border: 0"></iframe>'
+    )
+    profile = f"--user-data-dir={report.parent / 'profile'}"
+    command = [browser, *FLAGS, profile, "--virtual-time-budget=5000", "--dump-dom", *flags]
+    done = subprocess.run(
+        [*command, outer.as_uri()], capture_output=True, text=True, timeout=SECONDS
+    )
+    found = re.search("<pre>(.+?)</pre>", done.stdout, re.DOTALL)
+    assert found, done.stdout + done.stderr
+    return json.loads(unescape(found[1]))
+
+
+def rising(start: float, end: float) -> Any:
+    return lambda step, task: 1.0 if step is None else start + (end - start) * step / 200
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Each run is better than the one before."""
+    runs = tmp_path_factory.mktemp("runs")
+    ends = {"bosch": 0.9, "fisher": 0.7, "razor": 0.5}
+    return compare(
+        [FakeRun(name, skill=rising(0.1, end)).write(runs) for name, end in ends.items()]
+    )
+
+
+@pytest.fixture(scope="module")
+def report(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(comparison, tmp_path_factory.mktemp("report"))
+
+
+def write_page(comparison: Comparison, folder: Path) -> Path:
+    """Without the pictures, which take longest."""
+    path = folder / "report.html"
+    path.write_text(
+        page(comparison, make_tables(comparison).values(), warnings(comparison)), "utf-8"
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def seen(report: Path) -> Any:
+    """What one reader of the page in a wide and light window sees."""
+    script = """
+        const seen = {page: color(document.body, "backgroundColor"), tips: {}, sorted: {}};
+        seen.text = color(document.body, "color");
+
+        for (const line of all(".line")) {
+          pointAt([...line.querySelectorAll(".marker")].at(-1), "pointermove");
+          seen.tips[line.dataset.name] = tip();
+        }
+        pointAt(document.body, "pointerleave");
+        seen.tips.left = tip();
+
+        const [score, axis] = all("select");
+        seen.drawn = drawn();
+        click(seen.drawn[1]);
+        seen.withoutSecond = drawn();
+        seen.offered = [...axis.options].map((option) => option.text);
+        choose(axis, "hours of training, without evaluations");
+        choose(score, "LongBench average");
+        pointAt(all(".line .marker").at(-1), "pointermove");
+        seen.overHours = tip();
+        choose(score, "validation loss");
+        seen.kept = axis.selectedOptions[0].text;
+        click("hide all");
+        seen.pressed = all("[aria-pressed]").map((button) => button.ariaPressed);
+        seen.none = drawn();
+
+        const table = all("table").find((one) => one.innerText.startsWith("run"));
+        const heads = [...table.tHead.rows[0].cells];
+        for (const [name, head] of [["number", heads.at(-1)], ["name", heads[0]]]) {
+          for (const order of ["rising", "falling"]) {
+            head.querySelector("button").click();
+            seen.sorted[`${name} ${order}`] = names(table);
+          }
+        }
+        seen.keys = ["1,250", "1.25M", "31.2 → 88.0 (95.8)", "2.0 min", "82% [1%, 2%]",
+          "+8.1 [3, 4]* (3)", "-0.5", "8.0 ± 1.0", "tiny-qwen3", "–", "– (95.8)"].map(sortKey);
+        return seen;
+    """
+    return browse(report, script)
+
+
+def test_the_chart_answers_to_the_pointer(comparison: Comparison, seen: Any) -> None:
+    niah = comparison.averages[0]
+    for run in comparison.runs:
+        curve = comparison.curve(run.name, niah)
+        assert curve is not None
+        value = show_estimate(estimate(curve, value_at(-1)), show_points)
+        assert "[" in value
+        *lines, gap = seen["tips"][run.name].split("\n")
+        assert lines == [run.name, f"NIAH average: {value}", "training tokens: 200k"]
+        points, text = gap.removeprefix("−").split(" ", 1)  # a minus sign
+        assert float(points) == pytest.approx(curve.dense - curve.values[-1], abs=0.051)
+        assert text == "from dense model"
+    assert seen["tips"]["left"] == ""
+
+
+def test_a_click_on_a_name_hides_the_run(comparison: Comparison, seen: Any) -> None:
+    first, second, third = (run.name for run in comparison.runs)
+    assert seen["drawn"] == [first, second, third]
+    assert seen["withoutSecond"] == [first, third]
+    assert seen["pressed"] == ["false"] * 3
+    assert seen["none"] == []
+
+
+def test_a_chosen_axis_is_kept_for_other_scores(comparison: Comparison, seen: Any) -> None:
+    assert len(seen["offered"]) == 3
+    hours = seen["offered"][-1]
+    assert seen["kept"] == hours
+    lines = seen["overHours"].split("\n")
+    assert lines[0] == comparison.runs[2].name
+    assert lines[1].startswith("LongBench average: ")
+    assert lines[2] == f"{hours}: 0.05"  # 20 rows of 9 seconds in tests/run_folders.py
+
+
+def test_tables_sort_both_ways_by_number_or_name(comparison: Comparison, seen: Any) -> None:
+    names = [run.name for run in comparison.runs]
+    assert seen["sorted"] == {
+        "number rising": names[::-1],
+        "number falling": names,
+        "name rising": names,
+        "name falling": names[::-1],
+    }
+    numbers = [1250, 1_250_000, 88, 120, 82, 8.1, -0.5, 8]
+    assert seen["keys"] == [*numbers, "tiny-qwen3", None, None]
+
+
+def test_the_page_is_dark_where_the_reader_wants_it(report: Path, seen: Any) -> None:
+    script = "return {page: color(document.body, 'backgroundColor'), "
+    dark = browse(report, script + "text: color(document.body, 'color')}", DARK)
+    assert min(seen["page"]) > 200 > 100 > max(seen["text"])
+    assert max(dark["page"]) < 100 < 200 < min(dark["text"])
+
+
+def test_a_phone_scrolls_the_tables_and_not_the_page(report: Path) -> None:
+    seen = browse(
+        report,
+        """
+        const boxes = all("h1, li, select, .plot, .legend button, .masks figure, .scroll");
+        pointAt(all(".line .marker").at(-1), "pointerdown");
+        return {page: document.documentElement.scrollWidth, tip: tip(),
+          right: Math.max(...[...boxes, ...all(".tip, .plot text")].map((one) =>
+            one.getBoundingClientRect().right)),
+          letters: Math.min(...all("td, text, button, .note").map((one) =>
+            parseFloat(getComputedStyle(one).fontSize))),
+          scrolled: all(".scroll").some((one) => one.scrollWidth > one.clientWidth)};
+        """,
+        width=PHONE_WIDTH,
+    )
+    assert seen["page"] == PHONE_WIDTH
+    assert seen["right"] <= PHONE_WIDTH
+    assert seen["tip"]
+    assert seen["letters"] >= 12
+    assert seen["scrolled"]
+
+
+def test_a_name_cannot_break_out_of_the_data(comparison: Comparison, tmp_path: Path) -> None:
+    runs = [replace(read_run(run.path), name=BREAKS_OUT + run.name) for run in comparison.runs]
+    report = write_page(compare(runs), tmp_path)
+    assert report.read_text().count("</script>") == 2
+    script = "return {title: document.title, names: drawn(), bold: all('b').length}"
+    seen = browse(report, script)
+    shown = BREAKS_OUT.replace("\u2028", " ")
+    names = [shown + run.name for run in comparison.runs]
+    assert seen == {"title": "Comparison of 3 runs", "names": names, "bold": 0}
