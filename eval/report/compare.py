@@ -27,7 +27,6 @@ from bosch.eval.report.statistics import (
     resample_examples,
 )
 from bosch.eval.suites._reporting import ReportedScore, Row
-from bosch.masks.overlap import jaccard_distance
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
@@ -335,16 +334,6 @@ def end_together(first: Curve, second: Curve) -> bool:
     """Whether two trainings saw as many tokens. The part that a learned mask takes is rounded to
     whole steps, so the sums may differ slightly."""
     return math.isclose(float(first.tokens[-1]), float(second.tokens[-1]), rel_tol=0.01)
-
-
-def mask_distance(first: RunResults, second: RunResults) -> float | None:
-    """Jaccard distance of the windowed groups. None: a mask is missing or has another shape."""
-    if first.mask is None or second.mask is None:
-        return None
-    a, b = first.mask.mask, second.mask.mask
-    if (a.num_layers, a.num_groups) != (b.num_layers, b.num_groups):
-        return None
-    return jaccard_distance(a, b)
 
 
 def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> str:
