@@ -262,8 +262,11 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         _refuse_unknown_code(config, path)
     check_generation_config(folder)
     needed = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    if any(config.get(name) is None for name in needed):
-        config = {**_defaults(config, path), **{k: v for k, v in config.items() if v is not None}}
+    # In place of its number of groups a hybrid has a word that plain families refuse.
+    missing = [name for name in needed if config.get(name) in (None, "bosch_hybrid")]
+    if missing:
+        known = {k: v for k, v in config.items() if v is not None and k not in missing}
+        config = {**_defaults(config, path), **known}
     return config
 
 

@@ -159,6 +159,7 @@ def test_blocks_held_are_those_of_the_formula(ratio: float, tmp_path: Path) -> N
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size above 1: ranks"),
         ({"disable_hybrid_kv_cache_manager": True}, "nothing would be saved"),
         ({"kv_cache_dtype": "fp8"}, "fp8"),
+        ({"hf_overrides": {"architectures": ["Qwen3ForCausalLM"]}}, "fluent, but wrong"),
     ],
 )
 def test_what_does_not_work_is_refused(engine: dict[str, Any], words: str, tmp_path: Path) -> None:
