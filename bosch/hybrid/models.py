@@ -161,6 +161,12 @@ class HybridCausalLM:
             )
         return NAME
 
+    def init_continuous_batching(self, *args: object, **kwargs: object) -> Any:
+        raise UserError(
+            "transformers' continuous batching (generate_batch) has one kind of cache for all "
+            "groups of a layer, and a hybrid has two; use generate, or vLLM (docs/serving.md)."
+        )
+
 
 def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -> Any:
     """`forward` with the plain signature, where transformers looks up a model's arguments."""

@@ -23,6 +23,7 @@ from transformers import (
 from bosch.assets import asset_folder
 from bosch.hybrid.cache import HybridLayer
 from bosch.hybrid.models import deploy
+from bosch.run.errors import UserError
 from tests.model_factory import FAMILIES, MIXED, kv_entries, random_tokens, tiny_model
 
 WINDOW = 16
@@ -232,6 +233,11 @@ def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
     writer = pipeline("text-generation", model=model, tokenizer=tokenizer)
     (written,) = writer("The city of", stop_sequence=stop, **settings)
     assert written["generated_text"] == text[:end]
+
+
+def test_continuous_batching_is_refused_in_our_words() -> None:
+    with pytest.raises(UserError, match="use generate, or vLLM"):
+        hybrid().generate_batch([[5, 6, 7]], max_new_tokens=2)
 
 
 def test_the_trainer_trains_and_resumes_a_hybrid(tmp_path: Path) -> None:
