@@ -64,14 +64,16 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
     progress.set_up()
     folder = fetch_model(options.model)
-    read_model_config(folder)
+    config = read_model_config(folder)
     tokenizer = load_tokenizer(folder)
     prompt = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
     if options.engine == "vllm":
-        generate_by_engine(folder, ids[0].tolist(), options)
+        # vLLM's own choice would be half precision for weights in float32.
+        dtype = config.get("dtype") or config.get("torch_dtype") or "auto"
+        generate_by_engine(folder, dtype, ids[0].tolist(), options)
         return
     model = load_model(folder, "auto", pick_device(options.device))
     length, positions = ids.shape[1] + options.max_tokens, model.config.max_position_embeddings
@@ -149,10 +151,10 @@ def generate(
     print(describe_cache(result.past_key_values, model))
 
 
-def generate_by_engine(folder: Path, prompt: list[int], options: Options) -> None:
+def generate_by_engine(folder: Path, dtype: str, prompt: list[int], options: Options) -> None:
     from bosch.eval.engine_vllm import start_engine
 
-    engine = start_engine(folder)
+    engine = start_engine(folder, dtype=dtype)
     from vllm import SamplingParams  # start_engine says so where it is missing
 
     names = ("temperature", "top_k", "top_p", "seed", "max_tokens")
