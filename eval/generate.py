@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedTokenizerBase
 
 from bosch.eval.metrics.string_match import string_match_all
 from bosch.eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
-from bosch.eval.suites._interface import Example
+from bosch.eval.suites._interface import Example, Stop
 from bosch.hybrid.cache import kv_bytes
 from bosch.run.errors import UserError
 
@@ -76,7 +76,7 @@ class Generator:
         self.batch = settings.batch or (16 if self.is_exact else 1)
         self.margin = MARGINS[model.dtype]
         self.batch_margin = self.margin if self.is_exact or settings.batch is None else 0.0
-        self.end_ids = end_tokens(model, tokenizer)
+        self.end_ids = end_tokens(model.generation_config.eos_token_id, tokenizer)
         self.num_redone = 0  # examples generated again in the plain way
         # The last prompt and its cache, if the next prompt begins like it.
         self._trunk: tuple[list[int], Cache] | None = None
@@ -251,19 +251,27 @@ class Generator:
         self, job: Job, logits_NV: Tensor, ids: list[int], leads: list[float], margin: float
     ) -> None:
         """Append the likeliest token, and check whether the text ends with it."""
-        stop, end_ids = job.example.stop, self.end_ids
-        if stop.newline_token:
-            newline = self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
-            end_ids = end_ids | {newline}
+        stop, end_ids = job.example.stop, self._ends(job.example.stop)
         if len(job.tokens) < stop.min_new_tokens and ids[0] in end_ids:
             ends = torch.tensor(sorted(end_ids), device=logits_NV.device)
             ids, leads = likeliest(logits_NV.index_fill(1, ends, -torch.inf))
         if not job.is_plain and leads[0] < margin:
             job.is_certain = False
             return
-        job.tokens.append(ids[0])
+        self._append(job, ids[0])
+
+    def _ends(self, stop: Stop) -> set[int]:
+        """The tokens that end an answer."""
+        if not stop.newline_token:
+            return self.end_ids
+        newline: int = self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
+        return self.end_ids | {newline}
+
+    def _append(self, job: Job, token: int) -> None:
+        stop = job.example.stop
+        job.tokens.append(token)
         job.text = self._decode_text(job.tokens)
-        if ids[0] in end_ids:
+        if token in self._ends(stop):
             job.ended = "end token"
         elif any(text in job.text for text in stop.strings):
             job.ended = "stop string"
@@ -309,9 +317,8 @@ def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
     return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def end_tokens(ends: int | list[int] | None, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """The end tokens in the model's generation settings, else the tokenizer's."""
-    ends = model.generation_config.eos_token_id
     if ends is None:
         ends = tokenizer.eos_token_id
     return set(ends) if isinstance(ends, list) else {ends} - {None}

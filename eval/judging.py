@@ -61,6 +61,8 @@ class Judging:
             del facts["attention"]
         if self.generation.batch is not None and self.precision != "fp32":
             facts["batch"] = self.generation.batch  # in half precision it can decide near ties
+        if self.generation.engine != "transformers" and self.precision != "fp32":
+            facts["engine"] = self.generation.engine  # and so can this
         facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
         contents: dict[str, list[str]] = {"essays": []}  # always there, as in earlier runs
         for run in self.suites:
@@ -186,6 +188,12 @@ def load_judged(folder: Path, judging: Judging) -> Any:
         config.bosch = {**config.bosch, "window": judging.window_tokens}
     if judging.yarn is not None:
         stretch_positions(config, judging.yarn, folder, judging.yarn_from)
+    if judging.generation.engine == "vllm":
+        from bosch.eval.engine_vllm import start_engine
+
+        names = ("bosch", "rope_parameters")
+        changed = {name: getattr(config, name) for name in names if hasattr(config, name)}
+        return start_engine(folder, dtype=dtype, hf_overrides=changed)
     attention = "bosch" if has_our_attention(config) else None
     if attention is None and judging.attention != "auto":
         raise UserError(

@@ -14,10 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.eval.engine_vllm import EngineGenerator
 from bosch.eval.examples import load_examples
 from bosch.eval.generate import Generator, Key
 from bosch.eval.results import SCORES, make_rows, write_scores
@@ -41,7 +43,7 @@ WORK = ".work"  # the ranks' predictions, until they are merged
 class Evaluation:
     """Everything an evaluation needs except its folder."""
 
-    load_model: Callable[[], PreTrainedModel]  # called only if predictions are missing
+    load_model: Callable[[], Any]  # or an engine; called only if predictions are missing
     tokenizer: PreTrainedTokenizerBase
     suites: Sequence[SuiteRun]
     examples_folder: Path  # examples shared by runs
@@ -60,6 +62,10 @@ class Evaluation:
     @cached_property
     def tokenizer_hash(self) -> str:
         return describe_tokenizer(self.tokenizer).hash
+
+    def make_generator(self) -> Generator:
+        kind = EngineGenerator if self.generation.engine == "vllm" else Generator
+        return kind(self.load_model(), self.tokenizer, self.generation, self.max_positions)
 
 
 def evaluate(evaluation: Evaluation, folder: Path) -> None:
@@ -97,8 +103,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
         if not missing:
             continue
         if generator is None:
-            model, settings = evaluation.load_model(), evaluation.generation
-            generator = Generator(model, evaluation.tokenizer, settings, evaluation.max_positions)
+            generator = evaluation.make_generator()
         path = work / f"{run.name}-{evaluation.rank}.jsonl"
         drop_torn_line(path)
         title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from bosch.eval.suites._interface import Request
 from bosch.plugin_options import with_options
@@ -11,6 +11,7 @@ from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
 SUITES = "bosch.eval.suites"
+Engine = Literal["transformers", "vllm"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class GenerationSettings:
     # have a token too close to call. A batch set by hand in half precision turns that check off.
     batch: int | None = None
     prefill_chunk: int = 8192  # prompt tokens in one forward pass
+    engine: Engine = "transformers"  # the same scores in float32
 
 
 FAST = GenerationSettings()

@@ -22,7 +22,7 @@ from bosch.command_line import parse
 from bosch.config import Config, JudgingConfig, TokenCount, at_least, shared_fields
 from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
 from bosch.eval.results import collect_results, show_evaluation
-from bosch.eval.settings import PLAIN, SUITES, GenerationSettings, Label, configure_suites
+from bosch.eval.settings import PLAIN, SUITES, Engine, GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.masks.mask import check_window
 from bosch.model import (
@@ -68,6 +68,7 @@ class Options:
     # Positions the model was trained on, 32,768 for Qwen3; None: as in its config.json.
     yarn_from: Annotated[TokenCount | None, tyro.conf.arg(metavar="POSITIONS")] = None
     plain: tyro.conf.FlagCreatePairsOff[bool] = False  # without speed-ups (scores are the same)
+    engine: Engine = "transformers"  # vllm: the same scores in fp32 (docs/serving.md)
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show tracebacks
 
     def __post_init__(self) -> None:
@@ -116,6 +117,9 @@ def choose_judging(options: Options) -> Judging:
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
     if lm_eval and not tasks:
         raise UserError(f"--suite {lm_eval[0]}: no task is named; write {LM_EVAL}:TASK,TASK.")
+    if options.engine == "vllm":
+        check_engine_can(settings.attention != "auto", bool(tasks))
+        generation = replace(generation, engine="vllm")
     judging = Judging(
         (),
         lm_eval_tasks=tuple(tasks),
@@ -134,6 +138,19 @@ def choose_judging(options: Options) -> Judging:
     request = Request(settings, positions, punkt=options.punkt)
     names = [name for name in options.suite if name not in lm_eval]
     return replace(judging, suites=configure_suites(names, request))
+
+
+def check_engine_can(names_attention: bool, has_lm_eval: bool) -> None:
+    from bosch.eval.engine_vllm import check_engine  # imports torch
+
+    check_engine()
+    for name, asked in (
+        ("--attention", names_attention),
+        ("lm-eval's tasks", has_lm_eval),
+        ("more than one process", rank_and_world()[1] > 1),
+    ):
+        if asked:
+            raise UserError(f"--engine vllm cannot have {name}; leave one of the two out.")
 
 
 def check_window_can_change(model: str, window: int) -> None:

@@ -2,6 +2,7 @@
 
     python recipes/generate_text.py --model DIR --prompt "Once upon a time"
     python recipes/generate_text.py --model DIR --prompt-file long.txt --prefill-chunk 8192
+    python recipes/generate_text.py --model DIR --prompt "Once" --engine vllm     docs/serving.md
 
 For a group with a sliding window, a hybrid's cache keeps at most the window.
 """
@@ -19,6 +20,7 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
+from bosch.eval.settings import Engine
 from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer, read_model_config
 from bosch.run import progress
@@ -44,6 +46,7 @@ class Options:
     seed: int = 0  # of sampling
     prefill_chunk: Annotated[TokenCount | None, tyro.conf.arg(metavar="TOKENS")] = None
     """read the prompt in chunks of this many tokens; None: all at once"""
+    engine: Engine = "transformers"  # vllm: see docs/serving.md
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
@@ -53,18 +56,25 @@ class Options:
             raise UserError(f"top_p is {self.top_p}, it must be above 0 and at most 1.")
         if (self.prompt is None) == (self.prompt_file is None):
             raise UserError("Pass either --prompt or --prompt-file.")
+        if self.engine == "vllm" and self.prefill_chunk:
+            raise UserError("--engine vllm chooses itself what --prefill-chunk says.")
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
     progress.set_up()
     folder = fetch_model(options.model)
-    read_model_config(folder)
+    config = read_model_config(folder)
     tokenizer = load_tokenizer(folder)
     prompt = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
+    if options.engine == "vllm":
+        # vLLM's own choice would be half precision for weights in float32.
+        dtype = config.get("dtype") or config.get("torch_dtype") or "auto"
+        generate_by_engine(folder, dtype, ids[0].tolist(), options)
+        return
     from bosch.training.parallel import choose_device  # imports torch
 
     model = load_model(folder, "auto", str(choose_device(os.environ)))
@@ -132,6 +142,21 @@ def generate(
     speed = f", {len(others) / (others[-1] - first):,.1f} tokens/s" if others else ""
     print(f"answer: {1 + len(others):,} tokens{speed}")
     print(describe_cache(result.past_key_values, model))
+
+
+def generate_by_engine(folder: Path, dtype: str, prompt: list[int], options: Options) -> None:
+    from bosch.eval.engine_vllm import start_engine
+
+    engine = start_engine(folder, dtype=dtype)
+    from vllm import SamplingParams  # start_engine says so where it is missing
+
+    names = ("temperature", "top_k", "top_p", "seed", "max_tokens")
+    how = SamplingParams(**{name: getattr(options, name) for name in names})
+    began = time.perf_counter()
+    (output,) = engine.generate([{"prompt_token_ids": prompt}], how, use_tqdm=False)
+    seconds, (answer,) = time.perf_counter() - began, output.outputs
+    print_text(answer.text, stream_end=True)
+    print(f"prompt: {len(prompt):,} tokens, answer: {len(answer.token_ids):,}, {seconds:.2f} s")
 
 
 def refuse_non_finite(model: str, ids: "Tensor", logits_NV: "Tensor") -> "Tensor":

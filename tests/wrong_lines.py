@@ -134,6 +134,7 @@ WRONG_LINES = {
     ),
     "evaluate --suite gsm8k --gsm8k-data notes.txt": "notes.txt",
     "evaluate --suite gsm8k --gsm8k-tasks gsm9k": "gsm9k",
+    "evaluate --engine vllm": "vllm docs/serving.md",
     # compare, sweep
     "compare nowhere": "nowhere",
     "compare empty notes.txt": "empty notes.txt",
@@ -154,6 +155,10 @@ WRONG_LINES = {
     f"generate --model {SMALL} --prompt-file nowhere.txt": "nowhere.txt",
     f"generate --model {SMALL} --prompt-file notes.npz": "notes.npz",
     f"generate --model {SMALL} --prompt a --top-p 2": "top_p 2.0",
+    f"generate --model {SMALL} --prompt a --engine vllm": "vllm docs/serving.md",
+    f"generate --model {SMALL} --prompt a --engine vllm --prefill-chunk 8": (
+        "--prefill-chunk --engine"
+    ),
     "generate --model nowhere/ --prompt a": "nowhere/",
     "generate --model broken_weights/ --prompt a": "broken_weights",
     # analyze, mask

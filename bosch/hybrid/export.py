@@ -47,8 +47,9 @@ long the text is.
 {how_to_load}
 
 The groups are ordered `[full..., window...]` in each layer; `config.bosch` holds the window, the
-order and where the mask is from. A plain class of the base model's family refuses this folder:
-computed with full attention everywhere it would be another model.
+order and where the mask is from. A plain class of the base model's family refuses this folder, and
+its config refuses such a class as its architecture (vLLM's `--hf-overrides`): computed with full
+attention everywhere it would be another model. That is why `num_key_value_heads` is no number here.
 """
 WITH_PACKAGE = """\
 With the package `bosch-hybrid` installed:

@@ -8,10 +8,10 @@ new folder with those of the source in search mode, with one model in memory at 
 is written after the check, so an unchecked folder cannot be loaded.
 
 Loaded as the plain family, such a folder would be a dense model that answers fluently and wrong.
-Its config.json names a layer type that plain families refuse, whether they are chosen by class or
-by an edited model_type (bosch/hybrid/models.py). Two cases cannot be prevented: a caller who passes
-a plain config object, and a tool that does not read layer_types. Tensors keep the plain family's
-names, so that LoRA and quantizers work.
+Its config.json has a word in place of num_key_value_heads, which plain families refuse, whether
+they are chosen by class or by an edited model_type, and its config class refuses their names as its
+architecture (bosch/hybrid/models.py). Not prevented: a caller who passes a plain config object.
+Tensors keep the plain family's names, so that LoRA and quantizers work.
 """
 
 import copy

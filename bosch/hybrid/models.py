@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import (
@@ -45,9 +47,10 @@ from bosch.run.errors import UserError
 logger = logging.getLogger("bosch")
 
 PREFIX = "bosch_"  # of the model_type
-# The layer type in a saved config. Plain families refuse it, so that only our classes can load the
-# checkpoint. If only the model_type differed, transformers would log it and run the dense model.
-SAVED_LAYER_TYPE = "bosch_hybrid"
+# In place of num_key_value_heads in a saved config: the rows of `permutation` have that length.
+# Plain families want a whole number, so that only our classes can load the checkpoint. If only the
+# model_type differed, transformers would log it and run the dense model.
+GUARD = "bosch_hybrid"  # older folders have it as their layer types
 
 
 # ----------------------------------------------------------------------------------- the two mixins
@@ -61,19 +64,34 @@ class HybridConfig:
 
     def __post_init__(self, **kwargs: Any) -> None:
         own_types = getattr(self, "layer_types", None)
-        if own_types is not None and SAVED_LAYER_TYPE in own_types:
+        if own_types is not None and GUARD in own_types:
             self.layer_types: list[str] | None = ["full_attention"] * len(own_types)
-        if SAVED_LAYER_TYPE in (kwargs.get("layer_types") or ()):
+        if GUARD in (kwargs.get("layer_types") or ()):
             del kwargs["layer_types"]
+        if vars(self)["num_key_value_heads"] == 0:
+            rows = (self.bosch or {}).get("permutation") or [[]]
+            super().__setattr__("num_key_value_heads", len(rows[0]))
         super().__post_init__(**kwargs)  # type: ignore[misc]
         if self.bosch is not None:
             check_hybrid(self)  # type: ignore[arg-type]
 
-    def to_dict(self) -> dict[str, Any]:
-        saved: dict[str, Any] = super().to_dict()  # type: ignore[misc]
-        if self.bosch is not None:
-            saved["layer_types"] = [SAVED_LAYER_TYPE] * saved["num_hidden_layers"]
-        return saved
+    def __setattr__(self, name: str, value: Any) -> None:
+        # vLLM's --hf-overrides, or a hand-edited config.json
+        if name == "architectures" and any(hasattr(transformers, each) for each in value or ()):
+            raise UserError(
+                f"{', '.join(value)} would compute this hybrid with full attention everywhere and "
+                "its heads in another order: fluent, but wrong. Leave the architecture as it is."
+            )
+        if name == "num_key_value_heads" and value == GUARD:
+            value = 0  # until __post_init__, which knows the permutation
+        super().__setattr__(name, value)
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        saved: str = super().to_json_string(use_diff)  # type: ignore[misc]
+        if self.bosch is None:
+            return saved
+        content = json.loads(saved) | {"num_key_value_heads": GUARD}
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 class HybridCausalLM:
@@ -142,6 +160,12 @@ class HybridCausalLM:
                 f"hybrid with full attention. Leave it out; to choose a kernel, use bosch_backend."
             )
         return NAME
+
+    def init_continuous_batching(self, *args: object, **kwargs: object) -> Any:
+        raise UserError(
+            "transformers' continuous batching (generate_batch) has one kind of cache for all "
+            "groups of a layer, and a hybrid has two; use generate, or vLLM (docs/serving.md)."
+        )
 
 
 def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -> Any:
@@ -299,11 +323,9 @@ def hybrid_config(
 
 def plain_config(config: PretrainedConfig) -> PretrainedConfig:
     """The config of the model a hybrid was made from."""
-    values, plain_class = _values(config), family_of(config).plain_config_class
-    del values["bosch"], values["layer_types"]
-    if hasattr(plain_class, "layer_types"):  # or they would follow from sliding_window
-        values["layer_types"] = ["full_attention"] * config.num_hidden_layers
-    made: PretrainedConfig = plain_class(**values)
+    values = _values(config)
+    del values["bosch"]
+    made: PretrainedConfig = family_of(config).plain_config_class(**values)
     return made
 
 

@@ -19,10 +19,11 @@ from transformers import AutoModelForCausalLM
 
 from bosch.hybrid.models import deploy
 from tests.model_factory import MIXED, tiny_model
+from tests.serving.hybrids import TINY, WINDOW, tiny_hybrid
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
-TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
-WINDOW, NEW = 64, 16
+NEW = 16
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 LENGTHS = (3, 63, 64, 65, 129, 500)
 
 
@@ -42,15 +43,6 @@ def refusal(hybrid: Any, folder: Path, **engine: Any) -> str:
     with pytest.raises(AssertionError) as caught:
         serve(hybrid, folder, [], **engine)
     return str(caught.value)
-
-
-def tiny_hybrid(ratio: float, window: int = WINDOW, seed: int = 0) -> Any:
-    """Of the embedded model, with layers that differ."""
-    dense = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-    bits = [0] * round(64 * ratio)
-    bits += [1] * (64 - len(bits))
-    random.Random(seed).shuffle(bits)
-    return deploy(dense, [bits[at : at + 8] for at in range(0, 64, 8)], window)
 
 
 def make_prompts(vocabulary: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
@@ -103,6 +95,16 @@ def assert_agrees(hybrid: Any, folder: Path, **engine: Any) -> list[list[float]]
 @pytest.mark.parametrize(("ratio", "window"), [(0.25, 64), (0.5, 5), (0.75, 1), (0.875, 64)])
 def test_tokens_are_ours(ratio: float, window: int, tmp_path: Path) -> None:
     assert_agrees(tiny_hybrid(ratio, window), tmp_path)
+
+
+def test_whole_layers_agree(tmp_path: Path) -> None:
+    dense = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    assert_agrees(deploy(dense, [[layer % 2] * 8 for layer in range(8)], WINDOW), tmp_path)
+
+
+def test_compiled_it_agrees(tmp_path: Path) -> None:
+    small = deploy(tiny_model("qwen3", num_hidden_layers=3), MIXED, 5)
+    assert_agrees(small, tmp_path, enforce_eager=False)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
@@ -159,6 +161,10 @@ def test_blocks_held_are_those_of_the_formula(ratio: float, tmp_path: Path) -> N
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size above 1: ranks"),
         ({"disable_hybrid_kv_cache_manager": True}, "nothing would be saved"),
         ({"kv_cache_dtype": "fp8"}, "fp8"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size above 1: this has not been run"),
+        ({"enable_lora": True}, "LoRA: this has not been run"),
+        ({"speculative_config": DRAFTS}, "speculative decoding: this has not been run"),
+        ({"hf_overrides": {"architectures": ["Qwen3ForCausalLM"]}}, "fluent, but wrong"),
     ],
 )
 def test_what_does_not_work_is_refused(engine: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -254,13 +254,28 @@ def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
     assert written["generated_text"] == text[:end]
 
 
-def test_the_trainer_finds_its_columns(tmp_path: Path) -> None:
+@pytest.mark.ecosystem(
+    "Trainer: `train(resume_from_checkpoint=True)`",
+    "works",
+    "",
+)
+def test_the_trainer_trains_and_resumes_a_hybrid(tmp_path: Path) -> None:
     rows = [{"input_ids": row, "labels": row} for row in random_tokens(4, 20).tolist()]
-    settings = TrainingArguments(
-        str(tmp_path), max_steps=1, report_to=[], use_cpu=True, save_strategy="no"
-    )
-    trainer = Trainer(hybrid(), settings, train_dataset=Dataset.from_list(rows))
-    assert trainer.train().global_step == 1
+    usual: dict[str, Any] = {"report_to": [], "use_cpu": True, "save_steps": 1, "max_steps": 2}
+    usual |= {"per_device_train_batch_size": 2, "learning_rate": 0.01}
+
+    def trained(resume: bool) -> PreTrainedModel:
+        torch.manual_seed(int(resume))  # other weights at first, which the checkpoint replaces
+        model = hybrid()
+        trainer = Trainer(
+            model, TrainingArguments(str(tmp_path), **usual), train_dataset=Dataset.from_list(rows)
+        )
+        checkpoint = str(tmp_path / "checkpoint-1") if resume else None
+        assert trainer.train(resume_from_checkpoint=checkpoint).global_step == 2
+        return model
+
+    once, resumed = trained(False).state_dict(), trained(True).state_dict()
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in once.items())
 
 
 # -------------------------------------------------------------------------------------- compiled

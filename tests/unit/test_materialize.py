@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bosch.config import Config
 from bosch.data.tokenizer_files import describe_tokenizer
@@ -24,7 +24,7 @@ from bosch.hybrid.materialize import (
     read_config,
     unmaterialize,
 )
-from bosch.hybrid.models import family_of, head_size, hybrid_config, undeploy
+from bosch.hybrid.models import deploy, family_of, head_size, hybrid_config, undeploy
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.recipes import materialize_model
 from bosch.run.errors import MissingFileError, UserError
@@ -32,7 +32,7 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import Stage
 from tests import odd_tokenizers
 from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for, run_recipe
-from tests.model_factory import FAMILIES, MIXED, logits, random_tokens
+from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -65,10 +65,32 @@ def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
     for model_type in (content["model_type"], family):
         content |= {"model_type": model_type, "architectures": [plain_class.__name__]}
         config.write_text(json.dumps(content))
-        with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
+        with pytest.raises(StrictDataclassFieldValidationError, match="bosch_hybrid"):
             plain_class.from_pretrained(tmp_path / "hybrid")
-    with pytest.raises(StrictDataclassClassValidationError, match="bosch_hybrid"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / "hybrid")
+    for auto_class in (AutoConfig, AutoModelForCausalLM):
+        with pytest.raises(StrictDataclassFieldValidationError, match="bosch_hybrid"):
+            auto_class.from_pretrained(tmp_path / "hybrid")
+
+
+@every_family
+def test_a_hybrid_is_not_called_by_a_plain_class(family: str, tmp_path: Path) -> None:
+    """As vLLM's --hf-overrides would."""
+    plain = tiny_model(family)
+    config = deploy(plain, MIXED, WINDOW).config
+    with pytest.raises(UserError, match=f"{type(plain).__name__} would compute this hybrid"):
+        config.update({"architectures": [type(plain).__name__]})
+    config.architectures = ["MySubclass"]
+
+
+@every_family
+def test_a_folder_whose_guard_was_its_layer_types_still_loads(family: str, tmp_path: Path) -> None:
+    hybrid, ids = deploy(tiny_model(family), MIXED, WINDOW), random_tokens(1, 30)
+    hybrid.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content |= {"num_key_value_heads": 4, "layer_types": ["bosch_hybrid"] * 3}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, ids), logits(hybrid, ids))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""Generation by vLLM for lists of examples. In float32 its tokens are those of eval/generate.py.
+
+Needs vLLM and serving/vllm (docs/serving.md). It has run on CPUs only.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from bosch.eval.generate import Generator, Job, Key, end_tokens, in_plain_way
+from bosch.eval.settings import GenerationSettings
+from bosch.eval.suites._interface import Example
+from bosch.model import explain_library_errors
+from bosch.run.errors import UserError
+
+PORTION = 256  # examples that the engine gets at once; what is done is on disk after each
+
+
+def check_engine() -> None:
+    missing = [name for name in ("vllm", "bosch_vllm") if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"--engine vllm: {' and '.join(missing)} cannot be imported here; docs/serving.md says "
+            "how to install them. Without --engine, transformers generates."
+        )
+
+
+def start_engine(folder: Path, **settings: Any) -> Any:
+    """vLLM in this process."""
+    check_engine()
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    import vllm
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        settings |= {"enforce_eager": True, "block_size": 32}
+    with explain_library_errors(f"vLLM cannot run {folder}"):
+        return vllm.LLM(str(folder), disable_log_stats=True, **settings)
+
+
+class EngineGenerator(Generator):
+    """A `Generator` whose model is a vLLM engine."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: GenerationSettings,
+        max_positions: int | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.settings = model, tokenizer, in_plain_way(settings)
+        # It has a position for the last token too, which is never fed to the model.
+        self.max_positions = None if max_positions is None else max_positions - 1
+        generation_config = model.model_config.try_get_generation_config()
+        self.end_ids = end_tokens(generation_config.get("eos_token_id"), tokenizer)
+
+    def generate(self, examples: Iterable[tuple[Key, Example]]) -> Iterator[Job]:
+        jobs = (self._encode(key, example) for key, example in examples)
+        while portion := list(islice(jobs, PORTION)):
+            prompts = [{"prompt_token_ids": job.prompt} for job in portion]
+            outputs = self.model.generate(
+                prompts, [self._sampling(job.example) for job in portion], use_tqdm=False
+            )
+            for job, output in zip(portion, outputs, strict=True):
+                for token in output.outputs[0].token_ids:
+                    if job.is_open:
+                        self._append(job, token)
+                yield job
+
+    def _sampling(self, example: Example) -> Any:
+        from vllm import SamplingParams
+
+        stop = example.stop
+        return SamplingParams(
+            temperature=0,
+            max_tokens=example.max_new_tokens,
+            min_tokens=stop.min_new_tokens,
+            ignore_eos=True,  # our own are in stop_token_ids
+            stop_token_ids=sorted(self._ends(stop)),
+            stop=list(stop.strings),
+            detokenize=bool(stop.strings),
+        )
