@@ -161,6 +161,7 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
     if model is None:
         return tiny(), ["preset tiny, since neither --model nor --preset was given"]
     if is_small(model):
+        check_model(model)  # before its tokenizer is asked
         preset, usual, config = "tiny", tiny(), fit_needles(tiny(model))
     else:
         preset, usual, config = "paper", paper(), scaled_paper(model)
