@@ -79,12 +79,8 @@ def split_attention(model: Any, config: Any) -> None:
     HybridSettings.verify_and_update_config(config)  # again: vLLM has settled its settings since
     hf_config = config.model_config.hf_config
     hybrid, num_groups = hf_config.bosch, hf_config.num_key_value_heads
-    num_full, window, tokens = (
-        hybrid["num_full"],
-        hybrid["window"],
-        config.model_config.max_model_len,
-    )
-    block = config.cache_config.block_size
+    num_full, window = hybrid["num_full"], hybrid["window"]
+    block, tokens = config.cache_config.block_size, config.model_config.max_model_len
     reason = why_not_packed(config)
     if reason:
         packing = pack_units(num_full, num_groups)
