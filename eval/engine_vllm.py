@@ -25,8 +25,8 @@ def check_engine() -> None:
     missing = [name for name in ("vllm", "bosch_vllm") if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"--engine vllm: {' and '.join(missing)} cannot be imported here; docs/serving.md says "
-            "how to install them. Without --engine, transformers generates."
+            f"{' and '.join(missing)} cannot be imported here; docs/serving.md says how to install "
+            "them. Without --engine vllm, transformers generates."
         )
 
 

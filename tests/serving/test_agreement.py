@@ -25,6 +25,8 @@ PROGRAM = Path(__file__).with_name("engine_program.py")
 NEW = 16
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 LENGTHS = (3, 63, 64, 65, 129, 500)
+PACKED = {"additional_config": {"bosch_layout": "packed"}}
+both_layouts = pytest.mark.parametrize("layout", [{}, PACKED], ids=["units", "packed"])
 
 
 def serve(hybrid: Any, folder: Path, passes: list[dict[str, Any]], **engine: Any) -> dict[str, Any]:
@@ -35,6 +37,9 @@ def serve(hybrid: Any, folder: Path, passes: list[dict[str, Any]], **engine: Any
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    log = done.stdout + done.stderr
+    layout = engine.get("additional_config", {}).get("bosch_layout", "units")
+    assert f"bosch: layout {layout}" in log
     return answer
 
 
@@ -97,14 +102,22 @@ def test_tokens_are_ours(ratio: float, window: int, tmp_path: Path) -> None:
     assert_agrees(tiny_hybrid(ratio, window), tmp_path)
 
 
-def test_whole_layers_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
+def test_packed_tokens_are_ours(ratio: float, tmp_path: Path) -> None:
+    assert_agrees(tiny_hybrid(ratio), tmp_path, **PACKED)
+
+
+@both_layouts
+def test_whole_layers_agree(layout: dict[str, Any], tmp_path: Path) -> None:
     dense = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-    assert_agrees(deploy(dense, [[layer % 2] * 8 for layer in range(8)], WINDOW), tmp_path)
+    z = [[layer % 2] * 8 for layer in range(8)]
+    assert_agrees(deploy(dense, z, WINDOW), tmp_path, **layout)
 
 
-def test_compiled_it_agrees(tmp_path: Path) -> None:
+@both_layouts
+def test_compiled_it_agrees(layout: dict[str, Any], tmp_path: Path) -> None:
     small = deploy(tiny_model("qwen3", num_hidden_layers=3), MIXED, 5)
-    assert_agrees(small, tmp_path, enforce_eager=False)
+    assert_agrees(small, tmp_path, enforce_eager=False, **layout)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
@@ -121,21 +134,27 @@ def test_the_window_is_neither_one_less_nor_one_more(tmp_path: Path) -> None:
         assert furthest(our_log_probs(hybrid, prompts), theirs) > 1e-2
 
 
-def test_26_requests_that_preempt_each_other_get_the_same_tokens(tmp_path: Path) -> None:
+@both_layouts
+def test_26_requests_that_preempt_each_other_get_the_same_tokens(
+    layout: dict[str, Any], tmp_path: Path
+) -> None:
     hybrid = tiny_hybrid(0.75)
     base, *tails = make_prompts(hybrid.config.vocab_size, (700, *[10, 50, 130, 200] * 5, *[90] * 6))
     prompts = [base[: 500 + 17 * n] + tail for n, tail in enumerate(tails[:10])] + tails[10:]
     assert len(prompts) == 26
     only = {"prompts": prompts, "new": 48, "scored": False}
     limits = {"max_num_seqs": 16, "kv_cache_memory_bytes": 8 << 20, "max_model_len": 1024}
-    answer = serve(hybrid, tmp_path, [only], **limits)
+    answer = serve(hybrid, tmp_path, [only], **limits, **layout)
     assert answer["preemptions"] > 0
     assert answer["passes"][0]["cached"] > 0
     assert answer["passes"][0]["tokens"] == our_tokens(hybrid, prompts, 48)
 
 
+@both_layouts
 @pytest.mark.parametrize("ratio", [0.5, 0.75])
-def test_blocks_held_are_those_of_the_formula(ratio: float, tmp_path: Path) -> None:
+def test_blocks_held_are_those_of_the_formula(
+    ratio: float, layout: dict[str, Any], tmp_path: Path
+) -> None:
     """Of a text of 1,600 tokens, by the engine's own accounting; and more texts fit."""
     hybrid, tokens = tiny_hybrid(ratio), 1600
     # The kernels' smallest heads are twice as wide as those of the embedded model.
@@ -143,7 +162,7 @@ def test_blocks_held_are_those_of_the_formula(ratio: float, tmp_path: Path) -> N
     new = 64
     one, *many = make_prompts(hybrid.config.vocab_size, (tokens - new,) * 11)
     passes = [{"prompts": p, "new": new, "scored": False} for p in ([one], many)]
-    settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 512}
+    settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 512, **layout}
     memory = {"kv_cache_memory_bytes": 2 * dense_bytes}  # two texts of the dense model
     alone, together = serve(hybrid, tmp_path, passes, max_num_seqs=32, **settings, **memory)[
         "passes"
@@ -155,6 +174,20 @@ def test_blocks_held_are_those_of_the_formula(ratio: float, tmp_path: Path) -> N
     assert running >= int(0.8 * 2 / share)
 
 
+@pytest.mark.filterwarnings("default")  # of what vLLM imports
+def test_packed_needs_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the user chooses the layout of the cache; on CPUs the plug-in does."""
+    from bosch_vllm.settings import why_not_packed
+    from vllm.config import VllmConfig
+
+    config = VllmConfig(additional_config={"bosch_layout": "packed"})
+    for layout, told in (("BLNHC", None), ("LBNHC", "packed needs VLLM_KV_CACHE_LAYOUT=BLHNC or")):
+        monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
+        reason = why_not_packed(config)
+        assert reason is None if told is None else told in str(reason)
+    assert why_not_packed(VllmConfig()) == "the default"
+
+
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
@@ -164,6 +197,7 @@ def test_blocks_held_are_those_of_the_formula(ratio: float, tmp_path: Path) -> N
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size above 1: this has not been run"),
         ({"enable_lora": True}, "LoRA: this has not been run"),
         ({"speculative_config": DRAFTS}, "speculative decoding: this has not been run"),
+        ({"additional_config": {"bosch_layout": "kinds"}}, "layouts are units and packed"),
         ({"hf_overrides": {"architectures": ["Qwen3ForCausalLM"]}}, "fluent, but wrong"),
     ],
 )

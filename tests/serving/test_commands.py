@@ -55,3 +55,15 @@ def test_a_text_is_the_same(folder: Path) -> None:
     text = ours.partition("\nprompt: ")[0]
     assert len(text) > 40
     assert text in theirs
+
+
+def test_the_benchmark_compares_both_layouts_with_dense(tmp_path: Path) -> None:
+    small = "--lengths 40 --tokens 3 --requests 3 --rounds 1 --window 8".split()
+    command = [sys.executable, "-m", "benchmarks", "serving", *small, "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=RECIPES.parent)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    rows = json.loads((tmp_path / "out").read_text())["rows"]
+    sides = [f"{new} new, {side}" for new in (1, 3) for side in ("dense", "units", "packed")]
+    assert [row["name"] for row in rows] == [f"40 tokens, {side}" for side in sides]
+    assert all(row["value"] > 0 for row in rows)
+    assert len({row["cache_bytes"] for row in rows}) == 1

@@ -28,13 +28,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_folder(tmp_path_factory.mktemp("served") / "hybrid")
 
 
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["units", "packed"])
+def address(folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     place = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "hybrid"]
+    place += ["--additional-config", json.dumps({"bosch_layout": request.param})]
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with open(folder.parent / "log", "wb") as log:
         server = subprocess.Popen(
@@ -47,6 +48,7 @@ def address(folder: Path) -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         try:
             curl("--retry", "600", "--retry-delay", "1", "--retry-connrefused", f"{url}/health")
+            assert f"bosch: layout {request.param}" in (folder.parent / "log").read_text()
             yield url
         finally:
             os.killpg(server.pid, signal.SIGKILL)

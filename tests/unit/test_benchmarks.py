@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
         ("rehearse --gpu H201", "--gpu H201: .*'H200'"),
         ("rehearse --mfu 0", "--mfu 0"),
         ("gpu --only rehearse", "--only rehearse"),
+        ("gpu --only serving", "--only serving"),  # vLLM is in another environment
     ],
 )
 def test_wrong_options_are_refused_by_name(
@@ -185,14 +187,20 @@ def test_wrong_options_are_refused_by_name(
         run_benchmark(name, rest)
 
 
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_without_vllm_serving_says_how_to_install_it() -> None:
+    with pytest.raises(UserError, match=r"vllm cannot be imported here; docs/serving\.md"):
+        run_benchmark("serving", [])
+
+
 def test_without_a_name_all_benchmarks_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks"])
     main()
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
-    names = "attention gpu latency rehearse search search_ranks search_synthetic"
-    assert listed == [*names.split(), "train"]
+    names = "attention gpu latency rehearse search search_ranks search_synthetic serving train"
+    assert listed == names.split()
 
 
 @pytest.mark.parametrize(("file", "content"), [("config.json", "{"), ("other", "")])

@@ -4,8 +4,21 @@ import re
 from typing import Any
 
 import pytest
-from bosch_vllm.packing import pack_units, share_of_dense
-from bosch_vllm.refusals import check_block, check_hybrid, check_setting, check_version
+from bosch_vllm.packing import (
+    Packing,
+    heads_in_a_block,
+    pack_blocks,
+    pack_units,
+    share_of_dense,
+)
+from bosch_vllm.refusals import (
+    check_block,
+    check_hybrid,
+    check_setting,
+    check_version,
+)
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 HYBRID: dict[str, Any] = {"window": 64, "num_full": [1, 0, 4]}
 
@@ -18,11 +31,67 @@ def test_every_head_is_in_one_module_of_equal_size(
     num_full: list[int], num_groups: int, unit: int
 ) -> None:
     packing = pack_units(num_full, num_groups)
-    assert [sum(pieces) for pieces in packing.full] == num_full
-    assert [sum(pieces) for pieces in packing.window] == [num_groups - n for n in num_full]
-    sizes = [size for pieces in packing.full + packing.window for size in pieces]
-    assert set(sizes) == {unit}
-    assert packing.num_modules == len(num_full) * num_groups // unit
+    assert heads(packing, "full") == num_full
+    assert heads(packing, "window") == [num_groups - n for n in num_full]
+    assert {size for pieces in packing for size in pieces.values()} == {unit}
+    assert sum(map(len, packing)) == len(num_full) * num_groups // unit
+
+
+def heads(packing: Packing, kind: str) -> list[int]:
+    """Of each layer. Full heads come first, as in the weights."""
+    for pieces in packing:
+        kinds = [name.startswith("window") for name in pieces]
+        assert kinds == sorted(kinds)
+    return [sum(n for name, n in pieces.items() if name.startswith(kind)) for pieces in packing]
+
+
+def test_heads_are_cut_where_a_block_is_full() -> None:
+    # By hand: blocks of 10 hold the 10 full heads in one; the last of 14 window heads are cut off.
+    packing = pack_blocks([4, 0, 6], 8, kept=20, tokens=1000)
+    assert packing == [
+        {"full_block0": 4, "window_block0": 4},
+        {"window_block0": 6, "window_block1": 2},
+        {"full_block0": 6, "window_block1": 2},
+    ]
+
+
+@given(
+    num_full=st.lists(st.integers(0, 8), min_size=1, max_size=12),
+    kept=st.integers(1, 300),
+    tokens=st.integers(1, 3000),
+)
+def test_blocks_hold_every_head_once_in_order(num_full: list[int], kept: int, tokens: int) -> None:
+    assume(any(n < 8 for n in num_full))
+    packing = pack_blocks(num_full, 8, kept, tokens)
+    num_window = [8 - n for n in num_full]
+    assert heads(packing, "full") == num_full
+    assert heads(packing, "window") == num_window
+    capacity = heads_in_a_block(sum(num_full), sum(num_window), kept, tokens)
+    filled: dict[str, list[int]] = {"full": [], "window": []}
+    for pieces in packing:
+        for name, size in pieces.items():
+            assert size > 0
+            kind, number = name.split("_block")
+            filled[kind] += [int(number)] * size
+    for blocks in filled.values():  # in the order of layers, and none but the last has room
+        assert blocks == [at // capacity for at in range(len(blocks))]
+
+
+@given(
+    num_full=st.integers(1, 60),
+    num_window=st.integers(1, 60),
+    kept=st.integers(1, 300),
+    tokens=st.integers(300, 5000),
+)
+def test_a_text_holds_little_more_than_with_the_best_blocks(
+    num_full: int, num_window: int, kept: int, tokens: int
+) -> None:
+    def held(capacity: int) -> int:
+        full, window = -(-num_full // capacity), -(-num_window // capacity)
+        return (full * tokens + window * kept) * capacity
+
+    capacity = heads_in_a_block(num_full, num_window, kept, tokens)
+    assert held(capacity) <= 1.05 * (num_full * tokens + num_window * kept)
 
 
 def test_share_of_dense_counts_window_entries() -> None:

@@ -21,3 +21,5 @@ def register() -> None:
     for architecture in FAMILIES:
         ModelRegistry.register_model(architecture, f"bosch_vllm.models:{architecture}")
         MODELS_CONFIG_MAP[architecture] = HybridSettings  # its checks run before anything is built
+
+    import bosch_vllm.grouping  # noqa: F401  last, because another vLLM may lack what it needs

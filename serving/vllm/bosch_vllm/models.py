@@ -14,9 +14,9 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
 from bosch_vllm import FAMILIES
-from bosch_vllm.packing import pack_units, share_of_dense
+from bosch_vllm.packing import pack_blocks, pack_units, share_of_dense
 from bosch_vllm.refusals import check_block
-from bosch_vllm.settings import HybridSettings
+from bosch_vllm.settings import HybridSettings, why_not_packed
 
 logger = init_logger("vllm.bosch")  # only what is below "vllm" is shown
 
@@ -24,11 +24,10 @@ logger = init_logger("vllm.bosch")  # only what is below "vllm" is shown
 class HybridAttention(nn.Module):
     """In place of the Attention of one layer, whose KV heads are ordered [full..., window...]."""
 
-    def __init__(self, stock: Any, full: list[int], windowed: list[int], window: int, config: Any):
+    def __init__(self, stock: Any, pieces: dict[str, int], window: int, config: Any):
         super().__init__()
         self.head_size, self.padded = stock.head_size, _kernel_head_size(stock)
         per_kv = stock.num_heads // stock.num_kv_heads
-        kinds = [("full", None, full), ("window", window, windowed)]
         self.parts = nn.ModuleList(
             Attention(
                 size * per_kv,
@@ -37,13 +36,13 @@ class HybridAttention(nn.Module):
                 num_kv_heads=size,
                 cache_config=config.cache_config,
                 quant_config=stock.quant_config,
-                per_layer_sliding_window=width,  # like ours, it counts the token itself
-                prefix=f"{stock.layer_name}.{kind}{i}",  # one integer between dots at most
+                # Like ours, it counts the token itself.
+                per_layer_sliding_window=window if name.startswith("window") else None,
+                prefix=f"{stock.layer_name}.{name}",  # one integer between dots at most
             )
-            for kind, width, sizes in kinds
-            for i, size in enumerate(sizes)
+            for name, size in pieces.items()
         )
-        self.kv_sizes = [size * self.head_size for size in full + windowed]
+        self.kv_sizes = [size * self.head_size for size in pieces.values()]
         self.q_sizes = [size * per_kv for size in self.kv_sizes]
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -80,21 +79,25 @@ def split_attention(model: Any, config: Any) -> None:
     HybridSettings.verify_and_update_config(config)  # again: vLLM has settled its settings since
     hf_config = config.model_config.hf_config
     hybrid, num_groups = hf_config.bosch, hf_config.num_key_value_heads
-    packing = pack_units(hybrid["num_full"], num_groups)
+    num_full, window = hybrid["num_full"], hybrid["window"]
+    block, tokens = config.cache_config.block_size, config.model_config.max_model_len
+    reason = why_not_packed(config)
+    if reason:
+        packing = pack_units(num_full, num_groups)
+    else:
+        packing = pack_blocks(num_full, num_groups, window - 1 + block, tokens)
     built = config.compilation_config.static_forward_context
-    for index, layer in enumerate(model.model.layers):
+    for layer, pieces in zip(model.model.layers, packing, strict=True):
         stock = layer.self_attn.attn
-        block, backend = config.cache_config.block_size, stock.attn_backend
+        backend = stock.attn_backend
         check_block(block, backend.supports_block_size(block), backend.get_name())
         del built[stock.layer_name]
-        layer.self_attn.attn = HybridAttention(
-            stock, packing.full[index], packing.window[index], hybrid["window"], config
-        )
-    tokens = config.model_config.max_model_len
+        layer.self_attn.attn = HybridAttention(stock, pieces, window, config)
     logger.info(
-        "bosch: layout units, %d attention modules, %.3f of the dense KV bytes at %d tokens",
-        packing.num_modules,
-        share_of_dense(hybrid["num_full"], num_groups, hybrid["window"], tokens),
+        "bosch: layout %s, %d attention modules, %.3f of the dense KV bytes at %d tokens",
+        f"units ({reason})" if reason else "packed",
+        sum(map(len, packing)),
+        share_of_dense(num_full, num_groups, window, tokens),
         tokens,
     )
 

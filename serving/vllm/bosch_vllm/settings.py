@@ -3,11 +3,14 @@
 from typing import Any
 
 import vllm
+from vllm import envs
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
+from vllm.platforms import current_platform
 
 from bosch_vllm.refusals import check_hybrid, check_setting, check_version
 
 NOT_RUN = "this has not been run"
+BLOCKS_FIRST = ("BLHNC", "BLNHC")  # layouts of the cache in which each block is one piece of memory
 
 
 class HybridSettings(VerifyAndUpdateConfig):
@@ -18,6 +21,7 @@ class HybridSettings(VerifyAndUpdateConfig):
         check_hybrid(
             getattr(config, "bosch", None), config.num_hidden_layers, config.num_key_value_heads
         )
+        layout = vllm_config.additional_config.get("bosch_layout", "units")
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
         for name, asked, reason in (
             (
@@ -34,5 +38,22 @@ class HybridSettings(VerifyAndUpdateConfig):
                 bool(vllm_config.scheduler_config.disable_hybrid_kv_cache_manager),
                 "that keeps every entry of its window groups, so nothing would be saved",
             ),
+            (
+                f"bosch_layout {layout}",
+                layout not in ("units", "packed"),
+                "its layouts are units and packed",
+            ),
         ):
             check_setting(name, asked, reason)
+        if layout == "packed" and current_platform.is_cpu():
+            # The backend names no such layout, but its kernels follow strides: tests/serving.
+            cache.kv_cache_layout = BLOCKS_FIRST[0]
+
+
+def why_not_packed(vllm_config: Any) -> str | None:
+    """None: the layout is packed, as --additional-config '{"bosch_layout": "packed"}' asks."""
+    if vllm_config.additional_config.get("bosch_layout") != "packed":
+        return "the default"
+    found = vllm_config.cache_config.kv_cache_layout or envs.VLLM_KV_CACHE_LAYOUT
+    needed = f"packed needs VLLM_KV_CACHE_LAYOUT={' or '.join(BLOCKS_FIRST)}"
+    return None if found in BLOCKS_FIRST else needed

