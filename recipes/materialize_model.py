@@ -2,7 +2,7 @@
 
     python recipes/materialize_model.py --model DIR --mask mask.json --out hybrid
     python recipes/materialize_model.py --model hybrid --out dense-again --reverse
-    python recipes/materialize_model.py --model train/step-000500 --out for-the-hub --standalone
+    python recipes/materialize_model.py --model train/step-000500 --out for-the-hub
 
 Run the same command again and it continues where it stopped. In recover.py it is the stage `model`.
 """
@@ -46,17 +46,12 @@ class Options:
     out: Path  # folder to write
     mask: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """a mask.json; leave it out for a model that is already a hybrid"""
-    standalone: tyro.conf.FlagCreatePairsOff[bool] = False
-    """also write the code that loads the hybrid without this package"""
     reverse: tyro.conf.FlagCreatePairsOff[bool] = False  # restore the dense model from the hybrid
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
-        if self.reverse and (self.mask or self.standalone):
-            raise UserError(
-                "--reverse takes neither --mask nor --standalone: the hybrid contains its mask, "
-                "and the dense model needs no code. Leave them out."
-            )
+        if self.reverse and self.mask:
+            raise UserError("--reverse takes no --mask: the hybrid contains its mask.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -74,7 +69,7 @@ def choose_stage(options: Options) -> Stage:
     from bosch.hybrid import materialize
 
     source = fetch_model(options.model)
-    settings: dict[str, Any] = {"model": describe_model(source), "standalone": options.standalone}
+    settings: dict[str, Any] = {"model": describe_model(source)}
     run: Callable[[Path], None]
     if options.mask is not None:
         # All before anything is written.
@@ -83,11 +78,11 @@ def choose_stage(options: Options) -> Stage:
         if mask.num_windowed:
             presets.check_window(mask.window_tokens, options.model)
         settings["mask"] = hash_file(options.mask)
-        run = partial(write_hybrid, source, options.mask, standalone=options.standalone)
+        run = partial(write_hybrid, source, options.mask)
     else:
         materialize.read_hybrid(source)
         settings["reverse"] = options.reverse
-        run = partial(materialize.export_hybrid, source, standalone=options.standalone)
+        run = partial(materialize.export_hybrid, source)
         if options.reverse:
             run = partial(materialize.unmaterialize, source)
     check_weights(str(source))
@@ -116,10 +111,10 @@ def build(config: Config, mask: Stage) -> Stage:
     )
 
 
-def write_hybrid(source: Path, mask: Path, out: Path, standalone: bool = False) -> None:
+def write_hybrid(source: Path, mask: Path, out: Path) -> None:
     from bosch.hybrid.materialize import materialize  # imports torch, which takes seconds
 
-    materialize(source, read_mask(mask, read_model_info(source)), out, standalone)
+    materialize(source, read_mask(mask, read_model_info(source)), out)
 
 
 if __name__ == "__main__":

@@ -44,45 +44,36 @@ long the text is.
 
 ## How to load it
 
-{how_to_load}
+```python
+import bosch  # of the package bosch-hybrid: makes transformers know the model
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", dtype="auto")
+```
+
+Without the package, with the code in this folder (it starts in `{entry}`):
+
+```python
+model = AutoModelForCausalLM.from_pretrained(
+    "path/to/this/folder", dtype="auto", trust_remote_code=True
+)
+```
+
+`AutoTokenizer` wants the same argument, because it reads the config first.
 
 The groups are ordered `[full..., window...]` in each layer; `config.bosch` holds the window, the
 order and where the mask is from. A plain class of the base model's family refuses this folder, and
 its config refuses such a class as its architecture (vLLM's `--hf-overrides`): computed with full
 attention everywhere it would be another model. That is why `num_key_value_heads` is no number here.
 """
-WITH_PACKAGE = """\
-With the package `bosch-hybrid` installed:
-
-```python
-import bosch  # makes transformers know the model
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", dtype="auto")
-```"""
-STANDALONE = f"""\
-The code comes with the weights:
-
-```python
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained(
-    "path/to/this/folder", dtype="auto", trust_remote_code=True
-)
-```
-
-It starts in `{ENTRY}`. `AutoTokenizer` wants the same argument, because it reads the config first.
-Where the package `bosch-hybrid` is installed, `import bosch` takes the place of the argument."""
 
 
-def write_exports(out: Path, config: PretrainedConfig, source: Path, standalone: bool) -> None:
-    """Write picture and card. With `standalone` also write the code and name it in `config`."""
-    vars(config).pop("auto_map", None)
-    if standalone:
-        config.auto_map = write_remote_code(out, config)
+def write_exports(out: Path, config: PretrainedConfig, source: Path) -> None:
+    """Write picture, card and the code that loads the folder, and name the code in `config`."""
+    config.auto_map = write_remote_code(out, config)
     record = mask_record(config)
     draw_mask(record, out / PICTURE)
-    write_atomically(out / CARD, model_card(config, record, _license_lines(source), standalone))
+    write_atomically(out / CARD, model_card(config, record, _license_lines(source)))
 
 
 # ------------------------------------------------------------------------------- the mask's origin
@@ -119,9 +110,7 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
 # ----------------------------------------------------------------------------------- the model card
 
 
-def model_card(
-    config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str], standalone: bool
-) -> str:
+def model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str]) -> str:
     """The text of README.md. The same model gives the same text: it has no date."""
     mask, model = record.mask, record.model
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
@@ -142,7 +131,7 @@ def model_card(
         facts="\n".join(markdown_table(("", ""), facts)),
         picture=PICTURE,
         cache="\n".join(markdown_table(CACHE_HEADER, kv_table(config, mask))),
-        how_to_load=STANDALONE if standalone else WITH_PACKAGE,
+        entry=ENTRY,
     )
 
 

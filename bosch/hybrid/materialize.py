@@ -58,11 +58,8 @@ CHECK_ROWS = 64  # compare the last logits, for which the window hides something
 CHECK_TOLERANCE = 1e-5
 
 
-def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = False) -> None:
-    """Write the hybrid. Can be restarted at any point: complete weight files are kept.
-
-    standalone: also write the code that loads it without this package.
-    """
+def materialize(source: Path, record: MaskFile, out: Path) -> None:
+    """Write the hybrid. Can be restarted at any point: complete weight files are kept."""
     plain = read_config(source)
     refuse_unless_plain(source, plain)
     origin = {export.MASK_KEY: record.origin()}
@@ -71,7 +68,7 @@ def materialize(source: Path, record: MaskFile, out: Path, standalone: bool = Fa
     _write(source, out, config.bosch["permutation"], config)
     keep_tokenizer(source, plain, out, config)
     _judge(out, source, compare_logits(source, plain, out, config))
-    export.write_exports(out, config, source, standalone)
+    export.write_exports(out, config, source)
     _publish(out, config)
 
 
@@ -87,11 +84,11 @@ def unmaterialize(source: Path, out: Path) -> None:
     _publish(out, config)
 
 
-def export_hybrid(source: Path, out: Path, standalone: bool = False) -> None:
-    """Write a hybrid, such as a trained checkpoint, with card, picture and, if wanted, code."""
+def export_hybrid(source: Path, out: Path) -> None:
+    """Write a hybrid, such as a trained checkpoint, with card, picture and code."""
     config = read_hybrid(source)
     _write(source, out, None, config)
-    export.write_exports(out, config, source, standalone)
+    export.write_exports(out, config, source)
     _publish(out, config)
 
 

@@ -19,8 +19,9 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import transformers
@@ -61,6 +62,9 @@ class HybridConfig:
     """In front of a family's config class."""
 
     bosch: dict[str, Any] | None = None
+    # Writes the code of a hybrid into a folder and returns its auto_map; set by registration.py. A
+    # class that itself comes from such a folder has none: transformers copies its code.
+    write_code: ClassVar[Callable[[Path, Any], dict[str, str]] | None] = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         own_types = getattr(self, "layer_types", None)
@@ -85,6 +89,13 @@ class HybridConfig:
         if name == "num_key_value_heads" and value == GUARD:
             value = 0  # until __post_init__, which knows the permutation
         super().__setattr__(name, value)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        write_code = type(self).write_code
+        if write_code is not None:
+            self.auto_map = write_code(Path(save_directory), self)
+        family: Any = super()
+        family.save_pretrained(save_directory, *args, **kwargs)
 
     def to_json_string(self, use_diff: bool = True) -> str:
         saved: str = super().to_json_string(use_diff)  # type: ignore[misc]

@@ -27,11 +27,12 @@ def register_with_transformers() -> None:
 
 
 def _register() -> None:
-    from bosch.hybrid import attention, models
+    from bosch.hybrid import attention, models, remote_code
 
     attention.register()
     attention.guard_other_attention()
     models.register_families()
+    models.HybridConfig.write_code = staticmethod(remote_code.write_remote_code)
 
 
 class _WaitForTransformers(MetaPathFinder):

@@ -66,6 +66,7 @@ NAME_LINE = re.compile(r'^NAME = "(\w+)"$', re.MULTILINE)
 def write_remote_code(out: Path, config: PretrainedConfig) -> dict[str, str]:
     """Write the files, and return the `auto_map` that makes transformers find the classes."""
     family = family_of(config)
+    out.mkdir(parents=True, exist_ok=True)
     for name, text in remote_code(family.__name__).items():
         write_atomically(out / name, text)
     module = ENTRY.removesuffix(".py")

@@ -34,7 +34,7 @@ from transformers import (
 )
 
 import bosch
-from bosch.hybrid.materialize import export_hybrid, materialize
+from bosch.hybrid.materialize import materialize
 from bosch.hybrid.models import deploy
 from bosch.hybrid.remote_code import ENTRY
 from bosch.masks.mask import GroupMask
@@ -68,11 +68,10 @@ def hybrid() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`dense`, `hybrid` and `standalone`: one model, with a tokenizer."""
+    """`dense` and `hybrid`: one model, with a tokenizer."""
     folder = tmp_path_factory.mktemp("models")
     dense = plain_folder(folder / "dense")
     materialize(dense, record_for(dense), folder / "hybrid")
-    materialize(dense, record_for(dense), folder / "standalone", standalone=True)
     return folder
 
 
@@ -214,17 +213,18 @@ def test_layers_may_stay_on_disk(folders: Path, tmp_path: Path) -> None:
 
 
 @row(
-    "files: a standalone folder, loaded with `bosch` and saved again",
+    "files: a hybrid, loaded and saved again",
     "works",
-    "Where `bosch` is imported; `bosch materialize --model DIR --out OUT --standalone` writes the "
-    "code again.",
+    "With the code that loads the folder without the package.",
 )
-def test_a_standalone_folder_is_saved_again(folders: Path, tmp_path: Path) -> None:
-    model, ids = load(folders / "standalone"), random_tokens(1, 40)
-    model.save_pretrained(tmp_path / "again")
-    assert torch.equal(logits(load(tmp_path / "again"), ids), logits(model, ids))
-    export_hybrid(tmp_path / "again", tmp_path / "alone", standalone=True)
-    assert (tmp_path / "alone" / ENTRY).is_file()
+def test_a_hybrid_is_saved_with_its_code(folders: Path, tmp_path: Path) -> None:
+    model, ids, again = load(folders / "hybrid"), random_tokens(1, 40), tmp_path / "again"
+    model.save_pretrained(again)
+    assert torch.equal(logits(load(again), ids), logits(model, ids))
+    for path in (folders / "hybrid").glob("*.py"):
+        assert (again / path.name).read_bytes() == path.read_bytes()
+    assert json.loads((again / "config.json").read_text())["auto_map"] == model.config.auto_map
+    assert (again / ENTRY).is_file()
 
 
 @pytest.mark.slow  # transformers loads all its models' configs to name them
@@ -260,17 +260,16 @@ metric_list:
 @row(
     "lm-eval: its own command line",
     "works",
-    "On a standalone folder, with `trust_remote_code=True`; `bosch evaluate --suite lm-eval:TASK` "
-    "takes the others.",
+    "With `trust_remote_code=True`; `bosch evaluate --suite lm-eval:TASK` needs no such word.",
 )
-def test_lm_eval_s_command_line_judges_a_standalone_folder(folders: Path, tmp_path: Path) -> None:
+def test_lm_eval_s_command_line_judges_a_hybrid(folders: Path, tmp_path: Path) -> None:
     needs("lm_eval")
     text, target = "one two three four five six", " seven"
     data, tasks = tmp_path / "data.jsonl", tmp_path / "tasks"
     data.write_text(json.dumps({"text": text, "next": target}) + "\n")
     tasks.mkdir()
     (tasks / "own.yaml").write_text(TASK.format(data=data))
-    model = f"pretrained={folders / 'standalone'},dtype=float32,trust_remote_code=True"
+    model = f"pretrained={folders / 'hybrid'},dtype=float32,trust_remote_code=True"
     command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", model]
     command += ["--include_path", str(tasks), "--tasks", "own", "--device", "cpu"]
     command += ["--output_path", str(tmp_path / "out"), "--log_samples"]

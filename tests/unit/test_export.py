@@ -70,7 +70,7 @@ def generated(model: Any) -> list[int]:
 
 
 @pytest.mark.ecosystem(
-    "files: a standalone folder with `trust_remote_code=True`",
+    "files: a hybrid's folder with `trust_remote_code=True`",
     "works",
     "Without the package; without the argument it is refused by transformers.",
 )
@@ -78,11 +78,11 @@ def generated(model: Any) -> list[int]:
     ("family", "also_saved"),
     [("qwen3_moe", False), *(pytest.param(f, True, marks=pytest.mark.slow) for f in FAMILIES)],
 )
-def test_standalone_folder_works_where_the_package_is_not(
+def test_folder_works_where_the_package_is_not(
     family: str, also_saved: bool, tmp_path: Path
 ) -> None:
     dense, hybrid = plain_folder(tmp_path / "dense", family), tmp_path / "hybrid"
-    materialize(dense, record_for(dense), hybrid, standalone=True)
+    materialize(dense, record_for(dense), hybrid)
     expected = generated(AutoModelForCausalLM.from_pretrained(hybrid))
     modules = tmp_path / "modules"
     modules.mkdir()
@@ -101,7 +101,7 @@ def test_code_of_a_checkpoint_and_the_package_live_in_one_process(
 ) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
     dense, hybrid = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
-    materialize(dense, record_for(dense), hybrid, standalone=True)
+    materialize(dense, record_for(dense), hybrid)
     ours = AutoModelForCausalLM.from_pretrained(hybrid)
     entry = f"{ENTRY.removesuffix('.py')}.BoschQwen3Config"
     config = get_class_from_dynamic_module(entry, hybrid).from_pretrained(hybrid)
@@ -144,28 +144,25 @@ def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:
         "| chosen by | bosch, seed 7 |",
         "![Groups with full attention, layer by layer](mask.png)",
         "import bosch",
+        "trust_remote_code=True",
         # By hand, for 4,096 tokens: (5 * 4096 + 7 * 15) entries, of 12 * 4096; each has a key and a
         # value of 16 numbers of 4 bytes.
         "| 4,096 | 2.63 MB | 6.29 MB | 0.419 |",
         "| 40,960 | 26.2 MB | 62.9 MB | 0.417 |",
     ):
         assert line in card
-    assert "trust_remote_code" not in card
     assert (tmp_path / "hybrid" / "mask.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path) not in card
     assert mask_record(read_config(tmp_path / "hybrid")) == record_for(dense)
 
-    export_hybrid(tmp_path / "hybrid", tmp_path / "alone", standalone=True)
-    alone = (tmp_path / "alone" / "README.md").read_text()
-    assert "trust_remote_code=True" in alone
-    assert "| groups on the window | 7 of 12 |" in alone
+    export_hybrid(tmp_path / "hybrid", tmp_path / "again")
+    assert (tmp_path / "again" / "README.md").read_text() == card
 
 
 def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Path) -> None:
     model = deploy(tiny_model("qwen3"), MIXED, WINDOW)  # without a word on where its mask is from
     model.save_pretrained(tmp_path / "step")
-    folders = ["--model", str(tmp_path / "step"), "--out", str(tmp_path / "out")]
-    materialize_model.main([*folders, "--standalone"])
+    materialize_model.main(["--model", str(tmp_path / "step"), "--out", str(tmp_path / "out")])
     name = "model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "step" / name).read_bytes()
     config = read_config(tmp_path / "out")

@@ -113,7 +113,7 @@ def test_a_card_made_from_a_hybrid_s_config_is_as_safe(tmp_path: Path) -> None:
     usual = (hybrid / "README.md").read_text()
     config.bosch["mask"] |= {"method": HOSTILE}
     config.bosch["mask"]["model"]["id"] = HOSTILE
-    write_exports(hybrid, config, dense, standalone=False)
+    write_exports(hybrid, config, dense)
     card = (hybrid / "README.md").read_text()
     assert card.count("\n") == usual.count("\n") + 1
     assert front_of(card)["library_name"] == "transformers"

@@ -124,7 +124,7 @@ def test_a_hybrid_names_no_code_but_ours(tmp_path: Path, caplog: pytest.LogCaptu
     """The card asks for trust_remote_code=True, which would run any other code too."""
     dense, hybrid = folder_with_code(tmp_path / "dense", None, tokenizer=True), tmp_path / "hybrid"
     change(dense / "config.json", auto_map={**CLASSES, "AutoTokenizer": "code.TheirTokenizer"})
-    materialize(dense, record_for(dense), hybrid, standalone=True)
+    materialize(dense, record_for(dense), hybrid)
     assert json.loads((hybrid / "config.json").read_text())["auto_map"] == {
         "AutoConfig": "modeling_bosch.BoschQwen3Config",
         "AutoModelForCausalLM": "modeling_bosch.BoschQwen3ForCausalLM",
