@@ -58,7 +58,7 @@ class CalibrationConfig:
     essays: str = "PaulGrahamEssays.json"
     # Folder with nltk's English Punkt data; needed for essays that are not split into sentences.
     punkt: str | None = speed_only(None)
-    # Your own questions in place of all this: .jsonl rows with text, question and answer.
+    # Your own in place of all this: .jsonl rows with text, question and answer, or text alone.
     questions: str | None = speed_only(None)
 
     def __post_init__(self) -> None:

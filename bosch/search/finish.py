@@ -58,7 +58,8 @@ def finish(search: Search) -> Selection:
     summary = (
         f"the mask answers {final.accuracy:.1%} of the calibration questions right (dense model "
         f"{anchors.dense.accuracy:.1%}) and gives the right answer a mean probability of "
-        f"{final.probability:.3g} (dense model {anchors.dense.probability:.3g}), after "
+        f"{final.probability:.3g} (dense model {anchors.dense.probability:.3g}), log-probability "
+        f"{final.log_probability:.4g} ({anchors.dense.log_probability:.4g}), after "
         f"{objective.evaluations():,} evaluations"
     )
     return Selection(

@@ -181,9 +181,27 @@ def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path)
     assert build(config).fingerprint != stage.fingerprint
 
 
+def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:
+    words, no_blanks = "The key is under the mat, as always.", "abcdefgh"
+    path = write_questions(tmp_path / "own.jsonl", {"text": words, "by": "me"}, {"text": no_blanks})
+    out = tmp_path / "calibration"
+    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+    tokenizer = load_tokenizer(smoke().model)
+    haystacks = read_calibration(out).haystacks
+    parts = [
+        tuple(
+            tokenizer.decode(h.ids_T[list(part)]) for part in (range(start), h.questions[0].answer)
+        )
+        for h in haystacks
+        for start in [h.questions[0].answer.start]
+    ]
+    assert parts == [("The key is under the mat, as", " always."), ("abcdef", "gh")]
+
+
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
+        ([{"text": "a"}], "line 1 has no text that could be continued"),
         ([], "own.jsonl holds no questions"),
         ([OWN, OWN | {"answer": " "}], "line 2 has no answer"),
         ([OWN, "", {"text": TEXT, "question": "Where?"}], "line 3 has no field 'answer'"),
