@@ -27,6 +27,7 @@ from bosch.eval.rows import Row, read_rows, write_rows
 from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.model_files import read_json_object
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.folder import RunFolder
 from bosch.run.inside import open_own_file, refuse_link
@@ -92,11 +93,17 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
     for run in runs:
         done = read_predictions(work, run.name, evaluation.place).keys()
         left_out: list[str] = []
-        share = [
-            (task_key(task, example), example)
-            for task, examples in all_examples(evaluation, run, left_out)
-            for example in share_of_rank(examples, evaluation.rank, evaluation.world)
-        ]
+        share, lengths = [], set()
+        for task, examples in all_examples(evaluation, run, left_out):
+            lengths.add(task.length)
+            mine = share_of_rank(examples, evaluation.rank, evaluation.world)
+            share += [(task_key(task, example), example) for example in mine]
+        for listed in run.suite.list_tasks(run.settings):
+            if listed.length not in lengths:
+                raise UserError(
+                    f"none of the {run.name} tasks can be built in {listed.length} tokens, so that "
+                    f"length would be missing; {left_out[0]}"
+                )
         for reason in left_out:
             say_once(f"left out: {reason}")
         missing = [(key, example) for key, example in share if key not in done]

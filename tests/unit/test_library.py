@@ -103,6 +103,7 @@ def test_a_model_in_memory_is_known_by_its_weights() -> None:
         (lambda: bosch.search_mask(load(), ratio=1.5, window=8), "1.5"),
         (lambda: bosch.calibrate(None, lenght=256), "lenght length"),
         (lambda: bosch.evaluate(load(), ["niha"]), "niha niah"),
+        (lambda: bosch.evaluate(load(), lengths=[128, 256], samples=1), "niah 128 missing"),
         (lambda: bosch.evaluate(load(), niah_lenghts=[256]), "niah_lenghts niah_lengths"),
         (lambda: bosch.materialize(load(), GroupMask.from_rows(["01"], 8)), "1 layers 2 groups"),
         (lambda: bosch.masked(load(), GroupMask.from_rows(["01"], 8)).__enter__(), "1 layers"),
