@@ -96,6 +96,11 @@ def main(arguments: Sequence[str]) -> None:
         refuse_blocked(steps)
         for line in inputs() if evaluates(steps) else ():
             say(line)
+        if any(step.action != "reuse" for step in steps):
+            from bosch.recipes.estimate import estimate  # imports torch, which takes seconds
+
+            for line in estimate(config, world, controls.zero_shot):
+                say(line)
         return
     trains = not (controls.zero_shot or (command.run_path / "train" / MANIFEST).is_file())
     if trains:  # last, since it may take minutes

@@ -1,6 +1,7 @@
 """recipes/recover.py: what it says, what it refuses, what it leaves."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,22 @@ def test_ratio_that_no_count_meets_says_what_it_means(recover: Recover) -> None:
     assert "--ratio 0.33 means 22 of 64 groups, 0.34375\n" in run.stdout
     run = recover("--method", "interleave", "--ratio", "0.3", "--dry-run")
     assert "--ratio 0.3 means 3 of 8 layers, 0.375\n" in run.stdout
+
+
+def test_dry_run_says_what_the_run_will_take(tmp_path: Path, recover: Recover) -> None:
+    words = ("--preset", "smoke", "--train.keep-checkpoints", "1", "--run-dir", "run")
+    said = recover(*words, "--dry-run").stdout
+    assert re.search(r"\ntraining: \S+ FLOPs, about \S+ s ", said), said
+    told = re.search(r"hybrid (\S+) MB, 1 evaluated\D+ (\S+) MB, 1 training states (\S+) MB", said)
+    assert told, said
+    assert recover(*words).returncode == 0
+    folders = ("model", "train/step-000008", "train/checkpoints/step-000008")
+    for megabytes, name in zip(told.groups(), folders, strict=True):
+        files = [*(tmp_path / "run" / name).iterdir()]
+        weights = [f for f in files if f.suffix == ".safetensors"] or files
+        size = sum(file.stat().st_size for file in weights)
+        assert float(megabytes) == pytest.approx(size / 1e6, rel=0.05), name
+    assert "FLOPs" not in recover(*words, "--dry-run").stdout  # nothing is left to do
 
 
 def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(

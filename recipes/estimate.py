@@ -1,0 +1,68 @@
+"""What a run takes, as far as the model's shape tells: disk, downloads, and the training's time.
+`recover.py --dry-run` prints it."""
+
+import os
+import time
+
+import torch
+
+from bosch.config import Config
+from bosch.masks.mask import describe_bytes
+from bosch.model import find_model
+from bosch.recipes.train_model import make_plan, schedule_of
+from bosch.run.progress import describe_seconds
+from bosch.training.flops import count_active_weights, training_flops
+from bosch.training.model_start import build_on_meta
+from bosch.training.parallel import choose_device
+
+STATE_BYTES = 12  # of a weight in a checkpoint: fp32, with the optimizer's two moments
+TEACHER_SHARE = 1 / 3  # FLOPs of a teacher's forward pass, beside those of a training step
+SPEED_SHARE = 0.5  # of the speed of large matrix products that a training step may reach
+
+
+def estimate(config: Config, world: int, zero_shot: bool) -> list[str]:
+    """Lines for people. Predictions, curves and reports are too small to count."""
+    plan = make_plan(config, world, "torch")
+    dtype = plan.model.dtype or torch.float32
+    model = build_on_meta(plan.model)  # which sets the config's dtype
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    model_bytes = weights * (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
+    lines, disk = [], {"the hybrid": model_bytes}
+    if find_model(config.model) is None:
+        lines.append(f"to download: {config.model}, {describe_bytes(model_bytes)}")
+    if not zero_shot:
+        tokens = config.data.tokens or 0
+        exported = [step for step in schedule_of(config).exported_steps if step]
+        states = config.train.keep_checkpoints
+        disk[f"{len(exported)} evaluated checkpoints"] = len(exported) * model_bytes
+        disk[f"{states} training states"] = states * STATE_BYTES * weights
+        disk["tokens"] = tokens * (2 if plan.model.vocab_size <= 1 << 16 else 4)
+        sequences = [plan.seq_len] * (tokens // plan.seq_len)
+        flops = float(training_flops(plan.model, count_active_weights(model), sequences))
+        if config.train.objective == "distill":
+            flops *= 1 + TEACHER_SHARE
+        lines.append(_describe_time(flops, choose_device(os.environ), world))
+    parts = ", ".join(f"{name} {describe_bytes(count)}" for name, count in disk.items())
+    return [*lines, f"disk: about {describe_bytes(sum(disk.values()))} ({parts})"]
+
+
+def _describe_time(flops: float, device: torch.device, world: int) -> str:
+    """Ranks on a CPU share its cores."""
+    num_devices = 1 if device.type == "cpu" else world
+    speed = SPEED_SHARE * num_devices * product_speed(device)
+    return (
+        f"training: {flops:.2g} FLOPs, about {describe_seconds(flops / speed)} at half the speed "
+        "of this machine's matrix products; search and evaluations come on top"
+    )
+
+
+def product_speed(device: torch.device) -> float:
+    """FLOPs per second of large matrix products, in the type that a training has there."""
+    size, dtype = (1024, torch.float32) if device.type == "cpu" else (8192, torch.bfloat16)
+    left, right = torch.ones(2, size, size, dtype=dtype, device=device)
+    best = 0.0
+    for _ in range(5):
+        begin = time.perf_counter()
+        float((left @ right)[0, 0])  # waits for the device
+        best = max(best, 2 * size**3 / (time.perf_counter() - begin))
+    return best
