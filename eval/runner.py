@@ -94,10 +94,10 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
         done = read_predictions(work, run.name, evaluation.place).keys()
         left_out: list[str] = []
         share, lengths = [], set()
-        for task, examples in all_examples(evaluation, run, left_out):
-            lengths.add(task.length)
+        for built, examples in all_examples(evaluation, run, left_out):
+            lengths.add(built.length)
             mine = share_of_rank(examples, evaluation.rank, evaluation.world)
-            share += [(task_key(task, example), example) for example in mine]
+            share += [(task_key(built, example), example) for example in mine]
         for listed in run.suite.list_tasks(run.settings):
             if listed.length not in lengths:
                 raise UserError(

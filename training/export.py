@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from bosch.hybrid.materialize import copy_companions
-from bosch.hybrid.shards import weight_files
+from bosch.hybrid.shards import save_weights, weight_files
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
 from bosch.run.group import Group
@@ -54,7 +54,7 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Grou
         with safe_open(source / name, framework="pt") as file:
             metadata = file.metadata()
         tensors = weights.gather(source / name, keep=ranks.rank == 0)
-        ranks.from_rank_0(partial(_save, tensors, temporary / name, metadata))
+        ranks.from_rank_0(partial(save_weights, tensors, temporary / name, metadata))
     ranks.from_rank_0(lambda: _complete(source, temporary, folder))
 
 
@@ -69,16 +69,6 @@ def _begin(folder: Path, temporary: Path) -> bool:
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
     return True
-
-
-def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:  # also for a full disk
-        raise UserError(
-            f"{path} cannot be written: {error}. Free some space (or fix the cause) and run the "
-            "same command again."
-        ) from error
 
 
 def _complete(source: Path, temporary: Path, folder: Path) -> None:

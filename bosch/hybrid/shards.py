@@ -111,8 +111,23 @@ def _rewrite_file(source: Path, target: Path, reorder: Reorder | None) -> str:
         shutil.copyfile(source, temporary)
     else:
         tensors = {name: reorder(name, tensor) for name, tensor in load_file(source).items()}
-        save_file(tensors, temporary, metadata)
+        save_weights(tensors, temporary, metadata)
     checksum = hash_file(temporary, sync=True)
     os.replace(temporary, target)
     sync_directory(target.parent)
     return checksum
+
+
+def save_weights(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
+    """Write a safetensors file that others may read as they may read our other files; safetensors
+    alone would let only its owner."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # also for a full disk
+        raise UserError(
+            f"{path} cannot be written: {error}. Free some space (or fix the cause) and run the "
+            "same command again."
+        ) from error
+    path.chmod(mode)

@@ -25,6 +25,7 @@ from bosch.hybrid.materialize import (
     unmaterialize,
 )
 from bosch.hybrid.models import deploy, family_of, head_size, hybrid_config, undeploy
+from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.recipes import materialize_model
 from bosch.run.errors import MissingFileError, UserError
@@ -132,6 +133,7 @@ def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weig
     copied = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
     copied |= {"additional_chat_templates/tools.jinja"}
     ours = {"config.json", "model.safetensors", "README.md", "mask.png"}
+    ours |= remote_code("bosch.families.qwen3").keys()
     found = files_of(tmp_path / "hybrid")
     assert found.keys() == copied | ours
     assert all(found[name] == (dense / name).read_bytes() for name in copied)

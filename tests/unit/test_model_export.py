@@ -49,6 +49,8 @@ def test_untrained_model_is_exported_to_the_very_bytes_it_came_from(
     export_model(started(source), source, tmp_path / "step-000001", Group.current())
     assert contents(tmp_path / "step-000001") == contents(source)
     assert "modeling_bosch.py" in contents(source)
+    for folder in (source, tmp_path / "step-000001"):  # all may be read by the same people
+        assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 
 @pytest.mark.parametrize("tied", [True, False])
