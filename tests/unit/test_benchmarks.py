@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _memory, _models, _timing, gpu, latency, search
+from benchmarks import _memory, _models, _timing, gpu, latency, search, serving
 from benchmarks.__main__ import main, run_benchmark
 from bosch.hybrid.models import deploy
 from bosch.masks.mask import GroupMask, num_windowed
@@ -185,6 +185,13 @@ def test_wrong_options_are_refused_by_name(
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     with pytest.raises(UserError, match=named):
         run_benchmark(name, rest)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_gpu_measures_serving_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "serving" not in gpu.gpu_parts()
+    monkeypatch.setattr(serving, "find_spec", lambda name: name)
+    assert gpu.gpu_parts(("serving",)).keys() == {"serving"}
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
