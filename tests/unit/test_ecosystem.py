@@ -192,6 +192,20 @@ def test_dense_model_and_hybrid_draft_for_each_other(folders: Path) -> None:
         assert torch.equal(greedy(writer, ids, assistant_model=drafter), greedy(writer, ids))
 
 
+@noisy
+@row(
+    "`transformers serve`",
+    "fails",
+    "With AttributeError: it takes classes out of transformers' own module only. vLLM serves "
+    "hybrids ([serving.md](serving.md)).",
+)
+def test_transformers_serve_finds_no_class_of_ours(folders: Path) -> None:
+    from transformers.cli.serving.model_manager import ModelManager
+
+    with pytest.raises(AttributeError, match="no attribute BoschQwen3ForCausalLM"):
+        ModelManager("cpu").load_model_and_processor(f"{folders / 'hybrid'}@main")
+
+
 @row("generate_batch: continuous batching", "refused", "Use `generate`, which takes batches.")
 def test_continuous_batching_is_refused_in_our_words() -> None:
     with pytest.raises(UserError, match="use generate, or vLLM"):
