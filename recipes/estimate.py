@@ -24,36 +24,35 @@ def estimate(config: Config, world: int, zero_shot: bool) -> list[str]:
     """Lines for people. Predictions, curves and reports are too small to count."""
     plan = make_plan(config, world, "torch")
     dtype = plan.model.dtype or torch.float32
-    model = build_on_meta(plan.model)  # which sets the config's dtype
-    weights = sum(parameter.numel() for parameter in model.parameters())
+    weights = sum(p.numel() for p in build_on_meta(plan.model).parameters())
     model_bytes = weights * (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
     lines, disk = [], {"the hybrid": model_bytes}
     if find_model(config.model) is None:
         lines.append(f"to download: {config.model}, {describe_bytes(model_bytes)}")
     if not zero_shot:
-        tokens = config.data.tokens or 0
         exported = [step for step in schedule_of(config).exported_steps if step]
         states = config.train.keep_checkpoints
         disk[f"{len(exported)} evaluated checkpoints"] = len(exported) * model_bytes
         disk[f"{states} training states"] = states * STATE_BYTES * weights
-        disk["tokens"] = tokens * (2 if plan.model.vocab_size <= 1 << 16 else 4)
-        sequences = [plan.seq_len] * (tokens // plan.seq_len)
-        flops = float(training_flops(plan.model, count_active_weights(model), sequences))
-        if config.train.objective == "distill":
-            flops *= 1 + TEACHER_SHARE
-        lines.append(_describe_time(flops, choose_device(os.environ), world))
+        disk["tokens"] = (config.data.tokens or 0) * (2 if plan.model.vocab_size <= 1 << 16 else 4)
+        lines.append(
+            f"training: about {describe_seconds(training_seconds(config, world))}, at half the "
+            "speed of this machine's matrix products; search and evaluations come on top"
+        )
     parts = ", ".join(f"{name} {describe_bytes(count)}" for name, count in disk.items())
     return [*lines, f"disk: about {describe_bytes(sum(disk.values()))} ({parts})"]
 
 
-def _describe_time(flops: float, device: torch.device, world: int) -> str:
-    """Ranks on a CPU share its cores."""
-    num_devices = 1 if device.type == "cpu" else world
-    speed = SPEED_SHARE * num_devices * product_speed(device)
-    return (
-        f"training: {flops:.2g} FLOPs, about {describe_seconds(flops / speed)} at half the speed "
-        "of this machine's matrix products; search and evaluations come on top"
-    )
+def training_seconds(config: Config, world: int) -> float:
+    """From the FLOPs and from the speed of large matrix products here, which is measured."""
+    plan, device = make_plan(config, world, "torch"), choose_device(os.environ)
+    sequences = [plan.seq_len] * ((config.data.tokens or 0) // plan.seq_len)
+    weights = count_active_weights(build_on_meta(plan.model))
+    flops = float(training_flops(plan.model, weights, sequences))
+    if config.train.objective == "distill":
+        flops *= 1 + TEACHER_SHARE
+    num_devices = 1 if device.type == "cpu" else world  # ranks on a CPU share its cores
+    return flops / (SPEED_SHARE * num_devices * product_speed(device))
 
 
 def product_speed(device: torch.device) -> float:

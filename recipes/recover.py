@@ -87,6 +87,8 @@ def main(arguments: Sequence[str]) -> None:
         lambda: packed.check_sources(config, command.run_path, make_chain()),
         *([inputs] if is_new else []),
     )
+    from bosch.recipes.estimate import estimate, training_seconds  # torch, which takes seconds
+
     stages = make_chain()
     redo = stages_to_redo(stages, controls.fresh, controls.start)
     if controls.dry_run:
@@ -97,8 +99,6 @@ def main(arguments: Sequence[str]) -> None:
         for line in inputs() if evaluates(steps) else ():
             say(line)
         if any(step.action != "reuse" for step in steps):
-            from bosch.recipes.estimate import estimate  # imports torch, which takes seconds
-
             for line in estimate(config, world, controls.zero_shot):
                 say(line)
         return
@@ -119,6 +119,8 @@ def main(arguments: Sequence[str]) -> None:
                 say(line)
             run.set_aside(redo)
             run.save_config(config, arguments)
+            if trains:
+                run.expected["train"] = training_seconds(config, world)
         for stage in stages:
             run.complete(stage)
             if stage.name == "eval/dense" and rank == 0:  # the test examples are there now

@@ -52,6 +52,7 @@ class RunFolder:
         self._names: tuple[str, ...] = ()  # of all stages, and those that have not begun
         self._left: list[str] = []
         self._eval_seconds = 0.0  # of an evaluation
+        self.expected: dict[str, float] = {}  # seconds of a stage, before it begins
 
     def __enter__(self) -> Self:
         if self.rank == 0:
@@ -79,11 +80,13 @@ class RunFolder:
         return decisions
 
     def _time_after(self) -> float | None:
-        """Seconds of the stages that have not begun; None unless all are evaluations, of which one
-        has been timed."""
-        left = [name for name in self._left if name != "report"]
-        is_known = self._eval_seconds and all(name.startswith("eval/") for name in left)
-        return len(left) * self._eval_seconds if is_known else None
+        """Seconds of the stages that have not begun; None until an evaluation has been timed.
+        Stages of which nothing is known beforehand, mostly short ones, count as nothing."""
+        seconds = [
+            self._eval_seconds if name.startswith("eval/") else self.expected.get(name, 0)
+            for name in self._left
+        ]
+        return sum(seconds) if self._eval_seconds else None
 
     def save_config(self, config: Any, command: Sequence[str]) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint, speed_only
 from bosch.run.folder import RunFolder, WallTime, home_of
@@ -68,6 +69,22 @@ def complete(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> l
 
 def actions(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> dict[str, str]:
     return {step.stage.name: step.action for step in plan_run(path, stages, fresh)}
+
+
+def test_the_rest_of_a_run_is_told_once_an_evaluation_was_timed(tmp_path: Path) -> None:
+    names = ("eval/dense", "model", "eval/step-000000", "train", "eval/step-000008", "report")
+    stages = [Stage(name, run=write_result) for name in names]
+    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
+        run.plan(stages)
+        run.expected["train"] = 600.0
+        assert progress.time_after is not None
+        told = []
+        for stage in stages:
+            told.append(progress.time_after())
+            run.complete(stage)
+    assert told[0] is None
+    # The evaluations here take milliseconds.
+    assert [seconds and round(seconds, -2) for seconds in told] == [None, 600, 600, 600, 0, 0]
 
 
 def test_what_a_stage_leaves_in_a_cycle_is_freed_before_the_next_on_all_ranks(
