@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
+from textwrap import wrap
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -300,14 +301,23 @@ def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
 
 
 def describe_config(config: Config) -> list[str]:
-    """Every setting, one line for each section."""
+    """Every setting, in a table with a row for each section."""
     sections = {name: vars(value) for name, value in vars(config).items() if is_dataclass(value)}
     dials = {name: value for name, value in vars(config).items() if name not in sections}
-    lines = {"": dials, **{f"{name}: ": values for name, values in sections.items()}}
-    return [
-        head + ", ".join(f"{name} {_show(value)}" for name, value in values.items())
-        for head, values in lines.items()
-    ]
+    column = max(map(len, sections)) + 2
+    lines = _wrap_settings(dials, 0)
+    for section, values in sections.items():
+        first, *others = _wrap_settings(values, column)
+        lines += [f"{section:<{column}}{first}", *(" " * column + line for line in others)]
+    return lines
+
+
+def _wrap_settings(values: Mapping[str, object], column: int) -> list[str]:
+    """`name value, name value`, in lines that begin at this column."""
+    hard = "\N{NO-BREAK SPACE}"  # `wrap` leaves a name with its value
+    text = ", ".join(f"{name}{hard}{_show(value)}" for name, value in values.items())
+    lines = wrap(text, 100 - column, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(hard, " ") for line in lines]
 
 
 def warn_of_window(config: Config) -> list[str]:

@@ -101,10 +101,13 @@ function setUpChart(section, charts) {
     const all = chart.lines.filter((line) => line.x[axis]);
     const heights = all.flatMap((line) => [...line.y, ...line.low, ...line.high]);
     const known = [...heights, ...Object.values(chart.dense)].filter((value) => value !== null);
-    const yTicks = roundTicks(Math.min(...known), Math.max(...known), 5);
+    const top = Math.max(...known);
+    const least = Math.min(...known);
+    const low = least < top ? least : top - Math.abs(top) / 20; // room below a single height
+    const yTicks = roundTicks(low, top, 5);
     const yStep = yTicks.length > 1 ? yTicks[1] - yTicks[0] : 1;
-    const lowest = Math.floor(Math.min(...known) / yStep + 1e-9) * yStep;
-    const highest = Math.max(Math.ceil(Math.max(...known) / yStep - 1e-9) * yStep, lowest + yStep);
+    const lowest = Math.floor(low / yStep + 1e-9) * yStep;
+    const highest = Math.max(Math.ceil(top / yStep - 1e-9) * yStep, lowest + yStep);
     const xs = all.flatMap((line) => line.x[axis]);
     const [first, last] = [Math.min(...xs), Math.max(...xs)];
     const yPlace = (y) => bottom - ((y - lowest) / (highest - lowest)) * (bottom - MARGIN.top);

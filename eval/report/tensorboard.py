@@ -25,7 +25,7 @@ from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
 from bosch.masks.picture import mask_title
 from bosch.run.errors import MissingFileError
 from bosch.run.fingerprint import fingerprint
-from bosch.run.plain_text import markdown, visible
+from bosch.run.plain_text import markdown, markdown_table, visible
 from bosch.run.progress import say
 from bosch.run.tensorboard import (
     BY_TOKENS,
@@ -166,8 +166,7 @@ def _paragraphs(
         yield f"Mask: {markdown(mask_title(run.mask))}"
     if config:
         yield f"Command: {markdown(' '.join(['recover.py', *map(str, command)]))}"
-        settings = settings_by_section(config)
-        yield "\n".join(f"- **{markdown(name)}**: {markdown(text)}" for name, text in settings)
+        yield "\n".join(markdown_table(("settings", ""), settings_by_section(config)))
 
 
 def _image(tag: str, png: bytes) -> Summary:

@@ -179,8 +179,14 @@ def test_every_setting_is_described_and_has_a_comment_in_the_help() -> None:
     lines = describe_config(Config())
     assert lines[0] == "model tiny-qwen3, ratio 0.75, method bosch, window 1024, seed 0"
     sections = "calibration mask data train eval".split()
-    assert [line.split(":")[0] for line in lines[1:]] == sections
-    assert "checkpoints 0 0.26 0.52 0.78 1" in lines[5]
+    assert [line.split()[0] for line in lines[1:] if line[0] != " "] == sections
+    assert {line[:13].isspace() or line[12] == " " for line in lines[1:]} == {True}
+    assert all(len(line) <= 100 for line in lines)
+    text = " ".join(line.strip() for line in lines)
+    assert "checkpoints 0 0.26 0.52 0.78 1, " in text
+    for section in vars(Config()).values():
+        if dataclasses.is_dataclass(section):
+            assert all(f" {name} " in text for name in vars(section))
 
 
 def test_a_window_as_long_as_the_texts_gets_a_warning() -> None:

@@ -271,7 +271,7 @@ def test_every_chart_has_curves_and_the_text_describes_the_run(tmp_path: Path) -
     text = event.tensor_proto.string_val[0].decode()
     assert "**tiny-qwen3-fisher-r0.75**" in text
     assert "Mask: fisher, ratio 0.75 (12/16), window 64" in text
-    assert "- **calibration**: examples 48" in text
+    assert "| calibration | examples 48" in text
 
 
 # --- a full disk ---
