@@ -1,9 +1,10 @@
-"""Runs the chain for every method, ratio and seed, one after another, then compares the runs.
+"""Runs the chain for every method, ratio and seed, and varied setting, then compares the runs.
 
     python recipes/sweep.py --methods bosch,fisher,interleave,bosch_layer --ratios .5,.75 --seeds 3
     python recipes/sweep.py --methods bosch,razor --ratios .25,.5,.75,.875 --zero-shot
     python recipes/sweep.py --methods bosch,fisher --seeds 3 --baseline bosch --windows 16,32,128 \\
         --lengths 4096,8192 --rows runs/study.jsonl
+    python recipes/sweep.py --methods bosch --vary window=32,64 train.peak-learning-rate=1e-3,3e-4
 
 Other options are passed on to recipes/recover.py (--eval.samples 50). Runs share calibration,
 tokens and the dense model's evaluation through runs/shared. Finished runs are skipped, and a run
@@ -23,6 +24,7 @@ part of the report.
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -33,6 +35,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -58,6 +61,7 @@ NOT_FOR_SWEEPS = (
     *("--method", "--ratio", "--kv-budget", "--seed"),
     *("--run-dir", "--fresh", "--from", "--dry-run"),
 )
+UNFIT = re.compile(r"[^\w.+-]")  # for the name of a folder
 TAIL_BYTES = 4_000  # of a chain's stderr, searched for the reason it failed
 
 
@@ -68,6 +72,8 @@ class Options:
     methods: str  # names of files in bosch/methods, separated by commas
     ratios: str = "0.75"  # shares of KV groups on the sliding window, separated by commas
     seeds: int = 1  # number of seeds: 0, 1, ...
+    vary: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE,VALUE")] = ()
+    """further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1"""
     preset: str | None = None  # tiny, smoke or paper
     model: str | None = None  # a Hugging Face folder or hub id
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False  # stop before training
@@ -128,9 +134,14 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     lengths = split_numbers("--lengths", options.lengths)
     chains = []
     for seed in range(options.seeds):
-        for ratio, method in itertools.product(split(options.ratios), split(options.methods)):
-            words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared]
+        for ratio, method, (varied, suffix) in itertools.product(
+            split(options.ratios), split(options.methods), list_variants(options.vary)
+        ):
+            words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared, *varied]
             command = parse_command(words, presets.choose)
+            if suffix:
+                words += ["--run-dir", f"{command.run_path}{suffix}"]
+                command = parse_command(words, presets.choose)
             default_settings(method, command.config.mask)  # refuses options of other methods
             words += ["--zero-shot"] * options.zero_shot
             for window in windows:
@@ -139,6 +150,28 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             further = windows if command.config.ratio else []  # the dense control has no window
             chains.append(Chain(command.run_path, words, command.config, further, lengths))
     return chains
+
+
+def list_variants(vary: Sequence[str]) -> list[tuple[list[str], str]]:
+    """Every combination of varied settings: options of recover.py, and what they add to the name of
+    the run folder."""
+    axes = []
+    for text in vary:
+        name, _, values = text.removeprefix("--").partition("=")
+        if not name or not split(values):
+            raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
+        if f"--{name}" in NOT_FOR_SWEEPS:
+            raise UserError(
+                f"--vary {text}: --{name} cannot be varied; --methods, --ratios and --seeds can."
+            )
+        title = f"-{name.rpartition('.')[2]}-"
+        axes.append(
+            [([f"--{name}", value], title + UNFIT.sub("_", value)) for value in split(values)]
+        )
+    return [
+        ([word for words, _ in chosen for word in words], "".join(suffix for _, suffix in chosen))
+        for chosen in itertools.product(*axes)
+    ]
 
 
 def check_options(options: Options, rest: Sequence[str]) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bosch.command_line import parse_command
 from bosch.eval.report.archive import append_run
 from bosch.eval.report.runs import read_run
-from bosch.recipes import sweep
+from bosch.recipes import presets, sweep
 from bosch.run.errors import UserError
 from tests.run_folders import FakeRun
 
@@ -178,6 +179,10 @@ def test_finished_runs_are_evaluated_under_further_windows_and_at_further_length
         ("--methods bosch --rows finished.csv", r"--rows finished\.csv"),
         ("--methods bosch --command nothing-there", "--command 'nothing-there'"),
         ("--methods bosch --command '", "--command '"),
+        ("--methods bosch --vary window", "--vary window: .*NAME=VALUE"),
+        ("--methods bosch --vary ratio=.5,.75", "--vary ratio=.5,.75: --ratio cannot"),
+        ("--methods bosch --vary windw=32,64", "windw"),
+        ("--methods bosch --vary window=32,x", "x"),
         ("--methods consa,bosch --mask.options granularity=layer", "bosch"),
     ],
 )
@@ -213,3 +218,18 @@ def test_runs_are_listed_seed_by_seed_with_the_names_of_single_runs() -> None:
     assert [chain.path.name for chain in chains[:5]] == [f"tiny-qwen3-2layer-{e}" for e in ends]
     arguments = "--method fisher --ratio .75 --seed 1 --preset smoke --eval.samples 4"
     assert chains[-1].arguments == arguments.split()
+
+
+def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
+    vary = ("window=16,32", "train.peak-learning-rate=1e-3,3e-4", "data.source=a/b")
+    options = sweep.Options("fisher", "0.5", vary=vary, preset="smoke")
+    chains = sweep.list_chains(options, [])
+    name = "tiny-qwen3-2layer-fisher-r0.5-window-{}-peak-learning-rate-{}-source-a_b"
+    pairs = [(w, rate) for w in (16, 32) for rate in ("1e-3", "3e-4")]
+    assert [chain.path for chain in chains] == [Path("runs", name.format(*pair)) for pair in pairs]
+    found = [(chain.config.window, chain.config.train.peak_learning_rate) for chain in chains]
+    assert found == [(w, float(rate)) for w, rate in pairs]
+    assert {chain.config.data.source for chain in chains} == {("a/b",)}
+    for chain in chains:  # recover.py, given these words, does just that
+        command = parse_command(chain.arguments, presets.choose)
+        assert (command.run_path, command.config) == (chain.path, chain.config)
