@@ -43,6 +43,7 @@ class Judging:
     suites: tuple[SuiteRun, ...]
     lm_eval_tasks: tuple[str, ...] = ()
     lm_eval_lengths: tuple[int, ...] = ()  # of its NIAH tasks, in tokens
+    lm_eval_folder: Path | None = None  # with tasks beside lm-eval's own
     limit: int | None = None  # examples of each lm-eval task; suites have limits of their own
     window_tokens: int | None = None  # None: the hybrid's own
     yarn: float | None = None
@@ -57,6 +58,10 @@ class Judging:
         del facts["generation"]
         if self.yarn_from is None:
             del facts["yarn_from"]  # runs from before this setting do not have it
+        if self.lm_eval_folder is None:
+            del facts["lm_eval_folder"]  # the same
+        else:
+            facts["lm_eval_folder"] = fingerprint_files(self.lm_eval_folder)
         if self.attention == "auto":
             del facts["attention"]
         if self.generation.batch is not None and self.precision != "fp32":
@@ -170,6 +175,7 @@ def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_fold
             out / LM_EVAL,
             evaluation.max_positions,
             judging.lm_eval_lengths,
+            judging.lm_eval_folder,
             judging.limit,
             judging.generation.batch or 1,
         )

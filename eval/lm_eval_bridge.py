@@ -36,12 +36,14 @@ def run_lm_eval(
     folder: Path,
     max_length: int | None = None,
     lengths: Sequence[int] = (),
+    include: Path | None = None,
     limit: int | None = None,
     batch: int = 1,
 ) -> None:
     """Write scores.json with our rows and samples.jsonl with lm-eval's.
 
     `max_length`: longer prompts are truncated on the left by lm-eval. `lengths`: of its NIAH.
+    `include`: a folder with tasks beside lm-eval's own.
     """
     try:
         from lm_eval import simple_evaluate
@@ -62,7 +64,7 @@ def run_lm_eval(
     metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
     if lengths:
         metadata["max_seq_lengths"] = list(lengths)
-    manager = TaskManager(metadata=metadata)
+    manager = TaskManager(metadata=metadata, include_path=include and str(include))
     for task in tasks:
         if task not in manager.all_tasks:
             near = suggest(task, manager.all_tasks).split("?")[0]

@@ -61,6 +61,7 @@ class Options:
     model: str  # a Hugging Face folder or hub id, dense or hybrid
     judging: Annotated[JudgingConfig, tyro.conf.arg(name="")]
     suite: tuple[str, ...] = ("niah",)  # names of files in eval/suites, and lm-eval:TASK,TASK
+    include_path: Path | None = None  # folder with lm-eval tasks of your own
     out: Path = Path("evaluation")  # folder for predictions and scores
     punkt: str | None = None  # folder with the English Punkt data, for essays that need it
     window: TokenCount | None = None  # window size in tokens; None: the hybrid's own
@@ -117,6 +118,11 @@ def choose_judging(options: Options) -> Judging:
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
     if lm_eval and not tasks:
         raise UserError(f"--suite {lm_eval[0]}: no task is named; write {LM_EVAL}:TASK,TASK.")
+    if options.include_path and not (lm_eval and options.include_path.is_dir()):
+        raise UserError(
+            f"--include-path {options.include_path} must be a folder with task files of lm-eval, "
+            f"and needs --suite {LM_EVAL}:TASK."
+        )
     if options.engine == "vllm":
         check_engine_can(settings.attention != "auto", bool(tasks))
         generation = replace(generation, engine="vllm")
@@ -124,6 +130,7 @@ def choose_judging(options: Options) -> Judging:
         (),
         lm_eval_tasks=tuple(tasks),
         lm_eval_lengths=settings.niah_lengths if tasks else (),
+        lm_eval_folder=options.include_path,
         limit=settings.samples,
         window_tokens=options.window,
         yarn=options.yarn,

@@ -134,6 +134,8 @@ WRONG_LINES = {
     ),
     "evaluate --suite gsm8k --gsm8k-data notes.txt": "notes.txt",
     "evaluate --suite gsm8k --gsm8k-tasks gsm9k": "gsm9k",
+    "evaluate --suite niah --include-path .": "--include-path lm-eval:TASK",
+    "evaluate --suite lm-eval:own --include-path nowhere": "--include-path nowhere folder",
     "evaluate --engine vllm": "vllm docs/serving.md",
     # compare, sweep
     "compare nowhere": "nowhere",
