@@ -38,13 +38,6 @@ if not TYPE_CHECKING:  # else every name would count as an attribute
             return getattr(importlib.import_module(CALLS_MODULE), name)
         if name != "__version__":
             raise AttributeError(f"module 'bosch' has no attribute {name!r}")
-        import tomllib
-        from importlib.metadata import version
+        from bosch.run.checkout import read_version
 
-        from bosch.run.checkout import find_checkout
-
-        if (root := find_checkout()) is None:
-            return version("bosch-hybrid")
-        # A checkout may not be installed, or was installed at another version.
-        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
-        return str(project["version"])
+        return read_version()

@@ -47,7 +47,10 @@ class MethodTraits:
 
     unit: Unit = "group"  # "layer": it chooses whole layers; a field `unit` of Settings overrides
     reads_calibration: bool = True  # False: its mask does not depend on the calibration set
-    searches: bool = False  # it runs on every rank, each evaluating its share of the examples
+    # It runs on every rank, each with its share of the examples: to score masks (a search), or to
+    # measure what its ranking is made of (bosch/methods/_examples.py).
+    searches: bool = False
+    measures: bool = False
     learns_from_tokens: bool = False  # it trains; `inputs.learning` holds tokens and the training
 
 

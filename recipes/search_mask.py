@@ -22,7 +22,7 @@ import tyro
 from bosch.command_line import Command, Controls, parse, peek
 from bosch.config import Config, TokenCount, TrainConfig
 from bosch.masks.kv_budget import with_kv_budget
-from bosch.method import Inputs, Learning
+from bosch.method import Inputs, Learning, MethodTraits
 from bosch.methods._choose import deciding, make_mask, write_selection
 from bosch.methods._settings import (
     check_settings,
@@ -97,7 +97,7 @@ def build(
         settings=decides,
         inputs=inputs,
         version=2 if config.method == "bosch" else 1,
-        ranks="all" if traits.learns_from_tokens or traits.searches else "first",
+        ranks="all" if runs_everywhere(traits) else "first",
     )
 
 
@@ -117,8 +117,7 @@ def run_method(
         return read_calibration(calibration.folder)
 
     traits, (_, world) = traits_of(config.method), rank_and_world()
-    is_shared = traits.searches or traits.learns_from_tokens
-    if world > 1 and traits.reads_calibration and not is_shared:
+    if world > 1 and traits.reads_calibration and not runs_everywhere(traits):
         say(f"{config.method} runs in one of the {world} processes; the others wait")
     model_folder = fetch_model(config.model)
     inputs = Inputs(
@@ -143,6 +142,10 @@ def run_method(
     for line in selection.notes:
         say(line)
     say(mask_title(record))
+
+
+def runs_everywhere(traits: MethodTraits) -> bool:
+    return traits.searches or traits.measures or traits.learns_from_tokens
 
 
 def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:

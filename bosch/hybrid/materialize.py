@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid import export
 from bosch.hybrid.models import (
@@ -56,6 +56,7 @@ CHECK_ROWS = 64  # compare the last logits, for which the window hides something
 # Relative to the largest logit. Both models compute in float64, but transformers' norms round to
 # float32, so differences are 0 or about 1e-7. Two groups in wrong places give 1e-3 and more.
 CHECK_TOLERANCE = 1e-5
+HEAD_ROWS = 16_384  # of the head's weight, converted at once
 
 
 def materialize(source: Path, record: MaskFile, out: Path) -> None:
@@ -217,8 +218,10 @@ def logits(
 
 
 @contextmanager
-def _computing_in_float64(model: nn.Module) -> Iterator[None]:
-    """Convert each module's weights while it runs, which takes the memory of one more module."""
+def _computing_in_float64(model: PreTrainedModel) -> Iterator[None]:
+    """Convert each module's weights while it runs, which takes the memory of one more module; of
+    the two largest, embedding and head, only what is used, and a part after the other."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     narrow: dict[nn.Parameter, Tensor] = {}
 
     def widen(module: nn.Module, args: object) -> None:
@@ -230,8 +233,17 @@ def _computing_in_float64(model: nn.Module) -> Iterator[None]:
         for weight in module.parameters(recurse=False):
             weight.data = narrow.pop(weight)
 
+    def apply_head(hidden: Tensor) -> Tensor:
+        return torch.cat([hidden @ part.double().T for part in head.weight.split(HEAD_ROWS)], -1)
+
     with ExitStack() as hooks:
+        hooks.callback(embedding.register_forward_hook(lambda *call: call[2].double()).remove)
+        if head.bias is None:
+            head.forward = apply_head
+            hooks.callback(vars(head).pop, "forward")
         for module in model.modules():
+            if module is embedding or (module is head and head.bias is None):
+                continue
             if next(module.parameters(recurse=False), None) is not None:
                 hooks.callback(module.register_forward_pre_hook(widen).remove)
                 hooks.callback(module.register_forward_hook(restore).remove)

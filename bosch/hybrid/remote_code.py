@@ -11,7 +11,6 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-import bosch
 from bosch.hybrid.dispatch import BACKENDS
 from bosch.hybrid.models import family_of
 from bosch.run.manifest import write_atomically
@@ -55,7 +54,7 @@ def suggest(name: str, names: tuple[str, ...]) -> str:
     return f"there are {{', '.join(names)}}."
 '''
 
-PACKAGE = Path(bosch.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 OUR_IMPORT = re.compile(r"^( *)from (bosch\.[\w.]+) import", re.MULTILINE)
 # Imports of optional packages inside functions. transformers finds every import statement, and
 # would refuse to load the model without these packages.

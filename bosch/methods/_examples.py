@@ -1,5 +1,5 @@
-"""Work done example by example. Each result is written to disk at once, so that a killed method
-resumes at the next example and ends with the same numbers.
+"""Work done example by example, each rank with its share. Results are written to disk at once, so
+that a killed method resumes at the next example and ends with the same numbers.
 
 The results are in `examples.jsonl` in the stage's folder, one line per example. JSON represents
 float64 exactly. A line cut off by a kill is dropped.
@@ -7,6 +7,7 @@ float64 exactly. A line cut off by a kill is dropped.
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,19 +37,37 @@ def measure_haystacks(
 def measure_each(
     folder: Path, title: str, count: int, unit: str, measure: Callable[[int], Result]
 ) -> list[Result]:
-    """`measure(0)` to `measure(count - 1)`. Results found in the folder are reused."""
+    """`measure(0)` to `measure(count - 1)`, on every rank. Results in the folder are reused."""
+    from bosch.run.group import Group, joined  # imports torch
+
     path = folder / NOTES
-    drop_torn_line(path)
-    results = [result for _, result in read_notes(path)][:count]
-    opened = open_own_file(path, "ab")
-    with opened as file, track(title, count, unit, done=len(results)) as bar:
-        for index in range(len(results), count):
-            began = time.monotonic()
-            results.append(measure(index))
-            seconds = round(time.monotonic() - began, 3)
-            line = {"index": index, "seconds": seconds, "result": results[-1]}
-            append_line(file, line)
-            bar.advance()
+
+    def resume() -> list[Result]:
+        drop_torn_line(path)
+        return [result for _, result in read_notes(path)][:count]
+
+    def measure_mine() -> tuple[float, Result] | None:
+        if (index := len(results) + ranks.rank) >= count:
+            return None
+        began = time.monotonic()
+        result = measure(index)
+        return round(time.monotonic() - began, 3), result
+
+    with joined():
+        ranks = Group.current()
+        results = ranks.from_rank_0(resume)
+        opened = open_own_file(path, "ab") if ranks.rank == 0 else nullcontext()
+        with opened as file, track(title, count, unit, done=len(results)) as bar:
+            while len(results) < count:
+                for found in ranks.gather(ranks.all_succeed(measure_mine)):
+                    if found is None:
+                        continue
+                    seconds, result = found
+                    if file is not None:
+                        line = {"index": len(results), "seconds": seconds, "result": result}
+                        append_line(file, line)
+                    results.append(result)
+                    bar.advance()
     return results
 
 

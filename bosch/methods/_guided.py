@@ -69,9 +69,9 @@ def guides_of(inputs: Inputs) -> Callable[[], list[Table]]:
 
 def rank_statically(inputs: Inputs, names: Sequence[str]) -> list[Table]:
     """How global each ranking finds each group: one [layer][group] table per ranking."""
-    from bosch.run.group import agree, is_first  # imports torch
+    from bosch.run.group import agree  # imports torch
 
-    return [agree(_rank(inputs, name) if is_first() else None) for name in names]
+    return [agree(_rank(inputs, name)) for name in names]
 
 
 def _rank(inputs: Inputs, name: str) -> Table:

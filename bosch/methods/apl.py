@@ -13,7 +13,7 @@ from bosch.method import Inputs, MethodTraits, NoSettings, Scores
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import per_layer, single_rows
 
-traits = MethodTraits()
+traits = MethodTraits(measures=True)
 Settings = NoSettings
 
 

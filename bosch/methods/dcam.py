@@ -10,7 +10,7 @@ from torch import Tensor
 from bosch.method import Inputs, MethodTraits, NoSettings, Scores
 from bosch.methods._statistics import attention_rows, exact_sum, mean_over_rows
 
-traits = MethodTraits()
+traits = MethodTraits(measures=True)
 Settings = NoSettings
 
 

@@ -27,7 +27,7 @@ from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
 
-traits = MethodTraits()
+traits = MethodTraits(measures=True)
 
 HEAD_ROWS = 512  # rows of logits held at once
 

@@ -20,7 +20,7 @@ from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import AttentionRows, attention_rows, mean_over_rows
 from bosch.run.errors import UserError
 
-traits = MethodTraits()
+traits = MethodTraits(measures=True)
 
 
 @dataclass(frozen=True)

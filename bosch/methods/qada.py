@@ -17,7 +17,7 @@ from bosch.config import at_least
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import chunks, mean_over_rows, row_scores
 
-traits = MethodTraits()
+traits = MethodTraits(measures=True)
 
 
 @dataclass(frozen=True)

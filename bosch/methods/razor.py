@@ -19,7 +19,7 @@ from bosch.methods._examples import Result, measure_each
 from bosch.methods._statistics import add_up, attention_rows, per_layer
 from bosch.run.errors import UserError
 
-traits = MethodTraits()
+traits = MethodTraits(measures=True)
 
 REPEATS = 4
 

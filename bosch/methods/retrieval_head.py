@@ -18,7 +18,7 @@ from bosch.method import Inputs, MethodTraits, Scores, as_table
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, per_layer, single_rows
 
-traits = MethodTraits()
+traits = MethodTraits(measures=True)
 
 
 @dataclass(frozen=True)

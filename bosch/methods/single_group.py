@@ -14,7 +14,7 @@ from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up
 from bosch.search.scorer import Scorer
 
-traits = MethodTraits()
+traits = MethodTraits(measures=True)
 Settings = NoSettings
 
 

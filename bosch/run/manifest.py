@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-import bosch
+from bosch.run.checkout import read_version
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file, is_hidden, plain
 from bosch.run.inside import path_inside
@@ -173,7 +173,7 @@ def provenance() -> dict[str, object]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions["bosch-hybrid"] = bosch.__version__  # a checkout may be installed at another one
+        versions["bosch-hybrid"] = read_version()
     return {"packages": versions, "commit": _commit()}
 
 

@@ -4,6 +4,7 @@ scores to a mask.
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -22,20 +23,22 @@ from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
-from bosch.methods._examples import NOTES, measure_each
+from bosch.methods._examples import NOTES, measure_each, read_notes
 from bosch.methods._settings import learning_tokens, list_methods
 from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
 from bosch.recipes import presets, recover, search_mask, sweep
 from bosch.recipes.search_mask import build, main
-from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import verify_folder
 from bosch.run.plan import StageBlockedError
 from bosch.run.stage import Artifact, Stage
 from tests.attention_matrices import inputs_of, toy_calibration
+from tests.faults.search_program import wait
+from tests.fork_server import launch_environment, start
 from tests.model_factory import tiny_model
+from tests.search_cases import answered_calibration
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,20 +88,37 @@ def test_a_ranking_leaves_mask_scores_settings_and_time(
     verify_folder(folder)
 
 
-def test_a_ranking_says_that_other_processes_wait(
-    model_folder: Path,
-    calibration_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def in_rank(environment: dict[str, str], arguments: list[str]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    main(arguments)
+
+
+@pytest.mark.parametrize("method", ["fisher", "razor", "proxy", "global_swap"])
+def test_ranks_share_the_examples_and_find_what_one_finds(
+    method: str, command: list[str], model_folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    config = Config(model=str(model_folder), method="proxy", window=16)
-    calibration = Artifact.load(calibration_folder)
-    progress.set_up()
-    build(config, calibration).run(tmp_path, calibration=calibration)
-    assert "proxy runs in one of the 8 processes; the others wait" in capsys.readouterr().out
+    """Three texts for two ranks; razor has probes of its own, global_swap starts from rankings."""
+    calibration = tmp_path / "three"
+    calibration.mkdir()
+    model = load_for_search(model_folder)
+    write_calibration(calibration, answered_calibration(model, (40, 52, 64)))
+    search = ["--kappa", "4"] if method == "global_swap" else []
+    words = [*command, "--calibration", str(calibration), "--method", method, *search]
+    found = {}
+    for world in (1, 2):
+        folder = tmp_path / f"ranks-{world}"
+        ranks = [
+            start(in_rank, environment, [*words, "--run-dir", str(folder)])
+            for environment in launch_environment(world)
+        ]
+        assert wait(ranks) == [0] * world
+        parts = sorted((folder / "mask").rglob(NOTES))
+        notes = {str(part.parent.relative_to(folder)): read_notes(part) for part in parts}
+        results = {name: [result for _, result in each] for name, each in notes.items()}
+        assert results
+        found[world] = results, read_mask(folder / "mask" / "mask.json").mask
+    assert found[2] == found[1]
 
 
 def test_the_same_command_again_reuses_the_mask(
