@@ -79,14 +79,15 @@ class RunFolder:
         progress.time_after = self._time_after
         return decisions
 
-    def _time_after(self) -> float | None:
-        """Seconds of the stages that have not begun; None until an evaluation has been timed.
-        Stages of which nothing is known beforehand, mostly short ones, count as nothing."""
+    def _time_after(self) -> tuple[float, bool]:
+        """Seconds of the stages that have not begun, and whether they are but a lower bound: until
+        an evaluation has been timed. Other stages of which nothing is known beforehand, mostly
+        short ones, count as nothing."""
         seconds = [
             self._eval_seconds if name.startswith("eval/") else self.expected.get(name, 0)
             for name in self._left
         ]
-        return sum(seconds) if self._eval_seconds else None
+        return sum(seconds), not self._eval_seconds
 
     def save_config(self, config: Any, command: Sequence[str]) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""

@@ -32,8 +32,8 @@ logger = logging.getLogger("bosch")
 _console: Console | None = None  # a terminal to draw bars on; None: plain lines only
 _bars: "list[Bar]" = []  # those shown now, the outermost first
 _said: set[str] = set()
-# Tells the seconds that the stages after the running ones take; None: not known. A run sets it.
-time_after: Callable[[], float | None] | None = None
+# Tells the seconds of the stages after the running ones, and whether it is more. A run sets it.
+time_after: Callable[[], tuple[float, bool]] | None = None
 
 
 def set_up(rank: int = 0) -> None:
@@ -142,9 +142,11 @@ class Bar:
             left = self.seconds_left()
             total = f"in {describe_seconds(seconds)}"
             parts.append(f"{describe_seconds(left)} left" if left > 0 else total)
-            if left > 0 and time_after and (after := time_after()) is not None:
+            after, is_least = time_after() if left > 0 and time_after else (0.0, True)
+            if after or not is_least:
                 after += sum(bar.seconds_left() for bar in {*_bars, self})
-                parts.append(f"the whole run {describe_seconds(after)}")
+                least = "at least " if is_least else ""
+                parts.append(f"the whole run {least}{describe_seconds(after)}")
         for name, value in self.figures.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
             parts.append(f"{name.replace('_', ' ')} {shown}")

@@ -137,8 +137,10 @@ def test_the_pace_leaves_out_work_in_between_and_the_whole_run_counts_what_follo
     now = 310.0  # an evaluation of five minutes
     bar.leave_out(300.0)
     assert bar.describe_pace() == "1 steps/s, 1 min 30 s left"
-    monkeypatch.setattr(progress, "time_after", lambda: 600.0)  # two more of them
+    monkeypatch.setattr(progress, "time_after", lambda: (600.0, False))  # two more of them
     assert bar.describe_pace() == "1 steps/s, 1 min 30 s left, the whole run 11 min 30 s"
+    monkeypatch.setattr(progress, "time_after", lambda: (600.0, True))
+    assert bar.describe_pace().endswith(", the whole run at least 11 min 30 s")
 
 
 def test_a_bar_inside_another_stops_its_clock() -> None:
