@@ -221,7 +221,7 @@ class Loader:
             raise UserError(
                 f"There is no batch for step {step}: {self.tokens.path} holds {epochs} epoch(s), "
                 f"{self.num_steps:,} batches of {self.batch_sequences} sequences. Train on fewer "
-                "tokens (--data.tokens of recover.py, --budget of train_model.py), or pack more "
+                "tokens (--data.tokens of recover.py, --tokens of train_model.py), or pack more "
                 "tokens or epochs (prepare_tokens.py --tokens, --epochs) and use that folder "
                 "(--data.tokens-from, --tokens)."
             )

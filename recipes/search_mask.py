@@ -73,7 +73,7 @@ def build(
         inputs["calibration"] = calibration
     if traits.learns_from_tokens:
         if tokens is None:
-            raise UserError(f"--method {config.method} learns from tokens: pass --tokens DIR.")
+            raise UserError(f"--method {config.method} learns from tokens: pass --tokens-from DIR.")
         inputs["tokens"] = tokens
     # What decides a learned mask besides the method's settings.
     learning = {
@@ -205,7 +205,9 @@ class Options:
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     preset: str | None = None  # source of the defaults: tiny, smoke or paper
     calibration: Path | None = None  # folder of the calibration set; None: the run's, if any
-    tokens: Path | None = None  # packed tokens, for methods that learn; None: pack the preset's
+    tokens_from: Path | None = (
+        None  # packed tokens, for methods that learn; None: pack the preset's
+    )
     run_dir: Path | None = None  # None: runs/<model>-<method>-r<ratio>
     list: tyro.conf.FlagCreatePairsOff[bool] = False  # print all methods and exit
     fresh: tyro.conf.FlagCreatePairsOff[bool] = False  # make a new mask, set the old one aside
@@ -225,7 +227,7 @@ def main(arguments: Sequence[str]) -> None:
     check_attention(config)
     run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
     calibration = find_calibration(options.calibration, run_path)
-    config, tokens = find_tokens(config, options.tokens)
+    config, tokens = find_tokens(config, options.tokens_from)
     stage = build(config, calibration, tokens, settings)
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:

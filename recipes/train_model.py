@@ -1,7 +1,7 @@
 """Trains the hybrid on packed tokens, to recover its quality: the stage `train`.
 
-    python recipes/train_model.py --model hybrid --tokens tokens --out train
-    accelerate launch recipes/train_model.py --model hybrid --tokens tokens --out train
+    python recipes/train_model.py --model hybrid --tokens-from tokens --out train
+    accelerate launch recipes/train_model.py --model hybrid --tokens-from tokens --out train
     accelerate launch --use_fsdp --num_processes 2 recipes/train_model.py ...      # 2 CPU processes
 
 --model may also be a dense model, as a control. Run the same command again to resume from the last
@@ -47,16 +47,16 @@ class Options:
     """Train a hybrid or dense model on packed tokens."""
 
     model: str  # folder or hub id of a hybrid or dense model
-    tokens: Path  # folder that prepare_tokens.py wrote
+    tokens_from: Path  # folder that prepare_tokens.py wrote
     out: Path  # folder to write
     train: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    budget: TokenCount | None = None  # tokens to train on; None: all in the folder, once
+    tokens: TokenCount | None = None  # to train on; None: all in the folder, once
     evaluated: tuple[float, ...] = (0.0, 1.0)  # export the model after these shares of the steps
     document_mask: bool = True  # documents in one sequence do not attend to each other
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
-        at_least(1, self, "", "budget")
+        at_least(1, self, "", "tokens")
         check_shares("--evaluated", self.evaluated)
 
 
@@ -67,13 +67,13 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up(rank)
     check_attention(options.train, options.document_mask)
     out = options.out.absolute()
-    model, tokens = Artifact.load(fetch_model(options.model)), Artifact.load(options.tokens)
+    model, tokens = Artifact.load(fetch_model(options.model)), Artifact.load(options.tokens_from)
     check_weights(options.model)
     check_inputs(options, model.folder, tokens.folder, world)
     stage = make_stage(
         out.name,
         options.train,
-        options.budget,
+        options.tokens,
         options.evaluated,
         options.document_mask,
         {"model": model, "tokens": tokens},
@@ -95,7 +95,7 @@ def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -
 
     check_native_window(read_config(model))
     packed, device = open_tokens(tokens, read_tokenizer(model).hash), choose_device(os.environ)
-    budget, shares = options.budget or packed.train.rows.size, options.evaluated
+    budget, shares = options.tokens or packed.train.rows.size, options.evaluated
     length, batch = packed.seq_len, options.train.batch_sequences
     schedule = make_schedule(options.train, budget, length, shares, world_size, device.type)
     Loader(packed, batch).sequences(schedule.num_steps - 1)

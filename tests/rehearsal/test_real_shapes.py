@@ -154,7 +154,7 @@ def test_the_chain_at_a_real_shape_within_its_memory(config: Any, tmp_path: Path
     run(tmp_path, config, "prepare_tokens", "--model", "model", "--source", "toy", "--seq-len",
         SEQUENCE, "--tokens", SEQUENCE, "--held-out-sequences", 0, "--workers", 1,
         "--out", "tokens")  # fmt: skip
-    told = run(tmp_path, config, "train_model", "--model", "hybrid", "--tokens", "tokens",
+    told = run(tmp_path, config, "train_model", "--model", "hybrid", "--tokens-from", "tokens",
                "--batch-sequences", 1, "--precision", "bf16", "--kernels", "torch",
                "--out", "train")  # fmt: skip
     assert told.rows == 64

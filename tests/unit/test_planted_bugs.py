@@ -29,7 +29,7 @@ def score_groups(inputs: Inputs) -> Scores:
 {BUG}'''
 
 MODEL = ("--model", "tiny-qwen3-2layer")
-TRAIN = ("bosch.recipes.train_model", *MODEL, "--tokens", "tokens", "--out", "train")
+TRAIN = ("bosch.recipes.train_model", *MODEL, "--tokens-from", "tokens", "--out", "train")
 
 
 @pytest.fixture(scope="module")

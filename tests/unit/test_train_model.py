@@ -27,7 +27,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(tokens: Path, out: Path, *more: str, model: str = presets.SMOKE_MODEL) -> None:
-    arguments = ["--model", model, "--tokens", str(tokens), "--out", str(out)]
+    arguments = ["--model", model, "--tokens-from", str(tokens), "--out", str(out)]
     train_model.main([*arguments, *SMALL, *more])
 
 
@@ -36,7 +36,7 @@ def test_command_trains_says_what_it_does_and_is_reused(
 ) -> None:
     out = tmp_path / "train"
     with pytest.raises(UserError, match="128"):  # and can be corrected
-        train(tokens, out, "--budget", "128")
+        train(tokens, out, "--tokens", "128")
     train(tokens, out)
     printed = capsys.readouterr().out
     for part in (

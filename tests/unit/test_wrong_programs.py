@@ -30,7 +30,7 @@ WITHOUT_TORCH = [
     "calibrate --examples 0",
     f"materialize --model {SMALL}",
     "tokens --tokens many",
-    f"train --model {SMALL} --out out --tokens nowhere",
+    f"train --model {SMALL} --out out --tokens-from nowhere",
     "evaluate --suite niha",
     "compare nowhere",
     "sweep",
