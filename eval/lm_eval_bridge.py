@@ -17,7 +17,7 @@ from bosch.eval.suites._interface import Result
 from bosch.model import names_code
 from bosch.plugins import suggest
 from bosch.run.checkout import how_to_install
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,9 +70,15 @@ def run_lm_eval(
             near = suggest(task, manager.all_tasks).split("?")[0]
             raise UserError(f"lm-eval has no task {task!r}; {near}?")
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=max_length)
-    results = simple_evaluate(
-        model=harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=True
-    )
+    try:
+        results = simple_evaluate(
+            model=harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=True
+        )
+    except ConnectionError as error:
+        raise MissingFileError(
+            f"lm-eval cannot fetch the data of {', '.join(tasks)}: {error}. Run it once with a "
+            "network, or let HF_HOME name a cache that has the data."
+        ) from error
     folder.mkdir(parents=True, exist_ok=True)
     samples = [
         {"task": task} | json.loads(json.dumps(sample, default=str))

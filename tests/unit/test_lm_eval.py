@@ -9,7 +9,7 @@ from bosch.eval.lm_eval_bridge import results_of
 from bosch.eval.suites._interface import Result
 from bosch.recipes import evaluate_model
 from bosch.run.checkout import how_to_install
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
 
 OWN_TASK = """\
 task: own
@@ -54,6 +54,8 @@ def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
     evaluate_model.main([*arguments[:2], *own, "--out", str(tmp_path / "owned")])
     (row,) = json.loads((tmp_path / "owned" / "lm-eval" / "scores.json").read_text())["rows"]
     assert (row["task"], row["n"]) == ("own", 1)
+    with pytest.raises(MissingFileError, match=r"the data of hellaswag: .*HF_HOME"):
+        evaluate_model.main([*arguments[:2], "--suite", "lm-eval:hellaswag", *arguments[-2:]])
     evaluate_model.main([*arguments, "--lengths", "256"])
     (row,) = json.loads((tmp_path / "judged" / "lm-eval" / "scores.json").read_text())["rows"]
     assert (row["task"], row["length"], row["n"]) == ("niah_single_1", 256, 1)
