@@ -40,6 +40,7 @@ from bosch.hybrid.remote_code import ENTRY
 from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
 from tests.hybrid_folders import WINDOW, plain_folder, record_for
+from tests.lm_eval_task import NAME, write_task
 from tests.model_factory import MIXED, assert_close, logits, random_tokens, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -253,23 +254,6 @@ def test_other_auto_classes_refuse_a_hybrid(folders: Path) -> None:
             auto.from_pretrained(folders / "hybrid")
 
 
-TASK = """\
-task: own
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: loglikelihood
-doc_to_text: "{{{{text}}}}"
-doc_to_target: "{{{{next}}}}"
-target_delimiter: ""
-metric_list:
-- metric: perplexity
-  aggregation: perplexity
-"""
-
-
 @noisy
 @row(
     "lm-eval: its own command line",
@@ -279,19 +263,16 @@ metric_list:
 def test_lm_eval_s_command_line_judges_a_hybrid(folders: Path, tmp_path: Path) -> None:
     needs("lm_eval")
     text, target = "one two three four five six", " seven"
-    data, tasks = tmp_path / "data.jsonl", tmp_path / "tasks"
-    data.write_text(json.dumps({"text": text, "next": target}) + "\n")
-    tasks.mkdir()
-    (tasks / "own.yaml").write_text(TASK.format(data=data))
+    tasks = write_task(tmp_path / "tasks", text, target)
     model = f"pretrained={folders / 'hybrid'},dtype=float32,trust_remote_code=True"
     command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", model]
-    command += ["--include_path", str(tasks), "--tasks", "own", "--device", "cpu"]
+    command += ["--include_path", str(tasks), "--tasks", NAME, "--device", "cpu"]
     command += ["--output_path", str(tmp_path / "out"), "--log_samples"]
     caches = {name: str(tmp_path / name) for name in ("HF_MODULES_CACHE", "HF_DATASETS_CACHE")}
     environment = os.environ | caches
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    (samples,) = (tmp_path / "out").rglob("samples_own_*.jsonl")
+    (samples,) = (tmp_path / "out").rglob(f"samples_{NAME}_*.jsonl")
     (found,) = [json.loads(line)["perplexity"] for line in samples.read_text().splitlines()]
 
     tokenizer = AutoTokenizer.from_pretrained(folders / "hybrid")

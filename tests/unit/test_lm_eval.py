@@ -10,21 +10,7 @@ from bosch.eval.suites._interface import Result
 from bosch.recipes import evaluate_model
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
-
-OWN_TASK = """\
-task: own
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: loglikelihood
-doc_to_text: "{{{{text}}}}"
-doc_to_target: "{{{{next}}}}"
-target_delimiter: ""
-metric_list:
-- metric: acc
-"""
+from tests.lm_eval_task import NAME, write_task
 
 
 def test_lm_eval_s_numbers_become_rows() -> None:
@@ -48,12 +34,11 @@ def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=how_to_install("lm-eval", "lm-eval")):
             evaluate_model.main(arguments)
         return
-    (tmp_path / "own.yaml").write_text(OWN_TASK.format(data=tmp_path / "own.jsonl"))
-    (tmp_path / "own.jsonl").write_text('{"text": "one two three", "next": " four"}\n')
-    own = ["--suite", "lm-eval:own", "--include-path", str(tmp_path), "--limit", "1"]
+    tasks = write_task(tmp_path / "tasks", "one two three", " four")
+    own = ["--suite", f"lm-eval:{NAME}", "--include-path", str(tasks), "--limit", "1"]
     evaluate_model.main([*arguments[:2], *own, "--out", str(tmp_path / "owned")])
     (row,) = json.loads((tmp_path / "owned" / "lm-eval" / "scores.json").read_text())["rows"]
-    assert (row["task"], row["n"]) == ("own", 1)
+    assert (row["task"], row["n"]) == (NAME, 1)
     with pytest.raises(MissingFileError, match=r"the data of hellaswag: .*HF_HOME"):
         evaluate_model.main([*arguments[:2], "--suite", "lm-eval:hellaswag", *arguments[-2:]])
     evaluate_model.main([*arguments, "--lengths", "256"])
