@@ -20,7 +20,7 @@ from bosch.calibration import read_calibration, write_calibration
 from bosch.config import Config, MaskConfig
 from bosch.masks.formats import export_mask
 from bosch.masks.mask import MaskFile, read_mask, write_mask
-from bosch.method import Inputs, Scores, Selection
+from bosch.method import Inputs, MethodTraits, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._examples import NOTES, measure_each, read_notes
@@ -29,6 +29,7 @@ from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
 from bosch.recipes import presets, recover, search_mask, sweep
 from bosch.recipes.search_mask import build, main
+from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.folder import RunFolder
 from bosch.run.manifest import verify_folder
@@ -86,6 +87,25 @@ def test_a_ranking_leaves_mask_scores_settings_and_time(
     assert json.loads((folder / "time.json").read_text())["seconds"] >= 0
     assert (folder / "mask.png").read_bytes().startswith(b"\x89PNG")
     verify_folder(folder)
+
+
+def test_a_method_of_one_process_says_that_the_others_wait(
+    model_folder: Path,
+    calibration_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As one's own may be: it reads the calibration set, and shares nothing."""
+    monkeypatch.setattr(search_mask, "traits_of", lambda name: MethodTraits())
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    config = Config(model=str(model_folder), method="random_groups", window=16)
+    calibration = Artifact.load(calibration_folder)
+    progress.set_up()
+    build(config, calibration).run(tmp_path, calibration=calibration)
+    said = "random_groups runs in one of the 8 processes; the others wait"
+    assert said in capsys.readouterr().out
 
 
 def in_rank(environment: dict[str, str], arguments: list[str]) -> None:
