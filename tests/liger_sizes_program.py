@@ -1,5 +1,5 @@
 """Liger's kernels, run by Triton's interpreter, at the sizes of real models and on sharded weights:
-`TRITON_INTERPRET=1 python tests/liger_sizes_program.py loss sharded hidden mlp heads`.
+`TRITON_INTERPRET=1 python tests/liger_sizes_program.py loss divergence sharded hidden mlp heads`.
 
 Prints each part that agrees with torch. In fp32 and fp16: the interpreter's bf16 gives NaN. A
 separate program, because Triton chooses its interpreter for the whole process.
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bosch.training import parallel
-from bosch.training.loss import head_loss, model_loss
+from bosch.training.loss import Lesson, head_loss, model_loss
 from bosch.training.model_start import start_model
 from bosch.training.parallel import Switches, leave_world, start_world, whole
 from tests.liger_program import fix_the_interpreter
@@ -101,16 +101,31 @@ def mlp() -> None:
 def loss() -> None:
     """Times 1, as otherwise Liger multiplies the weight's gradient row by row, and the interpreter
     takes minutes for 151,936 rows. tests/liger_program.py has another scale."""
-    num_tokens, num_classes, size = 6, 151_936, 64
-    labels = torch.randint(num_classes, (1, num_tokens))
+    losses(151_936, 1.0)
+
+
+def divergence() -> None:
+    """Not in fp16, where Liger's gradient of a mean over all tokens underflows."""
+    lesson = Lesson(torch.randn(6, 64), torch.randn(5_000, 64) * 0.05, temperature=2.0)
+    losses(5_000, 1 / 20, lesson, dtypes=[torch.float32])
+
+
+def losses(
+    num_classes: int,
+    scale: float,
+    lesson: Lesson | None = None,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> None:
+    """Of six tokens, the last of which has no target."""
+    labels = torch.randint(num_classes, (1, 6))
     labels[0, -1] = -100
     by = {
         kernels: lambda hidden, weight, kernels=kernels: head_loss(
-            hidden * 0.5, weight * 0.05, labels, 1.0, kernels
+            hidden * 0.5, weight * 0.05, labels, scale, kernels, lesson
         )
         for kernels in ("liger", "torch")
     }
-    compare(by["liger"], by["torch"], (1, num_tokens, size), (num_classes, size))
+    compare(by["liger"], by["torch"], (1, 6, 64), (num_classes, 64), dtypes=dtypes)
 
 
 def compare(
@@ -166,7 +181,14 @@ def sharded() -> None:
     leave_world()
 
 
-PARTS = {"sharded": sharded, "heads": heads, "hidden": hidden, "mlp": mlp, "loss": loss}
+PARTS = {
+    "sharded": sharded,
+    "heads": heads,
+    "hidden": hidden,
+    "mlp": mlp,
+    "loss": loss,
+    "divergence": divergence,
+}
 
 if __name__ == "__main__":
     main()

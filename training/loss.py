@@ -103,6 +103,21 @@ def head_loss(
             accum_dtype=torch.float32,  # for the sum of a bf16 weight's gradient over chunks
         )
         return total * scale
+    if kernels == "liger" and lesson and lesson.weight == 1 and lesson.top_k is None:
+        from liger_kernel.transformers.functional import liger_fused_linear_jsd
+
+        mean: Tensor = liger_fused_linear_jsd(
+            hidden_NH,
+            weight_VH,
+            lesson.hidden_NH,
+            lesson.head_VH,
+            labels_N,
+            jsd_beta=0.0,  # the divergence from the teacher
+            ignore_index=IGNORED,
+            temperature=lesson.temperature,
+            accum_dtype=torch.float32,
+        )
+        return mean * ((labels_N != IGNORED).sum() * lesson.temperature**2 * scale)
 
     def loss_of(logits_NV: Tensor, rows: slice) -> Tensor:
         labels = labels_N[rows]

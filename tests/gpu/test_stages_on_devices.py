@@ -72,6 +72,8 @@ def test_what_the_compiler_says_of_tf32_is_no_error() -> None:
         {"cpu_offload": True},
         pytest.param({"kernels": "liger"}, id="liger, fp32"),
         pytest.param({"precision": "bf16", "kernels": "liger"}, id="liger, bf16"),
+        pytest.param({"objective": "distill"}, id="distill"),
+        pytest.param({"objective": "distill", "kernels": "liger"}, id="liger, distill"),
     ],
 )
 def test_steps_are_those_of_plain_torch(
