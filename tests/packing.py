@@ -1,0 +1,67 @@
+"""Packs small sources into token files, to the end or interrupted."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from bosch.data import encode
+from bosch.data.pack import PackConfig, pack_documents
+from bosch.data.sources.files import FileSource
+from bosch.data.sources.source import Source, WeightedSource
+from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
+from bosch.data.toy_world.tokenizer import train_tokenizer
+
+
+def toy_tokenizer() -> TokenizerText:
+    return describe_tokenizer(train_tokenizer(vocabulary_size=600, num_texts=20, seed=0))
+
+
+def pack(
+    out: Path, tokenizer: TokenizerText, config: PackConfig, *sources: Source
+) -> dict[str, bytes]:
+    """Pack the sources in equal parts; return the files written."""
+    out.mkdir(exist_ok=True)
+    weighted = [WeightedSource(source, 1.0) for source in sources]
+    pack_documents(weighted, tokenizer, config, out)
+    return files_of(out)
+
+
+def write_texts(folder: Path, texts: list[str]) -> FileSource:
+    return FileSource(write_rows(folder / "texts.jsonl", [{"text": text} for text in texts]))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+class InterruptedPackingError(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def interrupted_after(count: int) -> Iterator[None]:
+    """The encoder fails after `count` chunks."""
+    whole = encode.encode_in_order
+
+    def some(*arguments: Any) -> Iterator[Any]:
+        for number, encoded in enumerate(whole(*arguments)):
+            if number == count:
+                raise InterruptedPackingError
+            yield encoded
+
+    with (
+        mock.patch("bosch.data.pack.encode_in_order", some),
+        pytest.raises(InterruptedPackingError),
+    ):
+        yield
