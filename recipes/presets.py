@@ -38,6 +38,7 @@ from bosch.plugins import suggest
 from bosch.run.errors import UserError, check_all
 from bosch.run.fingerprint import plain
 from bosch.run.plan import differences
+from bosch.run.progress import disable_bars_of_libraries
 
 TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
@@ -235,6 +236,7 @@ def check_model(model: str) -> None:
     """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
     from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
 
+    disable_bars_of_libraries()  # of the weights, which are looked at
     folder = fetch_config(model)
     refuse_unless_plain(folder, read_config(folder))
     check_weights(model)

@@ -43,7 +43,7 @@ def set_up(rank: int = 0) -> None:
     console = Console(soft_wrap=True)
     draws_bars = rank == 0 and console.is_terminal and not console.is_dumb_terminal
     if not draws_bars:  # in a file or pipe they would be one endless line
-        _disable_bars_of_libraries()
+        disable_bars_of_libraries()
     _console = console if draws_bars else None
     logger.propagate = False
     logger.setLevel(logging.INFO)
@@ -200,7 +200,7 @@ def describe_seconds(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def _disable_bars_of_libraries() -> None:
+def disable_bars_of_libraries() -> None:
     """Those of transformers follow huggingface_hub's, which reads its switch on import."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if hub := sys.modules.get("huggingface_hub.utils"):
