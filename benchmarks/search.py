@@ -25,7 +25,8 @@ from bosch.run.stage import Artifact
 from bosch.run.tables import show_rows
 from bosch.search.settings import Accelerations
 
-TARGETS = {"global_swap": 4.0}  # how many times less work with all accelerations than with none
+TARGET = 4.0  # how many times less work with all accelerations than with none
+WITH_TARGET = ("bosch", "global_swap")  # NOMAD cannot end evaluations early
 # Layer-forwards that `bosch` may take: an eighth of those of `global_swap` without accelerations.
 MOST = {("bosch", 0.75): 4_100, ("bosch", 0.5): 4_300}
 NONE, ALL = "none", "all"
@@ -78,8 +79,8 @@ def measure(options: Options) -> Iterator[Row]:
                 "times_the_work": times,
                 "times_as_long": result["seconds"] / with_all["seconds"],
             }
-            if side == NONE and method in TARGETS:
-                row["at_least"] = TARGETS[method]
+            if side == NONE and method in WITH_TARGET:
+                row["at_least"] = TARGET
             elif side == ALL and (most := MOST.get((method, ratio))):
                 row |= {"name": f"{method} at {ratio:g}, {most:,} layer-forwards against its own"}
                 row |= {"value": most / result["layer_forwards"], "at_least": 1.0}

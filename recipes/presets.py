@@ -8,6 +8,7 @@ FSDP.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -236,7 +237,8 @@ def check_model(model: str) -> None:
     """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
     from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
 
-    disable_bars_of_libraries()  # of the weights, which are looked at
+    if not sys.stdout.isatty():  # there the bar of the weights would be lines
+        disable_bars_of_libraries()
     folder = fetch_config(model)
     refuse_unless_plain(folder, read_config(folder))
     check_weights(model)
