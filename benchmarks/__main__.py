@@ -11,44 +11,38 @@ import json
 import math
 import os
 import platform
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks._options import Row
-from bosch.command_line import read_options
+from bosch.command_line import choose_word, peek, read_options
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
-from bosch.run.errors import exit_on_user_error
+from bosch.run.errors import run_main
 from bosch.run.manifest import provenance, write_atomically
 
 PACKAGE = "benchmarks"
+COMMAND = "python -m benchmarks"
 
 
-def main() -> None:
-    name, *arguments = sys.argv[1:] or ["--help"]
-    if name in ("-h", "--help"):
-        print("usage: python -m benchmarks NAME [options]\n\nbenchmarks:")
-        for name in list_plugins(PACKAGE):
-            print(f"  {name:16} {describe_plugin(PACKAGE, name)}")
-        print("\npython -m benchmarks NAME --help shows the options of one.")
-        return
-    exit_on_user_error(lambda: run_benchmark(name, arguments), debug="--debug" in arguments)
+def main(arguments: Sequence[str]) -> None:
+    about = {name: describe_plugin(PACKAGE, name) for name in list_plugins(PACKAGE)}
+    run_benchmark(*choose_word(COMMAND, about, arguments))
 
 
-def run_benchmark(name: str, arguments: list[str]) -> None:
+def run_benchmark(name: str, arguments: Sequence[str]) -> None:
     """Run a benchmark and print the rows that have a target. The benchmark prints its own tables.
     The file is written as rows come, so that a run that is stopped keeps its results."""
     benchmark = load_plugin(PACKAGE, name)
-    about: dict[str, Any] = {
-        "prog": f"python -m benchmarks {name}",
-        "description": benchmark.__doc__,
-    }
-    options, _ = read_options(benchmark.Options, arguments, **about)
-    if hasattr(benchmark, "PRESETS"):  # parse again, with the preset's values as defaults
-        preset = benchmark.PRESETS[options.preset]
-        options, _ = read_options(benchmark.Options, arguments, default=preset, **about)
+    presets = getattr(benchmark, "PRESETS", {})
+    options, _ = read_options(
+        benchmark.Options,
+        arguments,
+        default=presets.get(peek(arguments, "preset")["preset"]),
+        prog=f"{COMMAND} {name}",
+        description=benchmark.__doc__,
+    )
     progress.set_up()
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
     facts |= {"machine": describe_machine(), **provenance()}
@@ -64,7 +58,7 @@ def run_benchmark(name: str, arguments: list[str]) -> None:
     finally:
         write_rows(options.out, facts, rows)
         for row in rows:
-            if "at_least" in row or "at_most" in row:
+            if "at_least" in row:
                 print(describe_row(row))
 
 
@@ -75,13 +69,9 @@ def write_rows(path: Path | None, facts: dict[str, object], rows: list[Row]) -> 
 
 
 def describe_row(row: Row) -> str:
-    """`row` has a name, a value, a unit, and a target: `at_least` or `at_most`."""
-    if "at_least" in row:
-        target, is_met = f"at least {row['at_least']:g}", row["value"] >= row["at_least"]
-    else:
-        target, is_met = f"at most {row['at_most']:g}", row["value"] <= row["at_most"]
-    verdict = "met" if is_met else "MISSED"
-    return f"{row['name']:58} {row['value']:14,.4g} {row['unit']}   ({target}: {verdict})"
+    verdict = "met" if row["value"] >= row["at_least"] else "MISSED"
+    target = f"at least {row['at_least']:g}: {verdict}"
+    return f"{row['name']:58} {row['value']:14,.4g} {row['unit']}   ({target})"
 
 
 def describe_machine() -> dict[str, object]:
@@ -92,4 +82,4 @@ def describe_machine() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

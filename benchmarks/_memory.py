@@ -14,10 +14,14 @@ class PeakMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._is_known = device.type == "cuda" or _reset_process_peak()
+        self.device, self._is_known = device, True
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+            return
+        try:
+            (PROCESS / "clear_refs").write_text("5")  # resets VmHWM
+        except OSError:
+            self._is_known = False
 
     def read(self) -> int | None:
         if not self._is_known:
@@ -26,15 +30,6 @@ class PeakMemory:
             return torch.cuda.max_memory_allocated(self.device)
         peak = re.search(r"VmHWM:\s+(\d+) kB", (PROCESS / "status").read_text())
         return int(peak[1]) * 1024 if peak else None
-
-
-def _reset_process_peak() -> bool:
-    """Reset the peak of resident memory (VmHWM). False: the system cannot."""
-    try:
-        (PROCESS / "clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def is_out_of_memory(error: BaseException) -> bool:

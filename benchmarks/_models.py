@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid.models import family_of, hybrid_config
+from bosch.hybrid.models import family_of
 from bosch.known_models import SHAPES, known_config
 from bosch.masks.mask import num_windowed
 from bosch.model import LOCAL
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.training.model_start import read_config
+from bosch.training.rehearsal import as_hybrid
 
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 
@@ -56,10 +57,7 @@ def make_hybrid(
     """A hybrid with the weights of a folder, or with random ones. `set_hybrid` sets its ratio and
     window.
     """
-    hybrid = config
-    if getattr(config, "bosch", None) is None:
-        full = spread_mask(0.0, config.num_hidden_layers, config.num_key_value_heads)
-        hybrid = hybrid_config(config, full, window_tokens=1)
+    hybrid = as_hybrid(config, ratio=0.0, window_tokens=1)
     if folder is None:
         return make_dense(hybrid, device, dtype, attention="bosch")
     with torch.device(device):  # for the weights

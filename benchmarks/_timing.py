@@ -53,11 +53,7 @@ def counts_cpu_time(device: torch.device) -> bool:
 
 def describe_device(device: torch.device) -> str:
     """For the title of a table."""
-    if device.type != "cpu":
-        return device.type
-    return (
-        "cpu, one thread" if counts_cpu_time(device) else f"cpu, {torch.get_num_threads()} threads"
-    )
+    return device.type if device.type != "cpu" else f"cpu, threads: {torch.get_num_threads()}"
 
 
 def speedup(slow: Sequence[float], fast: Sequence[float]) -> float:

@@ -65,17 +65,15 @@ def measure_parts(parts: dict[str, ModuleType]) -> Iterator[Row]:
 
 def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:
     """The benchmarks that have GPU settings, here."""
-    names = only or tuple(name for name in list_plugins(PACKAGE) if name != Path(__file__).stem)
-    modules = {name: load_plugin(PACKAGE, name) for name in names}
-    parts = {
-        name: module
-        for name, module in modules.items()
-        if hasattr(module, "gpu_options") and module.gpu_options()
-    }
-    if others := set(only) - set(parts):
-        raise UserError(
-            f"--only {min(others)}: this benchmark has no GPU settings; run it by its name."
-        )
+    parts = {}
+    for name in only or list_plugins(PACKAGE):
+        benchmark = load_plugin(PACKAGE, name)
+        if hasattr(benchmark, "gpu_options") and benchmark.gpu_options():
+            parts[name] = benchmark
+        elif only:
+            raise UserError(
+                f"--only {name}: this benchmark has no GPU settings; run it by its name."
+            )
     return parts
 
 

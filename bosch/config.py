@@ -185,9 +185,7 @@ class TrainConfig:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
         at_least(1, self, "train", *names, "keep_checkpoints", "top_k", "lora_rank")
         at_least(0, self, "train", "weight_decay", "layer_weight")
-        for name in ("peak_learning_rate", "clip_norm", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0.")
+        above_0(self, "train", "peak_learning_rate", "clip_norm", "temperature")
         for name in ("warmup_share", "floor_share", "distill_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
@@ -346,6 +344,16 @@ def at_least(low: int, config: object, section: str, *names: str) -> None:
         if value is not None and not low <= value < math.inf:
             option = f"{section}.{name}" if section else name
             raise UserError(f"{option} is {value}, it must be at least {low}.")
+
+
+def above_0(config: object, section: str, *names: str, most: float | None = None) -> None:
+    """Refuse fields that are not above 0 and finite, or more than `most`. None passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (0 < value < math.inf and (most is None or value <= most)):
+            option = f"{section}.{name}" if section else name
+            limit = "" if most is None else f" and at most {most:g}"
+            raise UserError(f"{option} is {value}; it must be above 0{limit}.")
 
 
 def check_shares(option: str, shares: Sequence[float]) -> None:

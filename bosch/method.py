@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from bosch.masks.mask import GroupMask, Unit, num_windowed, num_windowed_layers
+from bosch.masks.mask import GroupMask, Unit, num_windowed
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
 
@@ -197,7 +197,7 @@ class Inputs:
     @property
     def layer_budget(self) -> int:
         """Number of layers that do, for methods that choose whole layers."""
-        return num_windowed_layers(self.ratio, self.num_layers)
+        return num_windowed(self.ratio, self.num_layers, 1)
 
     def mask_of(self, windowed: list[tuple[int, int]]) -> GroupMask:
         return GroupMask.from_windowed(

@@ -83,13 +83,10 @@ class ModelInfo:
     def query_heads_per_group(self) -> int:
         return self.num_query_heads // self.num_groups
 
-    def has_shape_of(self, other: "ModelInfo") -> bool:
-        return all(getattr(self, name) == getattr(other, name) for name in SHAPE)
-
     def is_same_model(self, other: "ModelInfo") -> bool:
         """By weights if both have a hash; otherwise by id, and by revision if both have one. A
         folder may be a copy of a hub model: then its name is the last part of the id."""
-        if not self.has_shape_of(other):
+        if any(getattr(self, name) != getattr(other, name) for name in SHAPE):
             return False
         if self.weight_hash and other.weight_hash:
             return self.weight_hash == other.weight_hash
@@ -240,14 +237,10 @@ def hash_text_files(model: str) -> dict[str, str]:
 
 def read_model_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; missing fields of the shape are completed by transformers."""
-    if not folder.is_dir():
-        raise MissingFileError(
-            f"{folder} is not a folder; pass a model folder with config.json and safetensors files."
-        )
     path = folder / "config.json"
     if not path.is_file():
         raise MissingFileError(
-            f"{folder} has no config.json, so it is not a Hugging Face model folder."
+            f"{folder} has no config.json; pass a Hugging Face model folder with safetensors files."
         )
     check_folder(folder)
     config = read_json_object(path)
@@ -293,8 +286,8 @@ def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise UserError(
-            f"{path} lacks one of {', '.join(NEEDED)}, and its model_type {model_type!r}, which "
-            "could provide a default, is unknown to transformers."
+            f"{path} lacks one of {', '.join(NEEDED)}, and transformers knows no defaults of its "
+            f"model_type {model_type!r}."
         )
     with explain_library_errors(f"{path} is not a valid config"):
         completed = CONFIG_MAPPING[model_type].from_dict(config)
@@ -330,9 +323,9 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     folder = find_model(str(model))
-    if folder is not None and names_code(config := folder / "config.json"):
-        _refuse_unknown_code(read_json_object(config), config)
     if folder is not None:
+        if names_code(config := folder / "config.json"):
+            _refuse_unknown_code(read_json_object(config), config)
         check_tokenizer_names(folder)
     problem = f"{folder or model} has no tokenizer that can be loaded"
     with explain_library_errors(problem):
@@ -407,11 +400,7 @@ def _load_weights(folder: Path, **arguments: Any) -> Any:
     try:
         with explain_library_errors(f"The model in {folder} cannot be loaded"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **LOCAL,
-                **arguments,
+                folder, output_loading_info=True, ignore_mismatched_sizes=True, **LOCAL, **arguments
             )
     finally:
         logging.set_verbosity(verbosity)

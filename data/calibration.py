@@ -9,7 +9,6 @@ The search reads the file of bosch/calibration.py; beside it are `examples.jsonl
 
 import json
 import math
-import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +22,16 @@ from bosch.data.needles import (
     TASKS,
     TOY_SIZES,
     DoesNotFitError,
-    EssaySource,
+    Material,
     NeedleExample,
     NeedleQuestion,
     NeedleTask,
     Sizes,
-    Words,
     ask_other_keys,
     build_examples,
     least_tokens,
     pairs_in,
-    write_example,
+    write_smallest,
 )
 from bosch.data.questions import OwnQuestion, read_questions
 from bosch.plugins import suggest
@@ -77,16 +75,6 @@ class CalibrationSettings(CalibrationConfig):
                     f"{name} asks for {TASKS[name].num_queries} keys in one question, so a context "
                     "cannot hold several questions; leave it out, or ask one question a context."
                 )
-
-
-@dataclass(frozen=True)
-class Material:
-    """What filler text and keys are drawn from."""
-
-    essays: EssaySource
-    words: Words
-    sizes: Sizes
-    facts: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -157,7 +145,9 @@ def build_contexts(
     num_contexts = settings.examples // settings.questions_per_context
     while tasks := [name for name in settings.tasks if name not in left_out]:
         contexts: list[ContextText] = []
-        for name, count in zip(tasks, share_evenly(num_contexts, len(tasks)), strict=True):
+        share, remainder = divmod(num_contexts, len(tasks))
+        for number, name in enumerate(tasks):
+            count = share + (number < remainder)
             try:
                 contexts += build_task(name, count, settings, material, tokenizer)
             except DoesNotFitError as error:
@@ -177,18 +167,16 @@ def least_length(
     tokenizer: "PreTrainedTokenizerBase",
 ) -> int:
     """About how many tokens the smallest context of a task takes."""
-    questions = settings.questions_per_context
-    task = replace(TASKS[name], num_keys=max(TASKS[name].num_keys, questions))
-    units = max(material.sizes.step(task, settings.length), task.num_needles)
-    words, essays = material.words, material.essays
-    example = write_example(task, units, random.Random(0), 0, words, essays)
-    text = add_questions(task, example, questions).text
+    task = task_with_keys(name, settings)
+    example = write_smallest(task, settings.length, material)
+    text = add_questions(task, example, settings.questions_per_context).text
     return len(tokenizer(text)["input_ids"]) + material.sizes.answer_tokens
 
 
-def share_evenly(total: int, parts: int) -> list[int]:
-    """Equal shares; the first ones take the remainder."""
-    return [total // parts + (number < total % parts) for number in range(parts)]
+def task_with_keys(name: str, settings: CalibrationSettings) -> NeedleTask:
+    """The task with a key for every question of a context."""
+    num_keys = max(TASKS[name].num_keys, settings.questions_per_context)
+    return replace(TASKS[name], num_keys=num_keys)
 
 
 def build_task(
@@ -200,8 +188,7 @@ def build_task(
 ) -> list[ContextText]:
     """Contexts of one task. Further questions need room like the answer does; if a context is too
     long, all are drawn again with that much more room."""
-    task = TASKS[name]
-    task = replace(task, num_keys=max(task.num_keys, settings.questions_per_context))
+    task = task_with_keys(name, settings)
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
     room = 0
     while True:

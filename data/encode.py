@@ -54,19 +54,14 @@ class Encoded:
     after: Position
 
 
-def read_chunks(
-    source: Source,
-    start: Position,
-    chunk_chars: int = CHUNK_CHARS,
-    piece_chars: int | None = None,  # None: PIECE_CHARS
-) -> Iterator[Chunk]:
+def read_chunks(source: Source, start: Position, chunk_chars: int) -> Iterator[Chunk]:
     """A source in chunks, which do not depend on the number of threads that encode them."""
     blocks: list[Block] = []
     begins: list[bool] = []
     ends: list[bool] = []
     num_chars = 0
     for number, document in enumerate(source.read(start.document), start=start.document):
-        for piece, (block, is_last) in enumerate(cut_document(document, piece_chars)):
+        for piece, (block, is_last) in enumerate(cut_document(document)):
             if number == start.document and piece < start.piece:
                 continue
             blocks.append(block)

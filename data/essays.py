@@ -3,7 +3,7 @@
 Haystacks are prefixes of one text, so the text is split once: the sentences of a prefix are those
 of the whole text that end inside it, and the last one cut short. Punkt splits some words ("wait?!",
 "room.)1.") only where nothing follows them; their ends are kept apart. Essays whose sentence ends
-are stored in `data/punkt_spans` (by `store_sentence_ends`) need neither nltk nor its data.
+are stored in `data/punkt_spans` need neither nltk nor its data.
 """
 
 import hashlib
@@ -165,19 +165,6 @@ def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> SentenceEn
         for word, end in arrays["in_last_words"].tolist():
             in_last_words[word].append(end)
         return SentenceEnds(arrays["sentence_ends"].tolist(), dict(in_last_words))
-
-
-def store_sentence_ends(essays: Essays, folder: Path = SPANS_FOLDER) -> Path:
-    """Store the ends of these essays' sentences, so that later readers do not need nltk."""
-    path = folder / f"{essays.sha256}.npz"
-    ends = essays.sentence_ends
-    pairs = [(word, end) for word, inside in ends.in_last_words.items() for end in inside]
-    np.savez_compressed(
-        path,
-        sentence_ends=np.array(ends.places, dtype=np.uint32),
-        in_last_words=np.array(pairs, dtype=np.uint32).reshape(-1, 2),
-    )
-    return path
 
 
 def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> SentenceEnds:

@@ -11,7 +11,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from bosch.run.errors import UserError
 
@@ -86,8 +86,6 @@ PAPER_TASKS = tuple(TASKS)[:6]
 class EssaySource(Protocol):
     """A long text; an essay haystack is a prefix of it."""
 
-    name: str
-
     def sentences(self, num_words: int) -> list[str]: ...  # of the first `num_words` words
 
 
@@ -122,6 +120,16 @@ class Sizes:
 TOY_SIZES = Sizes(
     essay_step_words=20, line_step=1, short_line_step=1, answer_tokens=40, search_factor=None
 )
+
+
+@dataclass(frozen=True)
+class Material:
+    """What examples are built from."""
+
+    essays: EssaySource | None  # None: the task's haystack is not essays
+    words: Words
+    sizes: Sizes
+    facts: dict[str, str]  # names of essays and words, and their hashes
 
 
 @dataclass(frozen=True)
@@ -206,13 +214,15 @@ def build_examples(
     return [build_fitting(task, build, length, num_units, step) for _ in range(num_samples)]
 
 
-def least_tokens(task: NeedleTask, length: int, made_of: Any) -> int:
-    """Tokens that the smallest example takes at least, with its answer: one a word. `made_of` has
-    essays, words and sizes."""
-    num_units = max(made_of.sizes.step(task, length), task.num_needles)
-    rng = random.Random(0)
-    example = write_example(task, num_units, rng, 0, made_of.words, made_of.essays)
-    return len(example.prompt.split()) + int(made_of.sizes.answer_tokens)
+def least_tokens(task: NeedleTask, length: int, material: Material) -> int:
+    """Tokens that the smallest example takes at least, with its answer: one a word."""
+    example = write_smallest(task, length, material)
+    return len(example.prompt.split()) + material.sizes.answer_tokens
+
+
+def write_smallest(task: NeedleTask, length: int, material: Material) -> NeedleExample:
+    num_units = max(material.sizes.step(task, length), task.num_needles)
+    return write_example(task, num_units, random.Random(0), 0, material.words, material.essays)
 
 
 def find_haystack_size(
@@ -381,27 +391,22 @@ def pairs_in(text: str) -> set[tuple[str, str]]:
 
 
 def check_spelling(tokenizer: "PreTrainedTokenizerBase") -> None:
-    if not can_spell(tokenizer, SPELLED):
+    """Refuse a tokenizer that leaves a letter or digit out, or has the unknown token for it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    is_fast = backend is not None
+    encoded = tokenizer(SPELLED, add_special_tokens=False, return_offsets_mapping=is_fast)
+    unknown = {getattr(tokenizer, "unk_token_id", None)}
+    if backend is not None and (name := getattr(backend.model, "unk_token", None)):
+        unknown.add(backend.token_to_id(name))  # it may be in tokenizer.json only
+    spans = encoded["offset_mapping"] if is_fast else [(0, len(SPELLED))]
+    covered = {i for start, end in spans for i in range(start, end)}
+    lost = [i for i, sign in enumerate(SPELLED) if sign.isalnum() and i not in covered]
+    if lost or not unknown.isdisjoint(encoded["input_ids"]):
         raise UserError(
             f"This tokenizer cannot spell a needle: it drops characters of {SPELLED!r} or turns "
             "them into its unknown token. Use one that knows English letters, digits and "
             "punctuation."
         )
-
-
-def can_spell(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
-    """Whether every letter and digit is in a token, and none in the unknown token."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=backend is not None)
-    unknown = {getattr(tokenizer, "unk_token_id", None)}
-    if backend is not None and (name := getattr(backend.model, "unk_token", None)):
-        unknown.add(backend.token_to_id(name))  # it may be in tokenizer.json only
-    if not unknown.isdisjoint(encoded["input_ids"]):
-        return False
-    if backend is None:
-        return True
-    covered = {i for start, end in encoded["offset_mapping"] for i in range(start, end)}
-    return all(i in covered for i, sign in enumerate(text) if sign.isalnum())
 
 
 def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:

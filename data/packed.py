@@ -44,14 +44,11 @@ def make_stage(
     """The stage. Its settings are known before anything is downloaded: they identify a source on
     the hub by its name and options; its commit is in the summary of the tokens."""
     opened = open_sources(sources, packing.seed, packing.tokens)
-    facts = [
-        {"name": each.source.name, "weight": each.weight}
-        | (each.source.facts() if getattr(each.source, "is_local", True) else {})
-        for each in opened
-    ]
-
+    facts: list[dict[str, object]] = []
     for each in opened:
+        facts.append({"name": each.source.name, "weight": each.weight})
         if getattr(each.source, "is_local", True):
+            facts[-1] |= each.source.facts()
             check_documents(each.source, packing.min_document_tokens)
 
     def run(folder: Path) -> None:

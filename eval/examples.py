@@ -1,11 +1,12 @@
 """Examples on disk, built once for each tokenizer, task and seed, and shared by all runs.
 
-    <folder>/examples-<fingerprint>/first-00500.jsonl    rows of Example.to_row
+    <folder>/examples-<fingerprint>/first-00500.jsonl    the fields of each Example
                                     first-00500.json     what they were built from, and a checksum
 
 Whoever needs fewer examples takes the first ones of a longer file.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def write_examples(
     folder: Path, examples: list[Example], limit: int | None, facts: dict[str, Any]
 ) -> Path:
     path = folder / f"first-{'all' if limit is None else f'{limit:05}'}.jsonl"
-    write_rows(path, [example.to_row() for example in examples])
+    write_rows(path, [asdict(example) for example in examples])
     seal = facts | {"examples": len(examples), "xxh3": hash_file(path)}
     write_sealed_json(path.with_suffix(".json"), seal)
     return path

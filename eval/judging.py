@@ -13,14 +13,7 @@ from bosch.config import Config
 from bosch.data.calibration import check_set
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.eval.rows import read_rows
-from bosch.eval.settings import (
-    FAST,
-    PLAIN,
-    GenerationSettings,
-    Label,
-    SuiteRun,
-    configure_suites,
-)
+from bosch.eval.settings import FAST, PLAIN, GenerationSettings, Label, SuiteRun, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.model import LOCAL, load_model, load_tokenizer, read_model_config, read_shape
 from bosch.run.checkout import how_to_install
@@ -56,14 +49,11 @@ class Judging:
         """Everything that decides the scores, for fingerprints. Files count by their content."""
         facts: dict[str, Any] = plain(dataclasses.replace(self, generation=PLAIN))
         del facts["generation"]
-        if self.yarn_from is None:
-            del facts["yarn_from"]  # runs from before this setting do not have it
-        if self.lm_eval_folder is None:
-            del facts["lm_eval_folder"]  # the same
-        else:
+        for name, default in (("yarn_from", None), ("lm_eval_folder", None), ("attention", "auto")):
+            if facts[name] == default:
+                del facts[name]  # runs from before this setting do not have it
+        if self.lm_eval_folder is not None:
             facts["lm_eval_folder"] = fingerprint_files(self.lm_eval_folder)
-        if self.attention == "auto":
-            del facts["attention"]
         if self.generation.batch is not None and self.precision != "fp32":
             facts["batch"] = self.generation.batch  # in half precision it can decide near ties
         if self.generation.engine != "transformers" and self.precision != "fp32":

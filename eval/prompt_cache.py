@@ -8,7 +8,9 @@ needle) share a prefill, and sequences of different lengths decode together.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -103,8 +105,4 @@ def _filled_like(
 def _pad_and_stack(rows_BGSD: Sequence[Tensor]) -> Tensor:
     """(B, G, S, D), each row right-aligned in S."""
     longest = max(row.shape[2] for row in rows_BGSD)
-    _, num_groups, _, head_size = rows_BGSD[0].shape
-    out_BGSD = rows_BGSD[0].new_zeros(len(rows_BGSD), num_groups, longest, head_size)
-    for target, row in zip(out_BGSD, rows_BGSD, strict=True):
-        target[:, longest - row.shape[2] :] = row[0]
-    return out_BGSD
+    return torch.cat([pad(row, (0, 0, longest - row.shape[2], 0)) for row in rows_BGSD])

@@ -14,6 +14,7 @@ from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import write_atomically
 
 Row = dict[str, Any]
+KINDS: dict[type, str] = {str: "a string", list: "a list of strings", int: "a whole number"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -66,17 +67,15 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 # ----------------------------------------------------------------------------- fields of a row
 
 
-def require_text(row: Row, field: str, where: str) -> str:
-    if not isinstance(value := row.get(field), str):
-        raise _wrong_field(field, "a string", value, where)
-    return value
-
-
-def require_texts(row: Row, field: str, where: str) -> list[str]:
-    value = row.get(field)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _wrong_field(field, "a list of strings", value, where)
-    return value
+def require(row: Row, where: str, kind: type, *names: str) -> None:
+    """UserError if a field of this name is not of the kind; lists must hold strings."""
+    for name in names:
+        value = row.get(name)
+        items = value if isinstance(value, list) else []
+        if not isinstance(value, kind) or not all(isinstance(item, str) for item in items):
+            raise UserError(
+                f"{where}: the field `{name}` must be {KINDS[kind]}, not {value!r:.60}."
+            )
 
 
 def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> None:
@@ -85,10 +84,6 @@ def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> 
             f"{where} has {len(rows)} rows, but {name} has {num_rows}. Get the whole data set; "
             "--limit uses only its first rows."
         )
-
-
-def _wrong_field(field: str, kind: str, value: object, where: str) -> UserError:
-    return UserError(f"{where}: the field `{field}` must be {kind}, not {value!r:.60}.")
 
 
 # ------------------------------------------------------------------------ files of a data set

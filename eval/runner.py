@@ -120,14 +120,8 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
         ):
             for job in generator.generate(missing):
                 task, length, index = job.key
-                row = {
-                    "task": task,
-                    "length": length,
-                    "index": index,
-                    "prediction": job.text,
-                    "tokens": len(job.tokens),
-                    "ended": job.ended,
-                }
+                row: Row = {"task": task, "length": length, "index": index, "prediction": job.text}
+                row |= {"tokens": len(job.tokens), "ended": job.ended}
                 append_line(file, row, evaluation.place)
                 bar.advance()
 

@@ -17,13 +17,7 @@ import tyro
 
 from bosch.command_line import parse
 from bosch.config import CalibrationConfig, Config, shared_fields
-from bosch.data.calibration import (
-    TOY,
-    CalibrationSettings,
-    build_set,
-    check_material,
-    write_set,
-)
+from bosch.data.calibration import TOY, CalibrationSettings, build_set, check_material, write_set
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.eval.rows import read_rows
 from bosch.model import find_model, load_tokenizer, read_shape

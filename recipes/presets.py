@@ -66,11 +66,7 @@ def tiny(model: str = TINY_MODEL) -> Config:
         model=model,
         window=max(1, round(64 / shorter)),
         calibration=CalibrationConfig(
-            examples=48,
-            length=length,
-            questions_per_context=4,
-            tasks=PAPER_TASKS,
-            essays="toy",
+            examples=48, length=length, questions_per_context=4, tasks=PAPER_TASKS, essays="toy"
         ),
         mask=MaskConfig(kappa=30),
         data=DataConfig(source=("toy",), tokens=786_432, sequence_length=length),

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from bosch.calibration import Calibration
 
-NO_CALIBRATION = "method {}: it scores masks on examples; pass those of bosch.calibrate."
-
 
 class Mask(MaskFile):
     """A mask (`mask`) and where it comes from: model, method, settings."""
@@ -107,7 +105,9 @@ def search_mask(
 
     def load_calibration() -> "Calibration":
         if calibration is None:
-            raise UserError(NO_CALIBRATION.format(method))
+            raise UserError(
+                f"method {method}: it scores masks on examples; pass those of bosch.calibrate."
+            )
         return calibration
 
     began = time.monotonic()
@@ -235,12 +235,10 @@ def describe(model: "PreTrainedModel") -> ModelInfo:
 
 @contextlib.contextmanager
 def _folder(folder: str | Path | None) -> Iterator[Path]:
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        yield Path(folder)
-        return
     with tempfile.TemporaryDirectory() as temporary:
-        yield Path(temporary)
+        path = Path(temporary if folder is None else folder)
+        path.mkdir(parents=True, exist_ok=True)
+        yield path
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.summary import summarize
-from bosch.eval.results import collect_results
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
 from bosch.recipes import (
@@ -126,7 +125,8 @@ def main(arguments: Sequence[str]) -> None:
             if stage.name == "eval/dense" and rank == 0:  # the test examples are there now
                 check_calibration(config, run.path)
         if rank == 0:
-            show_again(run.path)
+            # Again: no checksum tells whether what only shows results is still intact.
+            evaluate_model.publish(run.path)
     if rank == 0:
         say_results(command.run_path)
 
@@ -190,14 +190,6 @@ def introduce(command: Command) -> None:
             f"{mask_tokens:,} of the {config.data.tokens:,} tokens are used to learn the mask, the "
             "rest to train"
         )
-
-
-def show_again(run_path: Path) -> None:
-    """Write what only shows results again: no checksum tells whether it is still intact."""
-    from bosch.eval.report.tensorboard import rebuild_tensorboard
-
-    collect_results(run_path / "eval", run_path.name)
-    rebuild_tensorboard(run_path)
 
 
 def say_results(run_path: Path) -> None:

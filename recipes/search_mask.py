@@ -72,8 +72,7 @@ def build(
             )
         inputs["calibration"] = calibration
     if traits.learns_from_tokens:
-        if tokens is None:
-            raise UserError(f"--method {config.method} learns from tokens: pass --tokens-from DIR.")
+        assert tokens is not None  # find_tokens and recover.py see to it
         inputs["tokens"] = tokens
     # What decides a learned mask besides the method's settings.
     learning = {

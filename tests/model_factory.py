@@ -7,6 +7,8 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from bosch.hybrid.cache import held_tensors
+from bosch.hybrid.models import convert, family_of, plain_config
+from bosch.hybrid.permute import inverse
 from bosch.plugins import list_plugins, load_plugin
 
 FAMILIES = list_plugins("bosch.families")
@@ -53,6 +55,13 @@ def tiny_model(
     config._experts_implementation = "eager"  # the grouped kernel has no float64
     model: PreTrainedModel = module.plain_model_class(config)
     return model.eval()
+
+
+def undeploy(model: PreTrainedModel) -> PreTrainedModel:
+    """The plain model that a hybrid was made from, in memory."""
+    plain_class = family_of(model.config).plain_model_class
+    permutation = inverse(model.config.bosch["permutation"])
+    return convert(model, plain_class, plain_config(model.config), permutation)
 
 
 def random_tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:

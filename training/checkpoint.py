@@ -1,7 +1,7 @@
 """Checkpoints of a training run. A kill at any moment leaves a complete one or none, and every
 checkpoint is verified before it is used.
 
-    .step-000500.tmp/  each rank writes its part (DCP), then the sizes and checksums of its files
+    .step-000500.tmp/  each rank writes its part (DCP) and takes checksums of its files
     manifest.json      when every rank is done, rank 0 lists all files
     step-000500/       a rename puts it in place
 
@@ -13,7 +13,7 @@ finds neither. A run resumes from the newest intact checkpoint. A damaged one is
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from bosch.run.manifest import (
     remove_leftovers,
     sync_directory,
     verify_folder,
-    write_atomically,
     write_sealed_json,
 )
 from bosch.run.plan import differences
@@ -132,11 +131,7 @@ class Checkpoints:
         return tensors
 
     def _restore_rest(
-        self,
-        path: Path,
-        manifest: Manifest,
-        state: TrainState,
-        tensors: Mapping[str, Tensor],
+        self, path: Path, manifest: Manifest, state: TrainState, tensors: Mapping[str, Tensor]
     ) -> None:
         restore_extra(path, state, json.loads((path / TRAINER).read_text()), tensors)
         if manifest["circumstances"]["ranks"] == self._ranks.world:
@@ -154,8 +149,9 @@ class Checkpoints:
             self._ranks.all_succeed(lambda: self._write_rest(folder, rest))
             writer = dcp.FileSystemWriter(folder, sync_files=True)
             dcp.save(tensors, storage_writer=writer, process_group=self._ranks.gloo)
-            self._ranks.all_succeed(lambda: self._describe_own_files(folder))
-            self._ranks.from_rank_0(lambda: self._place(step, folder))
+            own_files = self._ranks.all_succeed(lambda: self._describe_own_files(folder))
+            files = self._ranks.gather(own_files)
+            self._ranks.from_rank_0(lambda: self._place(step, folder, files))
 
     def _open(self, step: int, folder: Path) -> bool:
         """Make its folder. False: the checkpoint exists already."""
@@ -176,33 +172,24 @@ class Checkpoints:
         if self._ranks.rank == 0:
             (folder / TRAINER).write_text(json.dumps(rest))
 
-    def _describe_own_files(self, folder: Path) -> None:
-        """Write sizes and checksums of this rank's files, while they are in the page cache."""
+    def _describe_own_files(self, folder: Path) -> Manifest:
+        """Sizes and checksums of this rank's files, while they are in the page cache."""
         rank = self._ranks.rank
         paths = [*folder.glob(f"__{rank}_*"), folder / _random_state_name(rank)]
         paths += [folder / name for name in (".metadata", TRAINER) if rank == 0]
-        files = {
+        return {
             path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path, sync=True)}
             for path in sorted(paths)
         }
-        write_atomically(self._descriptions(folder)[rank], json.dumps(files))
 
-    def _descriptions(self, folder: Path) -> list[Path]:
-        """Each rank's list of its files, written after them."""
-        return [folder / f".files-{rank:05d}.json" for rank in range(self._ranks.world)]
-
-    def _place(self, step: int, folder: Path) -> None:
+    def _place(self, step: int, folder: Path, files: Sequence[Manifest]) -> None:
         """On rank 0, when all is written: manifest, final name, and removal of old checkpoints."""
-        files: dict[str, object] = {}
-        for description in self._descriptions(folder):
-            files |= json.loads(description.read_text())
-            description.unlink()
         manifest = {
             "step": step,
             "facts": self._facts,
             "circumstances": self._circumstances,
             **provenance(),
-            "files": files,
+            "files": {name: facts for part in files for name, facts in part.items()},
         }
         write_sealed_json(folder / MANIFEST, manifest)
         folder.rename(self.folder / step_name(step))

@@ -159,10 +159,7 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_NH: Tensor,
-        weight_VH: Tensor,
-        loss_of: Callable[[Tensor, slice], Tensor],
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, loss_of: Callable[[Tensor, slice], Tensor]
     ) -> Tensor:
         needs_grad = any(ctx.needs_input_grad[:2])
         loss = torch.zeros((), device=hidden_NH.device)

@@ -6,7 +6,6 @@ tables of rotary embeddings, are computed again: left at zero they would give a 
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import bosch  # noqa: F401  registers hybrids and their attention with transformers
+from bosch.hybrid import materialize
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
-from bosch.model import LOCAL, explain_library_errors, read_model_config
+from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import install_loss_head
@@ -77,9 +77,7 @@ def fill_model(
 
 def read_config(folder: Path) -> PretrainedConfig:
     """From config.json. The model must be of a family that can be a hybrid."""
-    read_model_config(folder)  # says what is missing
-    with explain_library_errors(f"{folder / 'config.json'} cannot be loaded"):
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
+    config = materialize.read_config(folder)
     family_of(config)
     return config
 
@@ -114,7 +112,7 @@ def load_weights(model: nn.Module, folder: Path, head_is_embedding: bool = False
             filled.add(id(parameter))
             read = find_reader(name, slices)
             if (values := first_lora_values(name, parameter.shape)) is not None:
-                read = partial(_rows, values)
+                read = values.__getitem__
             if read is None:
                 raise UserError(
                     f"{folder} has no weights {name!r}, which its config.json asks for. It is "
@@ -130,11 +128,7 @@ def load_weights(model: nn.Module, folder: Path, head_is_embedding: bool = False
                 fill(parameter, read)
 
 
-Reader = Callable[[int, int], Tensor]  # (begin, end) of the first dimension -> these rows
-
-
-def _rows(tensor: Tensor, begin: int, end: int) -> Tensor:
-    return tensor[begin:end]
+Reader = Callable[[slice], Tensor]  # of the first dimension
 
 
 def find_reader(name: str, slices: Mapping[str, Any]) -> Reader | None:
@@ -144,16 +138,17 @@ def find_reader(name: str, slices: Mapping[str, Any]) -> Reader | None:
     experts one by one.
     """
     if name in slices:
-        return lambda begin, end: slices[name][begin:end]
+        read: Reader = slices[name].__getitem__
+        return read
     prefix, _, kind = name.rpartition(".")
     parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
     if parts is None or f"{prefix}.0.{parts[0]}.weight" not in slices:
         return None
 
-    def read_experts(begin: int, end: int) -> Tensor:
+    def read_experts(rows: slice) -> Tensor:
         experts = [
             torch.cat([slices[f"{prefix}.{number}.{part}.weight"][:] for part in parts])
-            for number in range(begin, end)
+            for number in range(rows.start, rows.stop)
         ]
         return torch.stack(experts)
 
@@ -169,7 +164,7 @@ def fill(parameter: Tensor, read: Reader) -> None:
         )
         target, begin = target.to_local(), offset[0]
     if target.numel():
-        target.copy_(read(begin, begin + target.shape[0]))
+        target.copy_(read(slice(begin, begin + target.shape[0])))
 
 
 # ------------------------------------------------------------------------------------------ buffers

@@ -21,15 +21,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from bosch.backends._graphs import allow_graphs
 from bosch.config import TrainConfig
 from bosch.run.errors import UserError
 from bosch.run.group import hide_fsdp
@@ -244,6 +238,13 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         fully_shard(model.model.embed_tokens, **options)
     fully_shard(model, **(options | {"reshard_after_forward": False}))
+
+
+def allow_graphs(number: int) -> None:
+    """Raise Dynamo's limit for one piece of code: after 8 graphs it would run it uncompiled."""
+    limits: Any = torch._dynamo.config
+    for name in ("recompile_limit", "accumulated_recompile_limit"):
+        setattr(limits, name, max(getattr(limits, name), number))
 
 
 def set_gradient_sync(model: nn.Module, enabled: bool) -> None:

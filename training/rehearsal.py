@@ -256,10 +256,7 @@ def gpu_memory_gb() -> float | None:
 
 
 def choose_fitting(
-    plan: Plan,
-    memory_gb: float,
-    is_named: bool,
-    rehearse: Callable[[Plan], Rehearsal] = rehearse,
+    plan: Plan, memory_gb: float, is_named: bool, rehearse: Callable[[Plan], Rehearsal] = rehearse
 ) -> int:
     """The plan's micro-batch, or the largest below it that fits. `is_named`: the user has chosen
     it, so another one is only named in the refusal."""

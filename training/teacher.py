@@ -21,12 +21,7 @@ from bosch.hybrid.models import family_of
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import Lesson
-from bosch.training.model_start import (
-    allocate,
-    build_on_meta,
-    fill_model,
-    read_config,
-)
+from bosch.training.model_start import allocate, build_on_meta, fill_model, read_config
 from bosch.training.parallel import Switches, World
 from bosch.training.trained import windowed_layers
 

@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,11 @@ class Phase:
     # continued from a shipped model.
     from_shipped: bool = False
 
+    def factor(self, done: int) -> float:
+        """On the learning rate, after `done` of its steps."""
+        first, last = self.rate
+        return first * (last / first) ** (done / self.steps)
+
 
 @dataclass(frozen=True)
 class Curriculum:
@@ -68,20 +74,19 @@ class Curriculum:
     tokenizer_texts: int = 4000
     seed: int = 0
 
-    @property
-    def num_steps(self) -> int:
-        return sum(phase.steps for phase in self.phases)
+    @cached_property
+    def steps(self) -> list[tuple[Phase, int]]:
+        """The phase of each step, and how many of its steps come before."""
+        return [(phase, done) for phase in self.phases for done in range(phase.steps)]
 
     def fingerprint(self, step: int) -> str:
         """Of what determines the weights after `step` steps, so that later phases may change."""
-        phases = []
-        for phase in self.phases:
-            if step <= 0:
-                break
-            phases.append(changed_settings(phase))
-            step -= phase.steps
-        settings: dict[str, object] = {"model": self.model.to_diff_dict(), "phases": phases}
-        settings |= {"tokens_per_step": self.tokens_per_step, "seed": self.seed}
+        settings = {
+            "model": self.model.to_diff_dict(),
+            "phases": [phase for phase, done in self.steps[:step] if done == 0],
+            "tokens_per_step": self.tokens_per_step,
+            "seed": self.seed,
+        }
         text = json.dumps(settings, sort_keys=True, default=changed_settings)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -220,18 +225,6 @@ def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def phase_at(curriculum: Curriculum, step: int) -> tuple[Phase, float, bool]:
-    """The phase of a step, its factor on the learning rate, and whether the step is its first."""
-    first_step = 0
-    for phase in curriculum.phases:
-        done = step - first_step
-        if done < phase.steps:
-            first, last = phase.rate
-            return phase, first * (last / first) ** (done / phase.steps), done == 0
-        first_step += phase.steps
-    raise IndexError(f"step {step} is after the last phase")
-
-
 def draw_group_mask(curriculum: Curriculum, phase: Phase, step: int) -> list[list[int]] | None:
     """z of this step under group-window dropout; None: full attention."""
     if not phase.most_windowed:
@@ -293,17 +286,17 @@ class Training:
 
     def take_step(self, writer: LessonWriter) -> float:
         """Make one step. Returns its loss."""
-        phase, factor, is_first = phase_at(self.curriculum, self.step)
-        if is_first and phase.from_shipped:
+        phase, done = self.curriculum.steps[self.step]
+        if done == 0 and phase.from_shipped:
             with torch.no_grad():
                 for parameter in self.model.parameters():
                     parameter.copy_(parameter.bfloat16())
             self.start_optimizers()
-        if is_first and phase.is_averaged:
+        if done == 0 and phase.is_averaged:
             self.before = self.rounded_weights()
         for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * factor
+                group["lr"] = peak * phase.factor(done)
         sequences = max(1, self.curriculum.tokens_per_step // phase.length)
         ids, weights = writer.batch(
             self.step, sequences, phase.length, phase.mixture, phase.text_weight
@@ -316,10 +309,7 @@ class Training:
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1
-        if self.before and (
-            self.step == self.curriculum.num_steps
-            or phase_at(self.curriculum, self.step)[0] is not phase
-        ):
+        if phase.is_averaged and done + 1 == phase.steps:
             self.average()
         return loss.item()
 
@@ -356,7 +346,7 @@ class Training:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step = int(state["step"])
-        self.before = state.get("before", {})
+        self.before = state["before"]
 
     def publish(self, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
         """Write the model as it ships: bf16 weights, tokenizer, and the step it is at."""
@@ -380,17 +370,16 @@ class Training:
 
 def train(training: Training, tokenizer: PreTrainedTokenizerFast, options: "Options") -> None:
     """To the end of the curriculum."""
-    curriculum, out = training.curriculum, options.out
-    writer = LessonWriter(tokenizer, curriculum.seed)
-    held_out = LessonWriter(tokenizer, curriculum.seed, "calibration")
+    steps, seed, out = training.curriculum.steps, training.curriculum.seed, options.out
+    writer = LessonWriter(tokenizer, seed)
+    held_out = LessonWriter(tokenizer, seed, "calibration")
     keep_log_lines(out / "log.jsonl", training.step)
     losses = []
-    with track("pretrain", curriculum.num_steps, "steps", done=training.step) as bar:
-        while training.step < curriculum.num_steps:
-            phase = phase_at(curriculum, training.step)[0]
+    with track("pretrain", len(steps), "steps", done=training.step) as bar:
+        for phase, _ in steps[training.step :]:
             losses.append(training.take_step(writer))
             bar.advance()
-            is_last = training.step == curriculum.num_steps
+            is_last = training.step == len(steps)
             if training.step % options.report_every == 0 or is_last:
                 right = answers_right(training.model, held_out, phase.length, phase.mixture)
                 loss, losses = sum(losses) / len(losses), []
@@ -435,7 +424,7 @@ def main() -> None:
         tokenizer.save_pretrained(options.out)
     train(training, tokenizer, options)
     training.publish(options.out / "model", tokenizer)
-    print(f"{options.out / 'model'}: step {training.step} of {curriculum.num_steps}")
+    print(f"{options.out / 'model'}: step {training.step} of {len(curriculum.steps)}")
 
 
 if __name__ == "__main__":

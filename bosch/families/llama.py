@@ -2,20 +2,10 @@
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, hybrid_classes
 
-plain_config_class = LlamaConfig
-plain_model_class = LlamaForCausalLM
-
-
-class BoschLlamaConfig(HybridConfig, LlamaConfig):
-    model_type = "bosch_llama"
-
-
-class BoschLlamaForCausalLM(HybridCausalLM, LlamaForCausalLM):
-    config_class = BoschLlamaConfig
-
-
-config_class = BoschLlamaConfig
-model_class = BoschLlamaForCausalLM
+plain_config_class, plain_model_class = LlamaConfig, LlamaForCausalLM
+BoschLlamaConfig, BoschLlamaForCausalLM = config_class, model_class = hybrid_classes(
+    __name__, LlamaConfig, LlamaForCausalLM
+)
 block_norms = PRE_NORM

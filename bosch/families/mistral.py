@@ -2,20 +2,10 @@
 
 from transformers import MistralConfig, MistralForCausalLM
 
-from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, hybrid_classes
 
-plain_config_class = MistralConfig
-plain_model_class = MistralForCausalLM
-
-
-class BoschMistralConfig(HybridConfig, MistralConfig):
-    model_type = "bosch_mistral"
-
-
-class BoschMistralForCausalLM(HybridCausalLM, MistralForCausalLM):
-    config_class = BoschMistralConfig
-
-
-config_class = BoschMistralConfig
-model_class = BoschMistralForCausalLM
+plain_config_class, plain_model_class = MistralConfig, MistralForCausalLM
+BoschMistralConfig, BoschMistralForCausalLM = config_class, model_class = hybrid_classes(
+    __name__, MistralConfig, MistralForCausalLM
+)
 block_norms = PRE_NORM

@@ -2,22 +2,12 @@
 
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
-from bosch.hybrid.models import BlockNorms, HybridCausalLM, HybridConfig
+from bosch.hybrid.models import BlockNorms, hybrid_classes
 
-plain_config_class = Olmo2Config
-plain_model_class = Olmo2ForCausalLM
-
-
-class BoschOlmo2Config(HybridConfig, Olmo2Config):
-    model_type = "bosch_olmo2"
-
-
-class BoschOlmo2ForCausalLM(HybridCausalLM, Olmo2ForCausalLM):
-    config_class = BoschOlmo2Config
-
-
-config_class = BoschOlmo2Config
-model_class = BoschOlmo2ForCausalLM
+plain_config_class, plain_model_class = Olmo2Config, Olmo2ForCausalLM
+BoschOlmo2Config, BoschOlmo2ForCausalLM = config_class, model_class = hybrid_classes(
+    __name__, Olmo2Config, Olmo2ForCausalLM
+)
 block_norms = BlockNorms(
     after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"
 )

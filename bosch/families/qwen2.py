@@ -2,20 +2,10 @@
 
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, hybrid_classes
 
-plain_config_class = Qwen2Config
-plain_model_class = Qwen2ForCausalLM
-
-
-class BoschQwen2Config(HybridConfig, Qwen2Config):
-    model_type = "bosch_qwen2"
-
-
-class BoschQwen2ForCausalLM(HybridCausalLM, Qwen2ForCausalLM):
-    config_class = BoschQwen2Config
-
-
-config_class = BoschQwen2Config
-model_class = BoschQwen2ForCausalLM
+plain_config_class, plain_model_class = Qwen2Config, Qwen2ForCausalLM
+BoschQwen2Config, BoschQwen2ForCausalLM = config_class, model_class = hybrid_classes(
+    __name__, Qwen2Config, Qwen2ForCausalLM
+)
 block_norms = PRE_NORM

@@ -2,20 +2,10 @@
 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, hybrid_classes
 
-plain_config_class = Qwen3Config
-plain_model_class = Qwen3ForCausalLM
-
-
-class BoschQwen3Config(HybridConfig, Qwen3Config):
-    model_type = "bosch_qwen3"
-
-
-class BoschQwen3ForCausalLM(HybridCausalLM, Qwen3ForCausalLM):
-    config_class = BoschQwen3Config
-
-
-config_class = BoschQwen3Config
-model_class = BoschQwen3ForCausalLM
+plain_config_class, plain_model_class = Qwen3Config, Qwen3ForCausalLM
+BoschQwen3Config, BoschQwen3ForCausalLM = config_class, model_class = hybrid_classes(
+    __name__, Qwen3Config, Qwen3ForCausalLM
+)
 block_norms = PRE_NORM

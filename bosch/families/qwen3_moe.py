@@ -2,20 +2,10 @@
 
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from bosch.hybrid.models import PRE_NORM, HybridCausalLM, HybridConfig
+from bosch.hybrid.models import PRE_NORM, hybrid_classes
 
-plain_config_class = Qwen3MoeConfig
-plain_model_class = Qwen3MoeForCausalLM
-
-
-class BoschQwen3MoeConfig(HybridConfig, Qwen3MoeConfig):
-    model_type = "bosch_qwen3_moe"
-
-
-class BoschQwen3MoeForCausalLM(HybridCausalLM, Qwen3MoeForCausalLM):
-    config_class = BoschQwen3MoeConfig
-
-
-config_class = BoschQwen3MoeConfig
-model_class = BoschQwen3MoeForCausalLM
+plain_config_class, plain_model_class = Qwen3MoeConfig, Qwen3MoeForCausalLM
+BoschQwen3MoeConfig, BoschQwen3MoeForCausalLM = config_class, model_class = hybrid_classes(
+    __name__, Qwen3MoeConfig, Qwen3MoeForCausalLM
+)
 block_norms = PRE_NORM

@@ -35,13 +35,7 @@ from transformers.conversion_mapping import (
 from bosch.backends._interface import check_window
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import hybridize_cache
-from bosch.hybrid.permute import (
-    HeadDimensions,
-    Permutation,
-    groups_in_order,
-    inverse,
-    permute_groups,
-)
+from bosch.hybrid.permute import HeadDimensions, Permutation, groups_in_order, permute_groups
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 
@@ -210,6 +204,19 @@ PRE_NORM = BlockNorms(  # of most families, Llama's among them
 )
 
 
+def hybrid_classes(
+    module: str, plain_config: type[PretrainedConfig], plain_model: type[PreTrainedModel]
+) -> tuple[Any, Any]:
+    """The config and the model class of a family's hybrid. Its file, `module`, must also give them
+    their own names, by which pickle and the loading code of a hybrid's folder find them."""
+
+    def make(mixin: type, plain: Any, **attributes: object) -> Any:
+        return type(f"Bosch{plain.__name__}", (mixin, plain), {"__module__": module, **attributes})
+
+    config = make(HybridConfig, plain_config, model_type=PREFIX + plain_config.model_type)
+    return config, make(HybridCausalLM, plain_model, config_class=config)
+
+
 def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:
     """Hidden states after the norm of this name; None: unchanged."""
     return hidden_BTC if name is None else getattr(block, name)(hidden_BTC)
@@ -356,18 +363,11 @@ def deploy(
 ) -> PreTrainedModel:
     """A new hybrid from a plain model in memory, with weights of its own."""
     config = hybrid_config(model.config, z, window_tokens, **provenance)
-    return _convert(model, family_of(config).model_class, config, config.bosch["permutation"])
-
-
-def undeploy(model: PreTrainedModel) -> PreTrainedModel:
-    """The plain model that a hybrid was made from, in memory, with the same weights bit for bit."""
-    plain_class = family_of(model.config).plain_model_class
-    permutation = inverse(model.config.bosch["permutation"])
-    return _convert(model, plain_class, plain_config(model.config), permutation)
+    return convert(model, family_of(config).model_class, config, config.bosch["permutation"])
 
 
 @torch.no_grad()
-def _convert(
+def convert(
     source: PreTrainedModel,
     model_class: type[PreTrainedModel],
     config: PretrainedConfig,

@@ -41,7 +41,8 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
         axis.set_title(picture_label(title), fontsize=9)
     figure.colorbar(image, ax=list(axes), label="Jaccard distance", shrink=0.8)
     note = "Below the diagonal: distance of windowed groups. Above: the same for random masks\n"
-    _finish(figure, note, path)
+    figure.suptitle(note, fontsize=9)
+    write_picture(figure, path)
 
 
 def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
@@ -56,7 +57,8 @@ def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
     axis.set_xticks(range(0, num_layers, max(1, num_layers // 16)))
     axis.set_xlabel("layer", fontsize=8)
     figure.colorbar(image, ax=axis, label="windowed", shrink=0.9)
-    _finish(figure, "Share of windowed groups in each layer", path)
+    figure.suptitle("Share of windowed groups in each layer", fontsize=9)
+    write_picture(figure, path)
 
 
 def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[Any]]:
@@ -72,8 +74,3 @@ def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[A
     for unused in axes[count:]:
         unused.remove()
     return figure, axes[:count]
-
-
-def _finish(figure: "Figure", note: str, path: Path) -> None:
-    figure.suptitle(note, fontsize=9)
-    write_picture(figure, path)

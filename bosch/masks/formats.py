@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bosch.masks.mask import GroupMask, MaskFile, describe_ratio, num_windowed
+from bosch.masks.mask import GroupMask, MaskFile, num_windowed
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError, UserError
@@ -317,12 +317,8 @@ def _choose_window(
 
 def _check_fixed_ratio(path: Path, mask: GroupMask, request: Request) -> None:
     """A file of zeros and ones has one ratio: refuse another one."""
-    if request.ratio is not None and not mask.meets(request.ratio):
-        requested = describe_ratio(request.ratio, mask.num_layers, mask.num_groups, mask.unit)
-        raise UserError(
-            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but "
-            f"{requested}; leave --ratio out."
-        )
+    if request.ratio is not None:
+        mask.refuse_another_ratio(request.ratio, str(path), "leave --ratio out")
 
 
 def _sinks_dropped(num_sinks: int) -> str:

@@ -115,10 +115,17 @@ class GroupMask:
 
     def meets(self, ratio: float) -> bool:
         """Whether exactly as many groups (or layers) are windowed as this ratio stands for."""
-        if self.unit == "layer":
-            layers = num_windowed_layers(ratio, self.num_layers)
-            return self.num_windowed == layers * self.num_groups
-        return self.num_windowed == num_windowed(ratio, self.num_layers, self.num_groups)
+        size = self.num_groups if self.unit == "layer" else 1
+        return self.num_windowed == num_windowed(ratio, self.num_total // size, 1) * size
+
+    def refuse_another_ratio(self, ratio: float, where: str, advice: str) -> None:
+        """`where`: what holds this mask."""
+        if not self.meets(ratio):
+            requested = describe_ratio(ratio, self.num_layers, self.num_groups, self.unit)
+            raise UserError(
+                f"{where} has {self.num_windowed} of {self.num_total} groups on the window, but "
+                f"{requested}; {advice}."
+            )
 
     def kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
         """Bytes of the KV cache for one text.
@@ -143,11 +150,6 @@ def num_windowed(ratio: float, num_layers: int, num_groups: int) -> int:
     """The budget M: the number of groups that a ratio puts on the window. Always met exactly."""
     check_ratio(ratio)
     return math.ceil(ratio * num_layers * num_groups - 1e-9)
-
-
-def num_windowed_layers(ratio: float, num_layers: int) -> int:
-    """The same for methods that choose whole layers."""
-    return num_windowed(ratio, num_layers, 1)
 
 
 def describe_ratio(ratio: float, num_layers: int, num_groups: int, unit: Unit = "group") -> str:

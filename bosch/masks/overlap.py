@@ -13,24 +13,9 @@ from itertools import groupby
 from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
 
-Group = tuple[int, int]  # layer, group
-
-
-def windowed_groups(mask: GroupMask) -> frozenset[Group]:
-    return frozenset(
-        (layer, group)
-        for layer, row in enumerate(mask.z)
-        for group, bit in enumerate(row)
-        if bit == 0
-    )
-
-
-def jaccard_distance(first: GroupMask, second: GroupMask) -> float:
-    """1 - |A and B| / |A or B|; 0 for two masks that window nothing."""
-    return compare(first, second).distance
-
 
 def _distance(shared: int, num_first: int, num_second: int) -> float:
+    """Jaccard's: 1 - |A and B| / |A or B|; 0 for two masks that window nothing."""
     either = num_first + num_second - shared
     return 1 - shared / either if either else 0.0
 
@@ -52,7 +37,8 @@ def compare(first: GroupMask, second: GroupMask) -> Agreement:
         raise UserError(f"The masks have {text}; only masks of one model can be compared.")
     chances = overlap_chances(first, second)
     sizes = first.num_windowed, second.num_windowed
-    shared = len(windowed_groups(first) & windowed_groups(second))
+    rows = zip(first.z, second.z, strict=True)
+    shared = sum(pair == (0, 0) for row in rows for pair in zip(*row, strict=True))
     return Agreement(
         shared=shared,
         distance=_distance(shared, *sizes),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bosch.config import at_least
+from bosch.config import above_0, at_least
 from bosch.gates.constraint import ConstrainedGates, Granularity
 from bosch.gates.discretize import lowest
 from bosch.gates.learner import GateLearner, RateCurve
@@ -53,15 +53,8 @@ class GateSettings:
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "steps", "sequence_tokens", "batch_sequences")
-        self.above_0("token_share", "weights_learning_rate")
-        if self.token_share > 1:
-            raise UserError(f"token_share is {self.token_share}, it must be at most 1.")
-
-    def above_0(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"{name} is {value}, it must be above 0.")
+        above_0(self, "", "weights_learning_rate")
+        above_0(self, "", "token_share", most=1)
 
     @property
     def unit(self) -> Unit:
@@ -182,9 +175,7 @@ def select_lowest(
     else:
         mask = inputs.mask_of(units)
     details: dict[str, object] = {
-        "num_steps": length.num_steps,
-        "batch_sequences": length.batch_sequences,
-        "sequence_tokens": length.sequence_tokens,
+        **asdict(length),
         "learning_tokens": length.num_tokens,
         "closed_at_budget": len(units),
         **figures,

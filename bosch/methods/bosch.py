@@ -7,9 +7,9 @@ that promise most by the outcomes of each text so far. `bosch_paper` is the sear
 
 from dataclasses import dataclass
 
+from bosch.config import above_0
 from bosch.method import Inputs, MethodTraits, Selection, Table
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
-from bosch.run.errors import UserError
 
 traits = MethodTraits(searches=True)
 check = check_guides
@@ -27,18 +27,14 @@ class Settings(GuidedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 < self.probed <= 1 and self.effort > 0):
-            raise UserError(
-                f"probed is {self.probed:g} and effort {self.effort:g}; probed must be above 0 and "
-                "at most 1, effort above 0."
-            )
+        above_0(self, "", "probed", most=1)
+        above_0(self, "", "effort")
 
 
 def select(inputs: Inputs) -> Selection:
     from bosch.search import probes  # imports torch
     from bosch.search.finish import finish
     from bosch.search.search import count_solving, open_search
-    from bosch.search.stages import solve_guided
 
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
@@ -52,5 +48,5 @@ def select(inputs: Inputs) -> Selection:
             if is_choice:
                 guides = [probes.probe_groups(search, settings.probed), *make_guides()]
                 guides = probes.rank_groups(search, guides)
-            solve_guided(search, "stage 3", groups, search.budget, swaps, guides)
+            search.solve("stage 3", groups, search.budget, swaps, guides)
         return finish(search)

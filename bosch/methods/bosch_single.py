@@ -26,7 +26,7 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
     """Only stage 1, over `layers_at_once` neighboring layers at a time."""
     from bosch.search import stages  # imports torch
     from bosch.search.finish import finish
-    from bosch.search.search import open_search
+    from bosch.search.search import guide_scores, open_search
 
     kappa = inputs.settings.kappa
     with open_search(inputs) as search:
@@ -37,8 +37,8 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
             importance = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
             if exceeds:
                 groups = search.all_groups()
-                order = stages.most_local_first(importance.guide, groups)
                 current = search.assignment_in(search.z, groups)
-                search.z = search.mask(groups, repair(current, search.budget, order))
+                prior = guide_scores(importance.guide, groups)
+                search.z = search.mask(groups, repair(current, search.budget, prior))
                 search.evaluate_all([search.z], None, "to the budget", [True])
         return finish(search)

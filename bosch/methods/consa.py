@@ -13,7 +13,7 @@ settle, so where tokens are few, steps use shorter sequences.
 
 from dataclasses import dataclass
 
-from bosch.config import at_least
+from bosch.config import above_0, at_least
 from bosch.gates.constraint import ConstrainedGates
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._gates import GateSettings, learn
@@ -31,7 +31,7 @@ class Settings(GateSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.above_0("gate_learning_rate", "multiplier_learning_rate")
+        above_0(self, "", "gate_learning_rate", "multiplier_learning_rate")
         at_least(0, self, "", "quadratic_cap")
 
 

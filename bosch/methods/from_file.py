@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bosch.masks.formats import Request, import_mask
-from bosch.masks.mask import describe_ratio, read_mask
+from bosch.masks.mask import read_mask
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError, UserError
@@ -52,12 +52,8 @@ def select(inputs: Inputs) -> Selection:
         details, drawn = dict(record.settings), record.seed is not None
     mask = record.mask
     # Zeros and ones leave nothing to choose, and there is always a requested ratio.
-    if not mask.meets(inputs.ratio):
-        requested = describe_ratio(inputs.ratio, mask.num_layers, mask.num_groups, mask.unit)
-        raise UserError(
-            f"{path} has {mask.num_windowed} of {mask.num_total} groups on the window, but "
-            f"{requested}; pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}."
-        )
+    advice = f"pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}"
+    mask.refuse_another_ratio(inputs.ratio, str(path), advice)
     mask = replace(mask, window_tokens=window)
     details["path_xxh3"] = hash_file(path)
     return Selection(mask, details=details, drawn=drawn, notes=notes)

@@ -30,5 +30,5 @@ def select(inputs: Inputs) -> Selection:
         search.announce({"swaps": evaluations})
         with search.until_ended():
             groups, guides = search.all_groups(), make_guides()
-            stages.solve_guided(search, "swaps", groups, search.budget, evaluations, guides)
+            search.solve("swaps", groups, search.budget, evaluations, guides)
         return finish(search)

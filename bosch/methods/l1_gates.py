@@ -7,7 +7,7 @@ DuoAttention's). The paper found such gates almost equal in all layers.
 
 from dataclasses import dataclass
 
-from bosch.config import at_least
+from bosch.config import above_0, at_least
 from bosch.gates.scalar import ScalarGates
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._gates import GateSettings, learn
@@ -24,7 +24,7 @@ class Settings(GateSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.above_0("gate_learning_rate")
+        above_0(self, "", "gate_learning_rate")
         at_least(0, self, "", "l1_weight")
 
 

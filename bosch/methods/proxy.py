@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bosch.config import at_least
+from bosch.config import above_0, at_least
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import AttentionRows, attention_rows, mean_over_rows
 from bosch.run.errors import UserError
@@ -39,8 +39,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(1, self, "proxy", "block_tokens")
-        if not 0 < self.mass_share <= 1:
-            raise UserError(f"proxy.mass_share is {self.mass_share}, it must be in (0, 1].")
+        above_0(self, "proxy", "mass_share", most=1)
         if not self.proxy_heads or min(self.proxy_heads) < 0:
             raise UserError(f"proxy.proxy_heads is {self.proxy_heads}; name one or more, from 0.")
 

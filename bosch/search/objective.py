@@ -1,4 +1,4 @@
-"""What a search maximizes: the objectives, the result of one evaluation, and the paper's loss.
+"""What a search maximizes: the objectives, and the result of one evaluation.
 
 Every evaluation returns accuracy, mean answer probability and mean answer log-probability; the
 objective says which of them are compared.
@@ -22,7 +22,6 @@ WEIGHTS: dict[str, tuple[float, float, float]] = {
     "accuracy+probability": (0.5, 0.5, 0),
     "accuracy+logprob": (0.5, 0, 0.5),
 }
-OBJECTIVES = tuple(WEIGHTS)
 DIGITS = 4  # values are rounded to 1e-4: kernels may differ below that
 
 
@@ -54,7 +53,7 @@ class SearchEnded(Exception):  # noqa: N818  # not an error
 
 def check_objective(name: str) -> None:
     if name not in WEIGHTS:
-        raise UserError(f"--objective {name}: no such objective; {suggest(name, OBJECTIVES)}")
+        raise UserError(f"--objective {name}: no such objective; {suggest(name, tuple(WEIGHTS))}")
 
 
 def weighted(name: str, accuracy: float, probability: float, log_probability: float) -> float:
@@ -67,9 +66,6 @@ def rounded(value: float) -> float:
     return round(value, DIGITS) + 0.0  # no -0.0
 
 
-# ------------------------------------------------------------------------------- the paper's loss
-
-
 @dataclass(frozen=True)
 class Anchors:
     """The two scores between which equation 2 normalizes."""
@@ -77,6 +73,10 @@ class Anchors:
     dense: Value  # the full-attention model
     low: float  # a, the score of the model with all groups on the window
     high: float  # b = (1 + gamma) S(1): headroom above the dense model
+
+    def normalized(self, score: float) -> float:
+        """Equation 2."""
+        return (score - self.low) / (self.high - self.low)
 
 
 def find_anchors(
@@ -101,23 +101,3 @@ def find_anchors(
             "Build one with longer contexts, or use a smaller window."
         )
     return Anchors(dense, local.value, high)
-
-
-def normalized_score(score: float, anchors: Anchors) -> float:
-    """Equation 2."""
-    return (score - anchors.low) / (anchors.high - anchors.low)
-
-
-def normalized_loss(
-    score: float,
-    num_windowed: int,
-    num_variables: int,
-    ratio: float,
-    anchors: Anchors,
-    alpha: float = 100.0,
-) -> float:
-    """Equation 5, for a subproblem with `num_windowed` of its groups on the window. Over all groups
-    of the model it is equation 3.
-    """
-    deviation = num_windowed / num_variables - ratio
-    return -normalized_score(score, anchors) + alpha * deviation**2

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bosch.masks.picture import write_picture
@@ -33,7 +32,6 @@ def draw_search(search: Search, certainty: Certainty | None, path: Path) -> None
         panels.append(lambda axis, search: draw_certainty(axis, search, certainty))
         widths.append(4.5)
     figure = Figure(figsize=(sum(widths), 4.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
     for draw, axis in zip(panels, axes, strict=True):
         draw(axis, search)

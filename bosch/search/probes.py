@@ -5,10 +5,12 @@ all groups of the model.
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
+
 from bosch.method import Table
 from bosch.run.progress import say
+from bosch.search.optimizers._surrogate import Array
 from bosch.search.search import Search
-from bosch.search.stages import guide_scores, most_local_first
 
 LOWEST = -20.0  # log-probability: below it, worse answers are not told apart
 
@@ -53,27 +55,18 @@ def rank_groups(search: Search, guides: Sequence[Table]) -> list[Table]:
     """All groups in one order, by the first guide and the mean of the others in equal parts, before
     the guides themselves. Where a layer's groups lie in it says how many get the window.
     """
-    variables = search.all_groups()
-    order = [rank_mean([guide_scores(guide, variables)]) for guide in guides]
-    mean = rank_mean([order[0], rank_mean(order[1:])] if guides[1:] else order)
-    both = tuple(
-        tuple(mean[start : start + search.num_groups])
-        for start in range(0, len(mean), search.num_groups)
-    )
-    windowed = set(most_local_first(both, variables)[: search.budget])
-    counts = [0] * search.num_layers
-    for variable in windowed:
-        counts[variables[variable][0][0]] += 1
-    search.details["ratios"] = [count / search.num_groups for count in counts]
+    num_groups = search.num_groups
+    first, *others = (mean_rank([np.ravel(guide)]) for guide in guides)
+    rank_N = mean_rank([first, mean_rank(others)] if others else [first])
+    windowed = np.argsort(rank_N, kind="stable")[: search.budget]
+    counts = np.bincount(windowed // num_groups, minlength=search.num_layers).tolist()
+    search.details["ratios"] = [count / num_groups for count in counts]
     say("stage 2, groups on the window from the bottom layer up: " + " ".join(map(str, counts)))
-    return [both, *guides]
+    return [tuple(map(tuple, rank_N.reshape(-1, num_groups).tolist())), *guides]
 
 
-def rank_mean(scores: Sequence[Sequence[float]]) -> list[float]:
-    """The mean rank of each entry."""
-    ranked = []
-    for row in scores:
-        order = sorted(range(len(row)), key=row.__getitem__)
-        ranks = dict(zip(order, range(len(row)), strict=True))
-        ranked.append([float(ranks[entry]) for entry in range(len(row))])
-    return [fmean(column) for column in zip(*ranked, strict=True)]
+def mean_rank(scores_SN: Sequence[Array]) -> Array:
+    """The mean rank of each entry over several scores."""
+    order_SN = np.argsort(scores_SN, axis=1, kind="stable")
+    mean_N: Array = np.argsort(order_SN, axis=1).mean(0)
+    return mean_N

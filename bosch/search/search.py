@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from bosch.masks.mask import Unit
-from bosch.method import Inputs
+from bosch.method import Inputs, Table
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.progress import describe_seconds, say
 from bosch.search.evaluations import MaskObjective, open_objective
 from bosch.search.objective import Anchors, SearchEnded, Value, Z, find_anchors, weighted
-from bosch.search.optimizers._interface import Assignment, Problem, Solution, optimize
+from bosch.search.optimizers._interface import (
+    WITH_PENALTY,
+    Assignment,
+    Problem,
+    Solution,
+    optimize,
+    repair,
+)
 from bosch.search.settings import SearchSettings
 
 Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share one decision
@@ -141,27 +148,31 @@ class Search:
         variables: Sequence[Variable],
         quota: int,
         max_evaluations: int,
-        starts: Sequence[Assignment] = (),
-        most_local: Sequence[int] = (),
-        prior: Sequence[float] = (),
+        guides: Sequence[Table] = (),
         exact_values: bool = False,
-        optimizer: str | None = None,
     ) -> Solution:
         """Put the best `quota` of the variables on the window, as far as the evaluations allow, and
         update the current mask. Other groups stay as they are.
+
+        A guide is a table of how global each group is. Optimizers that keep the quota start from
+        the masks that the guides choose; the first guide also decides how masks are repaired.
         """
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
-        method = ENUMERATED if enumerated else optimizer or self.settings.optimizer
+        method = ENUMERATED if enumerated else self.settings.optimizer
+        priors = [guide_scores(guide, variables) for guide in guides]
+        starts = [repair((1,) * len(variables), quota, prior) for prior in priors]
 
         def evaluate(assignments: Sequence[Assignment], threshold: float | None) -> list[Value]:
             masks = [self.mask(variables, assignment) for assignment in assignments]
             meet_quota = [assignment.count(0) == quota for assignment in assignments]
             return self.evaluate_all(masks, threshold, name, meet_quota)
 
-        # Masks that differ only in these variables.
-        known = {z: self.assignment_in(z, variables) for z in self.outcomes}
-        known = {z: a for z, a in known.items() if self.mask(variables, a) == z}
+        known = {}  # of masks that differ only in these variables
+        for z, value in self.outcomes.items():
+            assignment = self.assignment_in(z, variables)
+            if self.mask(variables, assignment) == z:
+                known[assignment] = value
 
         problem = Problem(
             num_variables=len(variables),
@@ -170,17 +181,16 @@ class Search:
             max_evaluations=planned,
             # Each subproblem has its own seed.
             seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
-            starts=tuple(starts),
-            most_local=tuple(most_local),
+            starts=() if self.settings.optimizer in WITH_PENALTY else tuple(starts),
+            prior=priors[0] if priors else (),
             anchors=self.anchors,
             alpha=self.settings.alpha,
             best_possible=weighted(self.settings.objective, 1.0, 1.0, 0.0),
             exact_values=exact_values,
             end_early_in_nomad=self.settings.nomad_early_end,
             masks_at_once=self.settings.masks_at_once,
-            prior=prior,
             questions=self.objective.questions,
-            known={a: self.outcomes[z] for z, a in known.items()},
+            known=known,
         )
 
         def meets_quota(z: Z) -> bool:
@@ -194,10 +204,10 @@ class Search:
         for note in solution.trials.notes:
             say(f"{name}: {note}")
         layers = tuple(sorted({layer for places in variables for layer, _ in places}))
-        value = solution.value.value if solution.value else None
+        reached = solution.value.value if solution.value else None
         evaluations = len(solution.trials.table)
         self.solved_parts.append(
-            SolvedPart(name, layers, len(variables), quota, method, evaluations, value)
+            SolvedPart(name, layers, len(variables), quota, method, evaluations, reached)
         )
         if solution.ended_by is not None:
             raise SearchEnded(solution.ended_by)
@@ -264,6 +274,11 @@ def open_search(inputs: Inputs, unit: Unit = "group") -> Iterator[Search]:
             ) from None
         budget = inputs.budget if unit == "group" else inputs.layer_budget * groups
         yield Search(inputs, settings, objective, anchors, ((1,) * groups,) * layers, budget, unit)
+
+
+def guide_scores(guide: Table, variables: Sequence[Variable]) -> list[float]:
+    """How global a guide finds each variable."""
+    return [sum(guide[layer][group] for layer, group in places) for places in variables]
 
 
 def count_solving(num_variables: int, quota: int, max_evaluations: int) -> int:

@@ -13,9 +13,9 @@ from bosch.masks.mask import num_windowed
 from bosch.method import Table
 from bosch.run.progress import say
 from bosch.search.objective import Value, rounded
-from bosch.search.optimizers._interface import WITH_PENALTY, Solution, repair
+from bosch.search.optimizers._interface import Solution
 from bosch.search.ratios import allocate_ratios
-from bosch.search.search import Search, Variable, count_solving
+from bosch.search.search import Search, count_solving
 from bosch.search.settings import StageSettings
 from bosch.search.subproblems import cut, plan_subproblems
 
@@ -25,7 +25,6 @@ class Importance:
     """The result of stage 1."""
 
     scores: tuple[float, ...]  # the objective with layers i and above localized
-    dense: float
     tie_scores: tuple[float, ...]  # log-probabilities, and then the dense model's
     # How global each group is: the harm of windowing it, or 1 for the groups left full.
     guide: Table
@@ -45,7 +44,7 @@ def localize_parts(
     scores = [0.0] * search.num_layers
     ties = [0.0] * search.num_layers + [_log_probability(search.anchors.dense)]
     harm = [[0.0] * search.num_groups for _ in range(search.num_layers)]
-    above = dense = search.score_of(search.anchors.dense)
+    above = search.score_of(search.anchors.dense)
     for layers in reversed(cut(range(search.num_layers), layers_at_once)):
         variables = search.groups_of(layers)
         solution = search.solve(
@@ -65,7 +64,7 @@ def localize_parts(
         above = scores[layers[0]]
     search.details["stage1_scores"] = scores
     guide = tuple(map(tuple, harm)) if exact_values else search.z
-    return Importance(tuple(scores), dense, tuple(ties), guide)
+    return Importance(tuple(scores), tuple(ties), guide)
 
 
 def groups_a_layer(search: Search) -> int:
@@ -99,7 +98,7 @@ def assign_ratios(
     search: Search, settings: StageSettings, importance: Importance
 ) -> tuple[float, ...]:
     """Algorithm 2; it needs no evaluations."""
-    scores, dense = importance.scores, importance.dense
+    scores, dense = importance.scores, search.score_of(search.anchors.dense)
     if dense <= 0:  # shift log-probabilities to positive scores: only the drops matter
         scores, dense = tuple(round(1 + score - dense, 4) for score in scores), 1.0
     ratio, groups, buckets = search.inputs.ratio, search.num_groups, settings.ratio_buckets
@@ -113,14 +112,10 @@ def assign_ratios(
 
 
 def select_groups(
-    search: Search, settings: StageSettings, ratios: Sequence[float], guides: Sequence[Table] = ()
+    search: Search, settings: StageSettings, ratios: Sequence[float], guides: Sequence[Table]
 ) -> None:
     """Algorithm 3, starting from the dense model: layers of one ratio at a time, larger ratios
-    first.
-
-    A guide is a table of how global each group is. Optimizers that keep the quota start from the
-    masks that the guides choose; the first guide also decides how masks are repaired.
-    """
+    first."""
     search.z = search.dense()
     parts = plan_subproblems(
         ratios, search.num_groups, settings.kappa, settings.layers_at_once(search.num_groups)
@@ -133,34 +128,7 @@ def select_groups(
             continue
         budget = settings.kappa * len(part.layers)
         name = f"stage 3, ratio {part.ratio:g}, {describe_layers(part.layers)}"
-        solve_guided(search, name, variables, part.num_windowed, budget, guides)
-
-
-def solve_guided(
-    search: Search,
-    name: str,
-    variables: Sequence[Variable],
-    quota: int,
-    max_evaluations: int,
-    guides: Sequence[Table],
-) -> None:
-    orders = [most_local_first(guide, variables) for guide in guides]
-    starts = [repair((1,) * len(variables), quota, order) for order in orders]
-    if search.settings.optimizer in WITH_PENALTY:
-        starts = []
-    order = orders[0] if orders else ()
-    prior = guide_scores(guides[0], variables) if guides else ()
-    search.solve(name, variables, quota, max_evaluations, starts, order, prior)
-
-
-def most_local_first(guide: Table, variables: Sequence[Variable]) -> list[int]:
-    """The variables, sorted by how global a guide finds their groups; ties keep their order."""
-    scores = guide_scores(guide, variables)
-    return sorted(range(len(variables)), key=lambda variable: scores[variable])
-
-
-def guide_scores(guide: Table, variables: Sequence[Variable]) -> list[float]:
-    return [sum(guide[layer][group] for layer, group in places) for places in variables]
+        search.solve(name, variables, part.num_windowed, budget, guides)
 
 
 # ---------------------------------------------------------------------------- number of evaluations

@@ -20,7 +20,6 @@ class Subproblem:
 
     layers: tuple[int, ...]  # ascending
     ratio: float
-    num_variables: int  # groups of these layers
     num_windowed: int  # in all these layers: single ones may deviate from the ratio
     method: Literal["none", "exhaustive", "optimizer"]
     evaluations: int  # 0, the number of candidates, or kappa x layers
@@ -60,11 +59,10 @@ def cut(layers: Sequence[int], most: int) -> list[tuple[int, ...]]:
 
 
 def _describe(layers: tuple[int, ...], ratio: float, num_groups: int, kappa: int) -> Subproblem:
-    num_variables = len(layers) * num_groups
     quota = num_windowed(ratio, len(layers), num_groups)
-    candidates, budget = math.comb(num_variables, quota), kappa * len(layers)
+    candidates, budget = math.comb(len(layers) * num_groups, quota), kappa * len(layers)
     if candidates == 1:
-        return Subproblem(layers, ratio, num_variables, quota, "none", 0)
+        return Subproblem(layers, ratio, quota, "none", 0)
     if candidates <= budget:
-        return Subproblem(layers, ratio, num_variables, quota, "exhaustive", candidates)
-    return Subproblem(layers, ratio, num_variables, quota, "optimizer", budget)
+        return Subproblem(layers, ratio, quota, "exhaustive", candidates)
+    return Subproblem(layers, ratio, quota, "optimizer", budget)

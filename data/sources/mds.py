@@ -94,7 +94,7 @@ def read_samples(shard: Shard) -> Iterator[tuple[NDArray[np.uint32], list[tuple[
     for number in range(shard.num_samples):
         try:
             sample = data[offsets[number] : offsets[number + 1]]
-            values = read_columns(sample, shard, (IDS, "indices"))
+            values = read_columns(sample, shard)
             ids = check_ids(values[IDS])
             spans = check_spans(values.get("indices"), len(ids))
         except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
@@ -138,17 +138,15 @@ def read_offsets(shard: Shard, data: NDArray[np.uint8]) -> list[int]:
     return [int(offset) for offset in offsets]
 
 
-def read_columns(
-    sample: NDArray[np.uint8], shard: Shard, wanted: tuple[str, ...]
-) -> dict[str, Array]:
-    """Those of the wanted columns that the sample has."""
+def read_columns(sample: NDArray[np.uint8], shard: Shard) -> dict[str, Array]:
+    """Those of ProLong's columns that the sample has."""
     variable = [name for name, _, size in shard.columns if not size]
     sizes = dict(zip(variable, np.frombuffer(sample[: 4 * len(variable)], "<u4"), strict=True))
     position = 4 * len(variable)
     values = {}
     for name, encoding, fixed in shard.columns:
         size = fixed or int(sizes[name])
-        if name in wanted:
+        if name in (IDS, "indices"):
             values[name] = decode_array(encoding, sample[position : position + size])
         position += size
     if position != len(sample):

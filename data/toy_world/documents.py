@@ -57,7 +57,4 @@ def write_task(world: World, num_words: int) -> str:
     learn to write more questions where its answer is judged."""
     dataset = DATASETS[world.rng.choice(list(DATASETS))]
     scene = dataset.write(world, num_words)
-    question = world.rng.choice(scene.questions)
-    separator = "" if dataset.prompt.endswith("\n") else " "
-    prompt = dataset.prompt.format(context=scene.context, input=question.input)
-    return prompt + separator + question.answer
+    return "".join(dataset.ask(scene, world.rng.choice(scene.questions)))

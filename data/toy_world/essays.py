@@ -51,8 +51,6 @@ def paragraph(world: World, num_sentences: int) -> list[str]:
 class ToyEssays:
     """An endless essay for the NIAH builder: `sentences(n)` gives its first n words."""
 
-    name = "toy"
-
     def __init__(self, split: str, seed: int | str):
         self._world = World(split, f"essays/{seed}")
         self._sentences: list[str] = []

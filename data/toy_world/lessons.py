@@ -24,9 +24,20 @@ from bosch.data.toy_world.world import World
 Piece = tuple[str, bool]  # text, and whether it is an answer to learn
 Lesson = list[Piece]
 
-PRACTICE = (
-    *("toy_two_hops", "toy_labels", "toy_retrieval"),
-    *("toy_count", "toy_code", "toy_arithmetic"),
+PRACTICE = tuple(
+    f"toy_{name}" for name in "two_hops labels retrieval count code arithmetic".split()
+)
+# How a fact is stated, and how it is asked for. The first style is the simplest.
+STYLES = (
+    ("{key}: {value}\n", "{key}:"),
+    (
+        "One of the special magic numbers for {key} is: {value}.\n",
+        "The special magic number for {key} mentioned in the provided text is",
+    ),
+    ("def {key}():\n    return {value}\n", "# {key} returns"),
+    ("Text: {key}\nType: {value}\n", "Text: {key}\nType:"),
+    ("The owner of {key} is {value}.\n", "Question: Who is the owner of {key}?\nAnswer:"),
+    ("{key} lives in {value}.\n", "Question: Where does {key} live?\nAnswer:"),
 )
 MOST_QUESTIONS = 8  # about one context
 HARD_NEEDLES = ("niah_multikey_2", "niah_multikey_3", "niah_single_3")
@@ -49,24 +60,7 @@ class Mixture:
 def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
     """Facts, and questions about them at random distances, in a style drawn for each lesson."""
     rng = world.rng
-    styles = [("{key}:", " {value}\n", "{key}:")]
-    if not simple:
-        styles += [
-            (
-                "One of the special magic numbers for {key} is:",
-                " {value}.\n",
-                "The special magic number for {key} mentioned in the provided text is",
-            ),
-            ("def {key}():\n    return", " {value}\n", "# {key} returns"),
-            ("Text: {key}\nType:", " {value}\n", "Text: {key}\nType:"),
-            (
-                "The owner of {key} is",
-                " {value}.\n",
-                "Question: Who is the owner of {key}?\nAnswer:",
-            ),
-            ("{key} lives in", " {value}.\n", "Question: Where does {key} live?\nAnswer:"),
-        ]
-    key_part, value_part, ask = rng.choice(styles)
+    state, ask = rng.choice(STYLES[:1] if simple else STYLES)
     make_key = rng.choice(
         [world.key_word, world.person, world.code_name, world.coined_word, lambda: world.uuid()[:8]]
     )
@@ -90,7 +84,7 @@ def recall_lesson(world: World, num_words: int, simple: bool) -> Lesson:
         else:
             key, value = make_key(), make_value()
             known.append((key, value))
-            lesson.append((key_part.format(key=key) + value_part.format(value=value), False))
+            lesson.append((state.format(key=key, value=value), False))
             num_words -= 3
     return lesson
 
@@ -119,13 +113,11 @@ def task_lesson(world: World, size: int, dataset_name: str) -> Lesson:
     scene = dataset.write(world, size)
     count = min(len(scene.questions), world.rng.randint(1, MOST_QUESTIONS))
     chosen = world.rng.sample(scene.questions, k=count)
-    separator = "" if dataset.prompt.endswith("\n") else " "
     again = dataset.prompt.split("{context}")[-1]  # the whole prompt if it has no context
     lesson: Lesson = []
     for index, question in enumerate(chosen):
-        prompt = again if index else dataset.prompt
-        lesson.append((prompt.format(context=scene.context, input=question.input), False))
-        lesson.append((separator + question.answer + END_OF_TEXT, True))
+        prompt, answer = (replace(dataset, prompt=again) if index else dataset).ask(scene, question)
+        lesson += [(prompt, False), (answer + END_OF_TEXT, True)]
     return lesson
 
 

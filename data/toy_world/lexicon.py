@@ -38,9 +38,7 @@ def read_topics() -> dict[str, tuple[Words, Words, Words]]:
 
 
 WORDS = read_words()
-ADJECTIVES, NOUNS, JOBS = WORDS["adjectives"], WORDS["nouns"], WORDS["jobs"]
-ANIMALS, COLORS, DISHES = WORDS["animals"], WORDS["colors"], WORDS["dishes"]
-INSTRUMENTS, FRUITS = WORDS["instruments"], WORDS["fruits"]
+ADJECTIVES, NOUNS = WORDS["adjectives"], WORDS["nouns"]
 TOPICS = read_topics()
 
 _ONSETS = "b br d dr f fl g gr h j k kl l m n p pl r s sk st t tr v w z".split()

@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bosch.data.toy_world.essays import paragraph, sentence
-from bosch.data.toy_world.lexicon import (
-    ADJECTIVES,
-    ANIMALS,
-    COLORS,
-    DISHES,
-    FRUITS,
-    INSTRUMENTS,
-    JOBS,
-    NOUNS,
-    TOPICS,
-)
+from bosch.data.toy_world.lexicon import ADJECTIVES, NOUNS, TOPICS, WORDS
 from bosch.data.toy_world.world import World
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
@@ -47,15 +37,21 @@ class ToyDataset:
     metric: str  # LongBench's metric of the same name
     write: Callable[[World, int], Scene]  # (world, words of context) -> scene
 
+    def ask(self, scene: Scene, question: ToyQuestion) -> tuple[str, str]:
+        """The prompt, and its answer with the blank before it."""
+        blank = "" if self.prompt.endswith("\n") else " "
+        prompt = self.prompt.format(context=scene.context, input=question.input)
+        return prompt, blank + question.answer
 
-# attribute -> (how it is stated, how it is asked, its values; a home is a place)
-_ATTRIBUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "job": ("{who} works as a {what}.", "What is the job of {who}?", JOBS),
-    "home": ("{who} lives in {what}.", "Where does {who} live?", ()),
-    "animal": ("{who} keeps a {what}.", "Which animal does {who} keep?", ANIMALS),
-    "color": ("{who} always wears {what}.", "Which color does {who} wear?", COLORS),
-    "dish": ("{who} likes {what} best.", "Which dish does {who} like best?", DISHES),
-    "instrument": ("{who} plays the {what}.", "What does {who} play?", INSTRUMENTS),
+
+# attribute -> (how it is stated, how it is asked, the list of its values; a home is a place)
+_ATTRIBUTES: dict[str, tuple[str, str, str | None]] = {
+    "job": ("{who} works as a {what}.", "What is the job of {who}?", "jobs"),
+    "home": ("{who} lives in {what}.", "Where does {who} live?", None),
+    "animal": ("{who} keeps a {what}.", "Which animal does {who} keep?", "animals"),
+    "color": ("{who} always wears {what}.", "Which color does {who} wear?", "colors"),
+    "dish": ("{who} likes {what} best.", "Which dish does {who} like best?", "dishes"),
+    "instrument": ("{who} plays the {what}.", "What does {who} play?", "instruments"),
 }
 
 
@@ -81,7 +77,7 @@ def _facts(world: World, people: list[str]) -> dict[tuple[str, str], str]:
     for who in people:
         for attribute in world.rng.sample(sorted(_ATTRIBUTES), k=2):
             values = _ATTRIBUTES[attribute][2]
-            facts[who, attribute] = world.rng.choice(values) if values else world.place()
+            facts[who, attribute] = world.rng.choice(WORDS[values]) if values else world.place()
     return facts
 
 
@@ -141,7 +137,7 @@ def write_report(world: World, num_words: int) -> Scene:
 def write_labels(world: World, num_words: int) -> Scene:
     """One coined word in each line determines its label; only the examples show which."""
     rng = world.rng
-    labels = rng.sample(COLORS, k=4)
+    labels = rng.sample(WORDS["colors"], k=4)
     cues = {world.coined_word(): label for label in labels}
     while len(cues) < 8:
         cues[world.coined_word()] = rng.choice(labels)
@@ -205,7 +201,7 @@ def write_code(world: World, num_words: int) -> Scene:
 def write_arithmetic(world: World, num_words: int) -> Scene:
     """A word problem of one or two steps, without a context, as in GSM8K."""
     rng = world.rng
-    who, other, fruit = world.person(), world.person(), rng.choice(FRUITS)
+    who, other, fruit = world.person(), world.person(), rng.choice(WORDS["fruits"])
     has, more = rng.randint(2, 20), rng.randint(1, 20)
     form = rng.randrange(4)
     if form == 0:
@@ -222,44 +218,23 @@ def write_arithmetic(world: World, num_words: int) -> Scene:
     return Scene("", (ToyQuestion(f"{text} How many {fruit} does {who} have now?", str(answer)),))
 
 
-_QA_PROMPT = "Read the {kind}.\n\n{{context}}\n\nQuestion: {{input}}\nAnswer:"
-DATASETS: dict[str, ToyDataset] = {
-    "toy_one_document": ToyDataset(
-        "single-doc QA", _QA_PROMPT.format(kind="text"), 16, "qa_f1", write_one_document
-    ),
-    "toy_two_hops": ToyDataset(
-        "multi-doc QA", _QA_PROMPT.format(kind="passages"), 16, "qa_f1", write_two_hops
-    ),
-    "toy_report": ToyDataset(
-        "summarization", "Read the report.\n\n{context}\n\nSummary:", 64, "rouge", write_report
-    ),
-    "toy_labels": ToyDataset(
-        "few-shot",
-        "Find the type of a text.\n\n{context}\nText: {input}\nType:",
-        8,
-        "classification",
-        write_labels,
-    ),
-    "toy_retrieval": ToyDataset(
-        "synthetic",
-        "{context}\n\nThe following is an abstract.\n\n{input}\n\nIt is from",
-        8,
-        "retrieval",
-        write_retrieval,
-    ),
-    "toy_count": ToyDataset(
-        "synthetic", "{context}\n\nThe number of different paragraphs is", 4, "count", write_count
-    ),
-    "toy_code": ToyDataset(
-        "code",
-        "Complete the code given below.\n{context}{input}Next line of code:\n",
-        32,
-        "code_sim",
-        write_code,
-    ),
-    "toy_arithmetic": ToyDataset(
-        "math", "Question: {input}\nAnswer:", 4, "qa_f1", write_arithmetic
-    ),
+_QA = "Read the {}.\n\n{{context}}\n\nQuestion: {{input}}\nAnswer:"
+_TEXT, _PASSAGES = _QA.format("text"), _QA.format("passages")
+_REPORT = "Read the report.\n\n{context}\n\nSummary:"
+_LABELS = "Find the type of a text.\n\n{context}\nText: {input}\nType:"
+_RETRIEVAL = "{context}\n\nThe following is an abstract.\n\n{input}\n\nIt is from"
+_COUNT = "{context}\n\nThe number of different paragraphs is"
+_CODE = "Complete the code given below.\n{context}{input}Next line of code:\n"
+_MATH = "Question: {input}\nAnswer:"
+DATASETS = {
+    "toy_one_document": ToyDataset("single-doc QA", _TEXT, 16, "qa_f1", write_one_document),
+    "toy_two_hops": ToyDataset("multi-doc QA", _PASSAGES, 16, "qa_f1", write_two_hops),
+    "toy_report": ToyDataset("summarization", _REPORT, 64, "rouge", write_report),
+    "toy_labels": ToyDataset("few-shot", _LABELS, 8, "classification", write_labels),
+    "toy_retrieval": ToyDataset("synthetic", _RETRIEVAL, 8, "retrieval", write_retrieval),
+    "toy_count": ToyDataset("synthetic", _COUNT, 4, "count", write_count),
+    "toy_code": ToyDataset("code", _CODE, 32, "code_sim", write_code),
+    "toy_arithmetic": ToyDataset("math", _MATH, 4, "qa_f1", write_arithmetic),
 }
 
 

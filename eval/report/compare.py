@@ -46,6 +46,11 @@ class Comparison:
     def curve(self, run: str, score: ReportedScore) -> Curve | None:
         return self.curves.get((run, score.suite, score.name))
 
+    def curves_of(self, score: ReportedScore) -> list[tuple[RunResults, Curve]]:
+        """Of the runs that have one."""
+        found = ((run, self.curve(run.name, score)) for run in self.runs)
+        return [(run, curve) for run, curve in found if curve]
+
     def dense_value(self, run: str, score: ReportedScore) -> ScoreValue | None:
         return self.dense.get((run, score.suite, score.name))
 
@@ -105,18 +110,19 @@ class Drop:
     step: int
     points: Estimate  # negative
 
-    @property
-    def is_significant(self) -> bool:
-        return self.points.excludes_zero
-
 
 @dataclass(frozen=True)
 class SeedMean:
     """The mean of a score over runs that differ only in the seed."""
 
     setup: str
-    runs: Sequence[str]
-    values: Sequence[float]
+    runs: Sequence[RunResults]
+    curves: Sequence[Curve]  # of the runs
+    place: int  # of the value in its curve
+
+    @property
+    def values(self) -> list[float]:
+        return [float(curve.values[self.place]) for curve in self.curves]
 
     @property
     def mean(self) -> float:
@@ -198,8 +204,7 @@ def _reproduces(score: ReportedScore, samples: Samples, value: ScoreValue) -> bo
 
 def _trained(comparison: Comparison, score: ReportedScore) -> dict[str, Curve]:
     """Curves of the runs that were evaluated at step 0 and after training."""
-    curves = {run.name: comparison.curve(run.name, score) for run in comparison.runs}
-    return {name: curve for name, curve in curves.items() if curve and curve.is_trained}
+    return {run.name: curve for run, curve in comparison.curves_of(score) if curve.is_trained}
 
 
 def _mean_score(trained: Mapping[str, Curve]) -> statistics.Statistic:
@@ -309,24 +314,22 @@ def find_drops(comparison: Comparison) -> list[Drop]:
                 if curve.values[place] < curve.values[0] - 1e-9:
                     points = estimate(curve, statistics.gain_to(place))
                     drops.append(Drop(run.name, score, step, points))
-    return sorted(drops, key=lambda drop: (drop.score.kind, not drop.is_significant))
+    return sorted(drops, key=lambda drop: (drop.score.kind, not drop.points.excludes_zero))
 
 
 def seed_means(comparison: Comparison, score: ReportedScore, at_end: bool) -> list[SeedMean]:
     """One for each setup, at step 0 or at the end of training. Runs that were not trained as far as
     the longest run of their setup are left out at the end."""
-    setups: dict[str, dict[str, Curve]] = {}
-    for run in comparison.runs:
-        curve = comparison.curve(run.name, score)
-        if curve is None or not curve.starts_at_zero or (at_end and not curve.is_trained):
-            continue
-        setups.setdefault(run.setup, {})[run.name] = curve
+    setups: dict[str, list[tuple[RunResults, Curve]]] = {}
+    for run, curve in comparison.curves_of(score):
+        if curve.is_trained if at_end else curve.starts_at_zero:
+            setups.setdefault(run.setup, []).append((run, curve))
     means = []
-    for setup, curves in setups.items():
-        longest = max(curves.values(), key=lambda curve: float(curve.tokens[-1]))
-        used = {n: c for n, c in curves.items() if not at_end or end_together(c, longest)}
-        values = [float(curve.values[-1 if at_end else 0]) for curve in used.values()]
-        means.append(SeedMean(setup, list(used), values))
+    for setup, members in setups.items():
+        longest = max((curve for _, curve in members), key=lambda curve: float(curve.tokens[-1]))
+        used = [(r, curve) for r, curve in members if not at_end or end_together(curve, longest)]
+        runs, curves = zip(*used, strict=True)
+        means.append(SeedMean(setup, runs, curves, -1 if at_end else 0))
     return means
 
 

@@ -83,41 +83,36 @@ def _drawn_line(line: Line, unit: str) -> dict[str, Any]:
 
 def lines_over_training(comparison: Comparison, score: ReportedScore) -> Iterator[Line]:
     """A line per setup. Untrained runs are left out if any run was trained."""
-    setups: dict[str, list[RunResults]] = {}
-    curves = {run.name: comparison.curve(run.name, score) for run in comparison.runs}
-    any_trained = any(curve and curve.is_trained for curve in curves.values())
-    for run in comparison.runs:
-        curve = curves[run.name]
-        if curve is not None and (curve.is_trained or not any_trained):
-            setups.setdefault(run.setup, []).append(run)
-    shown = [run for runs in setups.values() for run in runs]
-    only_methods = len({(run.model, run.ratio, run.window, run.differences) for run in shown}) == 1
-    for setup, runs in setups.items():
-        members = [curve for run in runs if (curve := curves[run.name])]
-        label = runs[0].name
-        if len(members) > 1:
-            name = runs[0].method if only_methods else setup
-            label = f"{name} (mean of {len(members)} seeds)"
-        common = sorted(set.intersection(*(set(curve.tokens) for curve in members)))
+    known = comparison.curves_of(score)
+    shown = [pair for pair in known if pair[1].is_trained] or known
+    setups: dict[str, list[tuple[RunResults, Curve]]] = {}
+    for run, curve in shown:
+        setups.setdefault(run.setup, []).append((run, curve))
+    kinds = {(run.model, run.ratio, run.window, run.differences) for run, _ in shown}
+    for setup, members in setups.items():
+        run, curves = members[0][0], [curve for _, curve in members]
+        label = run.name
+        if len(curves) > 1:
+            name = run.method if len(kinds) == 1 else setup
+            label = f"{name} (mean of {len(curves)} seeds)"
+        common = sorted(set.intersection(*(set(curve.tokens) for curve in curves)))
         if common:
-            points = [estimate_mean(members, statistics.value_after(tokens)) for tokens in common]
-            yield Line(label, _axes(runs[0], common), points)
+            points = [estimate_mean(curves, statistics.value_after(tokens)) for tokens in common]
+            yield Line(label, _axes(run, common), points)
 
 
 def lines_over_ratios(comparison: Comparison, score: ReportedScore) -> list[Line]:
     """Scores before training: a line per method."""
-    by_name = {run.name: run for run in comparison.runs}
     one_model = len({run.model for run in comparison.runs}) == 1
     one_window = len({run.window for run in comparison.runs}) == 1
-    points: dict[str, dict[float, list[Curve]]] = {}
+    points: dict[str, dict[float, Sequence[Curve]]] = {}
     for mean in seed_means(comparison, score, at_end=False):
-        run = by_name[mean.runs[0]]
+        run = mean.runs[0]
         if run.ratio:
             label = run.method if one_model else f"{run.model} {run.method}"
             label += "" if one_window else f" W{run.window}"
             label += f", {run.differences}" if run.differences else ""
-            curves = [curve for name in mean.runs if (curve := comparison.curve(name, score))]
-            points.setdefault(label, {})[run.ratio] = curves
+            points.setdefault(label, {})[run.ratio] = mean.curves
     lines = []
     for label, by_ratio in points.items():
         ratios = sorted(by_ratio)

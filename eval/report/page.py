@@ -2,7 +2,7 @@
 
 report.html    the answer, a chart that answers to the pointer, tables; for a browser
 table.md       the tables, to paste elsewhere
-*.png          recovery over tokens, tasks, losses, masks; for papers
+*.png          recovery over tokens, scores before training, tasks; for papers
 results.jsonl  every result of every run
 recovery.jsonl how far and how fast each run recovers, with intervals
 """

@@ -3,7 +3,6 @@
 A missing or damaged part does not stop the reading; `problems` names it.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,11 @@ from bosch.eval.report.statistics import Samples
 from bosch.eval.results import SCORES
 from bosch.eval.suites._reporting import Row, reporting_of
 from bosch.masks.mask import MaskFile, read_mask
+from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.lines import read_lines
 from bosch.run.manifest import MANIFEST
-from bosch.run.plan import REFERENCE, flatten, follow_reference
+from bosch.run.plan import flatten, follow_reference
 
 PREDICTIONS = "predictions.jsonl"  # one row per example, written by eval/runner.py
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
@@ -120,8 +120,7 @@ def read_run(path: Path) -> RunResults:
         )
     problems: list[str] = []
     record = read_json(path / "run.json", problems)
-    config = record.get("config")
-    mask = None
+    config, mask = record.get("config"), None
     if (path / "mask" / "mask.json").is_file():
         try:
             mask = read_mask(path / "mask" / "mask.json")
@@ -255,21 +254,18 @@ def _completed(row: Row, tokens_at: Mapping[object, int | None]) -> dict[str, in
 def _follow(folder: Path, problems: list[str]) -> Path:
     try:
         return follow_reference(folder)
-    except UserError:
-        problems.append(f"{folder / REFERENCE} is damaged: it does not name a folder")
+    except UserError as error:
+        problems.append(str(error))
         return folder
 
 
 def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
     """The object in a file; empty if there is no file, or a damaged one."""
-    if not path.is_file():
-        return {}
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        problems.append(f"{path} is damaged: {error}")
+        return read_json_object(path) if path.is_file() else {}
+    except UserError as error:
+        problems.append(str(error))
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -110,7 +110,7 @@ def warnings(comparison: Comparison) -> list[str]:
         lines.append(f"{comparison.baseline}: not evaluated at step 0, so no run is compared to it")
     significant: dict[tuple[str, str], list[Drop]] = {}
     for drop in (drops := find_drops(comparison)):
-        if drop.is_significant:
+        if drop.points.excludes_zero:
             significant.setdefault((drop.run, drop.score.full_title), []).append(drop)
     for (name, title), members in significant.items():
         worst = min(members, key=lambda drop: drop.points.value or 0)

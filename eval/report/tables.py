@@ -28,7 +28,6 @@ from bosch.eval.report.scores import ScoreValue, headline_cells, value_of
 from bosch.eval.report.statistics import LEVEL, Curve, survive_holm
 from bosch.eval.suites._reporting import Cell, ReportedScore, reporting_of
 
-BYTES_PER_VALUE = 2  # of the KV cache: bf16
 EXAMPLES = "± standard error over examples."
 SEEDS = "± standard error over seeds; in parentheses: the number of seeds."
 
@@ -203,7 +202,9 @@ def lengths_table(comparison: Comparison, suite: str) -> Table:
     checkpoints: dict[tuple[str, int | None], dict[Cell, ScoreValue]] = {}
     for run in comparison.runs:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
-        for step in sorted({row["step"] for row in with_length}, key=_dense_first):
+        for step in sorted(
+            {row["step"] for row in with_length}, key=lambda step: (step is not None, step)
+        ):
             cells = headline_cells(suite, [row for row in with_length if row["step"] == step])
             shown = reporting.tasks_by_length or {task for task, _ in cells}
             values = {cell: value_of(row) for cell, row in cells.items() if cell[0] in shown}
@@ -275,9 +276,9 @@ def kv_saved(run: RunResults) -> str:
         return MISSING
     mask, model = run.mask.mask, run.mask.model
     context = run.config.get("data", {}).get("sequence_length") or 16 * mask.window_tokens
-    hybrid = mask.kv_bytes(context, model.head_dim, BYTES_PER_VALUE)
-    dense = mask.num_total * context * 2 * model.head_dim * BYTES_PER_VALUE
-    return f"{1 - hybrid / dense:.0%} at {context:,} tokens"
+    hybrid = mask.kv_bytes(context, model.head_dim)
+    saved = 1 - hybrid / mask.dense_kv_bytes(context, model.head_dim)
+    return f"{saved:.0%} at {context:,} tokens"
 
 
 def calibration_score(run: RunResults) -> str:
@@ -328,10 +329,6 @@ def _point_cell(curve: Curve | None, step: int) -> str:
         return MISSING
     place = curve.steps.index(step)
     return show_score(curve.values[place], curve.stderrs[place])
-
-
-def _dense_first(step: int | None) -> int:
-    return -1 if step is None else step
 
 
 def align(table: Table) -> list[str]:

@@ -41,11 +41,10 @@ from bosch.run.tensorboard import (
     training_events,
 )
 
-# Chart -> regular expressions of tags.
-LOSS_CHARTS = {
-    "training loss": ["tokens/train/loss$"],
-    "validation loss": ["tokens/train/validation_loss$"],
-    "learning rate": ["tokens/train/learning_rate$"],
+LOSS_CHARTS: dict[str, list[object]] = {
+    "training loss": ["Multiline", ["tokens/train/loss$"]],
+    "validation loss": ["Multiline", ["tokens/train/validation_loss$"]],
+    "learning rate": ["Multiline", ["tokens/train/learning_rate$"]],
 }
 
 
@@ -130,17 +129,15 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
 
 def _layout(rows: Sequence[Row]) -> dict[str, dict[str, list[object]]]:
     """Page -> chart -> its kind and tags: a page for each suite and one for the losses."""
-    pages: dict[str, dict[str, list[str]]] = {}
+    pages: dict[str, dict[str, list[object]]] = {}
     for suite in dict.fromkeys(score.suite for score in find_scores(rows)):
         reporting = reporting_of(suite)
         charts = reporting.charts([row for row in rows if row["suite"] == suite])
         start = f"tokens/{re.escape(suite)}/"
-        pages[reporting.title] = {c: [start + tag for tag in tags] for c, tags in charts.items()}
-    pages["loss"] = LOSS_CHARTS
-    return {
-        title: {chart: ["Multiline", tags] for chart, tags in page.items()}
-        for title, page in pages.items()
-    }
+        pages[reporting.title] = {
+            chart: ["Multiline", [start + tag for tag in tags]] for chart, tags in charts.items()
+        }
+    return pages | {"loss": LOSS_CHARTS}
 
 
 def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int | float]:

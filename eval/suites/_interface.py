@@ -36,7 +36,7 @@ A suite may have
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import stdev
 from typing import Any
 
@@ -84,11 +84,9 @@ class Example:
     stop: Stop = Stop()
     facts: Mapping[str, Any] = field(default_factory=dict)  # more that scores and reports need
 
-    def to_row(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Example":
+        """From what asdict made of it and JSON."""
         stop = Stop(**{**row["stop"], "strings": tuple(row["stop"]["strings"])})
         return cls(**{**row, "answers": tuple(row["answers"]), "stop": stop})
 

@@ -11,16 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from bosch.eval.rows import (
-    Row,
-    find_one,
-    from_hub,
-    parse_rows,
-    require_count,
-    require_text,
-    require_texts,
-    the_only,
-)
+from bosch.eval.rows import Row, find_one, from_hub, parse_rows, require, require_count, the_only
 from bosch.run.errors import UserError
 from bosch.run.inside import path_inside
 
@@ -110,8 +101,6 @@ def check_row(row: Row, where: str) -> None:
             f"{where} has a field `question` and no `input`: this copy (Xnhyacinth/LongBench) is "
             "for other prompts. Use the original data.zip of zai-org/LongBench."
         )
-    for field in ("input", "context"):
-        require_text(row, field, where)
-    require_texts(row, "answers", where)
-    if not isinstance(row.get("length"), int):
-        raise UserError(f"{where}: the field `length` must be a whole number.")
+    require(row, where, str, "input", "context")
+    require(row, where, list, "answers")
+    require(row, where, int, "length")

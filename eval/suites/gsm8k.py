@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bosch.eval.rows import Row, find_one, from_hub, read_rows, require_count, require_text
+from bosch.eval.rows import Row, find_one, from_hub, read_rows, require, require_count
 from bosch.eval.suites._interface import (
     Example,
     Request,
@@ -176,8 +176,7 @@ def read_split(source: str, split: str) -> list[Row]:
 
             rows = load_dataset(source, "main", split=split).to_list()
     for number, row in enumerate(rows, 1):
-        for field in ("question", "answer"):
-            require_text(row, field, f"{where}, row {number}")
+        require(row, f"{where}, row {number}", str, "question", "answer")
     require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", where)
     return rows
 

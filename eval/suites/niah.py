@@ -18,7 +18,7 @@ from bosch.command_line import run_subcommand
 from bosch.data import needles
 from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
-from bosch.data.needles import EssaySource, NeedleTask, Sizes, Words
+from bosch.data.needles import Material, NeedleTask, Sizes
 from bosch.data.toy_world.essays import ToyEssays
 from bosch.data.toy_world.world import World
 from bosch.eval.metrics.string_match import string_match_all, string_match_part
@@ -179,16 +179,6 @@ def floor(example: Example, window_tokens: int) -> float | None:
     if not distances:
         return None
     return sum(distance <= window_tokens for distance in distances) / len(distances)
-
-
-@dataclass(frozen=True)
-class Material:
-    """What examples are built from."""
-
-    essays: EssaySource | None  # None: the task's haystack is not essays
-    words: Words
-    sizes: Sizes
-    facts: dict[str, str]  # names of essays and words, and their hashes
 
 
 def gather(settings: Settings, task: NeedleTask) -> Material:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from bosch.hybrid.models import deploy, family_of, head_dimensions, hybrid_config, undeploy
+from bosch.hybrid.models import deploy, family_of, head_dimensions, hybrid_config
 from bosch.hybrid.permute import HEAD_DIMENSIONS, permute_groups
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError
@@ -26,6 +26,7 @@ from tests.model_factory import (
     random_tokens,
     same_mask,
     tiny_model,
+    undeploy,
 )
 
 WINDOW = 16

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bosch.assets import asset_folder
 from bosch.calibration import Calibration
-from bosch.masks.mask import MaskFile, num_windowed, num_windowed_layers, read_mask
+from bosch.masks.mask import MaskFile, num_windowed, read_mask
 from bosch.method import Inputs
 from bosch.methods import _choose
 from bosch.methods._examples import NOTES
@@ -182,7 +182,7 @@ def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
     assert record.mask.unit == unit
     assert record.mask.window_tokens == inputs.window_tokens
     if unit == "layer":
-        assert record.mask.num_windowed == num_windowed_layers(ratio, layers) * groups
+        assert record.mask.num_windowed == num_windowed(ratio, layers, 1) * groups
     else:
         assert record.mask.num_windowed == num_windowed(ratio, layers, groups)
     assert read_mask(inputs.folder / "mask.json", inputs.model_info) == record

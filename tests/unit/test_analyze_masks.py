@@ -11,7 +11,7 @@ import pytest
 
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
 from bosch.masks.named_masks import find_chains, read_masks
-from bosch.masks.overlap import jaccard_distance
+from bosch.masks.overlap import compare
 from bosch.model import ModelInfo
 from bosch.recipes.analyze_masks import main
 from bosch.run.errors import UserError
@@ -117,7 +117,7 @@ def test_every_analysis_leaves_numbers_and_a_table(
     results = read(out)
     masks = [read_mask(run / "mask" / "mask.json").mask for run in runs]
     assert len(results["pairs"]) == 28
-    assert results["pairs"][0]["distance"] == jaccard_distance(masks[0], masks[1])
+    assert results["pairs"][0]["distance"] == compare(masks[0], masks[1]).distance
     assert results["pairs"][0]["expected_shared"] == pytest.approx(4 * 8 / 16)
     assert [row["method"] for row in results["turnover"]] == list(methods)
     # One draw at both ratios: what is on the window stays there.

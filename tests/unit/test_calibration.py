@@ -28,7 +28,6 @@ from bosch.data.calibration import (
     check_disjoint,
     encode,
     gather_material,
-    share_evenly,
     write_set,
 )
 from bosch.data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
@@ -57,7 +56,6 @@ def test_tasks_have_equal_shares_and_a_remainder_goes_to_the_first(
     assert Counter(context.task for context in contexts) == dict(
         zip(PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True)
     )
-    assert share_evenly(64, 6) == [11, 11, 11, 11, 10, 10]
 
 
 def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(

@@ -151,7 +151,7 @@ def test_one_example_a_task_has_no_interval(tmp_path: Path) -> None:
     assert [row.gap_share.low for row in recoveries(comparison)] == [None, None]
     lost = find_drops(comparison)
     assert lost
-    assert not any(drop.is_significant for drop in lost)
+    assert not any(drop.points.excludes_zero for drop in lost)
     assert not any("significant" in str(line) for line in summarize(comparison))
 
 
@@ -231,7 +231,7 @@ def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
     drops = [drop for drop in find_drops(comparison) if drop.score.suite == "niah"]
     assert {drop.score.name for drop in drops} == {"niah_single_1"}
     assert [(drop.step, drop.points.value) for drop in drops] == [(100, -100), (200, -100)]
-    assert all(drop.is_significant for drop in drops)
+    assert all(drop.points.excludes_zero for drop in drops)
     lines = [line for line in warnings(comparison) if "below step 0" in line]
     (line,) = lines
     assert "niah_single_1 is below step 0 at steps 100, 200: at worst -100.0" in line
@@ -242,7 +242,7 @@ def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
 def test_drops_within_noise_are_counted_and_no_more(tmp_path: Path) -> None:
     comparison = compare([FakeRun(skill=slightly_worse).write(tmp_path)])
     drops = find_drops(comparison)
-    assert not any(drop.is_significant for drop in drops)
+    assert not any(drop.points.excludes_zero for drop in drops)
     assert {drop.score.kind for drop in drops} == {"average", "part"}
     counted = f"{len(drops)} scores of checkpoints are below step 0, but not significantly"
     assert [line for line in warnings(comparison) if "below step 0" in line] == [counted]
@@ -387,7 +387,7 @@ def test_missing_and_damaged_parts_of_runs_are_named(tmp_path: Path) -> None:
         f"{unfinished.name}: not evaluated",
         f"{no_dense.name}: the dense model was not evaluated",
         f"empty, {torn.name}: no mask",
-        f"{torn.name}: {torn / 'eval/step-000200/niah/scores.json'} is damaged",
+        f"{torn.name}: {torn / 'eval/step-000200/niah/scores.json'} is not a valid",
         f"{torn.name}: {torn / 'eval/dense/reference.json'} is damaged",
         f"{torn.name}: {torn / 'mask/mask.json'}, field",
     ):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex
 from transformers import PreTrainedTokenizerFast
 
+from bosch.data import encode
 from bosch.data.encode import (
     PIECE_CHARS,
     Chunk,
@@ -136,9 +137,10 @@ def test_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_threads_gives_what_one_encoder_gives(
-    workers: int, model: TokenizerText, folder: Path
+    workers: int, model: TokenizerText, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = list(read_chunks(FileSource(folder), Position(), chunk_chars=5000, piece_chars=900))
+    monkeypatch.setattr(encode, "PIECE_CHARS", 900)
+    chunks = list(read_chunks(FileSource(folder), Position(), chunk_chars=5000))
     expected = [Encoder(model, None).encode(chunk) for chunk in chunks]
     found = list(encode_in_order(iter(chunks), model, None, workers))
     assert len(found) == len(chunks) > 10
@@ -156,9 +158,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("start", [Position(0, 0), Position(0, 2), Position(3, 1), Position(59)])
-def test_reading_starts_at_any_piece(start: Position, folder: Path) -> None:
+def test_reading_starts_at_any_piece(
+    start: Position, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "PIECE_CHARS", 200)
+
     def pieces(start: Position) -> list[object]:
-        chunks = read_chunks(FileSource(folder), start, chunk_chars=1000, piece_chars=200)
+        chunks = read_chunks(FileSource(folder), start, chunk_chars=1000)
         return [
             piece
             for chunk in chunks

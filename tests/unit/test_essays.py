@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,6 @@ from bosch.data.essays import (
     find_sentence_ends,
     make_essays,
     read_essays,
-    store_sentence_ends,
     stored_sentence_ends,
 )
 from bosch.run.errors import MissingFileError, UserError
@@ -178,6 +178,19 @@ def test_damaged_punkt_data_are_named(
     (folder / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(str(folder / name))):
         make_essays(TEXT, "mine.json", folder)
+
+
+def store_sentence_ends(essays: Essays, folder: Path) -> Path:
+    """Store the ends of these essays' sentences, as those in `data/punkt_spans` were stored."""
+    path = folder / f"{essays.sha256}.npz"
+    ends = essays.sentence_ends
+    pairs = [(word, end) for word, inside in ends.in_last_words.items() for end in inside]
+    np.savez_compressed(
+        path,
+        sentence_ends=np.array(ends.places, dtype=np.uint32),
+        in_last_words=np.array(pairs, dtype=np.uint32).reshape(-1, 2),
+    )
+    return path
 
 
 def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(

@@ -18,13 +18,13 @@ from transformers.dynamic_module_utils import (
 
 from bosch.hybrid.export import full_groups, kv_table, mask_record
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
-from bosch.hybrid.models import deploy, undeploy
+from bosch.hybrid.models import deploy
 from bosch.hybrid.remote_code import ENTRY, remote_code
 from bosch.masks.mask import describe_bytes
 from bosch.plugins import list_plugins
 from bosch.recipes import materialize_model
 from tests.hybrid_folders import WINDOW, plain_folder, record_for
-from tests.model_factory import FAMILIES, MIXED, tiny_model
+from tests.model_factory import FAMILIES, MIXED, tiny_model, undeploy
 
 # Loads a folder where `bosch` cannot be imported, and generates with it.
 ALONE = """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bosch.masks.mask import num_windowed_layers
+from bosch.masks.mask import num_windowed
 from bosch.method import Selection
 from bosch.methods import begin_middle_end, interleave, random_groups, random_layers
 from tests.convex_toy import inputs_without_model
@@ -57,7 +57,7 @@ def test_layers_follow_the_rule(method: ModuleType, ratio: float, expected: str)
 def test_layer_rules_meet_the_ratio_exactly(num_layers: int, ratio: float) -> None:
     for method in (interleave, begin_middle_end, random_layers):
         windowed = pattern(method, ratio, num_layers).count("w")
-        assert windowed == num_windowed_layers(ratio, num_layers)
+        assert windowed == num_windowed(ratio, num_layers, 1)
 
 
 @given(st.integers(1, 60), st.integers(0, 60))

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -189,7 +190,7 @@ def test_examples_hold_what_generation_and_scoring_need(
     assert examples[1].prompt.endswith("examples.\n\ncontext 1 {x}\n\nquestion 1")
     assert examples[1].stop == Stop(newline_token=True, min_new_tokens=1)
     assert (examples[1].max_new_tokens, examples[1].answers) == (128, ("1",))
-    assert Example.from_row(json.loads(json.dumps(examples[1].to_row()))) == examples[1]
+    assert Example.from_row(json.loads(json.dumps(asdict(examples[1])))) == examples[1]
 
 
 # --- scores ---

@@ -20,7 +20,6 @@ from bosch.masks.mask import (
     MaskFile,
     describe_ratio,
     num_windowed,
-    num_windowed_layers,
     read_mask,
     write_mask,
 )
@@ -125,8 +124,8 @@ def test_a_ratio_that_a_mask_has_gives_back_its_count(
 
 
 def test_the_meaning_of_a_ratio_is_shown() -> None:
-    assert num_windowed_layers(0.75, 28) == 21
-    assert num_windowed_layers(0.33, 8) == 3
+    assert num_windowed(0.75, 28, 1) == 21
+    assert num_windowed(0.33, 8, 1) == 3
     assert describe_ratio(0.33, 8, 8) == "--ratio 0.33 means 22 of 64 groups, 0.34375"
     assert describe_ratio(0.75, 8, 8) == "--ratio 0.75 means 48 of 64 groups"
     assert describe_ratio(0.33, 8, 8, "layer") == "--ratio 0.33 means 3 of 8 layers, 0.375"

@@ -11,7 +11,6 @@ from hypothesis import given
 from bosch.masks.mask import GroupMask
 from bosch.masks.overlap import (
     compare,
-    jaccard_distance,
     longest_blocks,
     overlap_chances,
     turnover,
@@ -36,12 +35,12 @@ def random_mask(num_layers: int, num_groups: int, windowed: int, seed: int) -> G
 def test_distance_is_one_minus_shared_over_either() -> None:
     first, second = mask_of("0011", "1101"), mask_of("0101", "1111")
     # Windowed: {00, 01, 12} and {00, 02}; one shared of four.
-    assert jaccard_distance(first, second) == 0.75
-    assert jaccard_distance(first, first) == 0
-    assert jaccard_distance(mask_of("11"), mask_of("11")) == 0
-    assert jaccard_distance(mask_of("11"), mask_of("01")) == 1
+    assert compare(first, second).distance == 0.75
+    assert compare(first, first).distance == 0
+    assert compare(mask_of("11"), mask_of("11")).distance == 0
+    assert compare(mask_of("11"), mask_of("01")).distance == 1
     with pytest.raises(UserError, match="1 layers x 2 groups and 2 layers x 2 groups"):
-        jaccard_distance(mask_of("01"), mask_of("01", "01"))
+        compare(mask_of("01"), mask_of("01", "01"))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from bosch.hybrid.materialize import (
     read_config,
     unmaterialize,
 )
-from bosch.hybrid.models import deploy, family_of, head_size, hybrid_config, undeploy
+from bosch.hybrid.models import deploy, family_of, head_size, hybrid_config
 from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.recipes import materialize_model
@@ -33,7 +33,7 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import Stage
 from tests import odd_tokenizers
 from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for, run_recipe
-from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_model
+from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_model, undeploy
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 

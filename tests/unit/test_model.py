@@ -212,7 +212,7 @@ def test_bugs_of_ours_that_a_library_runs_into_are_not_explained() -> None:
     def call_back() -> None:
         read_model_info(None)  # type: ignore[arg-type]
 
-    with pytest.raises(AttributeError), explain_library_errors("The model cannot be loaded"):
+    with pytest.raises(TypeError), explain_library_errors("The model cannot be loaded"):
         call_back()
     with (
         pytest.raises(UserError, match="cannot be loaded"),

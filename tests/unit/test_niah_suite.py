@@ -1,6 +1,7 @@
 """The NIAH suite: rows as RULER writes them, scores and averages as the paper reports them."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_examples_say_what_generation_and_scoring_need(tokenizer: PreTrainedToke
         assert (example.max_new_tokens, example.stop) == (40, Stop(when_answered=True))
         after_needle = example.prompt[example.prompt.index("One of the special") :]
         assert example.facts["needle_distances"] == [len(after_needle)]
-        assert Example.from_row(json.loads(json.dumps(example.to_row()))) == example
+        assert Example.from_row(json.loads(json.dumps(asdict(example)))) == example
     assert niah.build_examples(settings, task, tokenizer, limit=2) == examples[:2]
 
 

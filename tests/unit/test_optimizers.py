@@ -151,7 +151,7 @@ def test_a_search_that_is_ended_keeps_its_best_mask(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_search_ended_at_once_or_on_a_plateau_still_has_a_mask(name: str) -> None:
-    solution = optimize(name, problem_of(Judge(entangled(8), ends_after=0), most_local=range(8)))
+    solution = optimize(name, problem_of(Judge(entangled(8), ends_after=0), prior=range(8)))
     assert solution.assignment == (0, 0, 0, 0, 0, 1, 1, 1)
     assert solution.value is None
     plateau = Judge(lambda bits: 0.5 if any(bits) else 0.0)
@@ -172,7 +172,7 @@ def test_exhaustive_takes_the_first_of_equals() -> None:
 def test_swap_stays_on_the_quota_and_begins_with_its_starts() -> None:
     judge = Judge(entangled(16))
     starts = ((0,) * 8 + (1,) * 8, (1,) * 8 + (0,) * 8, (1,) * 16)
-    optimize("swap", problem_of(judge, 16, 8, 100, starts=starts, most_local=range(15, -1, -1)))
+    optimize("swap", problem_of(judge, 16, 8, 100, starts=starts, prior=range(0, -16, -1)))
     assert judge.tried[:2] == [*starts[:2]]  # the third one, repaired, is the second
     assert all(bits.count(0) == 8 for bits in judge.tried)
 

@@ -182,7 +182,6 @@ def test_subproblems_of_an_example() -> None:
         ((1,), 0.25, "exhaustive", 2, 28),
         ((4,), 0.0, "none", 0, 0),
     ]
-    assert [p.num_variables for p in plan] == [16, 16, 8, 8]
     # Two layers of 8 at 0.3: 4.8 of 16 groups, not twice 2.4 of 8.
     assert [p.num_windowed for p in plan_subproblems((0.3, 0.3), 8)] == [5]
     assert plan_subproblems((0.5,), 8, kappa=70)[0].method == "exhaustive"  # C(8, 4) = 70

@@ -144,6 +144,7 @@ def test_lm_eval_is_not_given_a_folder_whose_code_it_would_run(
 ) -> None:
     import types
 
+    from bosch.eval.judging import Judging
     from bosch.eval.lm_eval_bridge import run_lm_eval
     from bosch.eval.settings import Label
 
@@ -154,8 +155,9 @@ def test_lm_eval_is_not_given_a_folder_whose_code_it_would_run(
     folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
     model, tokenizer = load_model(folder, "auto", "cpu"), load_tokenizer(folder)
     label = Label.__new__(Label)
+    judging = Judging((), lm_eval_tasks=("niah_single_1",))
     with pytest.raises(UserError, match=str(folder)):
-        run_lm_eval(model, tokenizer, ["niah_single_1"], label, tmp_path / "out")
+        run_lm_eval(model, tokenizer, judging, label, tmp_path / "out")
 
 
 def test_every_load_says_that_no_code_is_run() -> None:

@@ -22,9 +22,8 @@ from bosch.search.objective import (
     SearchEnded,
     Value,
     find_anchors,
-    normalized_loss,
-    normalized_score,
 )
+from bosch.search.optimizers._interface import Problem
 from bosch.search.scorer import Scorer
 from bosch.search.settings import Accelerations
 from tests.attention_matrices import inputs_of
@@ -310,10 +309,12 @@ def test_the_loss_is_that_of_the_paper() -> None:
 
     anchors = find_anchors(given, 2, 4, gamma=0.2)
     assert (anchors.low, anchors.high, anchors.dense.value) == (0.2, 0.9, 0.75)
-    assert normalized_score(0.55, anchors) == pytest.approx(0.5)
-    assert normalized_loss(0.55, 4, 8, 0.5, anchors) == pytest.approx(-0.5)
-    assert normalized_loss(0.55, 3, 8, 0.5, anchors) == pytest.approx(-0.5 + 100 / 64)
-    assert normalized_loss(0.55, 3, 8, 0.5, anchors, alpha=0) == pytest.approx(-0.5)
+    assert anchors.normalized(0.55) == pytest.approx(0.5)
+    problem = Problem(8, 4, lambda masks, threshold: [], 1, anchors=anchors)
+    half, three = (0, 1) * 4, (0, 0, 0, 1, 1, 1, 1, 1)
+    assert problem.loss(half, 0.55) == pytest.approx(-0.5)
+    assert problem.loss(three, 0.55) == pytest.approx(-0.5 + 100 / 64)
+    assert replace(problem, alpha=0).loss(three, 0.55) == pytest.approx(-0.5)
 
 
 def test_a_calibration_set_that_cannot_rank_masks_is_refused() -> None:

@@ -326,7 +326,7 @@ def test_settings_come_from_the_mask_section() -> None:
         (lambda: bosch_paper.Settings(objective="acuracy"), "--objective acuracy"),
         (lambda: bosch_paper.Settings(kappa=0), "kappa is 0"),
         (lambda: bosch.Settings(probed=0.0), "probed is 0"),
-        (lambda: bosch.Settings(effort=-1.0), "effort -1"),
+        (lambda: bosch.Settings(effort=-1.0), "effort is -1"),
         (lambda: bosch_paper.Settings(max_evaluations=0), "max_evaluations is 0"),
         (
             lambda: bosch.check(bosch.Settings(rankings=("fischer",))),

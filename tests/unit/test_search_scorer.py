@@ -9,7 +9,7 @@ import torch
 from bosch.hybrid.models import deploy
 from bosch.run.errors import UserError
 from bosch.search.evaluations import MaskObjective
-from bosch.search.objective import OBJECTIVES, rounded, weighted
+from bosch.search.objective import WEIGHTS, rounded, weighted
 from bosch.search.scorer import Scorer
 from bosch.search.settings import Accelerations
 from bosch.search.state_cache import StateCache
@@ -128,7 +128,7 @@ def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
     calibration = answered_calibration(model)
     scorer = Scorer(model, calibration, WINDOW)
     scores = {z: score_by_the_model(model, calibration, z) for z in random_masks(6)}
-    for name, threshold in product(OBJECTIVES, (-20.0, -3.0, 0.3, 0.7)):
+    for name, threshold in product(WEIGHTS, (-20.0, -3.0, 0.3, 0.7)):
         objective = MaskObjective(scorer, calibration, name)
         for z in scores:
             value, truth = objective(z, threshold), weighted(name, *scores[z])

@@ -17,7 +17,7 @@ from bosch.eval.report.tensorboard import rebuild_tensorboard
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
-from bosch.recipes.recover import show_again
+from bosch.recipes.evaluate_model import publish
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.manifest import write_sealed_json
 from bosch.run.tensorboard import read_metrics
@@ -180,7 +180,7 @@ def test_scores_that_cannot_be_drawn_do_no_harm_and_damaged_ones_are_named(
     (write_scores(tmp_path, 7, 7.0) / "scores.json").write_text('{"rows"')
     with caplog.at_level("INFO", "bosch"):
         rebuild_tensorboard(tmp_path)
-    assert "step-000007/niah/scores.json is damaged" in caplog.text
+    assert "step-000007/niah/scores.json is not a valid JSON file" in caplog.text
     assert points(tmp_path / "tb")["niah/average/score"] == [(5, 5.0)]
 
 
@@ -245,13 +245,13 @@ def test_rebuilding_twice_gives_the_same_points_and_runs_stand_side_by_side(
 
 def test_a_run_writes_again_what_only_shows_results(tmp_path: Path) -> None:
     run = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
-    show_again(run)
+    publish(run)
     (events,) = (run / "tb").iterdir()
     curves, results = points(run / "tb"), run / "eval" / "results.jsonl"
     rows = results.read_bytes()
     events.write_bytes(events.read_bytes()[:-40])
     results.write_bytes(rows[:-40])
-    show_again(run)
+    publish(run)
     assert points(run / "tb") == curves
     assert results.read_bytes() == rows
 

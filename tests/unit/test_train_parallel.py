@@ -8,10 +8,14 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from torch._dynamo.utils import counters
 
-from bosch.backends._graphs import allow_graphs
 from bosch.config import TrainConfig
 from bosch.run.errors import UserError
-from bosch.training.parallel import choose_switches, describe_environment, refuse_silent_traps
+from bosch.training.parallel import (
+    allow_graphs,
+    choose_switches,
+    describe_environment,
+    refuse_silent_traps,
+)
 from tests.model_factory import packed_positions, tiny_model
 
 CPU = torch.device("cpu")

@@ -9,6 +9,7 @@ import pytest
 
 import benchmarks.__main__
 from bosch.__main__ import PROGRAMS, start
+from bosch.run.errors import run_main
 from tests.wrong_inputs import check, make_inputs
 from tests.wrong_lines import WRONG_LINES
 
@@ -54,7 +55,7 @@ def test_a_wrong_command_ends_in_one_sentence_and_leaves_the_files(
 
 
 WRONG_BENCHMARKS = {
-    "latncy": "'latncy' 'latency'",
+    "latncy": "latncy 'latency'",
     "latency --windw 3": "--windw --window",
     "latency --window x": "--window 'x'",
     "latency --preset nope": "--preset 'nope'",
@@ -69,6 +70,6 @@ def test_a_wrong_benchmark_ends_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["python -m benchmarks", *shlex.split(line)])
     with pytest.raises(SystemExit) as stop:
-        benchmarks.__main__.main()
+        run_main(benchmarks.__main__.main)
     printed = capsys.readouterr()
     check(stop.value.code, printed.out, printed.err, line, words)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bosch.plugins import load_plugin
-from bosch.search.objective import Anchors, SearchEnded, Value, normalized_loss
+from bosch.search.objective import Anchors, SearchEnded, Value
 
 PACKAGE = "bosch.search.optimizers"
 SMALLEST_STEP = 1e-4  # between two values, which are rounded to it
@@ -34,14 +34,13 @@ class Problem:
     seed: int = 0
     # Masks to start from. Optimizers that keep the quota repair those that miss it.
     starts: tuple[Assignment, ...] = ()
-    most_local: Sequence[int] = ()  # variables in the order in which they get the window
+    prior: Sequence[float] = ()  # how global each variable is thought to be
     anchors: Anchors | None = None  # of the loss, for optimizers that may leave the quota
     alpha: float = 100.0
     best_possible: float = 1.0  # no value is above it
     exact_values: bool = False  # for statistics: no evaluation is stopped early
     end_early_in_nomad: bool = False  # its models then see bounds instead of some values
     masks_at_once: int = 1  # of optimizers that can propose several
-    prior: Sequence[float] = ()  # how global each variable is thought to be
     known: Mapping[Assignment, Value] = field(default_factory=dict)  # from before
     questions: Sequence[int] = ()  # on each text
 
@@ -49,15 +48,13 @@ class Problem:
         assert 0 <= self.quota <= self.num_variables
         assert all(len(assignment) == self.num_variables for assignment in self.starts)
 
-    @property
-    def num_candidates(self) -> int:
-        return math.comb(self.num_variables, self.quota)
-
     def loss(self, assignment: Assignment, value: float) -> float:
-        """The paper's loss: the negated normalized value, plus a penalty for missing the quota."""
+        """Equation 5: the negated normalized value, plus a penalty for missing the quota. Over all
+        groups of the model it is equation 3."""
         assert self.anchors is not None
-        num, ratio = self.num_variables, self.quota / self.num_variables
-        return normalized_loss(value, assignment.count(0), num, ratio, self.anchors, self.alpha)
+        num = self.num_variables
+        deviation = assignment.count(0) / num - self.quota / num
+        return self.alpha * deviation**2 - self.anchors.normalized(value)
 
     def value_for(self, assignment: Assignment, loss: float) -> float:
         """The value at which a mask has this loss."""
@@ -70,18 +67,18 @@ class Problem:
 
     def repair(self, assignment: Assignment) -> Assignment:
         """The assignment, changed to meet the quota."""
-        return repair(assignment, self.quota, self.most_local)
+        return repair(assignment, self.quota, self.prior)
 
-    def first_mask(self) -> Assignment:
-        """The first start, repaired, or else the most local variables on the window."""
-        return self.repair(self.starts[0] if self.starts else (1,) * self.num_variables)
+    @property
+    def first_start(self) -> Assignment:
+        return self.starts[0] if self.starts else (1,) * self.num_variables
 
 
-def repair(assignment: Assignment, quota: int, most_local: Sequence[int] = ()) -> Assignment:
+def repair(assignment: Assignment, quota: int, prior: Sequence[float] = ()) -> Assignment:
     """Change as many variables as the quota needs: window the most local full ones, or make the
-    most global windowed ones full. Without an order, the first variables are the most local.
+    most global windowed ones full. `prior`: how global each is; of equals the first are local.
     """
-    order = list(most_local or range(len(assignment)))
+    order = sorted(range(len(assignment)), key=lambda v: prior[v] if prior else 0)
     missing = quota - assignment.count(0)
     if missing < 0:
         order.reverse()
@@ -146,9 +143,8 @@ class Trials:
 
     def best_or_repaired(self) -> Assignment:
         """The best mask, or if none meets the quota, the one with the lowest loss, repaired."""
-        problem = self.problem
-        repaired = problem.repair(self.nearest[1]) if self.nearest else problem.first_mask()
-        return self.best or repaired
+        nearest = self.nearest[1] if self.nearest else self.problem.first_start
+        return self.best or self.problem.repair(nearest)
 
 
 @dataclass(frozen=True)

@@ -10,5 +10,4 @@ def search(trials: Trials) -> None:
     for windowed in combinations(range(problem.num_variables), problem.quota):
         chosen = set(windowed)
         assignment = tuple(int(variable not in chosen) for variable in range(problem.num_variables))
-        threshold = None if trials.best is None else trials.best_value
-        trials.try_mask(assignment, threshold)
+        trials.try_mask(assignment, trials.best_value)

@@ -39,8 +39,7 @@ def search(trials: Trials) -> None:
         least = min(least, loss := problem.loss(assignment, value))
         return loss
 
-    start = problem.starts[0] if problem.starts else (1,) * problem.num_variables
-    ended_by = minimize(loss_of, start, trials.left, problem.seed)
+    ended_by = minimize(loss_of, problem.first_start, trials.left, problem.seed)
     if ended_by:
         trials.reproducible = False
         trials.notes.append(

@@ -16,7 +16,7 @@ FLIPS_PER_EVALUATION = 1_000  # ends a search that finds no new mask
 def search(trials: Trials) -> None:
     problem = trials.problem
     draw = random.Random(problem.seed)
-    current = problem.starts[0] if problem.starts else (1,) * problem.num_variables
+    current = problem.first_start
     present = problem.loss(current, trials.try_mask(current).value)
     for _ in range(FLIPS_PER_EVALUATION * problem.max_evaluations):
         flips = (draw.random() < 1 / problem.num_variables for _ in current)

@@ -7,6 +7,7 @@ worse must be scored exactly, so other evaluations may stop early.
 """
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 
@@ -25,9 +26,8 @@ def search(trials: Trials) -> None:
 
 def best_start(trials: Trials) -> Assignment | None:
     problem = trials.problem
-    starts = [problem.repair(assignment) for assignment in problem.starts] or [problem.first_mask()]
-    for assignment in starts:
-        trials.try_mask(assignment, trials.best_value if trials.best else None)
+    for assignment in problem.starts or [problem.first_start]:
+        trials.try_mask(problem.repair(assignment), trials.best_value)
     return trials.best
 
 
@@ -47,7 +47,8 @@ def kick(trials: Trials, draw: random.Random) -> Assignment | None:
     """Evaluate an untried mask a few swaps away from the best one. None if there is none left."""
     problem, best = trials.problem, trials.best
     assert best is not None
-    for _ in range(KICKS_IN_VAIN if len(trials.table) < problem.num_candidates else 0):
+    num_candidates = math.comb(problem.num_variables, problem.quota)
+    for _ in range(KICKS_IN_VAIN if len(trials.table) < num_candidates else 0):
         kicked = swap_some(best, draw.choice(KICKS), draw)
         if kicked not in trials.table:
             trials.try_mask(kicked)
@@ -72,8 +73,8 @@ def swap_some(assignment: Assignment, count: int, draw: random.Random) -> Assign
 
 
 def windowed_and_full(assignment: Assignment) -> tuple[list[int], list[int]]:
-    windowed = [variable for variable, bit in enumerate(assignment) if not bit]
-    return windowed, [variable for variable, bit in enumerate(assignment) if bit]
+    windowed, full = ([v for v, bit in enumerate(assignment) if bit == kind] for kind in (0, 1))
+    return windowed, full
 
 
 def swapped(assignment: Assignment, windowed: list[int], full: list[int]) -> Assignment:
