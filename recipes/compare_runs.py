@@ -39,7 +39,7 @@ class Options:
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """run folders, or files of finished runs (sweep.py --rows); none: all folders in runs/"""
     out: Path = Path("comparison")  # folder for the report
-    baseline: str | None = None  # method or run that the others are compared with
+    baseline: str | None = None  # method, run or NAME=VALUE of a setting to compare with
     rebuild_tb: tyro.conf.FlagCreatePairsOff[bool] = False
     """only rebuild the TensorBoard files of the runs"""
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error

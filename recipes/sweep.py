@@ -77,7 +77,7 @@ class Options:
     preset: str | None = None  # tiny, smoke or paper
     model: str | None = None  # a Hugging Face folder or hub id
     zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False  # stop before training
-    baseline: str | None = None  # method that the report compares the others with
+    baseline: str | None = None  # method, or NAME=VALUE of --vary, to compare the others with
     windows: str = ""  # further window sizes to evaluate, in tokens, separated by commas
     lengths: str = ""  # further text lengths to evaluate (NIAH), in tokens, separated by commas
     rows: Path | None = None  # .jsonl or .jsonl.gz file of finished runs, which are not run again
@@ -183,8 +183,12 @@ def check_options(options: Options, rest: Sequence[str]) -> None:
             raise UserError(f"{option} {text!r} is empty; name at least one.")
     if options.seeds < 1:
         raise UserError(f"--seeds is {options.seeds}; it is a number of seeds, at least 1.")
-    if options.baseline and options.baseline not in split(options.methods):
-        raise UserError(f"--baseline {options.baseline} is not one of --methods {options.methods}.")
+    varied = [word for words, _ in list_variants(options.vary) for word in words]
+    named = [f"{name[2:]}={value}" for name, value in zip(varied[::2], varied[1::2], strict=True)]
+    if (baseline := options.baseline) and baseline not in (*split(options.methods), *named):
+        raise UserError(
+            f"--baseline {baseline} is not one of --methods {options.methods} or a value of --vary."
+        )
     if options.out and options.out.is_file():
         raise UserError(f"--out {options.out} is a file; name a folder for the report.")
     rows = options.rows
@@ -360,7 +364,7 @@ def compare_chains(chains: Sequence[Chain], options: Options) -> None:
     found = [(find_archived(chain, archived), chain) for chain in chains]
     runs = [(run or c.path, c.config.method) for run, c in found if run or is_run(c.path)]
     baseline = options.baseline
-    if baseline and baseline not in {method for _, method in runs}:
+    if baseline and "=" not in baseline and baseline not in {method for _, method in runs}:
         say(f"--baseline {baseline}: there is no run of this method to compare with")
         baseline = None
     if runs:

@@ -29,6 +29,7 @@ from bosch.eval.report.statistics import (
 from bosch.eval.suites._reporting import ReportedScore, Row
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
+from bosch.run.plan import flatten
 
 # The suites round a task's percent to two decimals before they average.
 ROUNDING = 0.02
@@ -41,7 +42,7 @@ class Comparison:
     scores: Sequence[ReportedScore]  # of any run, suite by suite
     curves: Mapping[tuple[str, str, str], Curve]  # by run, suite and score
     dense: Mapping[tuple[str, str, str], ScoreValue]  # the same of each run's dense model
-    baseline: str | None = None  # a run's name or a method
+    baseline: str | None = None  # a run's name, a method, or settings: train.objective=next-token
 
     def curve(self, run: str, score: ReportedScore) -> Curve | None:
         return self.curves.get((run, score.suite, score.name))
@@ -136,8 +137,8 @@ class SeedMean:
 
 
 def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:
-    """`given`: run folders, and files written by `sweep.py --rows`. `baseline`: a method, or the
-    name or folder of one of the runs."""
+    """`given`: run folders, and files written by `sweep.py --rows`. `baseline`: a method, the name
+    or folder of one of the runs, or the settings of some (`window=64,train.trained=all`)."""
     runs = read_runs(given)
     name = None if baseline is None else _find_baseline(baseline, runs)
     scores: dict[tuple[str, str], ReportedScore] = {}
@@ -257,6 +258,7 @@ def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:
     """For each average and each setup that has a baseline run to be compared with."""
     differences = []
     paired = pair_runs(comparison)
+    ends_differ = "data.tokens" in _settings(comparison.baseline)
     for score in [*comparison.averages, *comparison.variants]:
         mean_score = _mean_score(_trained(comparison, score))
         for setup, names in paired.items():
@@ -268,7 +270,7 @@ def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:
             ]
             started = [(a, b) for a, b in pairs if a.starts_at_zero and b.starts_at_zero]
             trained = [(a, b) for a, b in started if a.is_trained and b.is_trained]
-            ended = [(a, b) for a, b in trained if end_together(a, b)]
+            ended = [(a, b) for a, b in trained if ends_differ or end_together(a, b)]
             if started:
                 difference = BaselineDifference(
                     setup,
@@ -283,23 +285,51 @@ def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:
 
 def pair_runs(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
     """Setup -> pairs of a run and its baseline run. A baseline that is a method gives each run the
-    one of the same model, ratio, window and seed; one that is a run is paired with every other."""
+    one of the same model, ratio, window and seed; settings give it that of the same method, too. A
+    baseline that is a run is paired with every other."""
     baseline = comparison.baseline
     if any(run.name == baseline for run in comparison.runs):
         return {r.name: [(r.name, str(baseline))] for r in comparison.runs if r.name != baseline}
+    settings = _settings(baseline)
+
+    def serves(base: RunResults, run: RunResults) -> bool:
+        if base.pairing_key != run.pairing_key:
+            return False
+        if settings:
+            return base.method == run.method and _has(base, settings) > _has(run, settings)
+        return base.method == baseline != run.method
+
+    def further(run: RunResults) -> list[str]:
+        parts = run.differences.split(", ")
+        return [part for part in parts if part.partition(" ")[0] not in settings]
+
     pairs: dict[str, list[tuple[str, str]]] = {}
     for run in comparison.runs:
-        candidates = [
-            base
-            for base in comparison.runs
-            if base.method == baseline != run.method and base.pairing_key == run.pairing_key
-        ]
+        candidates = [base for base in comparison.runs if serves(base, run)]
         if candidates:
             # Of several, the one whose other settings differ in the same way.
-            alike = (base for base in candidates if base.differences == run.differences)
+            alike = (base for base in candidates if further(base) == further(run))
             base = next(alike, candidates[0])
             pairs.setdefault(run.setup, []).append((run.name, base.name))
     return pairs
+
+
+def _settings(baseline: str | None) -> dict[str, str]:
+    """Name -> value, of a baseline that is settings."""
+    parts = [part.partition("=") for part in (baseline or "").split(",") if "=" in part]
+    return {name.strip().replace("-", "_"): value.strip() for name, _, value in parts}
+
+
+def _has(run: RunResults, settings: Mapping[str, str]) -> bool:
+    own = flatten(run.config)
+
+    def agrees(found: object, wanted: str) -> bool:
+        try:
+            return float(str(found)) == float(wanted)
+        except ValueError:
+            return str(found) == wanted
+
+    return all(agrees(own.get(name), value) for name, value in settings.items())
 
 
 def find_drops(comparison: Comparison) -> list[Drop]:
@@ -347,7 +377,10 @@ def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> str:
     for method in methods:
         if wanted in (method, method.split()[0]):
             return method
+    if (settings := _settings(wanted)) and any(_has(run, settings) for run in runs):
+        return wanted
     names = [*methods, *(run.name for run in runs)]
     raise UserError(
-        f"--baseline {wanted} is not one of the methods or runs; {suggest(wanted, names)}"
+        f"--baseline {wanted} is no method or run, and no run has such settings; "
+        f"{suggest(wanted, names)}"
     )

@@ -195,6 +195,38 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
     assert any(line.startswith(f"{not_judged.name}: not evaluated at step 0") for line in lines)
 
 
+def test_settings_as_baseline_are_compared_within_a_method(tmp_path: Path) -> None:
+    def write(objective: str, method: str, last_step: int, last: float) -> Path:
+        def skill(step: int | None, task: str) -> float:
+            return last if step else 0.1
+
+        run = FakeRun(method, steps=(None, 0, last_step), samples=20, skill=skill)
+        folder = run.write(tmp_path / f"{objective}-{last_step}")
+        change(folder / "run.json", "config", "train", "objective", value=objective)
+        change(folder / "run.json", "config", "data", "tokens", value=1_000 * last_step)
+        return folder
+
+    methods = ("bosch", "fisher")
+    taught = [write("distill", method, 100, 0.9) for method in methods]
+    plain = [write("next-token", method, 100, 0.3) for method in methods]
+    runs = [*taught, *plain, write("next-token", "bosch", 200, 0.6)]
+
+    def points(baseline: str) -> dict[str, float]:
+        """Of each method's `distill` above the baseline, NIAH average after training."""
+        rows = baseline_differences(compare(runs, baseline))
+        ends = {row.setup: row.end for row in rows if row.score.suite == "niah"}
+        return {name.split()[1]: end.value for name, end in ends.items() if "distill" in name}
+
+    at_equal_tokens = points("train.objective=next-token")
+    assert list(at_equal_tokens) == ["bosch", "fisher"]
+    assert min(at_equal_tokens.values()) > 45
+    at_more_tokens = points("train.objective=next-token,data.tokens=2e5")
+    assert list(at_more_tokens) == ["bosch"]
+    assert 15 < at_more_tokens["bosch"] < 45
+    with pytest.raises(UserError, match="no run has such settings"):
+        compare(plain, "train.objective=distill")
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_archived_runs_are_read_like_their_folders(tmp_path: Path, name: str) -> None:
     runs = [FakeRun(method, learning_tokens=7).write(tmp_path) for method in ("bosch", "fisher")]

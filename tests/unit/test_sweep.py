@@ -171,6 +171,7 @@ def test_finished_runs_are_evaluated_under_further_windows_and_at_further_length
         ("--methods bosch --ratios 2", r"ratio.* 2\.0"),
         ("--methods bosch --seeds 0", "--seeds.* 0"),
         ("--methods bosch --baseline razor", "--baseline razor"),
+        ("--methods bosch --vary window=32,64 --baseline window=16", "window=16 .*--vary"),
         ("--methods bosch --windows 64,x", "--windows 64,x"),
         ("--methods bosch --lengths 0", "--lengths 0"),
         ("--methods bosch --run-dir a", "--run-dir"),
