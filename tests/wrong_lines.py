@@ -236,7 +236,7 @@ WRONG_LINES = {
     "recover --train.objective distill --train.top-k 9999": "train.top_k 9999 2,048",
     "recover --train.objective distill --train.teacher nowhere": "train.teacher nowhere",
     "recover --train.objective distill --train.teacher list_json/": "list_json/config.json",
-    "recover --train.top-k 5": "train.top_k 5 next-token distill",
+    "recover --train.objective next-token --train.top-k 5": "train.top_k 5 next-token distill",
     "recover --train.lora-rank 5": "train.lora_rank 5 all lora",
     "recover --train.objective distill --train.layer-weight 1 --train.teacher tiny-qwen3": (
         "train.layer_weight train.teacher"

@@ -92,7 +92,7 @@ def test_tiny_preset_fits_the_embedded_model() -> None:
     assert calibration.questions_per_context == 4
     assert config.mask.kappa == 30
     assert config.eval.niah_lengths == (512, 1_024)
-    assert (config.eval.niah_samples, config.eval.longbench_rows) == (8, 6)
+    assert (config.eval.niah_samples, config.eval.longbench_rows) == (16, 12)
     assert config.train.batch_sequences % 2 == 0  # two processes may share a step
     assert config.data.tokens >= 100 * config.train.batch_sequences * config.data.sequence_length
     assert read_shape(config.model) == ModelShape(8, 8, 2_048)
