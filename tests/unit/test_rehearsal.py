@@ -257,8 +257,8 @@ def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
 
 
 def test_a_teacher_takes_its_weights_and_more_for_the_loss() -> None:
-    plan = train_model.make_plan(presets.smoke(), 2, "torch")
-    taught = replace(plan, settings=replace(plan.settings, objective="distill"))
+    taught = train_model.make_plan(presets.smoke(), 2, "torch")
+    plan = replace(taught, settings=replace(taught.settings, objective="next-token"))
     alone, with_teacher = (rehearsal.rehearse(one).peak for one in (plan, taught))
     assert with_teacher["weights"] > 1.2 * alone["weights"]
     assert with_teacher["optimizer"] == alone["optimizer"]
