@@ -103,7 +103,7 @@ class PackingConfig:
     tokens: TokenCount | None = None  # tokens to pack: 2.5B, 300M or a number; None: all
     held_out_sequences: int = 16  # sequences for the validation loss, not counted in tokens
     min_document_tokens: int = 0  # leave out documents with fewer tokens
-    workers: int = speed_only(0)  # processes that tokenize; 0: one for each core
+    workers: int = speed_only(0)  # threads that tokenize; 0: one for each core
 
     def __post_init__(self) -> None:
         at_least(2, self, "data", "sequence_length")
@@ -150,24 +150,24 @@ class TrainConfig:
     # What is learned: the text, or the dense model's distribution of every token.
     objective: Literal["next-token", "distill"] = "next-token"
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
-    temperature: float = 1.0  # of both distributions
+    temperature: float = 1.0  # of the teacher's and the student's distribution
     top_k: int | None = None  # only the teacher's likeliest tokens; None: all
-    # Weight of what windowed layers' attention differs from the teacher's, as a share of its size.
+    # Weight of the squared distance between the attention outputs of layers with a window and the
+    # teacher's, relative to the teacher's square; 0: off.
     layer_weight: float = 0.0
-    teacher: str | None = None  # model to learn from; None: the one to train, without windows
+    teacher: str | None = None  # model to learn from, without its windows; None: the one to train
     # What is trained: all weights, attention, that of layers with a window, norms, or a product of
     # two narrow matrices beside each frozen one.
     trained: Literal["all", "attention", "windowed-attention", "norms", "lora"] = "all"
-    lora_rank: int = 16  # how narrow they are
+    lora_rank: int = 16  # rank of lora's matrices
     max_steps: int | None = None  # at most this many steps; None: as the tokens give
-    # `recovered`: end a tenth of the steps after a checkpoint that is surely less than 2 points
-    # below the dense model on every suite.
+    # `recovered`: end a tenth of the steps after a checkpoint, evaluated after the warm-up, that is
+    # surely less than 2 points below the dense model on every suite.
     until: Literal["budget", "recovered"] = "budget"
     spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
     checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
-    keep_checkpoints: int = speed_only(
-        2
-    )  # how many of these to keep; evaluated models are all kept
+    # Checkpoints to resume from that are kept; evaluated models are all kept.
+    keep_checkpoints: int = speed_only(2)
     # Recompute activations to save memory; None: as the accelerate config says, else on GPUs.
     activation_checkpointing: bool | None = speed_only(None)
     # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.
@@ -289,12 +289,12 @@ def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(json.dumps(asdict(Config())))
     for name, value in stored.items():
         known = config.get(name)
-        if isinstance(known, dict) and isinstance(value, dict):  # a section
-            value = known | value
+        if isinstance(known, dict):  # a section
+            value = known | value if isinstance(value, dict) else known
         config[name] = value
-    evaluation = config["eval"]
-    if isinstance(evaluation, dict) and evaluation.pop("longbench", None) == "toy":  # its old name
-        evaluation["longbench_data"] = "toy"
+    if config["eval"].pop("longbench", None) == "toy":  # its old name
+        config["eval"]["longbench_data"] = "toy"
+    config["train"].pop("async_checkpoints", None)  # a removed one, which changed no result
     return config
 
 

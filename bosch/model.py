@@ -40,6 +40,8 @@ SHAPE = ("num_layers", "num_query_heads", "num_groups", "head_dim")
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
 # Files that decide which texts a model reads and writes, besides config.json.
 TEXT_FILES = (GENERATION, "*token*", "vocab*", "merges*", "chat_template*")
+# Weights beside the safetensors files, which are never loaded.
+OTHER_WEIGHTS = ".bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot".split()
 
 # For every from_pretrained of transformers. Code in a model's folder is never run: without False,
 # transformers would ask on a terminal.
@@ -136,7 +138,9 @@ def fetch_model(model: str, option: str = "--model") -> Path:
     from huggingface_hub import snapshot_download
 
     with _explain_fetching(model, option):
-        return Path(snapshot_download(model, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*/*"]))
+        # Mistral's repositories hold all weights a second time, as consolidated.safetensors.
+        others = ["*/*", "consolidated*", *(f"*{suffix}" for suffix in OTHER_WEIGHTS)]
+        return Path(snapshot_download(model, ignore_patterns=others))
 
 
 def fetch_config(model: str) -> Path:
@@ -318,8 +322,9 @@ def _hub_name(folder: Path) -> tuple[str, str | None]:
 # ------------------------------------------------------------------------------------ loading it
 
 
-def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or of a hub model, which is fetched."""
+def load_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder or of a hub model, which is fetched. `arguments` go to
+    from_pretrained of transformers."""
     from transformers import AutoTokenizer
 
     folder = find_model(str(model))
@@ -330,7 +335,7 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     problem = f"{folder or model} has no tokenizer that can be loaded"
     with explain_library_errors(problem):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder or model, **{**LOCAL, "local_files_only": folder is not None}
+            folder or model, **{**LOCAL, "local_files_only": folder is not None}, **arguments
         )
     if len(tokenizer) < 2:  # some classes accept a folder without tokenizer files
         raise UserError(f"{problem}: its vocabulary is empty.")
@@ -344,10 +349,10 @@ def _mention_code(path: Path) -> None:
         say(f"{path} names code of its own; transformers' own classes are used instead")
 
 
-def find_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":
+def find_tokenizer(folder: Path, **arguments: Any) -> "PreTrainedTokenizerBase | None":
     """The tokenizer of a folder; None if it has none that can be loaded."""
     try:
-        return load_tokenizer(folder)
+        return load_tokenizer(folder, **arguments)
     except UserError:
         return None
 

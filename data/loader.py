@@ -223,7 +223,7 @@ class Loader:
                 f"{self.num_steps:,} batches of {self.batch_sequences} sequences. Train on fewer "
                 "tokens (--data.tokens of recover.py, --tokens of train_model.py), or pack more "
                 "tokens or epochs (prepare_tokens.py --tokens, --epochs) and use that folder "
-                "(--data.tokens-from, --tokens)."
+                "(--data.tokens-from of recover.py, --tokens-from of train_model.py)."
             )
         begin = step * self.batch_sequences
         numbers = self.tokens.order.reshape(-1)[begin : begin + self.batch_sequences]

@@ -27,6 +27,7 @@ from bosch.data.encode import (
 )
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
+from bosch.data.sources.prolong import ProLongSource
 from bosch.data.sources.source import Source, WeightedSource
 from bosch.data.token_files import (
     DOC_ENDS,
@@ -204,7 +205,7 @@ def pin_commits(sources: Sequence[WeightedSource], known: dict[str, str]) -> dic
     """The commits of sources on the hub, by name: those known from before, else the newest."""
     commits = {}
     for source in (weighted.source for weighted in sources):
-        if isinstance(source, HubSource) and not source.is_local:
+        if isinstance(source, HubSource | ProLongSource) and not source.is_local:
             if source.name in known:
                 source.pin(known[source.name])
             commits[source.name] = str(source.commit)

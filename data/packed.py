@@ -9,7 +9,7 @@ from bosch.data.loader import check_reuse
 from bosch.data.pack import VERSION, PackConfig, pack_documents
 from bosch.data.sources.open import open_sources
 from bosch.data.sources.source import Source
-from bosch.data.tokenizer_files import read_source_tokenizer, read_tokenizer
+from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.manifest import MANIFEST, read_sealed_json
@@ -52,17 +52,22 @@ def make_stage(
             check_documents(each.source, packing.min_document_tokens)
 
     def run(folder: Path) -> None:
-        pack_documents(opened, read_tokenizer(model), packing, folder)
+        pack_documents(opened, read_ending(model), packing, folder)
 
-    text = read_tokenizer(model) if find_model(model) else None
-    if text and text.end_id is None:
+    tokenizer = read_ending(model).hash if find_model(model) else model
+    settings = {"tokenizer": tokenizer, "sources": facts, "packing": packing}
+    return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
+
+
+def read_ending(model: str) -> TokenizerText:
+    """A model's tokenizer, which must name the token that ends a document."""
+    text = read_tokenizer(model)
+    if text.end_id is None:
         raise UserError(
             f"The tokenizer of {model} names no end token, which goes between documents. Add "
             "eos_token to its tokenizer_config.json."
         )
-    tokenizer = text.hash if text else model
-    settings = {"tokenizer": tokenizer, "sources": facts, "packing": packing}
-    return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
+    return text
 
 
 def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bosch.config import Config
 from bosch.data.calibration import check_set
 from bosch.data.tokenizer_files import read_tokenizer
+from bosch.eval.lm_eval_bridge import SUITE as LM_EVAL
 from bosch.eval.rows import read_rows
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings, Label, SuiteRun, configure_suites
 from bosch.eval.suites._interface import Request
@@ -25,8 +26,6 @@ from bosch.run.ranks import rank_and_world
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-LM_EVAL = "lm-eval"
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def check_data(judging: Judging, model: str) -> list[str]:
     positions = judging.positions(read_shape(model).positions)
 
     def check(run: SuiteRun) -> str | None:
-        tasks = run.suite.list_tasks(run.settings)
+        tasks = run.tasks
         check_all(
             lambda: [run.suite.sources(run.settings, task) for task in tasks],  # reads the data
             partial(run.call, "check", positions),
@@ -117,7 +116,7 @@ def check_calibration(config: Config, run_path: Path) -> int:
     for run in judging_of(config).suites:
         if not getattr(run.suite, "COMPARED_WITH_CALIBRATION", False):
             continue
-        for task in run.suite.list_tasks(run.settings):
+        for task in run.tasks:
             facts = describe_examples(run, task, tokenizer_hash)
             built = find_file(shared / f"examples-{fingerprint(facts)[:16]}", run.limit)
             if built is not None:

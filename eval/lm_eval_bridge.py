@@ -5,6 +5,7 @@ long ones on the left and strips predictions, so its scores differ from our suit
 lm-eval reports them, most of them from 0 to 1. Runs in one process only.
 """
 
+import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ from bosch.eval.rows import write_rows
 from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
 from bosch.model import names_code
-from bosch.plugins import suggest
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
 
@@ -67,8 +67,9 @@ def run_lm_eval(
     manager = TaskManager(metadata=metadata, include_path=include and str(include))
     for task in tasks:
         if task not in manager.all_tasks:
-            near = suggest(task, manager.all_tasks).split("?")[0]
-            raise UserError(f"lm-eval has no task {task!r}; {near}?")
+            near = difflib.get_close_matches(task, manager.all_tasks, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them."
+            raise UserError(f"lm-eval has no task {task!r}; {hint}")
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=max_length)
     try:
         results = simple_evaluate(

@@ -22,6 +22,7 @@ from bosch.run.progress import say
 from bosch.run.tables import show_table
 
 SCORES = "scores.json"
+PREDICTIONS = "predictions.jsonl"  # of a suite: a row for each example
 RESULTS = "results.jsonl"
 NOT_SHOWN = ("string_match_part",)  # in tables: with one answer it equals string_match_all
 

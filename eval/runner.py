@@ -22,7 +22,7 @@ from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.engine_vllm import EngineGenerator
 from bosch.eval.examples import load_examples
 from bosch.eval.generate import Generator, Key
-from bosch.eval.results import SCORES, make_rows, write_scores
+from bosch.eval.results import PREDICTIONS, SCORES, make_rows, write_scores
 from bosch.eval.rows import Row, read_rows, write_rows
 from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
@@ -35,7 +35,6 @@ from bosch.run.lines import append_line, drop_torn_line, read_lines
 from bosch.run.manifest import DamagedArtifactError
 from bosch.run.progress import say, say_once, track
 
-PREDICTIONS = "predictions.jsonl"
 CHECKSUM = "predictions_xxh3"  # in scores.json
 WORK = ".work"  # the ranks' predictions, until they are merged
 
@@ -98,7 +97,7 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
             lengths.add(built.length)
             mine = share_of_rank(examples, evaluation.rank, evaluation.world)
             share += [(task_key(built, example), example) for example in mine]
-        for listed in run.suite.list_tasks(run.settings):
+        for listed in run.tasks:
             if listed.length not in lengths:
                 raise UserError(
                     f"none of the {run.name} tasks can be built in {listed.length} tokens, so that "
@@ -130,7 +129,7 @@ def all_examples(
     evaluation: Evaluation, run: SuiteRun, left_out: list[str]
 ) -> Iterator[tuple[Task, list[Example]]]:
     """Each task with its examples. Of tasks that cannot be built `left_out` gets the reason."""
-    for task in run.suite.list_tasks(run.settings):
+    for task in run.tasks:
         try:
             tokenizer, name = evaluation.tokenizer, evaluation.tokenizer_hash
             examples = load_examples(run, task, tokenizer, name, evaluation.examples_folder)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, is_dataclass
 from types import ModuleType
 from typing import Any, Literal
 
-from bosch.eval.suites._interface import Request
+from bosch.eval.suites._interface import Request, Task
 from bosch.plugin_options import with_options
 from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
@@ -25,6 +25,11 @@ class SuiteRun:
     @property
     def suite(self) -> ModuleType:
         return load_plugin(SUITES, self.name)
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Each once, however often it was named."""
+        return list(dict.fromkeys(self.suite.list_tasks(self.settings)))
 
     @property
     def version_facts(self) -> dict[str, int]:

@@ -7,6 +7,7 @@ import time
 import torch
 
 from bosch.config import Config
+from bosch.hybrid.models import plain_config
 from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
 from bosch.recipes.train_model import make_plan, schedule_of
@@ -16,7 +17,6 @@ from bosch.training.model_start import build_on_meta
 from bosch.training.parallel import choose_device
 
 STATE_BYTES = 12  # of a weight in a checkpoint: fp32, with the optimizer's two moments
-TEACHER_SHARE = 1 / 3  # FLOPs of a teacher's forward pass, beside those of a training step
 SPEED_SHARE = 0.5  # of the speed of large matrix products that a training step may reach
 
 
@@ -34,7 +34,8 @@ def estimate(config: Config, world: int, zero_shot: bool) -> list[str]:
         states = config.train.keep_checkpoints
         disk[f"{len(exported)} evaluated checkpoints"] = len(exported) * model_bytes
         disk[f"{states} training states"] = states * STATE_BYTES * weights
-        disk["tokens"] = (config.data.tokens or 0) * (2 if plan.model.vocab_size <= 1 << 16 else 4)
+        if config.data.tokens_from is None:
+            disk["tokens"] = config.data.tokens * (2 if plan.model.vocab_size <= 1 << 16 else 4)
         lines.append(
             f"training: about {describe_seconds(training_seconds(config, world))}, at half the "
             "speed of this machine's matrix products; search and evaluations come on top"
@@ -46,11 +47,15 @@ def estimate(config: Config, world: int, zero_shot: bool) -> list[str]:
 def training_seconds(config: Config, world: int) -> float:
     """From the FLOPs and from the speed of large matrix products here, which is measured."""
     plan, device = make_plan(config, world, "torch"), choose_device(os.environ)
-    sequences = [plan.seq_len] * ((config.data.tokens or 0) // plan.seq_len)
-    weights = count_active_weights(build_on_meta(plan.model))
-    flops = float(training_flops(plan.model, weights, sequences))
-    if config.train.objective == "distill":
-        flops *= 1 + TEACHER_SHARE
+    schedule = schedule_of(config)
+    sequences = [plan.seq_len] * (schedule.num_steps * schedule.batch_sequences)
+    models = [(plan.model, 1.0)]
+    if config.train.objective == "distill":  # the teacher's forward is a third of a step
+        models.append((plan.teacher or plain_config(plan.model), 1 / 3))
+    flops = sum(
+        training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
+        for one, part in models
+    )
     num_devices = 1 if device.type == "cpu" else world  # ranks on a CPU share its cores
     return flops / (SPEED_SHARE * num_devices * product_speed(device))
 

@@ -74,6 +74,8 @@ class Options:
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "yarn", "yarn_from")
+        if self.yarn_from is not None and self.yarn is None:
+            raise UserError("--yarn-from is for --yarn; pass --yarn, or leave --yarn-from out.")
         if self.window is not None:
             check_window(self.window)
 

@@ -70,8 +70,8 @@ def tiny(model: str = TINY_MODEL) -> Config:
         ),
         mask=MaskConfig(kappa=30),
         data=DataConfig(source=("toy",), tokens=393_216, sequence_length=length),
-        # From the text alone a hybrid would need twice the tokens (docs/results.md). Small batches:
-        # with so few tokens the number of steps matters most.
+        # From the text alone a hybrid would need about twice the tokens (docs/results.md). Small
+        # batches: with so few tokens the number of steps matters most.
         train=TrainConfig(
             batch_sequences=2 * round(shorter),
             peak_learning_rate=2e-3,

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bosch.config import CalibrationConfig, JudgingConfig, MaskConfig
+from bosch.eval.judging import Judging
 from bosch.eval.results import read_scores
 from bosch.eval.rows import Row
-from bosch.eval.settings import Label, configure_suites
+from bosch.eval.settings import GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.hybrid.export import MASK_KEY
 from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
@@ -29,12 +30,18 @@ from bosch.model import ModelInfo, find_model, find_tokenizer, load_tokenizer, r
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
+from bosch.run.folder import RunFolder
+from bosch.run.progress import say
+from bosch.run.stage import Stage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from bosch.calibration import Calibration
+
+
+MASKED = "bosch_mask_in_use"  # attribute of a model inside `masked`
 
 
 class Mask(MaskFile):
@@ -146,10 +153,14 @@ def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[Pr
     def add_mask(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
         return arguments, {"bosch_mask": chosen.z, "bosch_window": chosen.window_tokens} | named
 
-    hook = model.register_forward_pre_hook(add_mask, with_kwargs=True)
+    # In front of an outer mask's: what the inner one sets stays.
+    hook = model.register_forward_pre_hook(add_mask, prepend=True, with_kwargs=True)
+    before = getattr(model, MASKED, None)
+    setattr(model, MASKED, chosen)
     try:
         yield model
     finally:
+        setattr(model, MASKED, before)
         hook.remove()
 
 
@@ -188,6 +199,9 @@ def evaluate(
         settings["niah_lengths"] = tuple(lengths)
     positions = model.config.max_position_embeddings
     judging = _settings(JudgingConfig, JudgingConfig, settings)
+    for name in ("precision", "attention"):
+        if getattr(judging, name) != "auto":
+            raise UserError(f"{name}: the model is evaluated as it was loaded; leave {name} out.")
     runs = configure_suites(tuple(suites), Request(judging, positions))
     for run in runs:
         run.call("check", positions)
@@ -203,9 +217,13 @@ def evaluate(
             examples_folder=path / "examples",
             label=Label(Path(name).name or type(model).__name__),
             max_positions=positions,
+            generation=GenerationSettings(batch=judging.batch, prefill_chunk=judging.prefill_chunk),
             window_tokens=hybrid.get("window"),
         )
-        run_suites(evaluation, path)
+        known = {"model": describe(model), "hybrid": hybrid, "mask": getattr(model, MASKED, None)}
+        stage = Stage(path.name, partial(run_suites, evaluation), Judging(runs).facts() | known)
+        with RunFolder(path.parent, say=say, home=path) as run_folder:
+            run_folder.complete(stage)
         return [row for run in runs for row in read_scores(path / run.name / "scores.json")["rows"]]
 
 

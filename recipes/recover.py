@@ -101,7 +101,10 @@ def main(arguments: Sequence[str]) -> None:
             for line in estimate(config, world, controls.zero_shot):
                 say(line)
         return
-    trains = not (controls.zero_shot or (command.run_path / "train" / MANIFEST).is_file())
+    asked = config  # without what is fitted to this machine: run.json tells runs apart
+    is_trained = (command.run_path / "train" / MANIFEST).is_file()
+    is_trained = is_trained and not any(stage.name == "train" for stage in redo)
+    trains = not controls.zero_shot and not is_trained
     if trains:  # last, since it may take minutes
         names = ("train.micro-batch-sequences", "train.micro_batch_sequences")
         fitting = train_model.fit_memory(config, world, any(peek(arguments, *names).values()))
@@ -117,7 +120,7 @@ def main(arguments: Sequence[str]) -> None:
             for line in inputs() if evaluates(decisions) or is_new else ():
                 say(line)
             run.set_aside(redo)
-            run.save_config(config, arguments)
+            run.save_config(asked, arguments)
             if trains:
                 run.expected["train"] = training_seconds(config, world)
         for stage in stages:

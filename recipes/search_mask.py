@@ -204,9 +204,8 @@ class Options:
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     preset: str | None = None  # source of the defaults: tiny, smoke or paper
     calibration: Path | None = None  # folder of the calibration set; None: the run's, if any
-    tokens_from: Path | None = (
-        None  # packed tokens, for methods that learn; None: pack the preset's
-    )
+    # Packed tokens, for methods that learn; None: pack the preset's.
+    tokens_from: Path | None = None
     run_dir: Path | None = None  # None: runs/<model>-<method>-r<ratio>
     list: tyro.conf.FlagCreatePairsOff[bool] = False  # print all methods and exit
     fresh: tyro.conf.FlagCreatePairsOff[bool] = False  # make a new mask, set the old one aside

@@ -59,7 +59,7 @@ RECOVER = Path(__file__).with_name("recover.py")
 # The sweep sets these itself, or they make sense for one run only.
 NOT_FOR_SWEEPS = (
     *("--method", "--ratio", "--kv-budget", "--seed"),
-    *("--run-dir", "--fresh", "--from", "--dry-run"),
+    *("--run-dir", "--fresh", "--from", "--dry-run", "--rehearse"),
 )
 UNFIT = re.compile(r"[^\w.+-]")  # for the name of a folder
 TAIL_BYTES = 4_000  # of a chain's stderr, searched for the reason it failed
@@ -99,6 +99,13 @@ class Chain:
     lengths: Sequence[int] = ()
 
     @property
+    def kinds(self) -> list[str]:
+        """What --baseline may call it: its method and, as --vary has them, its settings."""
+        pairs = itertools.pairwise(self.arguments)
+        settings = [f"{name[2:]}={value}" for name, value in pairs if name not in NOT_FOR_SWEEPS]
+        return [self.config.method, *settings]
+
+    @property
     def is_zero_shot(self) -> bool:
         return "--zero-shot" in self.arguments
 
@@ -114,7 +121,8 @@ def main(arguments: Sequence[str]) -> None:
     )
     progress.set_up()
     chains = list_chains(options, rest)
-    presets.check_model(chains[0].config.model)  # all have the same
+    for model in {chain.config.model: None for chain in chains}:
+        presets.check_model(model)
     failures = run_chains(chains, start_command(options), options.rows)
     compare_chains(chains, options)
     if failures:
@@ -147,8 +155,18 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             for window in windows:
                 presets.check_window(window, command.config.model)
             presets.check_lengths(command.config)
+            suites = judging_of(command.config).suites if lengths else ()
+            if lengths and not any(hasattr(suite.settings, "lengths") for suite in suites):
+                raise UserError(
+                    f"--lengths {options.lengths}: no suite here has text lengths; add niah to "
+                    "--eval.suites, or leave --lengths out."
+                )
             further = windows if command.config.ratio else []  # the dense control has no window
             chains.append(Chain(command.run_path, words, command.config, further, lengths))
+    if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
+        raise UserError(
+            f"--baseline {baseline} is not one of --methods {options.methods} or a value of --vary."
+        )
     return chains
 
 
@@ -158,6 +176,7 @@ def list_variants(vary: Sequence[str]) -> list[tuple[list[str], str]]:
     axes = []
     for text in vary:
         name, _, values = text.removeprefix("--").partition("=")
+        name = name.replace("_", "-")
         if not name or not split(values):
             raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
         if f"--{name}" in NOT_FOR_SWEEPS:
@@ -175,20 +194,14 @@ def list_variants(vary: Sequence[str]) -> list[tuple[list[str], str]]:
 
 
 def check_options(options: Options, rest: Sequence[str]) -> None:
-    for option in NOT_FOR_SWEEPS:
-        if any(word.split("=")[0] == option for word in rest):
+    for word in rest:
+        if (option := word.partition("=")[0].replace("_", "-")) in NOT_FOR_SWEEPS:
             raise UserError(f"{option} cannot be set in a sweep; use recipes/recover.py.")
     for option, text in (("--methods", options.methods), ("--ratios", options.ratios)):
         if not split(text):
             raise UserError(f"{option} {text!r} is empty; name at least one.")
     if options.seeds < 1:
         raise UserError(f"--seeds is {options.seeds}; it is a number of seeds, at least 1.")
-    varied = [word for words, _ in list_variants(options.vary) for word in words]
-    named = [f"{name[2:]}={value}" for name, value in zip(varied[::2], varied[1::2], strict=True)]
-    if (baseline := options.baseline) and baseline not in (*split(options.methods), *named):
-        raise UserError(
-            f"--baseline {baseline} is not one of --methods {options.methods} or a value of --vary."
-        )
     if options.out and options.out.is_file():
         raise UserError(f"--out {options.out} is a file; name a folder for the report.")
     rows = options.rows
@@ -309,17 +322,17 @@ def find_archived(chain: Chain, archived: Sequence[RunResults]) -> RunResults | 
 
 
 def is_finished(chain: Chain) -> bool:
-    """Whether this very command has finished, with these settings and this model. All other cases
-    are left to recover.py."""
+    """Whether this run has finished, with these settings and this model. All other cases are left
+    to recover.py."""
     if not chain.is_complete:
         return False
     try:
         run = json.loads((chain.path / "run.json").read_bytes())
         mask = read_mask(chain.path / "mask" / "mask.json")
-        command, settings = run["command"], run["config"]
-    except (OSError, ValueError, KeyError, TypeError):
+        settings = fill_in(run["config"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # a damaged file
-    return command == chain.arguments and is_same_run(fill_in(settings), mask, chain.config)
+    return is_same_run(settings, mask, chain.config)
 
 
 def is_same_run(settings: Mapping[str, object], mask: MaskFile, config: Config) -> bool:
@@ -362,10 +375,10 @@ def find_reason(errors: str, status: int) -> str:
 def compare_chains(chains: Sequence[Chain], options: Options) -> None:
     archived = read_archive(options.rows) if options.rows and options.rows.is_file() else []
     found = [(find_archived(chain, archived), chain) for chain in chains]
-    runs = [(run or c.path, c.config.method) for run, c in found if run or is_run(c.path)]
+    runs = [(run or c.path, c.kinds) for run, c in found if run or is_run(c.path)]
     baseline = options.baseline
-    if baseline and "=" not in baseline and baseline not in {method for _, method in runs}:
-        say(f"--baseline {baseline}: there is no run of this method to compare with")
+    if baseline and not any(baseline in kinds for _, kinds in runs):
+        say(f"--baseline {baseline}: there is no such run to compare with")
         baseline = None
     if runs:
         out = options.out or chains[0].path.parent / "comparison"

@@ -32,6 +32,8 @@ from bosch.run.stage import Artifact, Stage
 from bosch.run.tables import show_rows
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from bosch.training.rehearsal import Plan
     from bosch.training.schedule import TrainSchedule
 
@@ -93,6 +95,11 @@ def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -
     from bosch.training.parallel import choose_device
     from bosch.training.schedule import make_schedule
 
+    if options.train.until != "budget":
+        raise UserError(
+            f"--until {options.train.until} takes evaluations, which this command does not make; "
+            "train with recover.py."
+        )
     check_native_window(read_config(model))
     packed, device = open_tokens(tokens, read_tokenizer(model).hash), choose_device(os.environ)
     budget, shares = options.tokens or packed.train.rows.size, options.evaluated
@@ -101,11 +108,6 @@ def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -
     Loader(packed, batch).sequences(schedule.num_steps - 1)
     choose_kernels(options.train.kernels, device)
     check_objective(options.train, options.model)
-    if options.train.until != "budget":
-        raise UserError(
-            f"--until {options.train.until} takes evaluations, which this command does not make; "
-            "train with recover.py."
-        )
 
 
 def check_machine(config: Config, world_size: int) -> None:
@@ -137,19 +139,22 @@ def check_objective(settings: TrainConfig, model: str) -> None:
                     f"train.{name} is {value}, but train.objective is {settings.objective}, which "
                     "has no teacher; pass --train.objective distill."
                 )
-    elif settings.teacher or settings.top_k:
-        from bosch.training.teacher import check_teacher
+        return
+    from bosch.training.teacher import check_teacher, check_top_k
 
-        folder = fetch_model(model)
-        teacher = settings.teacher or model
-        check_teacher(settings, folder, fetch_model(teacher, TEACHER))
-        check_weights(teacher)
+    if settings.top_k:
+        from bosch.training.model_start import read_config
+
+        check_top_k(settings, model, read_config(fetch_config(model)))
+    if settings.teacher:
+        check_teacher(fetch_model(model), fetch_model(settings.teacher, TEACHER))
+        check_weights(settings.teacher)
 
 
 def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
     """With the largest micro-batch up to the config's that fits these GPUs. One that the user named
-    is refused if it does not, and so is a model that fits with none. Each rank comes to the same
-    number by itself."""
+    is refused if it does not, and so is a model that fits with none. Where all machines have the
+    same GPUs, each rank comes to the same number by itself."""
     from bosch.training.kernels import choose_kernels
     from bosch.training.parallel import choose_device
     from bosch.training.rehearsal import choose_fitting, gpu_memory_gb
@@ -167,10 +172,16 @@ def make_plan(config: Config, num_gpus: int, kernels: str) -> "Plan":
     from bosch.known_models import known_config
     from bosch.training.model_start import read_config
     from bosch.training.rehearsal import Plan, as_hybrid
+    from bosch.training.teacher import check_top_k
 
-    known = known_config(config.model) if find_model(config.model) is None else None
-    model = as_hybrid(known or read_config(fetch_config(config.model)), config.ratio, config.window)
-    return Plan(model, config.train, config.data.sequence_length, num_gpus, kernels)
+    def shape_of(name: str) -> "PretrainedConfig":
+        known = known_config(name) if find_model(name) is None else None
+        return known or read_config(fetch_config(name))
+
+    model = as_hybrid(shape_of(config.model), config.ratio, config.window)
+    check_top_k(config.train, config.model, model)
+    teacher = shape_of(config.train.teacher) if config.train.teacher else None
+    return Plan(model, config.train, config.data.sequence_length, num_gpus, kernels, teacher)
 
 
 def rehearse(config: Config, num_gpus: int) -> None:

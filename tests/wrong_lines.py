@@ -129,6 +129,7 @@ WRONG_LINES = {
     "evaluate --lengths 9999": "9999",
     "evaluate --limit 0": "samples 0",
     "evaluate --yarn .5": "yarn 0.5",
+    "evaluate --model good --yarn-from 512": "--yarn-from --yarn",
     "evaluate --suite longbench --longbench-data nowhere/ --longbench-categories official": (
         "nowhere"
     ),

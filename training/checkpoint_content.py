@@ -29,8 +29,6 @@ from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.run.inside import path_inside
 
-WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # left out of parameters' names
-
 
 @dataclass(frozen=True)
 class TrainState:
@@ -137,10 +135,8 @@ def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without the parts that activation checkpointing and compilation add."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    """A parameter's name without the part that activation checkpointing adds."""
+    return name.replace("_checkpoint_wrapped_module.", "")
 
 
 # ------------------------------------------------------------------------------------ random state

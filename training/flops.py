@@ -1,9 +1,10 @@
 """FLOPs of a training step, from which its share of the device's peak (MFU) is computed.
 
-    FLOPs of a batch = 6 * N * tokens + 12 * head size * pairs
+    FLOPs of a batch = (6 * N - 2 * F) * tokens + 12 * head size * pairs
 
 N counts the weights used in products: the head and the active experts, but not the embedding
-lookup. A pair is one query of one head that sees one key; windows and ends of documents limit them.
+lookup. F counts the frozen ones of these, whose gradients are not computed.
+A pair is one query of one head that sees one key; windows and ends of documents limit them.
 Recomputation to save memory does not count.
 """
 
@@ -35,14 +36,16 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
-def count_active_weights(model: PreTrainedModel) -> int:
-    """N of a model, which may be on the meta device or sharded."""
+def count_active_weights(model: PreTrainedModel, only_frozen: bool = False) -> int:
+    """N of a model, or F; it may be on the meta device or sharded."""
     config = model.config
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     num_experts = getattr(config, "num_experts", None) or 1
     count = 0
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or ("embed_tokens" in name and not tied):
+            continue
+        if only_frozen and parameter.requires_grad:
             continue
         if ".experts." in name:
             count += parameter.numel() * config.num_experts_per_tok // num_experts
@@ -57,7 +60,9 @@ def visible_pairs(length: int, window: int | None) -> int:
     return most * (most + 1) // 2 + (length - most) * most
 
 
-def training_flops(config: PretrainedConfig, num_weights: int, lengths: list[int]) -> int:
+def training_flops(
+    config: PretrainedConfig, num_weights: int, lengths: list[int], num_frozen: int = 0
+) -> int:
     """Forward and backward pass over documents of these lengths."""
     groups = config.num_key_value_heads
     hybrid = getattr(config, "bosch", None)
@@ -69,4 +74,4 @@ def training_flops(config: PretrainedConfig, num_weights: int, lengths: list[int
         full_heads * visible_pairs(length, None) + windowed_heads * visible_pairs(length, window)
         for length in lengths
     )
-    return 6 * num_weights * sum(lengths) + 12 * head_size(config) * pairs
+    return (6 * num_weights - 2 * num_frozen) * sum(lengths) + 12 * head_size(config) * pairs

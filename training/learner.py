@@ -49,6 +49,7 @@ class LearnerTraining:
             max_steps=num_steps,
             peak_learning_rate=weights_rate or self.settings.peak_learning_rate,
             objective="next-token",
+            until="budget",
             trained="all",
         )
         job = TrainJob(

@@ -57,7 +57,7 @@ from bosch.training.teacher import Teacher, start_teacher
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
 # step. After a kill it is called again for these steps, and must recognize work it has done. With
-# train.until `recovered`, True ends the training; all ranks and calls must give the same answer.
+# train.until `recovered`, True on rank 0 ends the training; every call must give the same answer.
 OnCheckpoint = Callable[[int, int, Path], bool | None]
 ModelInputs = dict[str, object]
 MicroBatch = tuple[ModelInputs, Tensor]  # and the labels
@@ -103,7 +103,7 @@ def train(job: TrainJob) -> str | None:
             log.write({"step": 0, "tokens": schedule.tokens_at(0), **run.validation_loss(0)})
         for step in [n for n in schedule.endings if n < first]:
             run.consult(step)
-        if first in schedule.exported_steps:  # a kill may have interrupted this
+        if run.is_evaluated(first):  # a kill may have interrupted this
             run.publish(first)
 
         batches = prefetch(run.make_batch, range(first, schedule.num_steps))
@@ -142,8 +142,7 @@ def train(job: TrainJob) -> str | None:
                     gates = {"gate_grad_norm": gate_norm, **learner.figures()}
                 timer.record("compute")
 
-                ends_early = run.ending is not None and step == run.last_step
-                is_evaluated = step in schedule.evaluated_steps or ends_early
+                is_evaluated = run.is_evaluated(step)
                 log.write(
                     {
                         "step": step,
@@ -262,6 +261,10 @@ class Run:
     def last_step(self) -> int:
         return self.ending[1] if self.ending else self.schedule.num_steps
 
+    def is_evaluated(self, step: int) -> bool:
+        ends_here = self.ending is not None and step == self.ending[1]
+        return ends_here or step in self.schedule.evaluated_steps
+
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.world.rank, self.world.size)
         return batch.pin() if self.world.device.type == "cuda" else batch
@@ -326,7 +329,8 @@ class Run:
         if self.job.on_checkpoint is None:
             return
         tokens, endings = self.schedule.tokens_at(step), self.schedule.endings
-        is_enough = self.job.on_checkpoint(step, tokens, self.folder_of(step))
+        answers = self.ranks.gather(self.job.on_checkpoint(step, tokens, self.folder_of(step)))
+        is_enough = answers[0]  # rank 0's on all: they must end at the same step
         if is_enough and step in endings and self.ending is None:
             self.ending = step, endings[step]
             say(f"step {step}: recovered; training ends at step {endings[step]:,}")

@@ -161,7 +161,7 @@ class ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, loss_of: Callable[[Tensor, slice], Tensor]
     ) -> Tensor:
-        needs_grad = any(ctx.needs_input_grad[:2])
+        needs_grad, weight_learns = any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[1]
         loss = torch.zeros((), device=hidden_NH.device)
         grad_hidden_NH = torch.empty_like(hidden_NH) if needs_grad else None
         grad_weight_VH: Tensor | None = None
@@ -170,26 +170,21 @@ class ChunkedLoss(torch.autograd.Function):
             hidden, weight = hidden_NH[chunk].detach(), weight_VH.detach()
             with torch.set_grad_enabled(needs_grad):
                 hidden.requires_grad_(needs_grad)
-                weight.requires_grad_(needs_grad)
+                weight.requires_grad_(weight_learns)
                 part = loss_of(F.linear(hidden, weight).float(), chunk)
             loss = loss + part.detach()
             if grad_hidden_NH is not None:
-                grads = torch.autograd.grad(part, (hidden, weight))
-                grad_hidden_NH[chunk] = grads[0]
+                learning = (hidden, weight) if weight_learns else (hidden,)
+                grad_hidden_NH[chunk], *grads = torch.autograd.grad(part, learning)
                 # In fp32, since a bf16 sum over many chunks loses small summands.
-                grad = grads[1].float()
-                grad_weight_VH = grad if grad_weight_VH is None else grad_weight_VH.add_(grad)
-        if needs_grad:
-            assert grad_weight_VH is not None
-            ctx.save_for_backward(grad_hidden_NH, grad_weight_VH.to(weight_VH.dtype))
+                for grad in map(Tensor.float, grads):
+                    grad_weight_VH = grad if grad_weight_VH is None else grad_weight_VH.add_(grad)
+        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
+        ctx.save_for_backward(grad_hidden_NH, grad_weight)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad_hidden_NH, grad_weight_VH = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_loss,) = grad_outputs
-        return (
-            grad_hidden_NH * grad_loss.to(grad_hidden_NH.dtype),
-            grad_weight_VH * grad_loss.to(grad_weight_VH.dtype),
-            None,
-        )
+        grads = (None if g is None else g * grad_loss.to(g.dtype) for g in ctx.saved_tensors)
+        return *grads, None

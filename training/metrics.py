@@ -91,9 +91,10 @@ class StepTimer:
         teacher: PreTrainedModel | None = None,
     ) -> None:
         self.schedule, self.world = schedule, world
-        # A forward is a third of a training step.
-        models = [(model, 1.0)] + ([(teacher, 1 / 3)] if teacher is not None else [])
-        self.work = [(one.config, count_active_weights(one), part) for one, part in models]
+        frozen = count_active_weights(model, only_frozen=True)
+        self.work = [(model.config, count_active_weights(model), frozen, 1.0)]
+        if teacher is not None:  # a forward is a third of a training step
+            self.work.append((teacher.config, count_active_weights(teacher), 0, 1 / 3))
         self.peak = peak_flops(world.device)
         self.seconds = {"data": 0.0, "compute": 0.0, "checkpoint": 0.0}
         self._since = time.perf_counter()
@@ -127,8 +128,8 @@ class StepTimer:
         if with_flops:
             lengths = batch.cu_seqlens.diff().tolist()
             flops = sum(
-                training_flops(config, num_weights, lengths) * part
-                for config, num_weights, part in self.work
+                training_flops(config, num_weights, lengths, num_frozen) * part
+                for config, num_weights, num_frozen, part in self.work
             )
             figures["flops"] = flops * self.world.size  # all ranks have about as much work
             figures["tflops_per_device"] = flops / busy / 1e12

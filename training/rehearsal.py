@@ -74,6 +74,7 @@ class Plan:
     seq_len: int
     num_gpus: int
     kernels: str  # torch or liger
+    teacher: PretrainedConfig | None = None  # None: the model itself, without windows
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
@@ -138,7 +139,7 @@ def rehearse_here(plan: Plan) -> Rehearsal:
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
     choose_trained(model, plan.settings.trained, plan.settings.lora_rank)
     distills = plan.settings.objective == "distill"
-    dense = build_dense(plan.model, switches) if distills else None
+    dense = build_dense(plan.teacher or plan.model, switches) if distills else None
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with _fake_ranks(plan.num_gpus) as world, _without_kernels(plan.kernels), fake, live:
         make_step(live, plan, world, switches, model, dense)

@@ -64,11 +64,6 @@ def make_schedule(
     tokens_before: int = 0,
 ) -> TrainSchedule:
     """Only whole steps: what is left of the budget is not trained on."""
-    if not all(0 <= share <= 1 for share in evaluated_shares):
-        raise UserError(
-            f"models are evaluated at shares of the steps, from 0 to 1, not at {evaluated_shares}. "
-            "Use 0.5 for 50 %."
-        )
     batch = settings.batch_sequences
     left = budget_tokens - tokens_before
     num_steps = left // (batch * seq_len)
@@ -86,6 +81,11 @@ def make_schedule(
     if settings.until == "recovered":
         warmup, tenth = round(settings.warmup_share * num_steps), max(1, num_steps // 10)
         endings = {n: n + tenth for n in steps if n >= warmup and n + tenth < num_steps}
+        if not endings:
+            raise UserError(
+                f"train.until is recovered, but no checkpoint is evaluated from step {warmup} (the "
+                f"end of the warm-up) to {num_steps - tenth - 1}; add a share to eval.checkpoints."
+            )
     return TrainSchedule(
         num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before, endings
     )

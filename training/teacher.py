@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED
 from bosch.data.tokenizer_files import read_tokenizer
-from bosch.hybrid.models import family_of
+from bosch.hybrid.models import check_native_window, family_of
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import Lesson
@@ -101,7 +101,7 @@ class Teacher:
     def compare_layers(self, teacher: Any, student: Any) -> None:
         """Keep what each windowed layer's attention gives to o_proj, and draw the student to it."""
         layers = [n for n, has_window in enumerate(windowed_layers(student.config)) if has_window]
-        weight = self.settings.layer_weight / max(1, len(layers))
+        weight = self.settings.layer_weight / len(layers)
 
         def keep(number: int, module: nn.Module, given: tuple[Tensor]) -> None:
             self.outputs[number] = given[0]
@@ -128,11 +128,15 @@ class Teacher:
         return Lesson(hidden_BTH.flatten(0, 1), head_VH, weight, temperature, top_k)
 
 
-def check_teacher(settings: TrainConfig, model: Path, teacher: Path) -> None:
+def check_top_k(settings: TrainConfig, model: str, config: PretrainedConfig) -> None:
+    if (top_k := settings.top_k or 1) > config.vocab_size:
+        raise UserError(f"train.top_k is {top_k}, but {model} has {config.vocab_size:,} tokens.")
+
+
+def check_teacher(model: Path, teacher: Path) -> None:
     """Refuse a teacher whose distribution says nothing about this model's tokens."""
     own, other = read_config(model), read_config(teacher)
-    if (top_k := settings.top_k or 1) > own.vocab_size:
-        raise UserError(f"train.top_k is {top_k}, but {model} has {own.vocab_size:,} tokens.")
+    check_native_window(other)
 
     def compare(what: str, wanted: str, found: str) -> None:
         if wanted != found:

@@ -28,7 +28,7 @@ def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None
                 "all": True,
                 "attention": is_attention,
                 "windowed-attention": is_attention and has_window[int(name.split(".")[2])],
-                "norms": parameter.ndim < 2,
+                "norms": "norm" in name,
                 "lora": False,
             }[trained]
         )
@@ -39,10 +39,12 @@ def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None
 
 
 def windowed_layers(config: PretrainedConfig) -> list[bool]:
-    """Of each layer, whether it has groups with a window; a dense model counts as all windowed."""
+    """Of each layer, whether it has groups with a window. Where none has, as in the control and a
+    dense model, all count."""
     hybrid = getattr(config, "bosch", None)
-    num_full = hybrid["num_full"] if hybrid else [0] * config.num_hidden_layers
-    return [count < config.num_key_value_heads for count in num_full]
+    num_full = hybrid["num_full"] if hybrid else []
+    found = [count < config.num_key_value_heads for count in num_full]
+    return found if any(found) else [True] * config.num_hidden_layers
 
 
 def add_lora(linear: Any, rank: int) -> None:

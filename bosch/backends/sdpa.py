@@ -1,4 +1,4 @@
-"""Attention by `torch.nn.functional.scaled_dot_product_attention` only: any device, any dtype.
+"""Attention by torch's `scaled_dot_product_attention` (behind a past on the CPU, its kernel).
 
 A window over T tokens costs T * (W + C) pairs, not T * T: queries are taken in blocks of C, against
 the C + W - 1 keys that a block can see. The blocks of keys are overlapping views, in the batch

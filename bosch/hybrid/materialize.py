@@ -38,7 +38,7 @@ from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
-from bosch.model import LOCAL, explain_library_errors, read_model_config
+from bosch.model import LOCAL, OTHER_WEIGHTS, explain_library_errors, read_model_config
 from bosch.run.errors import UserError
 from bosch.run.inside import CHAT_TEMPLATES
 from bosch.run.manifest import MANIFEST, STARTED, write_atomically
@@ -46,7 +46,7 @@ from bosch.run.progress import say
 
 # Not copied: weights in any format (shards.py writes them), code, and the files we write ourselves.
 # All others are: tokenizer, chat template, generation config, license.
-SKIPPED = ".safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot .index.json .py".split()
+SKIPPED = (*OTHER_WEIGHTS, ".safetensors", ".index.json", ".py")
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
 
 # The check. A short window shows a wrong order of groups more clearly, and needs only a short text.
@@ -149,7 +149,7 @@ def copy_companions(source: Path, out: Path) -> None:
     for path in sorted([*source.iterdir(), *(source / CHAT_TEMPLATES).rglob("*")]):
         if path.name.startswith(".") or path.name in WRITTEN_ANEW:
             continue
-        if path.is_file() and not path.name.endswith(tuple(SKIPPED)):
+        if path.is_file() and not path.name.endswith(SKIPPED):
             target = out / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, path.read_bytes())

@@ -8,10 +8,10 @@ compared with the original, and its class is written down if they differ.
 import json
 from pathlib import Path
 
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from bosch.model import LOCAL
-from bosch.model_files import TOKENIZER_CONFIG, check_tokenizer_names, read_json_object
+from bosch.model import find_tokenizer
+from bosch.model_files import TOKENIZER_CONFIG, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
@@ -26,11 +26,11 @@ def keep_tokenizer(
     settings = read_json_object(path) if path.is_file() else {}
     if settings.pop("auto_map", None) is not None:
         _write(path, settings)
-    original = load(source, source_config)
-    if original is None or describe(original) == describe(load(out, config)):
+    original = find_tokenizer(source, config=source_config)
+    if original is None or describe(original) == describe(find_tokenizer(out, config=config)):
         return
     _write(path, settings | {"tokenizer_class": type(original).__name__})
-    if describe(original) != describe(load(out, config)):
+    if describe(original) != describe(find_tokenizer(out, config=config)):
         raise UserError(
             f"the tokenizer of {source}, a {type(original).__name__}, loads differently from "
             f"{out}. Save it with AutoTokenizer.from_pretrained(...).save_pretrained(...) into a "
@@ -40,17 +40,6 @@ def keep_tokenizer(
 
 def _write(path: Path, settings: dict[str, object]) -> None:
     write_atomically(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-
-
-def load(folder: Path, config: PretrainedConfig) -> PreTrainedTokenizerBase | None:
-    try:
-        check_tokenizer_names(folder)
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, config=config, **LOCAL
-        )
-    except (OSError, ValueError):
-        return None
-    return tokenizer if len(tokenizer) > 1 else None  # some classes need no files
 
 
 def describe(tokenizer: PreTrainedTokenizerBase | None) -> tuple[object, ...] | None:

@@ -14,12 +14,11 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
-from bosch.assets import asset_folder
 from bosch.command_line import Commands, run_subcommand
 from bosch.masks.formats import Request, export_mask, import_mask
 from bosch.masks.mask import MaskFile, describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_lines, mask_title
-from bosch.model import read_model_info
+from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.plain_text import visible
 
@@ -32,7 +31,7 @@ class Import:
 
     file: tyro.conf.Positional[Path]  # the other project's file
     format: Format  # duo: TSV of DuoAttention, PruLong; headwise: rtp-llm; layer_types: HF
-    model: Path  # folder of the model that the mask is for, or the name of an embedded model
+    model: str  # the model that the mask is for: a Hugging Face folder or hub id
     out: Path = Path("mask.json")  # file to write
     window: int | None = None  # in tokens, including the current one; None: the file's own
     ratio: float | None = None  # share of groups on the sliding window, met exactly (duo)
@@ -72,9 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_import(command: Import) -> None:
     check_output("--out", command.out)
-    embedded = asset_folder().parent / command.model.name
-    is_name = not command.model.is_dir() and Path(embedded.name) == command.model
-    model = read_model_info(embedded if is_name and embedded.is_dir() else command.model)
+    model = read_model_info(fetch_config(command.model))
     request = Request(command.window, command.ratio, command.seed)
     record, notes = import_mask(command.file, command.format, model, request)
     write_mask(command.out, record)

@@ -193,7 +193,7 @@ class MaskFile:
     ratio_asked: float | None = None  # requested ratio; None: an import may have none
     settings: Mapping[str, Any] = field(default_factory=dict)  # the method's
     seed: int | None = None  # None: nothing was random
-    score_trace: Mapping[str, object] | None = None  # summary: evaluations, first and last score
+    score_trace: Mapping[str, object] | None = None  # summary of a search
     provenance: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

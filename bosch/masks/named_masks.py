@@ -77,7 +77,7 @@ def name_among(masks: Sequence[NamedMask], mask: NamedMask) -> str:
 def possible_names(mask: NamedMask) -> tuple[str, ...]:
     method, seed = mask.record.shown_method, mask.record.seed
     seeded = method if seed is None else f"{method} s{seed}"
-    folder = mask.path.resolve().parents[1].name
+    folder = mask.path.resolve().parent.parent.name
     return method, seeded, f"{seeded} W{mask.mask.window_tokens}", folder, str(mask.path)
 
 
@@ -95,7 +95,7 @@ def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:
     chains: dict[tuple[str, ...], list[NamedMask]] = {}
     for (method, model, window), members in kinds.items():
         seeds = {mask.record.seed for mask in members}
-        for seed in sorted(seeds - {None} or seeds, key=str):
+        for seed in sorted(seeds - {None} or seeds, key=lambda seed: seed or 0):
             by_ratio: dict[float, list[NamedMask]] = {}
             # Masks with the seed come last, so that they are used.
             for mask in sorted(members, key=lambda mask: mask.record.seed is not None):

@@ -12,6 +12,7 @@ from bosch.calibration import Calibration, Haystack
 from bosch.method import Inputs, MethodTraits, NoSettings, Scores, as_table
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up
+from bosch.run.group import rank_and_size
 from bosch.search.scorer import Scorer
 
 traits = MethodTraits(measures=True)
@@ -23,7 +24,9 @@ def score_groups(inputs: Inputs) -> Scores:
 
     def measure(haystack: Haystack) -> Result:
         z = [[1] * shape[1] for _ in range(shape[0])]
-        scorer = Scorer(inputs.model, Calibration([haystack]), inputs.window_tokens)
+        # As many teams as ranks: each rank scores this one text by itself.
+        ranks, one = rank_and_size()[1], Calibration([haystack])
+        scorer = Scorer(inputs.model, one, inputs.window_tokens, masks_at_once=ranks)
 
         def log_probability() -> float:
             """The mean over each answer's tokens, summed over the questions."""

@@ -1,7 +1,7 @@
 """Small decisions that the ranks of a search or a training make together.
 
     value = agree(propose() if is_first() else None)    # rank 0's value, on every rank
-    shares = gather(mine)                               # every rank's value, on every rank
+    shares = Group.current().gather(mine)               # every rank's value, on every rank
     Group.current().all_succeed(write_my_part)          # an error on one rank is raised on all
 
 The messages use a gloo group of their own on the CPU, so they never wait for a GPU or mix with
@@ -115,11 +115,6 @@ def is_first() -> bool:
 def agree(value: Any) -> Any:
     """Rank 0's value, on every rank."""
     return Group.current().from_rank_0(lambda: value)
-
-
-def gather(value: T) -> list[T]:
-    """Every rank's value, by rank, on every rank."""
-    return Group.current().gather(value)
 
 
 def hide_fsdp(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -41,7 +41,7 @@ class Certainty:
         return (
             f"how sure: masks picked on half of the calibration texts score {self.on_own_half:.3g} "
             f"there and {self.on_other_half:.3g} on the other half; with other texts "
-            f"{len(self.unsure)} of {sum(map(len, self.effects))} groups would change sides; "
+            f"{len(self.unsure)} of {sum(map(len, self.effects))} groups could change sides; "
             f"{len(self.stand_ins)} of the swaps tried lose nothing"
         )
 

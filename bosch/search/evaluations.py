@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from bosch.calibration import Calibration
 from bosch.method import Inputs
-from bosch.run.group import agree, gather, joined
+from bosch.run.group import Group, agree, joined
 from bosch.run.progress import Bar, track
 from bosch.search.journal import Journal, Line, texts_of, z_to_texts
 from bosch.search.memo import Memo, locate_memo, scoring_facts
@@ -244,13 +244,18 @@ class MaskObjective:
         work = [0.0] * len(masks)
         waiting = [scorer.share(order, index, len(masks)) for index in range(len(masks))]
         left = list(range(len(masks)))
-        while left:
+
+        def score_mine() -> list[tuple[int, dict[int, list[Answer]], float]]:
             mine = []
             for index in left:
                 texts = waiting[index][: None if threshold is None else 1]
                 waiting[index] = waiting[index][len(texts) :]
                 mine.append((index, *scorer.score(masks[index], texts)))
-            for share in gather(mine):
+            return mine
+
+        ranks = Group.current()
+        while left:
+            for share in ranks.gather(ranks.all_succeed(score_mine)):
                 for index, answers, spent in share:
                     found[index] |= {text: _means(answers[text]) for text in answers}
                     work[index] += spent

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,20 +18,18 @@ import torch
 from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration
-from bosch.model import ModelInfo
+from bosch.model import NO_DECISION, ModelInfo
 from bosch.run.fingerprint import fingerprint, plain
 from bosch.run.group import agree, is_first
 from bosch.run.inside import open_own_file
 from bosch.run.lines import parse_lines, sealed_lines
 from bosch.run.manifest import STARTED, write_atomically
-from bosch.search.journal import z_from_texts, z_to_texts
+from bosch.search.journal import texts_of, z_from_texts, z_to_texts
 from bosch.search.objective import Means, Z
 
 SCORES, FACTS = "scores.jsonl", "facts.json"
 VERSION = 2  # raised when the scores of masks change
-# Fields of a model's configuration that do not affect scores: its origin and path. The number
-# format is a separate fact.
-UNSCORED = ("_name_or_path", "architectures", "transformers_version", "dtype", "use_cache")
+UNSCORED = (*NO_DECISION, "dtype")  # of a model's configuration; the dtype is a separate fact
 
 
 class Memo:
@@ -76,14 +74,8 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 
 
 def _parse(content: bytes) -> dict[Z, dict[int, Means]]:
-    known = {}
-    for _, line in parse_lines(content):
-        # A line of an earlier version may have any content.
-        with suppress(ValueError, KeyError, TypeError, OverflowError):
-            line = dict(line or {})
-            texts = {int(text): Means(*map(float, means)) for text, means in line["texts"].items()}
-            known[z_from_texts(line["z"])] = texts
-    return known
+    lines = (line for _, line in parse_lines(content) if line is not None)
+    return {z_from_texts(line["z"]): texts_of(line) for line in lines}
 
 
 def locate_memo(stage_folder: Path, facts: Mapping[str, object]) -> Path | None:

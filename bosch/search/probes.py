@@ -2,6 +2,7 @@
 all groups of the model.
 """
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -22,7 +23,8 @@ def probe_groups(search: Search, share: float) -> Table:
     One evaluation a group, the same at every ratio. The paper's stage 1 windows layers at the
     ratio, where their best masks lose nothing; with one group left, every layer tells.
     """
-    texts = range(0, len(search.objective.questions), max(1, round(1 / share)))
+    num_texts = len(search.objective.questions)
+    texts = [int(i / share + 1e-9) for i in range(math.ceil(num_texts * share - 1e-9))]
     layers, groups = range(search.num_layers), range(search.num_groups)
     dense = search.dense()
     table: list[tuple[float, ...]] = []

@@ -66,6 +66,7 @@ class SearchSettings:
         at_least(1, self, "", "kappa", "masks_at_once")
         at_least(2, self, "", "max_evaluations")  # the dense model and the fully windowed one
         at_least(0, self, "", "alpha", "gamma", "max_hours")
+        at_least(0, self.accelerations, "accelerations", "memory_gb")
 
 
 def check_optimizer(settings: SearchSettings) -> None:

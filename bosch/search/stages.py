@@ -122,7 +122,7 @@ def select_groups(
     )
     for part in parts:
         variables = search.groups_of(part.layers)
-        if part.method == "none":
+        if not part.evaluations:
             bit = int(part.num_windowed == 0)
             search.z = search.mask(variables, (bit,) * len(variables))
             continue

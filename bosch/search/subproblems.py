@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from bosch.masks.mask import check_ratio, num_windowed
 from bosch.run.errors import UserError
@@ -21,8 +20,7 @@ class Subproblem:
     layers: tuple[int, ...]  # ascending
     ratio: float
     num_windowed: int  # in all these layers: single ones may deviate from the ratio
-    method: Literal["none", "exhaustive", "optimizer"]
-    evaluations: int  # 0, the number of candidates, or kappa x layers
+    evaluations: int  # 0 (nothing to choose), the number of candidates, or kappa x layers
 
 
 def plan_subproblems(
@@ -60,9 +58,6 @@ def cut(layers: Sequence[int], most: int) -> list[tuple[int, ...]]:
 
 def _describe(layers: tuple[int, ...], ratio: float, num_groups: int, kappa: int) -> Subproblem:
     quota = num_windowed(ratio, len(layers), num_groups)
-    candidates, budget = math.comb(len(layers) * num_groups, quota), kappa * len(layers)
-    if candidates == 1:
-        return Subproblem(layers, ratio, quota, "none", 0)
-    if candidates <= budget:
-        return Subproblem(layers, ratio, quota, "exhaustive", candidates)
-    return Subproblem(layers, ratio, quota, "optimizer", budget)
+    candidates = math.comb(len(layers) * num_groups, quota)
+    evaluations = min(candidates, kappa * len(layers)) if candidates > 1 else 0
+    return Subproblem(layers, ratio, quota, evaluations)

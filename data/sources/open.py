@@ -14,7 +14,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
@@ -109,7 +108,7 @@ def split_weight(text: str) -> tuple[str, float | None]:
 
 def read_options(text: str, query: str, *known: str) -> dict[str, Any]:
     """The options after the question mark: `field=content&split=train`."""
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    options = dict(part.partition("=")[::2] for part in query.split("&") if part)
     for option in options:
         if option not in known:
             raise UserError(

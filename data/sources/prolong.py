@@ -92,6 +92,14 @@ class ProLongSource:
         """Refuse a domain that cannot be fetched."""
         self.repository.fetch(find_indexes(self.repository, self.domain)[0])
 
+    @property
+    def commit(self) -> str | None:
+        return getattr(self.repository, "commit", None)
+
+    def pin(self, commit: str) -> None:
+        """Read this commit, even if the repository has changed since."""
+        vars(self.repository)["commit"] = commit
+
     def read(self, start: int) -> Iterator[Document]:
         return read_documents(self.shards, start)
 

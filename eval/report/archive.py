@@ -22,7 +22,10 @@ from bosch.run.lines import parse_lines, sealed_lines
 from bosch.run.manifest import write_atomically
 
 COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
-TRAINING_FIELDS = ("step", "tokens", "loss", "validation_loss")
+TRAINING_FIELDS = (
+    *("step", "tokens", "loss", "validation_loss", "dense_validation_loss"),
+    *("flops", "data_seconds", "compute_seconds"),
+)
 
 
 def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
@@ -64,6 +67,8 @@ def append_run(archive: Path, run: RunResults) -> None:
     ]
     line = sealed_lines([record])
     before = archive.read_bytes() if archive.is_file() else b""
+    if before and archive.suffix != ".gz":
+        before = before.rstrip(b"\n") + b"\n"  # reading allows a last line without one
     archive.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(archive, before + (gzip.compress(line) if archive.suffix == ".gz" else line))
 

@@ -38,7 +38,7 @@ def show_difference(estimate: Estimate | None, survives: bool = False) -> str:
     if estimate is None or estimate.value is None:
         return text
     seeds = "1 seed" if estimate.num_seeds == 1 else str(estimate.num_seeds)
-    stars = "**" if survives else "*" if estimate.excludes_zero else ""
+    stars = ("**" if survives else "*") if estimate.excludes_zero else ""
     return f"{text}{stars} ({seeds})"
 
 

@@ -6,6 +6,7 @@ differences from a baseline.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bosch.config import parse_count
 from bosch.eval.report import statistics
 from bosch.eval.report.archive import read_runs
 from bosch.eval.report.runs import RunResults
@@ -292,11 +294,18 @@ def pair_runs(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
         return {r.name: [(r.name, str(baseline))] for r in comparison.runs if r.name != baseline}
     settings = _settings(baseline)
 
+    def key(run: RunResults) -> dict[str, object]:
+        """The same for a run and its baseline run."""
+        facts = {"model": run.model, "ratio": run.ratio, "window": run.window, "seed": run.seed}
+        if settings:
+            facts["method"] = run.method.split()[0] if "mask.options" in settings else run.method
+        return {name: fact for name, fact in facts.items() if name not in settings}
+
     def serves(base: RunResults, run: RunResults) -> bool:
-        if base.pairing_key != run.pairing_key:
+        if key(base) != key(run):
             return False
         if settings:
-            return base.method == run.method and _has(base, settings) > _has(run, settings)
+            return _has(base, settings) and not _has(run, settings)
         return base.method == baseline != run.method
 
     def further(run: RunResults) -> list[str]:
@@ -315,19 +324,23 @@ def pair_runs(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
 
 
 def _settings(baseline: str | None) -> dict[str, str]:
-    """Name -> value, of a baseline that is settings."""
-    parts = [part.partition("=") for part in (baseline or "").split(",") if "=" in part]
-    return {name.strip().replace("-", "_"): value.strip() for name, _, value in parts}
+    """Name -> value, of a baseline that is settings. A method with options has a blank."""
+    if baseline is None or " " in baseline:
+        return {}
+    parts = [part.partition("=") for part in baseline.split(",") if "=" in part]
+    return {name.replace("-", "_"): value for name, _, value in parts}
 
 
 def _has(run: RunResults, settings: Mapping[str, str]) -> bool:
     own = flatten(run.config)
 
     def agrees(found: object, wanted: str) -> bool:
-        try:
-            return float(str(found)) == float(wanted)
-        except ValueError:
-            return str(found) == wanted
+        text = " ".join(map(str, found)) if isinstance(found, list) else str(found)
+        for read in (float, parse_count):  # 2e5, 200k
+            with suppress(ValueError):
+                if float(text) == read(wanted):
+                    return True
+        return text == wanted
 
     return all(agrees(own.get(name), value) for name, value in settings.items())
 

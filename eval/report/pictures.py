@@ -5,6 +5,7 @@ bars are 95% intervals. The same numbers give the same bytes.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from bosch.eval.settings import SUITES
 from bosch.eval.suites._reporting import ReportedScore, reporting_of
 from bosch.masks.picture import write_picture
 from bosch.plugins import list_plugins
+from bosch.run.errors import UserError
 from bosch.run.plain_text import picture_label
 
 if TYPE_CHECKING:
@@ -26,16 +28,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 3  # panels side by side
+LEGEND_ROW = 0.19  # inches; two rows are part of every figure
 COLORS = "#d95f02 #1b9e77 #7570b3 #e7298a #1f78b4 #66a61e #a6761d #e6ab02 #b2182b #666666".split()
 LINES = ("-", "--", ":", "-.")
 
 
 def draw_pictures(comparison: Comparison, out: Path) -> list[Path]:
     """Every picture that has something to show; those of an earlier comparison are deleted."""
-    before = ("recovery_*", "losses", "masks")  # earlier versions drew these, too
-    for name in (*PICTURES, *before, *(f"{suite}_*" for suite in list_plugins(SUITES))):
-        for old in out.glob(f"{name}.png"):
-            old.unlink()
+    names = [*PICTURES]
+    for suite in list_plugins(SUITES):
+        with suppress(UserError):  # its file is broken
+            names.append(parts_picture(suite))
+    for name in names:
+        (out / f"{name}.png").unlink(missing_ok=True)
     written = []
     parts: dict[str, Callable[[Comparison], Figure | None]] = {
         parts_picture(suite): partial(_draw_scores, scores=comparison.parts(suite))
@@ -107,8 +112,8 @@ def _draw_scores(comparison: Comparison, scores: Sequence[ReportedScore]) -> "Fi
     from matplotlib.ticker import EngFormatter
 
     panels = [(s, lines) for s in scores if (lines := list(lines_over_training(comparison, s)))]
-    if not panels:
-        return None
+    if not any(len(line.y) > 1 for _, lines in panels for line in lines):
+        return None  # nothing was trained
     styles = _choose_styles(lines for _, lines in panels)
     figure, axes = _grid(len(panels))
     for axis, (score, lines) in zip(axes, panels, strict=True):
@@ -169,11 +174,15 @@ def _finish(figure: "Figure", axes: "Sequence[Axes]") -> "Figure":
             axis.spines[side].set_visible(False)
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             labels.setdefault(label, handle)
+    longest = 0.5 + 0.057 * max(map(len, labels), default=0)  # inches, with the line beside it
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / longest)))
+    rows = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + max(0, rows - 2) * LEGEND_ROW)
     figure.legend(
         list(labels.values()),
         list(labels),
         loc="outside lower center",
-        ncols=min(len(labels), max(1, len(axes))),
+        ncols=columns,
         frameon=False,
         fontsize=8,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from bosch.config import fill_in
 from bosch.eval.report.scores import condition
 from bosch.eval.report.statistics import Samples
-from bosch.eval.results import SCORES
+from bosch.eval.results import PREDICTIONS, SCORES
 from bosch.eval.suites._reporting import Row, reporting_of
 from bosch.masks.mask import MaskFile, read_mask
 from bosch.model_files import read_json_object
@@ -21,7 +21,6 @@ from bosch.run.lines import read_lines
 from bosch.run.manifest import MANIFEST
 from bosch.run.plan import flatten, follow_reference
 
-PREDICTIONS = "predictions.jsonl"  # one row per example, written by eval/runner.py
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
 VARIANTS = {"window": "window", "length": "text_tokens"}
 EvaluationKey = tuple[int | None, str, str]  # step (None: the dense model), suite, condition
@@ -70,11 +69,6 @@ class RunResults:
     @property
     def seed(self) -> int | None:
         return self.config.get("seed")
-
-    @property
-    def pairing_key(self) -> tuple[object, ...]:
-        """The same for a run and the baseline run that it is compared with."""
-        return self.model, self.ratio, self.window, self.seed
 
     @property
     def validation_losses(self) -> dict[int, float]:

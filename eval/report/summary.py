@@ -107,7 +107,10 @@ def warnings(comparison: Comparison) -> list[str]:
     lines += different_examples(comparison)
     lines += different_ends(comparison)
     if comparison.baseline and len(comparison.runs) > 1 and not baseline_differences(comparison):
-        lines.append(f"{comparison.baseline}: not evaluated at step 0, so no run is compared to it")
+        lines.append(
+            f"{comparison.baseline}: no run is compared to it: none is like it in model, ratio, "
+            "window and seed, or step 0 was not evaluated"
+        )
     significant: dict[tuple[str, str], list[Drop]] = {}
     for drop in (drops := find_drops(comparison)):
         if drop.points.excludes_zero:

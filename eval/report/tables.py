@@ -137,11 +137,12 @@ def baseline_table(comparison: Comparison) -> Table:
     names = [[row.setup, row.score.title] for row in differences]
     rows = [[*name, *shown] for name, *shown in zip(names, *cells, strict=True)]
     note = (
-        "Percentage points above the baseline run of the same model, ratio, window and seed. In "
-        f"brackets: {LEVEL:.0%} bootstrap interval over seeds and examples, which are the same for "
-        "both runs; * marks intervals that exclude zero, ** those that do after Holm's correction "
-        "for all differences of the column. In parentheses: the number of seeds. One seed says "
-        "nothing about others, and with few seeds the intervals are too narrow."
+        "Percentage points above the baseline run of the same model, ratio, window and seed, but "
+        f"for what the baseline names. In brackets: {LEVEL:.0%} bootstrap interval over seeds and "
+        "examples, which are the same for both runs; * marks intervals that exclude zero, ** those "
+        "that do after Holm's correction for all differences of the column. In parentheses: the "
+        "number of seeds. One seed says nothing about others, and with few seeds the intervals are "
+        "too narrow."
     )
     header = ["runs", "score", "before training", "after training", "mean score"]
     return Table(f"Difference from {comparison.baseline}, in points", header, rows, note)

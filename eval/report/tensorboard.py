@@ -114,7 +114,7 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     if run.mask is not None and picture.is_file() and not picture.is_symlink():
         yield _image("mask", picture.read_bytes())
     record = read_json(run.path / "run.json", [])
-    config = record.get("config", {})
+    config = _mapping(record.get("config"))
     settings = _hparams(run, config)
     tags = sorted({tag for row in run.rows for tag in _scalar(row)})
     averages = [tag for tag in tags if f"/{AVERAGE}/" in tag]
@@ -147,12 +147,18 @@ def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int 
         mask = run.mask.mask
         facts |= {"model": run.mask.model.id, "method": run.mask.shown_method, "ratio": mask.ratio}
         facts |= {"window": mask.window_tokens, "unit": mask.unit, "KV saved": kv_saved(run)}
-    settings = {"seed": config.get("seed"), "tokens": config.get("data", {}).get("tokens")}
-    if options := config.get("mask", {}).get("options"):
+    data, mask_settings, train = (_mapping(config.get(name)) for name in ("data", "mask", "train"))
+    settings = {"seed": config.get("seed"), "tokens": data.get("tokens")}
+    if options := mask_settings.get("options"):
         settings["options"] = " ".join(options)
-    settings |= {f"train.{name}": value for name, value in config.get("train", {}).items()}
+    settings |= {f"train.{name}": value for name, value in train.items()}
     facts |= {name: v for name, v in settings.items() if isinstance(v, str | int | float)}
     return {visible(n): visible(v) if isinstance(v, str) else v for n, v in facts.items()}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    """Of a run.json that may be damaged."""
+    return value if isinstance(value, dict) else {}
 
 
 def _paragraphs(

@@ -230,7 +230,7 @@ def test_after_a_kill_the_files_are_the_same(name: str, inputs: Inputs) -> None:
     see test_search_methods.py; the other methods take no time.)"""
     write(name, inputs)
     lines = (inputs.folder / NOTES).read_bytes().splitlines(keepends=True)
-    for done in range(len(lines) + 1):
+    for done in range(len(lines) + 1):  # the first line says what the results depend on
         killed = in_folder(inputs, "killed")
         torn = lines[done][: len(lines[done]) // 2] if done < len(lines) else b""
         (killed.folder / NOTES).write_bytes(b"".join(lines[:done]) + torn)

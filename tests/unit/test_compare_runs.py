@@ -18,6 +18,7 @@ from bosch.eval.report.compare import (
     recoveries,
     seed_means,
 )
+from bosch.eval.report.lines import lines_over_training
 from bosch.eval.report.page import recovery_rows, write_report
 from bosch.eval.report.pictures import PICTURES
 from bosch.eval.report.runs import read_run
@@ -26,7 +27,7 @@ from bosch.eval.report.tables import make_tables
 from bosch.eval.rows import read_rows
 from bosch.eval.suites import niah
 from bosch.masks.mask import read_mask
-from bosch.masks.picture import mask_title
+from bosch.masks.picture import mask_title, write_picture
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.folder import RunFolder
@@ -192,7 +193,7 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
         assert row[3:] == ["–", "–"]
     not_judged = FakeRun("razor", steps=(None,)).write(tmp_path)
     lines = warnings(compare([*runs, not_judged], baseline=not_judged.name))
-    assert any(line.startswith(f"{not_judged.name}: not evaluated at step 0") for line in lines)
+    assert any(line.startswith(f"{not_judged.name}: no run is compared to it") for line in lines)
 
 
 def test_settings_as_baseline_are_compared_within_a_method(tmp_path: Path) -> None:
@@ -225,6 +226,20 @@ def test_settings_as_baseline_are_compared_within_a_method(tmp_path: Path) -> No
     assert 15 < at_more_tokens["bosch"] < 45
     with pytest.raises(UserError, match="no run has such settings"):
         compare(plain, "train.objective=distill")
+    change(plain[1] / "run.json", "config", "mask", "options", value=["granularity=layer"])
+    assert set(points("fisher granularity=layer")) == {"bosch"}  # a method with an option
+    change(taught[1] / "run.json", "config", "train", "objective", value="next-token")
+    assert set(points("data.tokens=200k")) == {"bosch"}
+    rows = baseline_differences(compare([plain[1], taught[1]], "mask.options=granularity=layer"))
+    assert {row.setup.split()[1] for row in rows} == {"fisher"}
+
+
+def test_a_baseline_may_be_a_setting_that_names_the_hybrid(tmp_path: Path) -> None:
+    runs = [FakeRun(method="interleave", ratio=ratio).write(tmp_path) for ratio in (0.5, 0.75)]
+    rows = baseline_differences(compare(runs, "ratio=0.5"))
+    assert {row.setup for row in rows} == {"tiny-qwen3 interleave r0.75 W64"}
+    lines = warnings(compare([runs[0], FakeRun(seed=1).write(tmp_path)], "ratio=0.5"))
+    assert any(line.startswith("ratio=0.5: no run is compared to it") for line in lines)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
@@ -238,6 +253,18 @@ def test_archived_runs_are_read_like_their_folders(tmp_path: Path, name: str) ->
     assert make_tables(stored) == make_tables(folders)
     assert recovery_rows(stored) == recovery_rows(folders)
     assert [run.rows for run in stored.runs] == [run.rows for run in folders.runs]
+    for score in folders.averages:
+        lines, expected = (list(lines_over_training(one, score)) for one in (stored, folders))
+        assert str(lines) == str(expected)
+        assert set(lines[0].x) == {"tokens", "flops", "hours"}
+
+
+def test_a_last_line_without_its_end_does_not_spoil_the_next(tmp_path: Path) -> None:
+    archive = tmp_path / "rows.jsonl"
+    for method in ("bosch", "fisher"):
+        append_run(archive, read_run(FakeRun(method).write(tmp_path)))
+        archive.write_bytes(archive.read_bytes().rstrip(b"\n"))
+    assert [run.method for run in read_archive(archive)] == ["bosch", "fisher"]
 
 
 def test_a_damaged_line_of_an_archive_is_refused(tmp_path: Path) -> None:
@@ -356,7 +383,11 @@ class Links(HTMLParser):
 
 def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     runs = [FakeRun(method, skill=forgetting).write(tmp_path) for method in ("bosch", "fisher")]
+    mine = tmp_path / "report" / "niah_mine.png"
+    mine.parent.mkdir()
+    mine.touch()
     written = write_report(compare(runs, runs[1].name), tmp_path / "report")
+    assert mine.exists()
     again = write_report(compare(runs, runs[1].name), tmp_path / "again")
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
     page = (tmp_path / "report" / "report.html").read_text()
@@ -376,9 +407,29 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     assert {row["statistic"] for row in rows} >= {"gap_share", "tokens_to_90", "mean_score"}
 
 
+def test_legends_of_many_runs_stay_below_the_panels(tmp_path: Path) -> None:
+    ratios = [ratio / 16 for ratio in range(1, 16)]
+    runs = [FakeRun(m, ratio).write(tmp_path) for m in ("bosch", "fisher") for ratio in ratios]
+    for run in runs[::2]:  # longer names
+        change(run / "run.json", "config", "train", "objective", value="next-token")
+    comparison = compare(runs)
+    for name in ("recovery", "zero_shot"):
+        figure = PICTURES[name](comparison)
+        write_picture(figure, tmp_path / "picture.png")
+        legend = figure.legends[0].get_window_extent()
+        assert 0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+        assert 0 <= legend.y0 < legend.y1 <= min(a.get_window_extent().y0 for a in figure.axes)
+
+
+def test_nothing_trained_has_no_picture_over_tokens(tmp_path: Path) -> None:
+    runs = [FakeRun(ratio=ratio, steps=(None, 0)).write(tmp_path) for ratio in (0.5, 0.75)]
+    written = write_report(compare(runs), tmp_path / "report")
+    assert [path.name for path in written if path.suffix == ".png"] == ["zero_shot.png"]
+
+
 def test_names_cannot_break_page_or_pictures(tmp_path: Path) -> None:
     for name in ("_first", "<b>a|b$_{$c"):
-        run = FakeRun(steps=(None, 0)).write(tmp_path / "made").rename(tmp_path / name)
+        run = FakeRun(steps=(None, 0, 100)).write(tmp_path / "made").rename(tmp_path / name)
         comparison = compare([run])
         write_report(comparison, tmp_path / "report")
         figure = PICTURES["recovery"](comparison)

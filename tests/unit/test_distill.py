@@ -23,6 +23,7 @@ from bosch.training.loss import Lesson, head_loss, model_loss
 from bosch.training.model_start import start_model
 from bosch.training.parallel import choose_switches, start_world
 from bosch.training.teacher import Pull, Teacher, check_teacher, start_teacher
+from bosch.training.trained import choose_trained
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, random_tokens, tiny_model
 from tests.odd_tokenizers import with_another_tokenizer
@@ -141,6 +142,22 @@ def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: P
     assert changed == {name for name in before if part in name}
 
 
+@pytest.mark.parametrize(
+    ("family", "z", "trained", "part"),
+    [
+        ("qwen3", [[1] * 4] * 3, "windowed-attention", ".self_attn."),  # the control: no windows
+        ("qwen2", MIXED, "norms", "norm"),  # and none of its biases
+    ],
+)
+def test_the_same_holds_for_the_control_and_for_biases(
+    family: str, z: Any, trained: str, part: str
+) -> None:
+    hybrid = deploy(tiny_model(family), z, WINDOW)
+    choose_trained(hybrid, trained, lora_rank=4)
+    chosen = {name for name, weight in hybrid.named_parameters() if weight.requires_grad}
+    assert chosen == {name for name, _ in hybrid.named_parameters() if part in name} != set()
+
+
 def test_lora_trains_what_it_exports(tmp_path: Path) -> None:
     deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path / "model")
     settings = replace(SETTINGS, trained="lora", lora_rank=3, peak_learning_rate=0.03, max_steps=4)
@@ -220,13 +237,17 @@ def test_impossible_settings_are_refused(name: str, value: float) -> None:
 def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> None:
     own = asset_folder(presets.SMOKE_MODEL)
     settings = TrainConfig(objective="distill")
-    check_teacher(settings, own, asset_folder(presets.TINY_MODEL))
+    check_teacher(own, asset_folder(presets.TINY_MODEL))
     with pytest.raises(UserError, match=r"top_k is 10000, but .* has 2,048 tokens"):
-        check_teacher(replace(settings, top_k=10_000), own, own)
+        train_model.check_objective(replace(settings, top_k=10_000), presets.SMOKE_MODEL)
     with pytest.raises(UserError, match="another tokenizer"):
-        check_teacher(settings, own, with_another_tokenizer(own, tmp_path / "tokenizer"))
+        check_teacher(own, with_another_tokenizer(own, tmp_path / "tokenizer"))
     with pytest.raises(UserError, match=r"another family \(llama\)"):
-        check_teacher(settings, own, model_folder(tmp_path / "llama", False, "llama"))
+        check_teacher(own, model_folder(tmp_path / "llama", False, "llama"))
     with pytest.raises(UserError, match="another vocabulary"):
-        check_teacher(settings, own, model_folder(tmp_path / "small", False))
+        check_teacher(own, model_folder(tmp_path / "small", False))
+    windowed = tiny_model("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    windowed.save_pretrained(tmp_path / "windowed")
+    with pytest.raises(UserError, match="sliding window of its own"):
+        check_teacher(own, tmp_path / "windowed")
     assert train_model.check_objective(settings, presets.SMOKE_MODEL) is None

@@ -2,8 +2,8 @@
 the repository.
 
 A block of commands begins with ```sh. Where its first line is `# needs ...` (a hub, a GPU, a
-cluster) or `# takes minutes` its commands are only parsed: programs, options and make targets must
-exist. All other blocks of a page run in their order.
+cluster) or `# takes ...` (minutes, hours) its commands are only parsed: programs, options and make
+targets must exist. All other blocks of a page run in their order.
 """
 
 import os
@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-MARKS = ("# needs ", "# takes minutes")
+MARKS = ("# needs ", "# takes ")
 OTHERS = {"git", "(cd", "pip", "hf", "sbatch", "tensorboard", "cat", "cp", "mkdir", "curl"}
 ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -59,11 +59,11 @@ def help_of(*program: str) -> str:
             [*program, "--help"], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT
         )
     ]
-    if program[-1].endswith("recover.py") or program[-1] == "recover":
+    name = Path(program[-1]).stem
+    if name in ("recover", "sweep"):  # a sweep passes recover's options on
+        all_of = [*program[:-1], program[-1].replace("sweep", "recover"), "--help-all"]
         told.append(
-            subprocess.run(
-                [*program, "--help-all"], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT
-            )
+            subprocess.run(all_of, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
         )
     assert all(one.returncode == 0 for one in told), (
         f"{shlex.join(program)} --help failed: {told[0].stderr}"

@@ -78,9 +78,37 @@ def test_all_six_calls(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
             row["value"] for row in rows
         ]
     assert {row["length"] for row in rows} == {256}
+    kept = {"lengths": [256], "folder": tmp_path / "scores", **task}
+    assert bosch.evaluate(hybrid, **kept) == bosch.evaluate(hybrid, **kept)
+    with bosch.masked(dense, mask), pytest.raises(UserError, match="scores"):
+        bosch.evaluate(dense, **kept)  # another model's
 
     hybrid.save_pretrained(tmp_path / "hybrid")
     assert torch.equal(load(tmp_path / "hybrid")(ids).logits, hybrid(ids).logits)
+
+
+def test_a_folder_of_another_search_is_refused(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
+    calibration = bosch.calibrate(tokenizer, questions_per_context=2, **EASY)
+
+    def search(method: str, window: int) -> Any:
+        choice = {"ratio": 0.5, "window": window, "folder": tmp_path}
+        return bosch.search_mask(dense, calibration, method=method, **choice)
+
+    assert search("fisher", 16).mask == search("fisher", 16).mask
+    with pytest.raises(UserError, match="another method, model, calibration set, window"):
+        search("fisher", 32)
+    with pytest.raises(UserError, match="another method, model, calibration set, window"):
+        search("dcam", 16)
+
+
+def test_the_inner_of_two_masks_is_used(dense: Any) -> None:
+    ids = torch.arange(100)[None] % 200
+    none = GroupMask.from_rows(["11111111", "11111111"], 8)
+    with torch.inference_mode(), bosch.masked(dense, MASK):
+        outer = dense(ids).logits
+        with bosch.masked(dense, none):
+            assert torch.equal(dense(ids).logits, load()(ids).logits)
+        assert torch.equal(dense(ids).logits, outer)
 
 
 def test_a_model_in_memory_is_known_by_its_weights() -> None:
@@ -104,6 +132,7 @@ def test_a_model_in_memory_is_known_by_its_weights() -> None:
         (lambda: bosch.calibrate(None, lenght=256), "lenght length"),
         (lambda: bosch.evaluate(load(), ["niha"]), "niha niah"),
         (lambda: bosch.evaluate(load(), lengths=[128, 256], samples=1), "niah 128 missing"),
+        (lambda: bosch.evaluate(load(), precision="bf16"), "precision leave"),
         (lambda: bosch.evaluate(load(), niah_lenghts=[256]), "niah_lenghts niah_lengths"),
         (lambda: bosch.materialize(load(), GroupMask.from_rows(["01"], 8)), "1 layers 2 groups"),
         (lambda: bosch.masked(load(), GroupMask.from_rows(["01"], 8)).__enter__(), "1 layers"),

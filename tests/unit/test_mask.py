@@ -305,7 +305,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
         ({"--ratio": "1.2"}, "ratio is 1.2"),
         ({"--ratio": "nan"}, "ratio is nan"),
         ({"--ratio": "0.5", "--window": "0"}, "window is 0"),
-        ({"--ratio": "0.5", "--model": "nowhere"}, "nowhere"),
+        ({"--ratio": "0.5", "--model": "nowhere"}, "--model nowhere"),
         ({"--ratio": "0.5", "--out": str(tmp_path)}, f"--out {tmp_path}"),
         ({"--ratio": "0.5", "--out": "nowhere/mask.json"}, "--out nowhere/mask.json"),
         ({"--ratio": "0.5", "--out": f"{file}/mask.json"}, f"--out {file}/mask.json"),

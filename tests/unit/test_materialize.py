@@ -119,6 +119,14 @@ def test_hybrid_loads_the_tokenizer_that_its_model_loads_whatever_class_is_decla
         assert loaded(" 1234 x").input_ids == ids
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", '{"version": "1.0"}'])
+def test_a_tokenizer_that_cannot_be_loaded_is_copied_as_it_is(content: str, tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense")
+    (dense / "tokenizer.json").write_text(content)
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+    assert (tmp_path / "hybrid" / "tokenizer.json").read_text() == content
+
+
 def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weights(
     tmp_path: Path,
 ) -> None:

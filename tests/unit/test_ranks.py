@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from bosch.methods import single_group
 from bosch.run import lock
 from bosch.run.errors import UserError
 from bosch.run.group import Group, joined
 from bosch.run.lock import LockRecord
 from bosch.run.ranks import PEER_DIED, RankGoneError, Ranks
+from tests.attention_matrices import inputs_of
 from tests.fork_server import PATIENCE, launch_environment, start
+from tests.search_cases import answered_calibration, small_model
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +110,25 @@ def test_a_search_under_use_fsdp_loads_weights_on_every_rank(tmp_path: Path) -> 
     for rank in ranks:
         rank.join(PATIENCE)
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["False", "False"]
+
+
+def score_single_groups(folder: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    (folder / f"rank-{environment['RANK']}").write_text(str(scores_of_groups(folder / "shared")))
+
+
+def scores_of_groups(folder: Path) -> list[list[float]]:
+    model = small_model()
+    calibration = answered_calibration(model, (40, 33, 36))
+    return single_group.score_groups(inputs_of(single_group, model, calibration, folder)).groups
+
+
+def test_ranks_share_the_texts_of_single_group(tmp_path: Path) -> None:
+    ranks = [start(score_single_groups, tmp_path, variables) for variables in launch_environment(2)]
+    for rank in ranks:
+        rank.join(PATIENCE)
+    expected = str(scores_of_groups(tmp_path / "alone"))
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == [expected] * 2
 
 
 @pytest.mark.parametrize("error", [None, SystemExit(0)])

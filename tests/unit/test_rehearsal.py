@@ -20,6 +20,7 @@ from benchmarks._models import SIZES
 from bosch.assets import asset_folder
 from bosch.config import TrainConfig
 from bosch.recipes import presets, recover, train_model
+from bosch.recipes.estimate import training_seconds
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from bosch.training.model_start import read_config
@@ -244,6 +245,10 @@ def test_recover_refuses_a_training_that_would_not_fit_before_anything_runs(
     with pytest.raises(UserError, match="No smaller number of sequences fits"):
         recover.main(command)
     assert not run.exists()
+    (run / "train").mkdir(parents=True)
+    (run / "train" / "manifest.json").touch()  # trained before, and to be trained again
+    with pytest.raises(UserError, match="No smaller number of sequences fits"):
+        recover.main([*command, "--fresh", "model"])
 
 
 def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
@@ -262,6 +267,10 @@ def test_a_teacher_takes_its_weights_and_more_for_the_loss() -> None:
     alone, with_teacher = (rehearsal.rehearse(one).peak for one in (plan, taught))
     assert with_teacher["weights"] > 1.2 * alone["weights"]
     assert with_teacher["optimizer"] == alone["optimizer"]
+    larger = replace(presets.smoke(), train=replace(taught.settings, teacher=presets.TINY_MODEL))
+    by_larger = rehearsal.rehearse(train_model.make_plan(larger, 2, "torch")).peak
+    assert by_larger["weights"] > 1.3 * with_teacher["weights"]
+    assert training_seconds(larger, 1) > 1.2 * training_seconds(presets.smoke(), 1)
 
 
 def test_the_table_in_the_docs_is_that_of_the_results() -> None:

@@ -270,7 +270,7 @@ def test_killed_within_an_example_it_resumes_to_the_same_files(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     notes = (tmp_path / "run" / "mask" / "examples.jsonl").read_text()
-    assert notes.count("\n") == 2
+    assert notes.count("\n") == 3  # what they depend on, and two examples
     main(arguments)
     assert (tmp_path / "run" / "mask" / "examples.jsonl").read_text().startswith(notes)
     assert outputs(tmp_path / "run" / "mask") == expected
@@ -278,12 +278,13 @@ def test_killed_within_an_example_it_resumes_to_the_same_files(
 
 @pytest.mark.parametrize("line", ["{}", "[1]", "no json", '{"seconds": 1, "result": 2}'])
 def test_a_damaged_result_of_an_example_is_named(line: str, tmp_path: Path) -> None:
-    (tmp_path / NOTES).write_text('{"seconds": 1, "result": {}}\n' + line + "\n")
-    with pytest.raises(UserError, match=f"{NOTES}.*line 2"):
+    first = ('{"made_of": ""}', '{"index": 0, "seconds": 1, "result": {}}')
+    (tmp_path / NOTES).write_text("\n".join([*first, line, ""]))
+    with pytest.raises(UserError, match=f"{NOTES}.*line 3"):
         measure_each(tmp_path, "a test", 3, "examples", lambda index: {})
 
 
-@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [0, 0, 1]])
+@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [0, 0, 1], [0, 1, 1]])
 def test_missing_or_repeated_results_of_examples_are_named(kept: list[int], tmp_path: Path) -> None:
     measure_each(tmp_path, "a test", 3, "examples", lambda index: {"index": index})
     lines = (tmp_path / NOTES).read_bytes().splitlines(keepends=True)

@@ -14,11 +14,12 @@ import pyarrow.parquet
 import pytest
 
 from bosch.data.needles import NEEDLE_PATTERN, pairs_in
+from bosch.data.pack import pin_commits
 from bosch.data.sources.files import BLOCK_BYTES, FileSource
 from bosch.data.sources.hub import HubSource
 from bosch.data.sources.open import expand_mix, open_source, open_sources
-from bosch.data.sources.prolong import MIX_64K
-from bosch.data.sources.source import Source
+from bosch.data.sources.prolong import MIX_64K, ProLongSource
+from bosch.data.sources.source import Source, WeightedSource
 from bosch.data.toy_world.documents import ToyDocuments
 from bosch.run.errors import MissingFileError, UserError
 
@@ -209,6 +210,21 @@ def test_rows_of_a_hub_dataset_without_text_are_empty_documents(
 def test_without_network_it_says_what_to_fetch_and_where_to_put_it(text: str, command: str) -> None:
     with pytest.raises(MissingFileError, match=f"hf download --repo-type dataset {command}"):
         texts_of(open_source(text, seed=0, tokens=1000))
+
+
+def test_options_are_taken_as_they_are_written() -> None:
+    source = open_source("hf:some/corpus?config=C++-a%20b&tokenizer=./c++", seed=0)
+    assert isinstance(source, HubSource)
+    assert (source.config, source.tokenizer) == ("C++-a%20b", "./c++")
+    assert source.name == "hf:some/corpus?config=C++-a%20b&tokenizer=./c++"
+
+
+def test_a_prolong_source_goes_on_at_the_commit_it_began_with() -> None:
+    source = open_source("prolong-64k/arxiv", seed=0, tokens=1000)
+    assert isinstance(source, ProLongSource)
+    mix = [WeightedSource(source, 1.0)]
+    assert pin_commits(mix, {source.name: "c" * 40}) == {source.name: "c" * 40}
+    assert source.repository.facts()["commit"] == "c" * 40
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,7 @@ def test_retrieval_heads_are_those_whose_peak_is_the_copied_token(
                 hits = hits + (in_needle & (haystack.ids_T[peak] == haystack.ids_T[position]))
                 tokens += 1
     check(scores, hits.double() / tokens, "global")
-    largest = run(retrieval_head, model, calibration, tmp_path, pool="max")
+    largest = run(retrieval_head, model, calibration, tmp_path / "max", pool="max")
     for row, heads in zip(largest.groups, (hits / tokens).tolist(), strict=True):
         size = len(heads) // len(row)
         best = [max(heads[g * size : (g + 1) * size]) for g in range(len(row))]

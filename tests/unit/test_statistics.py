@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bosch.eval.report import statistics
+from bosch.eval.report.cells import show_difference
 from bosch.eval.report.statistics import (
     NEVER,
     Curve,
@@ -153,3 +154,10 @@ def test_holm_keeps_a_difference_only_while_all_smaller_p_values_hold() -> None:
     assert tested(0.03, 0.001, 0.03) == [False, True, False]
     assert tested(None, 0.04) == [False, True]  # what was not tested does not count
     assert survive_holm([None]) == [False]
+
+
+def test_an_interval_that_includes_zero_gets_no_stars() -> None:
+    """Though Holm's test, which is normal, may find it significant."""
+    touching, apart = (Estimate(25.0, low, 50.0, p_value=0.001) for low in (0.0, 2.0))
+    assert show_difference(touching, survives=True) == "+25.0 [+0.0, +50.0] (1 seed)"
+    assert show_difference(apart, survives=True) == "+25.0 [+2.0, +50.0]** (1 seed)"

@@ -98,12 +98,17 @@ def test_a_chain_that_was_stopped_or_has_other_settings_is_not_finished(place: P
     assert "runs/tiny-qwen3-fisher-r0.75: stopped before the end" in run.stdout
     (place / "stopped").unlink()
     run_sweep(place, *words)
+    run_sweep(place, *words, "--ratios", ".750")  # the same run, written otherwise
+    assert len(calls(place)) == 2
     record = place / "runs" / "tiny-qwen3-fisher-r0.75" / "run.json"
     content = json.loads(record.read_text())
     content["config"]["calibration"]["length"] //= 2  # as if the preset had changed since
     record.write_text(json.dumps(content))
     run_sweep(place, *words)
     assert len(calls(place)) == 3
+    record.write_text(json.dumps(content | {"config": None}))  # damaged
+    run_sweep(place, *words)
+    assert len(calls(place)) == 4
 
 
 def test_archived_runs_are_not_run_again_and_are_in_the_report(place: Path) -> None:
@@ -175,6 +180,11 @@ def test_finished_runs_are_evaluated_under_further_windows_and_at_further_length
         ("--methods bosch --windows 64,x", "--windows 64,x"),
         ("--methods bosch --lengths 0", "--lengths 0"),
         ("--methods bosch --run-dir a", "--run-dir"),
+        ("--methods bosch --run_dir a", "--run-dir"),
+        ("--methods bosch --rehearse 2", "--rehearse"),
+        ("--methods bosch --vary run_dir=a,b", "--run-dir"),
+        ("--methods bosch --lengths 512 --eval.suites longbench", "--lengths 512: .*niah"),
+        ("--methods bosch --vary model=tiny-qwen3,nothing-there", "nothing-there"),
         ("--methods bosch --window 0", "window.* 0"),
         ("--methods bosch --eval.sample 4", r"--eval\.sample"),
         ("--methods bosch --rows finished.csv", r"--rows finished\.csv"),

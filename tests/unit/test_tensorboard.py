@@ -13,6 +13,8 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from bosch.eval.report.compare import compare
+from bosch.eval.report.page import write_report
 from bosch.eval.report.tensorboard import rebuild_tensorboard
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.masks.picture import draw_mask
@@ -342,3 +344,12 @@ def test_training_and_evaluations_share_a_file_and_resume_in_it(tmp_path: Path) 
     reader = EventAccumulator(str(tmp_path / "tb")).Reload()
     (score,), losses = reader.Scalars("niah/average/512/score"), reader.Scalars("train/loss")
     assert score.wall_time == losses[1].wall_time
+
+
+@pytest.mark.parametrize("config", [None, {"data": 5, "train": None, "mask": []}])
+def test_a_damaged_record_of_the_settings_leaves_the_curves(config: Any, tmp_path: Path) -> None:
+    full_run(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"config": config}))
+    rebuild_tensorboard(tmp_path)
+    assert points(tmp_path / "tb")["train/loss"]
+    assert write_report(compare([tmp_path]), tmp_path / "report")

@@ -1,7 +1,10 @@
 """The FLOPs formula on the paper's models, against figures computed by hand."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from benchmarks import rehearse
@@ -9,6 +12,8 @@ from benchmarks._models import read_shape, spread_mask
 from bosch.hybrid.models import hybrid_config
 from bosch.training.flops import count_active_weights, training_flops, visible_pairs
 from bosch.training.rehearsal import as_hybrid
+from bosch.training.trained import choose_trained
+from tests.model_factory import random_tokens, tiny_model
 
 SEQ_LEN, WINDOW = 32_768, 1_024
 MOE = Qwen3MoeConfig(  # Qwen/Qwen3-30B-A3B-Base, from its config.json
@@ -59,6 +64,27 @@ def test_hours_of_the_papers_four_sizes(name: str, hours: float) -> None:
     model = as_hybrid(read_shape(name)[0], 0.75, WINDOW)
     computed = rehearse.training_hours(model, 16, rehearse.Options(gpu="A800"))
     assert computed == pytest.approx(hours, rel=0.02)
+
+
+def test_frozen_weights_need_no_gradients() -> None:
+    """As the operations of a step are counted one by one."""
+    model: Any = tiny_model("qwen3")
+    ids = random_tokens(1, 16)
+
+    def counted() -> int:
+        with FlopCounterMode(display=False) as counter:
+            model(ids, labels=ids, use_cache=False).loss.backward()
+        return counter.get_total_flops()
+
+    num_weights, all_learn = count_active_weights(model), counted()
+    choose_trained(model, "attention", 4)
+    model.get_input_embeddings().requires_grad_(True)  # so that all layers need their inputs'
+    frozen = count_active_weights(model, only_frozen=True)
+    saved = training_flops(model.config, num_weights, [16]) - training_flops(
+        model.config, num_weights, [16], frozen
+    )
+    assert 0 < frozen < num_weights
+    assert all_learn - counted() == saved
 
 
 def test_visible_pairs_are_those_counted_one_by_one() -> None:

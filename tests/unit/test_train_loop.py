@@ -17,6 +17,7 @@ from bosch.config import TrainConfig
 from bosch.data.loader import Loader
 from bosch.run.errors import UserError
 from bosch.run.group import Group
+from bosch.training.checkpoint import Checkpoints
 from bosch.training.export import export_model
 from bosch.training.guards import TrainingFailedError
 from bosch.training.loop import TrainJob, train
@@ -182,6 +183,35 @@ def test_recovered_model_ends_the_training_a_tenth_later(tmp_path: Path) -> None
     run(folder, model, settings, **shares, on_checkpoint=has_recovered)
     assert asked[4:] == [4, 8, 10]
     assert_same(Trace.of_run(folder, 10), Trace.of_run(tmp_path / "whole", 10))
+
+
+def test_resuming_where_an_annealing_could_have_ended_evaluates_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTINGS, batch_sequences=2, max_steps=20, until="recovered")
+    model, asked, save = model_folder(tmp_path / "model"), list[int](), Checkpoints.save
+
+    def stop_at_6(checkpoints: Checkpoints, state: Any, step: int) -> None:
+        save(checkpoints, state, step)
+        if step == 5:
+            (tmp_path / "STOP").touch()
+
+    monkeypatch.setattr(Checkpoints, "save", stop_at_6)
+    job = TrainJob(
+        replace(settings, checkpoint_steps=1),
+        model,
+        tokens_in_memory(),
+        tmp_path / "train",
+        10**9,
+        (0.0, 0.2, 0.4, 1.0),
+        on_checkpoint=lambda step, tokens, folder: asked.append(step),
+    )
+    assert "STOP" in str(train(job))
+    (tmp_path / "STOP").unlink(missing_ok=True)
+    leave_world()
+    assert train(job) is None
+    assert asked == [0, 4, 4, 8, 20]
+    assert not (tmp_path / "train" / "step-000006").exists()
 
 
 def held_out_loss(folder: Path) -> float:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import bosch.training.loss
 from bosch.data.loader import IGNORED
@@ -86,6 +87,21 @@ def test_head_returns_logits_when_no_labels_are_set() -> None:
     plain = F.cross_entropy(before.flatten(0, 1), labels.flatten(), reduction="sum")
     assert loss.detach() == pytest.approx(float(plain.detach()), rel=1e-6)
     assert torch.equal(model(ids).logits, before)
+
+
+def test_a_frozen_head_gets_no_gradient_and_costs_none() -> None:
+    hidden, weight, labels = make_inputs()
+
+    def work(learns: bool) -> tuple[int, Tensor]:
+        weight.requires_grad_(learns)
+        with FlopCounterMode(display=False) as counter:
+            loss = head_loss(hidden, weight, labels, 1.0, "torch")
+            (grad,) = torch.autograd.grad(loss, hidden)
+        return counter.get_total_flops(), grad
+
+    (learned, grad), (frozen, same) = work(True), work(False)
+    assert torch.equal(grad, same)
+    assert 3 * frozen == 2 * learned
 
 
 def test_no_gradient_without_targets_or_when_none_is_needed(
