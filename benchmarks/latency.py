@@ -28,7 +28,7 @@ from benchmarks._memory import PeakMemory, is_out_of_memory
 from benchmarks._models import make_hybrid, random_ids, read_shape, set_hybrid
 from benchmarks._options import DeviceOptions, Row
 from benchmarks._timing import describe_device, now, short
-from bosch.hybrid.cache import kv_bytes
+from bosch.hybrid.cache import CACHE, kv_bytes
 from bosch.run.progress import say, track
 from bosch.run.tables import show_rows
 
@@ -185,7 +185,7 @@ def run_steps(
     """
     for ids_BT in pieces:
         memory, begin = PeakMemory(ids_BT.device), now(ids_BT.device)
-        model(ids_BT, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(ids_BT, use_cache=True, **{CACHE: cache}, logits_to_keep=1)
         yield now(ids_BT.device) - begin, memory.read()
         if time.monotonic() > deadline:
             raise OutOfTimeError

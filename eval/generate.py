@@ -26,7 +26,7 @@ from bosch.eval.metrics.string_match import string_match_all
 from bosch.eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites._interface import Example, Stop
-from bosch.hybrid.cache import kv_bytes
+from bosch.hybrid.cache import CACHE, kv_bytes
 from bosch.run.errors import UserError
 
 Key = tuple[str, int, int]  # task, length, index: identifies an example
@@ -198,7 +198,7 @@ class Generator:
         ids = torch.tensor([tokens], device=self.model.device)
         # Without this the model computes logits for the whole prompt. Some models cannot do less.
         keep = {"logits_to_keep": num_logits} if self.model._supports_logits_to_keep() else {}
-        output = self.model(ids, past_key_values=cache, use_cache=True, **keep)
+        output = self.model(ids, use_cache=True, **{CACHE: cache}, **keep)
         logits_TV: Tensor = output.logits[0, -num_logits:]
         return logits_TV
 
@@ -224,7 +224,7 @@ class Generator:
                 mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
                 positions_N1 = mask_NT.sum(1, keepdim=True) - 1
                 padding = {"attention_mask": mask_NT, "position_ids": positions_N1}
-            output = self.model(ids_N1, past_key_values=cache, use_cache=True, **padding)
+            output = self.model(ids_N1, use_cache=True, **{CACHE: cache}, **padding)
             logits_NV = output.logits[:, -1]
             ids, leads = likeliest(logits_NV)
             for i, job in enumerate(jobs):

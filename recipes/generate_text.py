@@ -141,7 +141,9 @@ def generate(
     print(f"prompt: {num_read:,} tokens in {seconds:.2f} s, {num_read / seconds:,.1f} tokens/s")
     speed = f", {len(others) / (others[-1] - first):,.1f} tokens/s" if others else ""
     print(f"answer: {1 + len(others):,} tokens{speed}")
-    print(describe_cache(result.past_key_values, model))
+    from bosch.hybrid.cache import CACHE
+
+    print(describe_cache(result[CACHE], model))
 
 
 def generate_by_engine(folder: Path, dtype: str, prompt: list[int], options: Options) -> None:

@@ -13,6 +13,7 @@ their position_ids do not.
 # or H
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ from bosch.hybrid.documents import (
 from bosch.hybrid.search_mode import AttentionModule, Mask, has_empty_slots, search_attention
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
+
+logger = logging.getLogger("bosch")
 
 NAME = "bosch"
 FAMILIES = list_plugins("bosch.families")
@@ -206,6 +209,8 @@ def _deploy_calls(
                 "last logits only), or use a DynamicCache."
             )
         num_past = key.shape[2] - num_queries
+        if num_past and num_full < num_groups and not torch.compiler.is_compiling():
+            mention_plain_cache()
         key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
 
     calls = []
@@ -227,6 +232,15 @@ def _deploy_calls(
         common = common | {"mask_BNTS": mask_BNTS}
         calls.append(AttentionCall(*parts, window_tokens=window, **common))
     return calls
+
+
+@functools.cache
+def mention_plain_cache() -> None:
+    """Said once: every token is right, so nobody would notice the memory."""
+    logger.warning(
+        "This hybrid decodes with a plain cache, in which its window groups keep all positions: no "
+        "memory is saved. Call the whole model (not model.model) with an empty cache or none."
+    )
 
 
 def _refuse_part_of_groups(module: AttentionModule, key: Tensor | Split, num_groups: int) -> None:

@@ -9,15 +9,20 @@ function.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import Cache, PretrainedConfig
+from transformers import Cache, GenerationMixin, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
 from bosch.run.errors import UserError
+
+# The name of a model's cache among its arguments and outputs: transformers 5.24 renamed it.
+_ARGUMENTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if "cache" in _ARGUMENTS else "past_key_values"
 
 
 class Split(NamedTuple):
@@ -215,6 +220,7 @@ class RingLayer(StaticLayer):
     """
 
     is_sliding = True
+    is_croppable = False  # a rejected token has overwritten what the window still needs
 
     def __init__(self, window_tokens: int, max_cache_len: int) -> None:
         super().__init__(max_cache_len=min(window_tokens, max_cache_len))

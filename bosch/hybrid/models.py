@@ -34,7 +34,7 @@ from transformers.conversion_mapping import (
 
 from bosch.backends._interface import check_window
 from bosch.hybrid.attention import NAME
-from bosch.hybrid.cache import hybridize_cache
+from bosch.hybrid.cache import CACHE, hybridize_cache
 from bosch.hybrid.permute import HeadDimensions, Permutation, groups_in_order, permute_groups
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
@@ -122,18 +122,21 @@ class HybridCausalLM:
     def forward(
         self,
         *,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
+        past_key_values: Cache | None = None,  # the older name of `cache`
         use_cache: bool | None = None,
         **kwargs: object,
     ) -> Any:
         family: Any = super()
+        if cache is None:
+            cache = past_key_values
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        if past_key_values is None and use_cache:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None:
-            hybridize_cache(past_key_values, self.config)
-        return family.forward(past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+        if cache is None and use_cache:
+            cache = DynamicCache(config=self.config)
+        if cache is not None:
+            hybridize_cache(cache, self.config)
+        return family.forward(use_cache=use_cache, **{CACHE: cache}, **kwargs)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -142,7 +145,7 @@ class HybridCausalLM:
         result = family._prepare_cache_for_generation(
             generation_config, model_kwargs, *args, **kwargs
         )
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if cache is not None:
             hybridize_cache(cache, self.config)
             if generation_config.is_assistant:  # was set on the plain layers, now replaced

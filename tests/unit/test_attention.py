@@ -15,6 +15,7 @@ from transformers import (
     StaticCache,
 )
 
+from bosch.hybrid.cache import CACHE
 from bosch.hybrid.models import deploy
 from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
@@ -109,7 +110,7 @@ def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None
     cache, pieces = DynamicCache(config=model.config), []
     for piece in ids.split([20, 1, 32, 7], dim=1):
         mask = torch.ones(2, cache.get_seq_length() + piece.shape[1], dtype=torch.long)
-        pieces.append(logits(model, piece, MIXED, past_key_values=cache, attention_mask=mask))
+        pieces.append(logits(model, piece, MIXED, **{CACHE: cache}, attention_mask=mask))
     whole = logits(model, ids, MIXED, use_cache=False)
     logits(model, ids, MIXED, use_cache=False, position_ids=packed_positions(30, 30))
     hook.remove()
@@ -236,8 +237,8 @@ def test_a_mask_that_looks_ahead_is_refused_where_there_are_windows(mode: str) -
 def test_packed_documents_do_not_continue_a_cache(model: PreTrainedModel) -> None:
     cache = DynamicCache(config=model.config)
     ids = random_tokens(1, 40)
-    logits(model, ids[:, :20], MIXED, past_key_values=cache)
-    packed = {"past_key_values": cache, "position_ids": packed_positions(10, 10)}
+    logits(model, ids[:, :20], MIXED, **{CACHE: cache})
+    packed = {CACHE: cache, "position_ids": packed_positions(10, 10)}
     with pytest.raises(UserError, match=r"20 tokens.*position ids"):
         logits(model, ids[:, 20:], MIXED, **packed)
 
@@ -389,9 +390,9 @@ def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
 ) -> None:
     ids = random_tokens(1, 20)
     with pytest.raises(UserError, match=r"bosch_mask.*DynamicCache"):
-        logits(model, ids, MIXED, past_key_values=StaticCache(model.config, max_cache_len=30))
+        logits(model, ids, MIXED, **{CACHE: StaticCache(model.config, max_cache_len=30)})
     cache = StaticCache(model.config, max_cache_len=30)
-    pieces = [logits(model, piece, past_key_values=cache) for piece in ids.split([15, 5], dim=1)]
+    pieces = [logits(model, piece, **{CACHE: cache}) for piece in ids.split([15, 5], dim=1)]
     assert_close(torch.cat(pieces, dim=1), logits(model, ids))
 
 
@@ -439,6 +440,6 @@ def test_a_rank_that_holds_some_of_the_groups_is_refused(cache: str) -> None:
                 linear.weight = torch.nn.Parameter(half)
         past: dict[str, Any] = {"use_cache": cache != "none"}
         if cache == "static":
-            past["past_key_values"] = StaticCache(model.config, max_cache_len=30)
+            past[CACHE] = StaticCache(model.config, max_cache_len=30)
         with pytest.raises(UserError, match=r"4 KV heads.* 2 of them.*tp_plan"):
             logits(model, random_tokens(1, 20), **past)

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from bosch.hybrid.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache, kv_bytes
+from bosch.hybrid.cache import (
+    CACHE,
+    GrowingLayer,
+    HybridLayer,
+    RollingLayer,
+    hybridize_cache,
+    kv_bytes,
+)
 from bosch.hybrid.models import deploy
 from bosch.run.errors import UserError
 from tests.model_factory import (
@@ -34,7 +41,7 @@ def hybrid(window_tokens: int, z: object = MIXED) -> PreTrainedModel:
 
 @torch.no_grad()
 def read(model: PreTrainedModel, ids: Tensor, cache: object = None) -> object:
-    return model(ids, past_key_values=cache, use_cache=True)
+    return model(ids, **{CACHE: cache}, use_cache=True)
 
 
 # ------------------------------------------------------------------------------------- what is held
@@ -44,7 +51,7 @@ def test_after_a_prompt_exactly_the_needed_entries_are_alive() -> None:
     for window_tokens in (1, 2, 16, 64):
         model = hybrid(window_tokens)
         for length in sorted({1, 7, window_tokens, window_tokens + 1, 70, 400}):
-            cache = read(model, random_tokens(1, length)).past_key_values
+            cache = read(model, random_tokens(1, length))[CACHE]
             expected = [n * length + (4 - n) * min(length, window_tokens - 1) for n in NUM_FULL]
             assert kv_entries(cache) == expected
             assert kv_bytes(cache) == sum(expected) * 2 * 16 * 4  # keys, values; heads; float32
@@ -52,7 +59,7 @@ def test_after_a_prompt_exactly_the_needed_entries_are_alive() -> None:
 
 def test_entries_stay_exact_token_by_token_and_in_batches() -> None:
     model = hybrid(16)
-    cache = read(model, random_tokens(2, 10)).past_key_values
+    cache = read(model, random_tokens(2, 10))[CACHE]
     for length in range(11, 40):
         read(model, random_tokens(2, 1), cache)
         assert kv_entries(cache) == [n * length + (4 - n) * min(length, 15) for n in NUM_FULL]
@@ -65,7 +72,7 @@ def test_entries_stay_exact_token_by_token_and_in_batches() -> None:
 def test_a_long_prompt_leaves_no_hidden_copy() -> None:
     """Memory, not only views: the rolling part may keep some spare room, never the prompt."""
     model, length = hybrid(16), 3000
-    cache = read(model, random_tokens(1, length)).past_key_values
+    cache = read(model, random_tokens(1, length))[CACHE]
     for layer in cache.layers:
         for x in (layer.window.keys, layer.window.values):
             assert x.untyped_storage().nbytes() == x.shape[1] * 15 * 16 * 4
@@ -119,7 +126,7 @@ def test_left_padding_survives_pieces(kind: str, z: str) -> None:
         whole = read_part(slice(0, 60), use_cache=False)
         cache = CACHES[kind](model.config)
         borders = pairwise([0, 10, 40, 41, 42, 60])
-        got = torch.cat([read_part(slice(*b), past_key_values=cache) for b in borders], dim=1)
+        got = torch.cat([read_part(slice(*b), **{CACHE: cache}) for b in borders], dim=1)
     assert_close(got[1], whole[1], 1e-10)
     assert_close(got[0, 23:], whole[0, 23:], 1e-10)
 
@@ -129,11 +136,11 @@ def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
     model = deploy(plain, same_mask(1, plain), 8).double()
     filled, ids = DynamicCache(config=plain.config), random_tokens(1, 40)
     with torch.no_grad():
-        plain.double()(ids[:, :25], past_key_values=filled)  # the same model: every group is full
-        rest = model(ids[:, 25:], past_key_values=filled).logits
+        plain.double()(ids[:, :25], **{CACHE: filled})  # the same model: every group is full
+        rest = model(ids[:, 25:], **{CACHE: filled}).logits
         assert_close(rest, model(ids).logits[:, 25:], 1e-10)
         static = StaticCache(plain.config, max_cache_len=50)
-        plain(ids, past_key_values=static)
+        plain(ids, **{CACHE: static})
     with pytest.raises(UserError, match=r"has 40 tokens.*DynamicCache"):
         read(model, ids[:, :1], static)
 
@@ -150,16 +157,16 @@ def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) ->
     cache = StaticCache(model.config, max_cache_len=40)
     for piece in (ids[:, :first], ids[:, :1]):  # as long as a slot is empty: it may count as text
         with pytest.raises(UserError, match="static cache"):
-            model.model(piece, past_key_values=cache)
+            model.model(piece, **{CACHE: cache})
     exact = StaticCache(model.config, max_cache_len=30)  # no slot stays empty
-    both = (model.model(ids, past_key_values=x).last_hidden_state for x in (exact, None))
+    both = (model.model(ids, **{CACHE: x}).last_hidden_state for x in (exact, None))
     assert torch.equal(*both)
 
 
 def test_gradients_flow_through_a_cache() -> None:
     model, ids = hybrid(8).double(), random_tokens(1, 30)
     cache = DynamicCache(config=model.config)
-    pieces = [model(x, past_key_values=cache).logits for x in ids.split([11, 1, 18], dim=1)]
+    pieces = [model(x, **{CACHE: cache}).logits for x in ids.split([11, 1, 18], dim=1)]
     whole, weight = model(ids, use_cache=False).logits, model.model.embed_tokens.weight
     expected, got = (
         torch.autograd.grad(x.sum(), weight)[0] for x in (whole, torch.cat(pieces, dim=1))
@@ -205,7 +212,7 @@ def test_tokens_that_were_not_recorded_cannot_be_taken_back() -> None:
 
 def test_batch_operations_move_both_parts() -> None:
     model = hybrid(8)
-    cache = read(model, random_tokens(2, 20)).past_key_values
+    cache = read(model, random_tokens(2, 20))[CACHE]
     before = [[x.clone() for x in (*layer.keys, *layer.values)] for layer in cache.layers]
 
     def check(rows: list[int]) -> None:
@@ -237,10 +244,10 @@ def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> 
         ([2, 2, 0], lambda cache: cache.reorder_cache(torch.tensor([2, 2, 0]))),
         ([0, 0, 1, 1, 2, 2], lambda cache: cache.batch_repeat_interleave(2)),
     ):
-        cache = read(model, ids).past_key_values
+        cache = read(model, ids)[CACHE]
         read(model, random_tokens(3, 1, seed=2), cache)  # into a buffer with room
         change(cache)
-        expected = read(model, ids[chosen]).past_key_values
+        expected = read(model, ids[chosen])[CACHE]
         read(model, random_tokens(3, 1, seed=2)[chosen], expected)
         for token in following.expand(len(chosen), -1).split(1, dim=1):
             found = read(model, token, cache).logits
@@ -249,20 +256,20 @@ def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> 
 
 def test_a_cache_of_another_window_is_refused() -> None:
     model = hybrid(16)
-    cache = read(model, random_tokens(1, 20)).past_key_values
+    cache = read(model, random_tokens(1, 20))[CACHE]
     model.config.bosch["window"] = 8
     with pytest.raises(UserError, match=r"16 tokens.* 8 now"):
         read(model, random_tokens(1, 1), cache)
-    cache = read(model, random_tokens(1, 20)).past_key_values
+    cache = read(model, random_tokens(1, 20))[CACHE]
     assert kv_entries(cache) == [n * 20 + (4 - n) * 7 for n in NUM_FULL]
 
 
 def test_what_was_made_in_inference_mode_serves_outside() -> None:
     model, ids = hybrid(8), random_tokens(1, 30)
     with torch.inference_mode():
-        cache = model(ids[:, :20]).past_key_values
+        cache = model(ids[:, :20])[CACHE]
     with torch.no_grad():
-        rest = model(ids[:, 20:], past_key_values=cache).logits
+        rest = model(ids[:, 20:], **{CACHE: cache}).logits
         assert_close(rest, model(ids).logits[:, 20:])
 
     long = random_tokens(1, 131)  # cached masks are used in training too

@@ -48,7 +48,8 @@ out = model.generate(ids, max_new_tokens=8, do_sample=False, return_dict_in_gene
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
 print("tokenizer:", tokenizer("ab")["input_ids"])
 print("tokens:", out.sequences[0, -8:].tolist())
-print("window entries:", out.past_key_values.layers[1].keys[0].shape[2])
+cache = out["cache" if "cache" in out else "past_key_values"]  # before transformers 5.24
+print("window entries:", cache.layers[1].keys[0].shape[2])
 for folder in sys.argv[2:]:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

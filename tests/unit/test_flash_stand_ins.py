@@ -22,6 +22,7 @@ from bosch.backends import flash, reference, sdpa, varlen
 from bosch.backends._interface import NO_MASK
 from bosch.eval.prompt_cache import new_cache
 from bosch.hybrid import dispatch
+from bosch.hybrid.cache import CACHE
 from bosch.hybrid.models import deploy
 from tests import varlen_kernel
 from tests.attention_calls import (
@@ -112,7 +113,7 @@ def test_whole_models_search_deploy_and_decode(backend: str) -> None:
     for ends in ((0, 23, 24, 100, 199, 200), (0, 150, 151, 200)):
         cache = new_cache(hybrid.config)
         pieces = [ids[:, a:b] for a, b in pairwise(ends)]
-        cached = {"past_key_values": cache, "use_cache": True, "bosch_backend": backend}
+        cached = {CACHE: cache, "use_cache": True, "bosch_backend": backend}
         check(torch.cat([logits(hybrid, piece, **cached) for piece in pieces], dim=1))
 
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from bosch.assets import asset_folder
-from bosch.hybrid.cache import HybridLayer
+from bosch.hybrid.cache import CACHE, HybridLayer
 from bosch.hybrid.models import deploy
 from tests.model_factory import FAMILIES, MIXED, kv_entries, random_tokens, tiny_model
 
@@ -65,20 +65,20 @@ def by(**options: Any) -> Way:
 
 def own_dynamic_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
     cache = DynamicCache()
-    out = generate(model, ids, past_key_values=cache)
+    out = generate(model, ids, **{CACHE: cache})
     assert isinstance(cache.layers[0], HybridLayer)  # replaced by ours, which saves memory
     return out
 
 
 def own_static_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
     cache = StaticCache(model.config, max_cache_len=ids.shape[1] + NEW_TOKENS)
-    return generate(model, ids, past_key_values=cache, disable_compile=True)
+    return generate(model, ids, **{CACHE: cache}, disable_compile=True)
 
 
 def continued(model: PreTrainedModel, ids: Tensor) -> Tensor:
     first: Any = generate(model, ids, max_new_tokens=5, return_dict_in_generate=True)
-    cache, more = first.past_key_values, NEW_TOKENS - 5
-    return generate(model, first.sequences, past_key_values=cache, max_new_tokens=more)
+    cache, more = first[CACHE], NEW_TOKENS - 5
+    return generate(model, first.sequences, **{CACHE: cache}, max_new_tokens=more)
 
 
 def assisted(model: PreTrainedModel, ids: Tensor) -> Tensor:
@@ -128,6 +128,12 @@ def test_every_way_gives_the_recomputed_tokens_in_every_family(way: str, family:
             ids = random_tokens(1, length, seed=length)
             same = torch.equal(WAYS[way](model, ids), recomputed(model, ids))
             assert same, (window_tokens, length)
+
+
+def test_a_static_cache_cannot_take_back_what_an_assistant_guessed_wrong() -> None:
+    model, ids = hybrid(), random_tokens(1, 30)
+    with pytest.raises(ValueError, match="(?i)cache"):
+        generate(model, ids, assistant_model=model, **STATIC)
 
 
 TINY_WINDOWS = [
@@ -193,11 +199,11 @@ def test_beams_and_samples_are_those_without_a_cache(kwargs: dict[str, Any]) -> 
 def test_a_returned_cache_is_full_and_continued_without_an_attention_mask(family: str) -> None:
     model, ids = hybrid(family), random_tokens(1, 30)
     first = generate(model, ids, return_dict_in_generate=True)
-    text, cache = first.sequences, first.past_key_values
+    text, cache = first.sequences, first[CACHE]
     length = 30 + NEW_TOKENS - 1  # the last token was never fed in
     num_full = [sum(row) for row in MIXED]
     assert kv_entries(cache) == [n * length + (4 - n) * (WINDOW - 1) for n in num_full]
-    found = generate(model, text, attention_mask=None, past_key_values=cache)
+    found = generate(model, text, attention_mask=None, **{CACHE: cache})
     assert torch.equal(found, recomputed(model, text))
 
 
@@ -222,7 +228,7 @@ def test_arguments_may_come_by_position() -> None:
     model, ids = hybrid(), random_tokens(1, 40)
     cache = DynamicCache(config=model.config)
     out = model(ids, None, None, cache)
-    assert out.past_key_values is cache
+    assert out[CACHE] is cache
     assert isinstance(cache.layers[0], HybridLayer)
     assert torch.equal(out.logits, model(ids, use_cache=False).logits)
     with pytest.raises(TypeError, match="multiple values"):
