@@ -14,7 +14,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test slow faults fuzz rehearse rehearse-cpu gpu serving study clean
+.PHONY: help recover test oldest newest slow faults fuzz rehearse rehearse-cpu gpu serving study clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
@@ -30,6 +30,19 @@ test: ## set up, then lint, types and the tests (minutes)
 	.venv/bin/ruff format --check
 	.venv/bin/mypy $(CHECKED)
 	$(PYTEST) -n $(WORKERS) $(ARGS)
+
+# With other versions the libraries' warnings are no errors.
+ENDS_TEST = OMP_NUM_THREADS=1 .venv-$@/bin/python -m pytest -n $(WORKERS) -W ignore tests/contracts \
+	tests/unit/test_cache.py tests/unit/test_generate.py tests/unit/test_export.py \
+	tests/chain/test_recover_chain.py $(ARGS)
+
+oldest: ## the contracts and the chain with the lowest versions that pyproject.toml admits, in .venv-oldest
+	@$(SETUP) oldest dev eval
+	$(ENDS_TEST)
+
+newest: ## the same with the newest versions, in .venv-newest
+	@$(SETUP) newest dev eval
+	$(ENDS_TEST)
 
 slow: ## tests too long for every commit
 	@$(SETUP) dev eval
@@ -76,5 +89,5 @@ study: ## the paper's tables in miniature, on the embedded model (hours; run it 
 		--lengths 4096,8192 --rows runs/study.jsonl $(ARGS)
 
 clean: ## remove .venv and caches; run folders stay
-	rm -rf .venv .venv-serving build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-serving .venv-oldest .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find -L $(CHECKED) tests -name __pycache__ -type d -prune -exec rm -rf {} +

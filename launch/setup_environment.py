@@ -2,6 +2,11 @@
 
 The Makefile runs this with the machine's own Python, so it needs only the standard library:
     python3 launch/setup_environment.py [EXTRA ...]          for example: dev eval
+    python3 launch/setup_environment.py oldest [EXTRA ...]
+
+`.venv` gets the versions of launch/constraints.txt, with which everything is tested. `oldest` makes
+`.venv-oldest` with the lowest versions that pyproject.toml admits, `newest` `.venv-newest` with the
+highest.
 
 `.venv/setup.json` records what was installed. It is written first, as "not finished", and marked
 finished last, so a set-up that was killed is never taken for a complete one. An extra X whose build
@@ -14,18 +19,24 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = ROOT / ".venv"
-RECORD_FILE = ENVIRONMENT / "setup.json"
-PYTHON = str(ENVIRONMENT / "bin" / "python")
+CONSTRAINTS = ROOT / "launch" / "constraints.txt"
+RECORD = "setup.json"
+SOURCES = {  # environment -> the file that decides its versions
+    ".venv": "launch/constraints.txt",
+    ".venv-oldest": "pyproject.toml",
+    ".venv-newest": "pyproject.toml",
+}
 INDEX_VARIABLE = "PIP_EXTRA_INDEX_URL"
 # Run by the environment's interpreter; -I keeps PYTHONPATH and the working folder out of it.
 PROBE = "import sys, importlib.util as u; print(sys.version_info[:2], all(map(u.find_spec, {})))"
@@ -35,17 +46,20 @@ def main(extras: list[str]) -> None:
     if any(extra.startswith("-") for extra in extras):
         sys.exit(__doc__)
     check_python(sys.version_info[:2], has_ensurepip=find_spec("ensurepip") is not None)
-    ENVIRONMENT.mkdir(exist_ok=True)
-    lock = os.open(ENVIRONMENT, os.O_RDONLY)  # the system drops the lock of a process that dies
+    environment = ROOT / ".venv"
+    if extras and f".venv-{extras[0]}" in SOURCES:
+        environment, extras = ROOT / f".venv-{extras[0]}", extras[1:]
+    environment.mkdir(exist_ok=True)
+    lock = os.open(environment, os.O_RDONLY)  # the system drops the lock of a process that dies
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print("set-up: another one is running on .venv; waiting for it", flush=True)
+        print(f"set-up: another one is running on {environment.name}; waiting for it", flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
-    action, reason = decide(extras)
-    print(f"set-up: {action} .venv ({reason})", flush=True)
+    action, reason = decide(environment, extras)
+    print(f"set-up: {action} {environment.name} ({reason})", flush=True)
     if action != "reuse":
-        install(extras, lock, from_nothing=action == "build")
+        install(environment, extras, lock, from_nothing=action == "build")
 
 
 def check_python(version: tuple[int, int], has_ensurepip: bool) -> None:
@@ -62,46 +76,56 @@ def check_python(version: tuple[int, int], has_ensurepip: bool) -> None:
         )
 
 
-def decide(extras: list[str]) -> tuple[str, str]:
+def decide(environment: Path, extras: list[str]) -> tuple[str, str]:
     """`reuse`, `update` (with pip) or `build` (from nothing), and why. Changes nothing."""
-    if not (ENVIRONMENT / "bin").is_dir():
+    if not (environment / "bin").is_dir():
         return "build", "there is none"
-    record = read_record()
+    record = read_record(environment)
     if record is not None and not record.get("finished"):
         return "build", "the last set-up did not finish"
-    if record and record["folder"] != str(ENVIRONMENT):  # scripts in .venv/bin contain its path
+    if record and record["folder"] != str(environment):  # scripts in .venv/bin contain its path
         return "build", f"it was made in {record['folder']}"
     needed = ("pip", "torch", "transformers", "accelerate") if record else ("pip",)
     try:
-        answer = subprocess.check_output([PYTHON, "-I", "-c", PROBE.format(needed)], text=True)
+        probe = [python_of(environment), "-I", "-c", PROBE.format(needed)]
+        answer = subprocess.check_output(probe, text=True)
     except (OSError, subprocess.CalledProcessError):
         answer = ""
     if answer != f"{sys.version_info[:2]} True\n":
         return "build", f"its Python does not run, is another or lacks {' or '.join(needed)}"
     if record is None:
         return "update", "this set-up did not create it"
-    if record["fingerprint"] != fingerprint():
+    if record["fingerprint"] != fingerprint(environment):
         return "update", "the requirements have changed"
     if absent := sorted(set(extras) - set(record["extras"])):
         return "update", f"it lacks the extras {', '.join(absent)}"
+    if environment.name == ".venv-newest":
+        return "update", "there may be newer packages"
     return "reuse", "it is up to date"
 
 
-def install(extras: list[str], lock: int, from_nothing: bool) -> None:
-    previous = (not from_nothing and read_record()) or {"extras": []}
+def install(environment: Path, extras: list[str], lock: int, from_nothing: bool) -> None:
+    previous = (not from_nothing and read_record(environment)) or {"extras": []}
     wanted = {*extras, *previous["extras"]}
     built_last = sorted(extra for extra in wanted if f"{extra}-build" in optional_requirements())
     extras = sorted(wanted - {*built_last} | {f"{extra}-build" for extra in built_last})
-    record = {"folder": str(ENVIRONMENT), "fingerprint": fingerprint(), "extras": extras}
-    RECORD_FILE.write_text(json.dumps(record | {"finished": False}))
+    record_file, python = environment / RECORD, python_of(environment)
+    record = {"folder": str(environment), "fingerprint": fingerprint(environment), "extras": extras}
+    record_file.write_text(json.dumps(record | {"finished": False}))
     if from_nothing:
-        for path in ENVIRONMENT.iterdir():  # not the record, which must survive a kill here
+        for path in environment.iterdir():  # not the record, which must survive a kill here
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path != RECORD_FILE:
+            elif path != record_file:
                 path.unlink()
-        venv.EnvBuilder(with_pip=True, symlinks=True).create(ENVIRONMENT)
-    pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+        venv.EnvBuilder(with_pip=True, symlinks=True).create(environment)
+    constraints = environment / "constraints.txt"
+    constraints.write_text(versions(environment))
+    # Only pip's errors are shown: it also warns of the machine's own settings.
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq"]
+    pip += ["--constraint", str(constraints)]
+    if environment.name == ".venv-newest":
+        pip += ["--upgrade", "--upgrade-strategy", "eager"]
     if is_linux_without_gpu() and not os.environ.keys() & {"PIP_INDEX_URL", INDEX_VARIABLE}:
         print(
             "set-up: no NVIDIA GPU was found, but pip may download a torch built for CUDA: several "
@@ -109,13 +133,17 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
             "wheel index\n  (pytorch.org > Get Started > CPU) and run the command again.",
             flush=True,
         )
-    project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
+    print("set-up: downloading and installing packages takes minutes", flush=True)
+    target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     # pip inherits the lock: when only this process is killed, the next set-up waits for pip too.
-    if subprocess.run([*pip, "--editable", project], pass_fds=[lock], check=False).returncode:
-        sys.exit("set-up: pip could not install the packages; its message is above")
-    if subprocess.run([PYTHON, "-I", "-c", "import torch, transformers"], check=False).returncode:
+    if subprocess.run([*pip, "--editable", target], pass_fds=[lock], check=False).returncode:
+        sys.exit(
+            f"set-up: pip could not install the versions of {SOURCES[environment.name]}; its "
+            "message is above. If they do not exist for your Python or machine, change that file"
+        )
+    if subprocess.run([python, "-I", "-c", "import torch, transformers"], check=False).returncode:
         sys.exit("set-up: the installed packages cannot be imported; the reason is above")
-    RECORD_FILE.write_text(json.dumps(record | {"finished": True}))
+    record_file.write_text(json.dumps(record | {"finished": True}))
     for extra in built_last:
         # Without isolation the build sees .venv's torch.
         packages = ["--no-build-isolation", *optional_requirements()[extra]]
@@ -125,12 +153,28 @@ def install(extras: list[str], lock: int, from_nothing: bool) -> None:
                 "its message is above. Nothing needs it: torch's own kernels run instead"
             )
         extras.append(extra)
-        RECORD_FILE.write_text(json.dumps(record | {"finished": True}))
+        record_file.write_text(json.dumps(record | {"finished": True}))
 
 
-def fingerprint() -> str:
+def python_of(environment: Path) -> str:
+    return str(environment / "bin" / "python")
+
+
+def fingerprint(environment: Path) -> str:
     """Hash of everything that decides what is installed."""
-    return hashlib.sha256((requirements() + Path(__file__).read_text()).encode()).hexdigest()
+    text = requirements() + versions(environment) + Path(__file__).read_text()
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def versions(environment: Path) -> str:
+    """Constraints for pip: the tested set, the lower end of each range, or none for the newest."""
+    if environment.name == ".venv":
+        return CONSTRAINTS.read_text()
+    if environment.name == ".venv-newest":
+        return ""
+    wanted = [*project()["dependencies"], *chain(*optional_requirements().values())]
+    lowest = [re.match(r"([\w-]+)>=([\w.]+)", requirement) for requirement in wanted]
+    return "".join(f"{found[1]}=={found[2]}\n" for found in lowest if found)
 
 
 def requirements() -> str:
@@ -139,16 +183,20 @@ def requirements() -> str:
 
 
 def optional_requirements() -> dict[str, list[str]]:
+    return dict(project().get("optional-dependencies", {}))
+
+
+def project() -> dict[str, Any]:
     import tomllib  # from Python 3.11 on
 
-    project: dict[str, Any] = tomllib.loads(requirements())["project"]
-    return dict(project["optional-dependencies"])
+    return dict(tomllib.loads(requirements())["project"])
 
 
-def read_record() -> dict[str, Any] | None:
+def read_record(environment: Path) -> dict[str, Any] | None:
     """None if this set-up has never run here; empty if the record is damaged: it did not finish."""
     try:
-        return dict(json.loads(RECORD_FILE.read_text())) if RECORD_FILE.exists() else None
+        path = environment / RECORD
+        return dict(json.loads(path.read_text())) if path.exists() else None
     except (ValueError, TypeError):
         return {}
 

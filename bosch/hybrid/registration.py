@@ -7,6 +7,8 @@ import hook waits for it, and registers when its import has finished.
 """
 
 import importlib.machinery
+import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -14,6 +16,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+logger = logging.getLogger("bosch")
+
+TESTED = "5.24.0"  # of transformers, as in launch/constraints.txt
 # Configs and models are found by their model_type through this module.
 AUTO_CLASSES = "transformers.models.auto.configuration_auto"
 
@@ -27,12 +32,26 @@ def register_with_transformers() -> None:
 
 
 def _register() -> None:
+    mention_newer_transformers()
     from bosch.hybrid import attention, models, remote_code
 
     attention.register()
     attention.guard_other_attention()
     models.register_families()
     models.HybridConfig.write_code = staticmethod(remote_code.write_remote_code)
+
+
+def mention_newer_transformers() -> None:
+    """5.24 renamed an argument: nothing failed, and no memory was saved."""
+    import transformers
+    from packaging.version import Version
+
+    version, is_first = transformers.__version__, os.environ.get("RANK", "0") == "0"
+    if is_first and Version(version) > Version(TESTED):
+        logger.warning(
+            "transformers %s is newer than %s, the newest that this package was tested with.",
+            *(version, TESTED),
+        )
 
 
 class _WaitForTransformers(MetaPathFinder):

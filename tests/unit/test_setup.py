@@ -78,6 +78,7 @@ def new_checkout(folder: Path) -> Path:
     shutil.copy(REPOSITORY / "launch" / "setup_environment.py", folder / "launch")
     shutil.copy(REPOSITORY / "tests" / "unit" / "tiny_wheel.py", folder)
     (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "launch" / "constraints.txt").write_text("torch==2.13.0\n")
     (folder / "wheels").mkdir()
     for name, version in {"torch": "2.13.0+cpu", "transformers": "5.17", "accelerate": "1"}.items():
         write_wheel(folder / "wheels", name, version)
@@ -120,9 +121,8 @@ def copied(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     environment = checkout / ".venv"
     change_record(checkout, folder=str(environment))
     monkeypatch.setattr(setup_environment, "ROOT", checkout)
-    monkeypatch.setattr(setup_environment, "ENVIRONMENT", environment)
-    monkeypatch.setattr(setup_environment, "RECORD_FILE", environment / "setup.json")
-    monkeypatch.setattr(setup_environment, "PYTHON", str(environment / "bin" / "python"))
+    constraints = checkout / "launch" / "constraints.txt"
+    monkeypatch.setattr(setup_environment, "CONSTRAINTS", constraints)
     return checkout
 
 
@@ -190,7 +190,7 @@ def test_what_is_wrong_is_named(
     copied: Path, damage: Callable[[Path], object], action: str, reason: str
 ) -> None:
     damage(copied)
-    decided, why = setup_environment.decide([])
+    decided, why = setup_environment.decide(copied / ".venv", [])
     assert decided == action
     assert reason in why
 
