@@ -77,6 +77,7 @@ def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
     assert (two / "report" / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> None:
     chain = ("--preset", "smoke", "--method", "interleave")
     run = launch(tmp_path, sys.executable, str(RECOVER), *chain, "--zero-shot")
@@ -90,6 +91,7 @@ def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> No
     assert "report: run (made again" in plan.stdout
 
 
+@pytest.mark.slow
 def test_a_learned_mask_takes_its_tokens_from_the_budget(tmp_path: Path) -> None:
     """And its own settings are options of the chain."""
     chain = ("--preset", "smoke", "--method", "consa", "--mask.options", "granularity=layer")
@@ -108,6 +110,7 @@ def test_a_learned_mask_takes_its_tokens_from_the_budget(tmp_path: Path) -> None
     assert {row["tokens"] for row in rows if row["step"] is not None} == {tokens[0], max(tokens)}
 
 
+@pytest.mark.slow
 def test_chain_ends_early_once_the_model_has_recovered(tmp_path: Path) -> None:
     """The dense model itself, trained at next to no rate, is never below itself: it has recovered
     at its first checkpoint after the warm-up."""

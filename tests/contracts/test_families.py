@@ -325,6 +325,7 @@ for order in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_import_bosch_is_enough_in_any_order(tmp_path: Path) -> None:
     deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path)
     orders = {

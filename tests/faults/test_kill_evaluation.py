@@ -66,6 +66,7 @@ def test_evaluation_killed_again_and_again_ends_in_the_same_files(tmp_path: Path
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_ranks_end_in_the_files_of_one_also_when_one_was_killed(tmp_path: Path) -> None:
     codes = run(tmp_path, [("two", [None, 0.25]), ("two", [None, None])])
     assert codes[0][0] not in (0, KILLED)  # rank 0 does not wait for a killed rank

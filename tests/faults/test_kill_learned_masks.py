@@ -44,6 +44,7 @@ def kill_and_compare(whole: tuple[Path, int], run: Path, moments: Iterator[int])
     assert not (run / "mask" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_killed_twice_it_is_the_same_mask(whole: tuple[Path, int], tmp_path: Path) -> None:
     draw = random.Random(0)
     moments = [draw.randrange(whole[1] // 4, whole[1] * 3 // 4) for _ in range(2)]

@@ -58,6 +58,7 @@ def test_attention_compares_backends_with_full_attention(
     assert "forward and backward │    sdpa │" in output
 
 
+@pytest.mark.slow
 def test_latency_measures_every_point(
     run: RunBenchmark, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_the_paper_preset_is_the_papers_study(monkeypatch: pytest.MonkeyPatch) -
     assert (options.windows, options.window_ratio) == ((256, 512, 1024, 2048, 4096), 0.75)
 
 
+@pytest.mark.slow
 def test_search_measures_accelerations_beside_none(run: RunBenchmark, tmp_path: Path) -> None:
     small = "--model tiny-qwen3-2layer --examples 4 --kappa 2 --ratios 0.5".split()
     methods = ("bosch", "global_swap", "bosch_paper")
@@ -249,6 +251,7 @@ def test_the_parts_for_a_gpu_run_at_a_tiny_size_on_a_cpu() -> None:
         assert {row["benchmark"] for row in rows} == {name}
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

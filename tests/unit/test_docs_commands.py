@@ -112,6 +112,7 @@ def test_every_command_exists_with_its_options(name: str) -> None:
         assert program in OTHERS, f"{program} is no program that this test knows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if not all(map(is_only_parsed, blocks(p)))], ids=lambda p: p.name
 )

@@ -132,7 +132,7 @@ def test_every_way_gives_the_recomputed_tokens_in_every_family(way: str, family:
 
 def test_a_static_cache_cannot_take_back_what_an_assistant_guessed_wrong() -> None:
     model, ids = hybrid(), random_tokens(1, 30)
-    with pytest.raises(ValueError, match="(?i)cache"):
+    with pytest.raises(ValueError, match=r"(?i)cache"):
         generate(model, ids, assistant_model=model, **STATIC)
 
 
@@ -256,7 +256,7 @@ def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
     end = text.index(stop, len("The city of")) + len(stop)
     assert tokenizer.decode(shorter[0]) == text[:end]
     writer = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    (written,) = writer("The city of", stop_sequence=stop, **settings)
+    (written,) = writer("The city of", stop_strings=[stop], tokenizer=tokenizer, **settings)
     assert written["generated_text"] == text[:end]
 
 

@@ -319,6 +319,7 @@ print(megabytes("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "most_megabytes"),
     # One file as it is mapped, and its attention once more; for the check one model, and what its

@@ -31,6 +31,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUN],

@@ -151,6 +151,7 @@ def test_the_wheel_holds_every_module_and_data_file_in_one_package(wheel: Path) 
     assert any(name.startswith("bosch/data/punkt_spans/") for name in names)
 
 
+@pytest.mark.slow
 def test_the_command_of_the_wheel_works_beside_modules_of_these_names(
     programs: Path, hostile: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_the_version_is_that_of_pyproject() -> None:
         _ = bosch.no_such_name  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_six_calls_run_in_the_wheel(programs: Path, hostile: Path) -> None:
     """The program of docs/library.md, as it stands."""
     (program,) = re.findall(

@@ -60,6 +60,7 @@ def test_a_bug_in_a_method_keeps_its_traceback(copy: PackageCopy) -> None:
     check_traceback(errors, file, METHOD.count("\n"))
 
 
+@pytest.mark.slow
 def test_a_bug_in_a_suite_keeps_its_traceback(copy: PackageCopy) -> None:
     planted = f"\n\ndef score(settings, task, example, prediction):\n{BUG}"
     file, line = copy.append("bosch/eval/suites/niah.py", planted)
@@ -69,6 +70,7 @@ def test_a_bug_in_a_suite_keeps_its_traceback(copy: PackageCopy) -> None:
     check_traceback(errors, file, line + 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tokens")
 def test_a_bug_in_the_training_loop_keeps_its_traceback_and_ends_the_other_rank(
     copy: PackageCopy,

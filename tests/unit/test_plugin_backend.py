@@ -18,6 +18,7 @@ from bosch.search.memo import scoring_facts
 from tests.attention_matrices import info_of, toy_calibration
 from tests.model_factory import MIXED, random_tokens, tiny_model
 from tests.package_copy import PackageCopy
+from tests.sampled import sampled
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 MODEL = "tiny-qwen3-2layer"
@@ -52,6 +53,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calls"
 
 
+@pytest.mark.slow
 def test_training_search_and_evaluation_run_on_the_example(
     copy: PackageCopy, tmp_path: Path, calls: Path
 ) -> None:
@@ -85,11 +87,14 @@ def test_training_search_and_evaluation_run_on_the_example(
 
 @pytest.mark.parametrize(
     ("recipe", "arguments"),
-    [
-        ("search_mask", ("--preset", "smoke", "--attention", "mien")),
-        ("evaluate_model", ("--model", MODEL, "--attention", "mien")),
-        ("recover", ("--preset", "smoke", "--zero-shot", "--eval.attention", "varlen")),
-    ],
+    sampled(
+        [
+            ("search_mask", ("--preset", "smoke", "--attention", "mien")),
+            ("evaluate_model", ("--model", MODEL, "--attention", "mien")),
+            ("recover", ("--preset", "smoke", "--zero-shot", "--eval.attention", "varlen")),
+        ],
+        slice(1, 2),
+    ),
 )
 def test_a_backend_that_cannot_run_here_ends_the_command_before_work_begins(
     copy: PackageCopy, tmp_path: Path, recipe: str, arguments: tuple[str, ...]

@@ -10,6 +10,7 @@ import pytest
 
 from bosch.masks.mask import read_mask
 from tests.package_copy import PackageCopy
+from tests.sampled import sampled
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 SEARCH = ("bosch.recipes.search_mask", "--model", "tiny-qwen3-2layer", "--ratio", "0.5")
@@ -48,19 +49,22 @@ def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("right", "wrong", "named"),
-    [
-        ("reads_calibration=False", "read_calibration=False", "'read_calibration'"),
-        ("reads_calibration=False", 'unit="layers"', "'layers'"),
-        ("reads_calibration=False", '"layer"', "positional"),
-        ("traits =", "trait =", "traits"),
-        ("MethodTraits(reads_calibration=False)", "None", "MethodTraits"),
-        ("def score_groups", "def score_group", "score_groups(inputs)"),
-        ("class Settings", "class Setting", "Settings"),
-        ("@dataclass(frozen=True)\n", "", "dataclass"),
-        ("step: float = 1.0", "step: float", "step"),
-        ("def score_groups(", "def score_groups((", "line 1"),
-        ("from bosch.method import Inputs", "from bosch.method import Input", "'Input'"),
-    ],
+    sampled(
+        [
+            ("reads_calibration=False", "read_calibration=False", "'read_calibration'"),
+            ("reads_calibration=False", 'unit="layers"', "'layers'"),
+            ("reads_calibration=False", '"layer"', "positional"),
+            ("traits =", "trait =", "traits"),
+            ("MethodTraits(reads_calibration=False)", "None", "MethodTraits"),
+            ("def score_groups", "def score_group", "score_groups(inputs)"),
+            ("class Settings", "class Setting", "Settings"),
+            ("@dataclass(frozen=True)\n", "", "dataclass"),
+            ("step: float = 1.0", "step: float", "step"),
+            ("def score_groups(", "def score_groups((", "line 1"),
+            ("from bosch.method import Inputs", "from bosch.method import Input", "'Input'"),
+        ],
+        slice(None, None, 6),
+    ),
 )
 def test_a_mistake_in_the_file_is_one_sentence_that_names_it(
     copy: PackageCopy, tmp_path: Path, right: str, wrong: str, named: str

@@ -108,6 +108,7 @@ print([name for name in ("bosch_qwen3", "bosch_mistral") if name in CONFIG_MAPPI
 """
 
 
+@pytest.mark.slow
 def test_broken_files_in_every_folder_leave_the_commands_working(tmp_path: Path) -> None:
     copy = PackageCopy(tmp_path / "copy")
     syntax_error = "def f(:\n"

@@ -47,6 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_bit_identical(whole: Path, tmp_path: Path) -> None:
     with start(tmp_path) as process:
         assert process.stdout is not None

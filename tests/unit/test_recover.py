@@ -62,6 +62,7 @@ def test_mistakes_end_in_one_sentence_and_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_as_a_program_it_ends_the_same_way_and_debug_shows_the_traceback(tmp_path: Path) -> None:
     program = [sys.executable, str(recipe.__file__), "--method", "bosh"]
     for more, code, start in (([], 2, "error: --method bosh"), (["--debug"], 1, "Traceback")):

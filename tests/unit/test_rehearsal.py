@@ -109,6 +109,7 @@ def peak_of_two_ranks(model: Path, settings: TrainConfig, folder: Path) -> int:
     return int((folder / "peak").read_text())
 
 
+@pytest.mark.slow
 def test_so_is_that_of_one_of_two_ranks(tmp_path: Path) -> None:
     model = asset_folder("tiny-qwen3-2layer")
     real = peak_of_two_ranks(model, ON_CPU, tmp_path)
@@ -235,6 +236,7 @@ def test_one_that_was_named_and_does_not_fit_is_refused_with_the_largest_that_do
         choose_fitting(plan, 80, True, made_up)
 
 
+@pytest.mark.slow
 def test_recover_refuses_a_training_that_would_not_fit_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +263,7 @@ def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
     assert "optimizer" in table
 
 
+@pytest.mark.slow
 def test_a_teacher_takes_its_weights_and_more_for_the_loss() -> None:
     taught = train_model.make_plan(presets.smoke(), 2, "torch")
     plan = replace(taught, settings=replace(taught.settings, objective="next-token"))

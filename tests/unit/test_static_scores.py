@@ -29,6 +29,7 @@ from tests.attention_matrices import (
     toy_calibration,
 )
 from tests.model_factory import FAMILIES, tiny_model
+from tests.sampled import sampled
 
 WINDOW = 32
 CHUNK = 50_000  # elements: 512 tokens are cut into several chunks of rows
@@ -47,7 +48,7 @@ def make_model(shape: str, dtype: torch.dtype = torch.float64) -> PreTrainedMode
     return made
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=sampled(SHAPES, slice(1)))
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return make_model(request.param)
 

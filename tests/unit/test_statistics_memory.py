@@ -44,6 +44,7 @@ RELEASE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": 
 SLOW = ("apl", "proxy", "qada", "razor", "fisher", "retrieval_head")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dcam", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_memory_grows_with_the_text_and_not_with_its_square(name: str) -> None:
     child = subprocess.run(

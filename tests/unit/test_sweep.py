@@ -90,6 +90,7 @@ def test_failed_runs_do_not_stop_others_and_are_retried(place: Path) -> None:
     assert {json.loads(row)["run"] for row in rows} == names
 
 
+@pytest.mark.slow
 def test_a_chain_that_was_stopped_or_has_other_settings_is_not_finished(place: Path) -> None:
     words = ("--methods", "fisher", "--zero-shot")
     (place / "stopped").touch()
@@ -111,6 +112,7 @@ def test_a_chain_that_was_stopped_or_has_other_settings_is_not_finished(place: P
     assert len(calls(place)) == 4
 
 
+@pytest.mark.slow
 def test_archived_runs_are_not_run_again_and_are_in_the_report(place: Path) -> None:
     words = ("--methods", "fisher,bosch", "--zero-shot", "--rows", "kept/rows.jsonl")
     words = (*words, "--baseline", "fisher")
@@ -126,6 +128,7 @@ def test_archived_runs_are_not_run_again_and_are_in_the_report(place: Path) -> N
     assert len((place / "kept" / "rows.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_runs_of_an_earlier_bosch_do_not_stand_for_those_of_today(place: Path) -> None:
     words = "--method bosch --ratio 0.75 --seed 0 --zero-shot".split()
     old = FakeRun(steps=(None, 0), version="0.1.0").write_as(words, place / "runs")

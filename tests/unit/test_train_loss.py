@@ -154,6 +154,7 @@ def test_liger_kernels_compute_what_torch_computes() -> None:
     assert run_with_the_interpreter("liger_program.py") == ["qwen3", "llama", "olmo2", "equal"]
 
 
+@pytest.mark.slow
 def test_liger_kernels_take_real_sizes_and_weights_as_fully_shard_hands_them_over() -> None:
     parts = ["loss", "divergence", "sharded", "hidden", "mlp"]
     assert run_with_the_interpreter("liger_sizes_program.py", *parts) == parts
