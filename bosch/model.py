@@ -27,6 +27,7 @@ from bosch.model_files import (
 )
 from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.fingerprint import fingerprint, hash_file
+from bosch.run.hub import prepare_hub
 from bosch.run.progress import say
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class ModelInfo:
 
     def describe(self) -> str:
         """Name and shape, for messages about two models."""
-        return f"{self} with {self.num_layers} layers x {self.num_groups} groups"
+        heads = f"{self.num_query_heads} query heads of {self.head_dim}"
+        return f"{self} with {self.num_layers} layers x {self.num_groups} groups, {heads}"
 
     @property
     def query_heads_per_group(self) -> int:
@@ -137,6 +139,7 @@ def fetch_model(model: str, option: str = "--model") -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
+    prepare_hub()
     with _explain_fetching(model, option):
         # Mistral's repositories hold all weights a second time, as consolidated.safetensors.
         others = ["*/*", "consolidated*", *(f"*{suffix}" for suffix in OTHER_WEIGHTS)]
@@ -149,6 +152,7 @@ def fetch_config(model: str) -> Path:
         return folder
     from huggingface_hub import hf_hub_download
 
+    prepare_hub()
     with _explain_fetching(model):
         return Path(hf_hub_download(model, "config.json")).parent
 
@@ -323,8 +327,14 @@ def _hub_name(folder: Path) -> tuple[str, str | None]:
 
 
 def load_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or of a hub model, which is fetched. `arguments` go to
-    from_pretrained of transformers."""
+    """The tokenizer of a folder or of a hub model, which is fetched, for the model beside it.
+    `arguments` go to from_pretrained of transformers."""
+    tokenizer = _read_tokenizer(model, **arguments)
+    _check_token_ids(tokenizer, find_model(str(model)))
+    return tokenizer
+
+
+def _read_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     folder = find_model(str(model))
@@ -332,6 +342,8 @@ def load_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerB
         if names_code(config := folder / "config.json"):
             _refuse_unknown_code(read_json_object(config), config)
         check_tokenizer_names(folder)
+    else:
+        prepare_hub()
     problem = f"{folder or model} has no tokenizer that can be loaded"
     with explain_library_errors(problem):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -344,15 +356,44 @@ def load_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerB
     return tokenizer
 
 
+def _check_token_ids(tokenizer: Any, folder: Path | None) -> None:
+    """Refuse ids that two tokens share, and ids for which the model beside it has no embedding."""
+    vocabulary = tokenizer.get_vocab()
+    if len({*vocabulary.values()}) < len(vocabulary):
+        raise UserError(f"the tokenizer of {folder or 'the model'} has two tokens of one id.")
+    config = folder / "config.json" if folder is not None else None
+    size = read_json_object(config).get("vocab_size") if config and config.is_file() else None
+    # Some classes add special tokens that no text has.
+    special = {*tokenizer.all_special_ids} - {*tokenizer("a")["input_ids"]}
+    highest = max({*vocabulary.values()} - special)
+    if isinstance(size, int) and highest >= size:
+        raise UserError(
+            f"the tokenizer of {folder} has ids up to {highest:,}, but the model's vocab_size is "
+            f"{size:,}: remove the tokens that were added, or resize the model's embeddings."
+        )
+
+
 def _mention_code(path: Path) -> None:
     if names_code(path):
         say(f"{path} names code of its own; transformers' own classes are used instead")
 
 
+def _mention_old_code(folder: Path, config: Any) -> None:
+    from bosch.hybrid.models import PREFIX
+    from bosch.hybrid.remote_code import is_of_this_version
+
+    if config.model_type.startswith(PREFIX) and not is_of_this_version(folder, config):
+        say(
+            f"the code in {folder} is of another version of this package. It is not used here, but "
+            "without the package it may keep the whole KV cache under a newer transformers: `bosch "
+            f"materialize --model {folder} --out NEW` writes the folder with today's code"
+        )
+
+
 def find_tokenizer(folder: Path, **arguments: Any) -> "PreTrainedTokenizerBase | None":
     """The tokenizer of a folder; None if it has none that can be loaded."""
     try:
-        return load_tokenizer(folder, **arguments)
+        return _read_tokenizer(folder, **arguments)
     except UserError:
         return None
 
@@ -387,6 +428,7 @@ def load_model(
     # Each weight goes straight to its device: ranks of a machine share its memory.
     model = _load_weights(folder, dtype=dtype, device_map=device, **arguments)
     _mention_code(folder / "config.json")
+    _mention_old_code(folder, model.config)
     if attention_backend != "auto":
         model.config.bosch_backend = attention_backend
     return model.eval()

@@ -14,6 +14,7 @@ from bosch.data.sources.source import first_line
 from bosch.model import explain_library_errors, load_tokenizer
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
+from bosch.run.hub import prepare_hub
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,6 +93,7 @@ def read_source_tokenizer(name: str) -> TokenizerText:
 def fetch_tokenizer(name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
+    prepare_hub()
     try:
         return Path(hf_hub_download(name, "tokenizer.json"))
     except Exception as error:  # the errors of an unreachable or gated hub have no common class

@@ -18,6 +18,7 @@ from bosch.eval.suites._interface import Result
 from bosch.model import names_code
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.hub import prepare_hub
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -71,6 +72,7 @@ def run_lm_eval(
             hint = f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them."
             raise UserError(f"lm-eval has no task {task!r}; {hint}")
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=max_length)
+    prepare_hub()
     try:
         results = simple_evaluate(
             model=harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=True

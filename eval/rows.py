@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.hub import prepare_hub
 from bosch.run.manifest import write_atomically
 
 Row = dict[str, Any]
@@ -118,6 +119,7 @@ def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
     sentence. `forms`: what a source may be."""
     if not HUB_ID.fullmatch(hub_id):
         raise MissingFileError(f"{hub_id} does not exist. Name {forms}.")
+    prepare_hub()
     try:
         yield
     except Exception as error:

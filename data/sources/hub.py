@@ -13,6 +13,7 @@ from bosch.data.sources.source import Block, Document, first_line, take_field, w
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint_files
+from bosch.run.hub import prepare_hub
 
 # By name: which library talks to the hub, and raises these, has changed more than once.
 NETWORK_ERRORS = (
@@ -141,6 +142,8 @@ class HubSource:
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:
         """Around calls into `datasets` only: what it raises has no common class."""
+        if not self.is_local:
+            prepare_hub()
         try:
             yield
         except Exception as error:

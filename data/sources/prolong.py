@@ -13,6 +13,7 @@ from bosch.data.sources.mds import INDEX, Shard, read_documents, read_index
 from bosch.data.sources.source import Document, first_line, write_address
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.hub import prepare_hub
 
 T = TypeVar("T")
 
@@ -197,6 +198,7 @@ class HubRepository:
 
     def _ask(self, hub: Callable[[], T], cache: Callable[[], T] | None = None) -> T:
         """The hub's answer; the cache's if the hub cannot be reached."""
+        prepare_hub()
         try:
             return hub()
         except Exception as error:  # the errors of an unreachable hub have no common class
