@@ -37,6 +37,7 @@ from bosch.model import (
     find_tokenizer,
     load_for_search,
     read_model_info,
+    read_shape,
 )
 from bosch.recipes import presets
 from bosch.run import progress
@@ -113,7 +114,13 @@ def run_method(
 
     def load_calibration() -> Calibration:
         assert calibration is not None  # build has seen to it
-        return read_calibration(calibration.folder)
+        found, positions = read_calibration(calibration.folder), read_shape(config.model).positions
+        if found.longest > positions:
+            raise UserError(
+                f"{calibration.folder} has a text of {found.longest:,} tokens, but {config.model} "
+                f"has {positions:,} positions; make a set of shorter texts."
+            )
+        return found
 
     traits, (_, world) = traits_of(config.method), rank_and_world()
     if world > 1 and traits.reads_calibration and not runs_everywhere(traits):

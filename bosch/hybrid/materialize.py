@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid import export
 from bosch.hybrid.models import (
@@ -203,6 +203,9 @@ def logits(
             experts_implementation="eager",  # the grouped kernel has no float64
             dtype="auto",
             output_loading_info=True,
+            # Not used here. Where a folder has none, transformers reads config.json, which is
+            # written after this check.
+            generation_config=GenerationConfig(),
             **LOCAL,
         )
     if loading["missing_keys"]:

@@ -67,8 +67,9 @@ class HybridConfig:
         if GUARD in (kwargs.get("layer_types") or ()):
             del kwargs["layer_types"]
         if vars(self)["num_key_value_heads"] == 0:
-            rows = (self.bosch or {}).get("permutation") or [[]]
-            super().__setattr__("num_key_value_heads", len(rows[0]))
+            rows = (self.bosch or {}).get("permutation")
+            first = rows[0] if isinstance(rows, list) and rows else None
+            super().__setattr__("num_key_value_heads", len(first) if isinstance(first, list) else 0)
         super().__post_init__(**kwargs)  # type: ignore[misc]
         if self.bosch is not None:
             check_hybrid(self)  # type: ignore[arg-type]
@@ -300,13 +301,20 @@ def check_hybrid(config: PretrainedConfig) -> None:
             raise UserError(f"config.bosch has no {key!r}; materialize the model again.")
     check_window(hybrid["window"])
     num_full, permutation = hybrid["num_full"], hybrid["permutation"]
-    if len(num_full) != num_layers or any(not 0 <= n <= num_groups for n in num_full):
+    is_list = isinstance(num_full, list) and all(type(number) is int for number in num_full)
+    if (
+        not is_list
+        or len(num_full) != num_layers
+        or any(not 0 <= number <= num_groups for number in num_full)
+    ):
         raise UserError(
             f"config.bosch['num_full'] is {num_full}; it needs {num_layers} numbers from 0 to "
             f"{num_groups}."
         )
-    if len(permutation) != num_layers or any(
-        sorted(row) != list(range(num_groups)) for row in permutation
+    rows = permutation if isinstance(permutation, list) else []
+    groups = sorted(range(num_groups), key=str)
+    if len(rows) != num_layers or any(
+        not isinstance(row, list) or sorted(row, key=str) != groups for row in rows
     ):
         raise UserError(
             f"config.bosch['permutation'] must reorder the {num_groups} groups of each of "

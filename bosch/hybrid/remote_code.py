@@ -75,6 +75,14 @@ def write_remote_code(out: Path, config: PretrainedConfig) -> dict[str, str]:
     }
 
 
+def is_of_this_version(folder: Path, config: PretrainedConfig) -> bool:
+    """Whether the code in a hybrid's folder is what this version writes; true if it has none."""
+    files = remote_code(family_of(config).__name__) if (folder / ENTRY).is_file() else {}
+    return all((folder / name).is_file() for name in files) and all(
+        (folder / name).read_text("utf-8", errors="replace") == text for name, text in files.items()
+    )
+
+
 def remote_code(family_module: str) -> Mapping[str, str]:
     """File name -> text: the family's module and all of our modules that it needs."""
     texts: dict[str, str] = {}

@@ -310,6 +310,11 @@ def _read(content: dict[str, Any], model: ModelInfo | None) -> MaskFile:
         )
     with _naming("ratio_asked"):
         record = MaskFile(mask, made_for, **{name: content[name] for name in ORIGIN})
+    for name in ("settings", "provenance"):  # they go into config.json
+        try:
+            json.dumps(content[name], allow_nan=False)
+        except ValueError:
+            raise _WrongFieldError(f"{name}: it holds NaN or Infinity.") from None
     if model is not None and not model.is_same_model(made_for):
         raise _WrongFieldError(
             f"model: the mask was made for {made_for.describe()}, not for {model.describe()}; "

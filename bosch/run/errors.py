@@ -7,6 +7,7 @@ plug-in's: it keeps its traceback, and the process exits with 1.
 """
 
 import errno
+import io
 import os
 import re
 import sys
@@ -79,6 +80,7 @@ def is_user_error(error: BaseException) -> bool:
 
 def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
     """What `function` returns. A user's mistake ends the process; with `debug` it is raised."""
+    make_streams_usable()
     if debug:
         return function()
     try:
@@ -90,11 +92,34 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
-        if not is_user_error(error):
-            raise
         lines = getattr(error, "lines", [error])
+        if is_out_of_memory(error):
+            lines = [f"this machine, or a limit set on it, has too little memory: {error}"]
+        elif not is_user_error(error):
+            raise
         print("error: " + "\n- ".join(map(visible, lines)), file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
+
+
+def make_streams_usable() -> None:
+    """For a terminal or pipe that cannot show our signs, and for output that was closed before the
+    start (`>&-`), which Python has as None."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="replace")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the machine: torch and safetensors have no class for it. A GPU's keeps its traceback."""
+    words = re.search(
+        "can(?:no|')t (?:allocate memory|start new thread)", str(error), re.IGNORECASE
+    )
+    return isinstance(error, MemoryError) or bool(
+        words and isinstance(error, (OSError, RuntimeError))
+    )
 
 
 def run_main(main: Callable[[Sequence[str]], None]) -> None:

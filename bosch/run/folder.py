@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bosch.run import manifest, progress
-from bosch.run.errors import is_user_error
+from bosch.run.errors import UserError, is_user_error
 from bosch.run.lock import FolderInUseError, FolderLock, LockRecord
 from bosch.run.manifest import STARTED
 from bosch.run.plan import REFERENCE, Decision, examine, plan_run, refuse_blocked
@@ -44,6 +44,13 @@ class RunFolder:
         home: Path | None = None,
     ) -> None:
         """home: the folder to lock, if not the whole run folder (`home_of`)."""
+        try:
+            str(path.absolute()).encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{str(path)!r}: the name of a run's folder must be UTF-8, or tokenizers cannot be "
+                "read from it."
+            ) from None
         self.path, self.rank, self.world, self.say = path, rank, world, say
         self._lock = FolderLock(home or path, say)
         self._ranks = Ranks(home or path, rank, world)

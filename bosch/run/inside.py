@@ -2,7 +2,6 @@
 it, neither for reading nor for writing.
 """
 
-import errno
 import os
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -46,17 +45,22 @@ def refuse_foreign_links(folder: Path) -> None:
 
 
 def open_own_file(path: Path, mode: str) -> Any:
-    """Like open(), but a link is refused: what it leads to is not ours to write."""
+    """Like open(), but a link is refused: what it leads to is not ours to write. So is what is no
+    file: a pipe would wait for a reader."""
 
     def follow_no_link(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
-    try:
-        return open(path, mode, opener=follow_no_link)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            refuse_link(path)
-        raise
+    refuse_link(path)
+    refuse_no_file(path)
+    return open(path, mode, opener=follow_no_link, encoding=None if "b" in mode else "utf-8")
+
+
+def refuse_no_file(path: Path) -> None:
+    """Refuse a folder, a pipe or a device in the place of a file that is ours to write."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or device"
+        raise UserError(f"{path} is {kind}, where a file is to be written. Move it away.")
 
 
 def refuse_link(path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bosch.run.errors import UserError
-from bosch.run.inside import open_own_file
+from bosch.run.inside import open_own_file, refuse_no_file
 from bosch.run.manifest import write_atomically
 
 BEAT_SECONDS = 5.0
@@ -99,6 +99,7 @@ class LockRecord:
     @classmethod
     def read(cls, folder: Path) -> "LockRecord | None":
         """The record in the folder's lock file; None where there is none."""
+        refuse_no_file(folder / LOCK)
         try:
             return cls.parse(json.loads((folder / LOCK).read_text()))
         except FileNotFoundError:
@@ -132,6 +133,11 @@ class FolderLock:
             raise UserError(
                 f"{self.folder} cannot be made, because a file is in its place; choose another "
                 "folder (--run-dir or --out), or move the file away."
+            ) from error
+        except FileNotFoundError as error:  # where no folder can be, as in /proc
+            raise UserError(
+                f"{self.folder} cannot be made: {error.strerror}; choose another folder (--run-dir "
+                "or --out)."
             ) from error
         watch, reported_launch = LivenessWatch(), ""
         activity = "waiting for it" if self.wait else "checking whether it still runs"

@@ -23,7 +23,7 @@ import xxhash
 from bosch.run.checkout import read_version
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file, is_hidden, plain
-from bosch.run.inside import path_inside
+from bosch.run.inside import path_inside, refuse_no_file
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
@@ -129,6 +129,8 @@ def _sealed_text(content: dict[str, object]) -> str:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file as a whole: after a kill at any point, the old or the new content is there."""
+    if path.is_dir():
+        refuse_no_file(path)
     with temporary_file(path).open("xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()

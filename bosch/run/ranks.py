@@ -179,4 +179,14 @@ class Ranks:
 
 def rank_and_world() -> tuple[int, int]:
     """RANK and WORLD_SIZE as the launcher sets them; 0 and 1 without a launcher."""
-    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+    texts = os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE") or "1"
+    try:
+        rank, world = map(int, texts)
+        if 0 <= rank < world:
+            return rank, world
+    except ValueError:
+        pass
+    raise UserError(
+        "the variables RANK={} and WORLD_SIZE={} are not those of a launch, where RANK counts from "
+        "0 and is below WORLD_SIZE; use accelerate launch, or unset both.".format(*texts)
+    )

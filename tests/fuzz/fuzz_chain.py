@@ -19,6 +19,7 @@ import collections
 import contextlib
 import fcntl
 import json
+import os
 import random
 import re
 import shutil
@@ -180,6 +181,33 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _places(value[key])
 
 
+def put_folder(path: Path) -> str:
+    path.unlink()
+    path.mkdir()
+    return "a folder in its place"
+
+
+def put_pipe(path: Path) -> str:
+    path.unlink()
+    os.mkfifo(path)
+    return "a pipe in its place"
+
+
+def put_link(path: Path) -> str:
+    path.unlink()
+    path.symlink_to(os.devnull)
+    return "a link in its place"
+
+
+IN_ITS_PLACE = (put_folder, put_pipe, put_link)
+# Of the process that runs again; the sentence on a wrong launch names RANK.
+ENVIRONMENTS = (
+    {"WORLD_SIZE": "abc"},
+    {"RANK": "5", "WORLD_SIZE": "2"},
+    {"RANK": "-1"},
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONIOENCODING": "latin-1"},
+)
 Damage = Callable[[bytes, random.Random], bytes]
 OF_ANY: tuple[Damage, ...] = (flip, flip, truncate)
 OF_JSON: tuple[Damage, ...] = (change_value, change_value)
@@ -208,6 +236,8 @@ def damage_one(folder: Path, draw: random.Random, others: list[Path]) -> tuple[P
         source = draw.choice(draw.choice(sources))
         path.write_bytes(source.read_bytes())
         return inside, f"content of {source.name} of another place"
+    if draw.random() < 0.1:
+        return inside, draw.choice(IN_ITS_PLACE)(path)
     known = [*OF_ANY]
     if path.suffix in (".json", ".jsonl"):
         known += OF_JSON
@@ -227,8 +257,13 @@ def attack(number: int, base: Path, states: list[str], wanted: dict[str, Any]) -
         folder = Path(place) / "work"
         shutil.copytree(base / state, folder, symlinks=True)
         others = [base / name for name in (FINISHED, *states) if name != state]
-        path, damage = damage_one(folder, draw, others)
-        code, output = start(folder, arguments=ARGUMENTS, copies={})
+        variables: Mapping[str, str] = {}
+        if draw.random() < 0.05:
+            variables = draw.choice(ENVIRONMENTS)
+            path, damage = Path("RANK"), f"started with {dict(variables)}"
+        else:
+            path, damage = damage_one(folder, draw, others)
+        code, output = start(folder, arguments=ARGUMENTS, copies={}, variables=variables)
         outcome, differing = judge(folder, path, code, output, wanted)
     lines = [line for line in output.splitlines() if not line.startswith("operations ")]
     tail = "\n".join([*differing, *lines[-15:]]) if outcome in FAILURES else ""

@@ -1,0 +1,202 @@
+"""What machines and folders hold that nobody plans for: it ends in one sentence, or works."""
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bosch.calibration import write_calibration
+from bosch.hybrid.materialize import materialize
+from bosch.hybrid.models import deploy
+from bosch.hybrid.registration import TESTED
+from bosch.masks.mask import read_mask
+from bosch.model import load_model, load_tokenizer
+from bosch.recipes import presets, search_mask
+from bosch.run import hub
+from bosch.run.errors import UserError
+from bosch.run.folder import RunFolder
+from bosch.run.ranks import rank_and_world
+from tests.attention_matrices import toy_calibration
+from tests.hybrid_folders import embedded_hybrid, mask_file, plain_folder, record_for
+from tests.model_factory import MIXED, tiny_model
+
+ROOT = Path(__file__).parents[2]
+SIGNS = "from bosch.run import errors, progress; progress.set_up()\n"
+SIGNS += "errors.exit_on_user_error(lambda: progress.say('31 \\u2013 33'), debug=False)"
+
+
+def run_python(program: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings.pop("env", {})
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, errors="replace", **settings
+    )
+
+
+# ------------------------------------------------------------------------------------- the machine
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_output_that_cannot_show_our_signs_shows_others(variables: dict[str, str]) -> None:
+    done = run_python(SIGNS, env=variables)
+    assert (done.returncode, done.stdout) == (0, "31 ? 33\n"), done.stderr
+
+
+def test_output_may_be_closed() -> None:
+    done = run_python(SIGNS, preexec_fn=lambda: os.close(1))
+    assert done.returncode == 0, done.stderr
+
+
+def test_too_little_memory_is_one_sentence() -> None:
+    program = "from bosch.run.errors import exit_on_user_error as run\n"
+    program += "run(lambda: bytearray(1 << 40), debug=False)"
+    limit = (1 << 32, 1 << 32)
+    done = run_python(program, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))
+    assert done.returncode == 2, done.stderr
+    assert "memory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rank", "world"), [("0", "abc"), ("x", "2"), ("0", "0"), ("5", "2"), ("-1", "1"), ("2", "2")]
+)
+def test_ranks_of_no_launch_are_refused(
+    rank: str, world: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with pytest.raises(UserError, match=f"RANK={rank} and WORLD_SIZE={world}"):
+        rank_and_world()
+
+
+def test_a_hub_out_of_reach_is_tried_once_and_in_silence() -> None:
+    with socket.socket() as unused:  # bound, but nobody listens
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        program = "from bosch.__main__ import start; start('bosch', ['recover', '--model', 'a/b'])"
+        variables = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "", "NO_PROXY": "*"}
+        done = run_python(program, env=variables | dict.fromkeys(hub.PROXIES, ""))
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert "a/b" in line
+
+
+def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", *hub.PROXIES):
+        monkeypatch.delenv(name, raising=False)
+    hub.is_reachable.cache_clear()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert hub.is_reachable()
+    hub.is_reachable.cache_clear()
+
+
+def test_a_newer_transformers_is_told_and_runs() -> None:
+    program = "import transformers; transformers.__version__ = '5.999.0'; import bosch; "
+    done = run_python(program + "from transformers import AutoConfig; print('ran')")
+    assert done.stdout == "ran\n"
+    [line] = done.stderr.splitlines()
+    assert "5.999.0" in line
+    assert TESTED in line
+    assert f"\ntransformers=={TESTED}\n" in (ROOT / "launch" / "constraints.txt").read_text()
+
+
+# -------------------------------------------------------------------------------------- run folders
+
+
+@pytest.mark.parametrize("name", [".lock", ".lock_guard", "run.json"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_stands_where_a_file_should_be_is_named(
+    name: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    if (name, make) == ("run.json", os.mkfifo):  # replaced as any file would be
+        return
+    with pytest.raises(UserError, match=f"{tmp_path / name} is a"), RunFolder(tmp_path) as run:
+        run.save_config(presets.smoke(), [])
+
+
+def test_folders_that_cannot_be_or_be_read_are_named() -> None:
+    with pytest.raises(UserError, match="/proc/x cannot be made"), RunFolder(Path("/proc/x")):
+        pass
+    with pytest.raises(UserError, match="UTF-8"):
+        RunFolder(Path(os.fsdecode(b"r\xff")))
+
+
+# ------------------------------------------------------------------------------------ model folders
+
+
+def test_a_model_without_generation_settings_becomes_a_hybrid(tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense")
+    (dense / "generation_config.json").unlink()
+    materialize(dense, record_for(dense), tmp_path / "hybrid")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "hybrid").config.bosch["window"] == 16
+
+
+def test_tokenizers_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+    folder = plain_folder(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    size = len(tokenizer)
+    tokenizer.add_tokens(["<one more>"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match=rf"ids up to {size}.*vocab_size is {size}"):
+        load_tokenizer(folder)
+    path = plain_folder(tmp_path / "twins") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["b"] = content["model"]["vocab"]["a"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="two tokens of one id"):
+        load_tokenizer(tmp_path / "twins")
+
+
+def test_a_calibration_set_longer_than_the_model_is_refused(tmp_path: Path) -> None:
+    tiny_model("qwen3", max_position_embeddings=100).save_pretrained(tmp_path / "model")
+    (tmp_path / "set").mkdir()
+    write_calibration(tmp_path / "set", toy_calibration(128, count=1))
+    arguments = ["--preset", "tiny", "--window", "16", "--method", "fisher"]
+    for option in ("model", "run-dir"):
+        arguments += [f"--{option}", str(tmp_path / option)]
+    with pytest.raises(UserError, match=r"128 tokens.*100 positions"):
+        search_mask.main([*arguments, "--calibration", str(tmp_path / "set")])
+
+
+@pytest.mark.parametrize("value", [None, 3, [1, None, 2], ["1", "2", "3"]])
+@pytest.mark.parametrize("field", ["num_full", "permutation"])
+def test_a_hybrid_of_other_types_is_refused(field: str, value: object) -> None:
+    config = deploy(tiny_model("qwen3"), MIXED, 16).config
+    values = {k: v for k, v in config.to_dict().items() if k != "bosch"}
+    with pytest.raises(UserError, match=field):
+        type(config)(**values, bosch=config.bosch | {field: value})
+
+
+def test_a_mask_with_a_number_that_json_does_not_have_is_refused(tmp_path: Path) -> None:
+    path = mask_file(tmp_path / "mask.json", plain_folder(tmp_path / "dense"))
+    path.write_text(path.read_text().replace('"kappa": 3', '"kappa": Infinity'))
+    with pytest.raises(UserError, match=r"mask\.json.*Infinity"):
+        read_mask(path)
+
+
+def test_code_of_another_version_in_a_hybrids_folder_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = embedded_hybrid(tmp_path)
+    for is_old in (False, True):
+        if is_old:
+            (folder / "bosch_hybrid_cache.py").write_text("# of an earlier version\n")
+        with caplog.at_level("INFO"):
+            load_model(folder, "auto", "cpu")
+        assert ("bosch materialize" in caplog.text) == is_old
