@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
         lambda: packed.check_sources(config, command.run_path, make_chain()),
         *([inputs] if is_new else []),
     )
-    from bosch.recipes.estimate import estimate, training_seconds  # torch, which takes seconds
+    from bosch.training.rehearsal import estimate, training_seconds  # torch, which takes seconds
 
     stages = make_chain()
     redo = stages_to_redo(stages, controls.fresh, controls.start)
@@ -98,7 +98,8 @@ def main(arguments: Sequence[str]) -> None:
         for line in inputs() if evaluates(steps) else ():
             say(line)
         if any(step.action != "reuse" for step in steps):
-            for line in estimate(config, world, controls.zero_shot):
+            schedule = None if controls.zero_shot else train_model.schedule_of(config)
+            for line in estimate(config, train_model.make_plan(config, world, "torch"), schedule):
                 say(line)
         return
     asked = config  # without what is fitted to this machine: run.json tells runs apart
@@ -122,7 +123,8 @@ def main(arguments: Sequence[str]) -> None:
             run.set_aside(redo)
             run.save_config(asked, arguments)
             if trains:
-                run.expected["train"] = training_seconds(config, world)
+                plan = train_model.make_plan(config, world, "torch")
+                run.expected["train"] = training_seconds(plan, train_model.schedule_of(config))
         for stage in stages:
             run.complete(stage)
             if stage.name == "eval/dense" and rank == 0:  # the test examples are there now

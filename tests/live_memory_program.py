@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.run.ranks import rank_and_world
-from bosch.training.live_memory import LiveMemory
 from bosch.training.loop import TrainJob, train
+from bosch.training.rehearsal import LiveMemory
 
 SEQ_LEN = 256
 

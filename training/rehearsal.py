@@ -1,23 +1,26 @@
-"""How much memory a training step takes on GPUs, found on a CPU in a minute: the step runs through
-our own start, shards, loop, loss and optimizer as one rank of many, with torch's fake tensors,
-which have a shape and no content, and its fake process group, which sends nothing.
+"""What a training will take, found before it runs.
 
-Attention is that of torch's varlen_attn, whose memory is that of every flash kernel, and each row
-is one document. Liger's Python code runs with its kernels left out. Experts are computed together
-(by torch's grouped_mm or by Liger), which takes the same memory however tokens are routed. Blocks
-are not compiled.
+`rehearse`: the memory of a step on GPUs, on a CPU in a minute. The step runs through our own start,
+shards, loop, loss and optimizer as one rank of many, with torch's fake tensors, which have a shape
+and no content, and its fake process group, which sends nothing. Attention is that of torch's
+varlen_attn, whose memory is that of every flash kernel, and each row is one document. Liger's
+Python code runs with its kernels left out. Experts are computed together (by torch's grouped_mm or
+by Liger), which takes the same memory however tokens are routed. Blocks are not compiled.
 
 Not included: CUDA itself, NCCL, fragmentation, and a block that is gathered while another one is
 still in use; MARGIN_GB is for these. With offloading, one block's fp32 weights on their way are
 not counted.
+
+`estimate`: disk, downloads and time, as far as the model's shape tells.
 """
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -27,26 +30,34 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.utils import clip_grads_with_norm_
-from transformers import PretrainedConfig, PreTrainedModel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PretrainedConfig
 
 from bosch.backends import varlen
-from bosch.config import TrainConfig
+from bosch.config import Config, TrainConfig
 from bosch.data.loader import Batch
 from bosch.hybrid import dispatch
-from bosch.hybrid.models import hybrid_config
+from bosch.hybrid.models import hybrid_config, plain_config
+from bosch.masks.mask import describe_bytes
+from bosch.model import find_model
 from bosch.run.errors import UserError
-from bosch.run.progress import say
+from bosch.run.progress import describe_seconds, say
 from bosch.training.checkpoint_content import TrainState, describe_state
-from bosch.training.live_memory import LiveMemory
+from bosch.training.flops import count_active_weights, training_flops
 from bosch.training.loop import add_gradients, split
 from bosch.training.model_start import build_on_meta, make_empty
 from bosch.training.optimizer import gradient_norm, make_optimizer, trained_parameters
-from bosch.training.parallel import Switches, World, choose_device, choose_switches, whole
-from bosch.training.schedule import choose_micro_batch
+from bosch.training.parallel import World, choose_device, choose_switches, whole
+from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense
 from bosch.training.trained import choose_trained
 
@@ -62,6 +73,8 @@ COLUMNS = {  # of a table of rehearsals
 }
 KERNELS = ("torch", "liger")
 MARGIN_GB = 6.0
+STATE_BYTES = 12  # of a weight in a checkpoint: fp32, with the optimizer's two moments
+SPEED_SHARE = 0.5  # of the speed of large matrix products that a training step may reach
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -134,84 +147,72 @@ def _hide_gpus() -> None:
 
 
 def rehearse_here(plan: Plan) -> Rehearsal:
-    begin, live = time.process_time(), LiveMemory()
-    switches = replace(choose_switches(plan.settings, CUDA), compile=False)
-    model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
-    choose_trained(model, plan.settings.trained, plan.settings.lora_rank)
-    distills = plan.settings.objective == "distill"
-    dense = build_dense(plan.teacher or plan.model, switches) if distills else None
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with _fake_ranks(plan.num_gpus) as world, _without_kernels(plan.kernels), fake, live:
-        make_step(live, plan, world, switches, model, dense)
-    peak = live.peak()
-    return Rehearsal({kind: peak[kind] for kind in KINDS}, time.process_time() - begin)
-
-
-def make_step(
-    live: LiveMemory,
-    plan: Plan,
-    world: World,
-    switches: Switches,
-    model: PreTrainedModel,
-    dense: PreTrainedModel | None = None,
-) -> None:
-    """A step of training (training/loop.py) and what saves its result."""
-    settings, micro = plan.settings, plan.micro_batch
-    if settings.attention in ("auto", "flash", "varlen"):
-        settings = replace(settings, attention="rehearsed")
-    on_host = switches.cpu_offload
-    with live.making("weights"):
-        model = make_empty(model, world, switches, plan.kernels)
-        teacher = dense and Teacher(dense, world, switches, plan.kernels, settings, model)
-    parameters = trained_parameters(model)
-    live.name("weights", model.parameters(), on_host)
-    for module in model.modules():  # those that fully_shard has gathered
-        module.register_forward_pre_hook(
-            lambda module, _: live.name("weights", module.parameters(recurse=False))
-        )
-    head = model.get_submodule("lm_head")
-    head.register_forward_pre_hook(lambda *_: setattr(live, "kind", "loss"))
-    head.register_forward_hook(lambda *_: setattr(live, "kind", "activations"))
-
-    optimizer = make_optimizer(model, settings)
-    _init_optim_state(optimizer)  # before a first step there are no moments yet
-    moments = (tensor for state in optimizer.state.values() for tensor in state.values())
-    live.name("optimizer", moments, on_host)
-
-    share = settings.batch_sequences // world.size
-    num_micro = min(2, share // micro)
-    if num_micro == 2 and settings.sync_every_micro_batch:
-        # The second micro-batch is like the first, but gradients are there from its start.
-        num_micro = 1
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        live.name("gradients", (p.grad for p in parameters), on_host)
-    ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64, device=world.device)
-    ends = torch.zeros(len(ids) + 1, dtype=torch.int32, device=world.device)
-    batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
-    teach = teacher.teach if teacher else None
-    add_gradients(model, list(split(batch, micro)), 1.0, settings, teach=teach)
-    live.name("gradients", (p.grad for p in parameters), on_host)
-    clip_grads_with_norm_(parameters, settings.clip_norm, gradient_norm(parameters))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-    tensors, _ = describe_state(TrainState(model, optimizer))
-    exported = (tensor for name, tensor in tensors.items() if name.startswith("model."))
-    with live.making("weights"):  # the export gathers one after another and keeps two
-        deque((whole(tensor.to(torch.bfloat16)) for tensor in exported), maxlen=2)
-
-
-@contextmanager
-def _fake_ranks(num_gpus: int) -> Iterator[World]:
-    """Rank 0 of many. Its device is the CPU: on a fake GPU, torch's backward fails in C++."""
+    """A step of training (training/loop.py) and what saves its result, with fake tensors."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_gpus)
-    try:
-        yield World(0, num_gpus, CPU, init_device_mesh("cpu", (num_gpus,)))
-    finally:
-        dist.destroy_process_group()
+    begin, live, settings = time.process_time(), LiveMemory(), plan.settings
+    switches = replace(choose_switches(settings, CUDA), compile=False)
+    model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
+    choose_trained(model, settings.trained, settings.lora_rank)
+    distills = settings.objective == "distill"
+    dense = build_dense(plan.teacher or plan.model, switches) if distills else None
+    if settings.attention in ("auto", "flash", "varlen"):
+        settings = replace(settings, attention="rehearsed")
+
+    with ExitStack() as stack:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_gpus)
+        stack.callback(dist.destroy_process_group)
+        # The device is the CPU: on a fake GPU, torch's backward fails in C++.
+        world = World(0, plan.num_gpus, CPU, init_device_mesh("cpu", (plan.num_gpus,)))
+        stack.enter_context(_without_kernels(plan.kernels))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(live)
+
+        def name_state(kind: str, tensors: Iterable[Any]) -> None:
+            live.name("host" if switches.cpu_offload else kind, tensors)
+
+        with live.making("weights"):
+            model = make_empty(model, world, switches, plan.kernels)
+            teacher = dense and Teacher(dense, world, switches, plan.kernels, settings, model)
+        parameters = trained_parameters(model)
+        name_state("weights", model.parameters())
+        for module in model.modules():  # those that fully_shard has gathered
+            module.register_forward_pre_hook(
+                lambda module, _: live.name("weights", module.parameters(recurse=False))
+            )
+        head = model.get_submodule("lm_head")
+        head.register_forward_pre_hook(lambda *_: setattr(live, "kind", "loss"))
+        head.register_forward_hook(lambda *_: setattr(live, "kind", "activations"))
+
+        optimizer = make_optimizer(model, settings)
+        _init_optim_state(optimizer)  # before a first step there are no moments yet
+        moments = (tensor for state in optimizer.state.values() for tensor in state.values())
+        name_state("optimizer", moments)
+
+        micro = plan.micro_batch
+        num_micro = min(2, settings.batch_sequences // world.size // micro)
+        if num_micro == 2 and settings.sync_every_micro_batch:
+            # The second micro-batch is like the first, but gradients are there from its start.
+            num_micro = 1
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            name_state("gradients", (p.grad for p in parameters))
+        ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64, device=world.device)
+        ends = torch.zeros(len(ids) + 1, dtype=torch.int32, device=world.device)
+        batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
+        teach = teacher.teach if teacher else None
+        add_gradients(model, list(split(batch, micro)), 1.0, settings, teach=teach)
+        name_state("gradients", (p.grad for p in parameters))
+        clip_grads_with_norm_(parameters, settings.clip_norm, gradient_norm(parameters))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+        tensors, _ = describe_state(TrainState(model, optimizer))
+        exported = (tensor for name, tensor in tensors.items() if name.startswith("model."))
+        with live.making("weights"):  # the export gathers one after another and keeps two
+            deque((whole(tensor.to(torch.bfloat16)) for tensor in exported), maxlen=2)
+    peak = live.peak()
+    return Rehearsal({kind: peak[kind] for kind in KINDS}, time.process_time() - begin)
 
 
 @contextmanager
@@ -283,3 +284,190 @@ def choose_fitting(
         f"{problem}. No smaller number of sequences fits either. Use more GPUs, set "
         "train.cpu_offload to True, or leave the training out with --zero-shot."
     )
+
+
+# ------------------------------------------------------------------------------- disk and time
+
+
+def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list[str]:
+    """Lines about a run. schedule: None if nothing is trained. Predictions, curves and reports are
+    too small to count."""
+    dtype = plan.model.dtype or torch.float32
+    weights = sum(p.numel() for p in build_on_meta(plan.model).parameters())
+    model_bytes = weights * (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
+    lines, disk = [], {"the hybrid": model_bytes}
+    if find_model(config.model) is None:
+        lines.append(f"to download: {config.model}, {describe_bytes(model_bytes)}")
+    if schedule is not None:
+        exported = [step for step in schedule.exported_steps if step]
+        states = config.train.keep_checkpoints
+        disk[f"{len(exported)} evaluated checkpoints"] = len(exported) * model_bytes
+        disk[f"{states} training states"] = states * STATE_BYTES * weights
+        if config.data.tokens_from is None:
+            disk["tokens"] = config.data.tokens * (2 if plan.model.vocab_size <= 1 << 16 else 4)
+        lines.append(
+            f"training: about {describe_seconds(training_seconds(plan, schedule))}, at half the "
+            "speed of this machine's matrix products; search and evaluations come on top"
+        )
+    parts = ", ".join(f"{name} {describe_bytes(count)}" for name, count in disk.items())
+    return [*lines, f"disk: about {describe_bytes(sum(disk.values()))} ({parts})"]
+
+
+def training_seconds(plan: Plan, schedule: TrainSchedule) -> float:
+    """From the FLOPs, and from the speed of large matrix products here, which is measured in the
+    type that a training has."""
+    sequences = [plan.seq_len] * (schedule.num_steps * schedule.batch_sequences)
+    models = [(plan.model, 1.0)]
+    if plan.settings.objective == "distill":  # the teacher's forward is a third of a step
+        models.append((plan.teacher or plain_config(plan.model), 1 / 3))
+    flops = sum(
+        training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
+        for one, part in models
+    )
+    device = choose_device(os.environ)
+    size, dtype = (1024, torch.float32) if device.type == "cpu" else (8192, torch.bfloat16)
+    left, right = torch.ones(2, size, size, dtype=dtype, device=device)
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        float((left @ right)[0, 0])  # waits for the device
+        seconds.append(time.perf_counter() - begin)
+    num_devices = 1 if device.type == "cpu" else plan.num_gpus  # ranks on a CPU share its cores
+    return flops / (SPEED_SHARE * num_devices * 2 * size**3 / min(seconds))
+
+
+# -------------------------------------------------------------------------- counting what is alive
+
+ALLOCATED_BYTES = 512  # CUDA's allocator rounds up to a multiple of this
+# What the arguments of fully_shard's own operators are for.
+PURPOSES = {
+    "fsdp::all_gather_copy_in": "weights",
+    "fsdp::split_with_sizes_copy": "weights",
+    "fsdp::chunk_cat": "gradients",
+    "c10d::_reduce_scatter_base_": "gradients",
+}
+# Answers to questions about the values of fake tensors, by operator.
+ANSWERS = {torch.ops.aten._local_scalar_dense.default: 0, torch.ops.aten.equal.default: False}
+
+
+@dataclass
+class Piece:
+    """Memory that was in use from one moment to another."""
+
+    num_bytes: int
+    kind: str
+    begin: int
+    end: float = float("inf")
+
+
+class LiveMemory(TorchDispatchMode):
+    """Counts the memory of all tensors made inside `with LiveMemory():`, real or fake, while they
+    are alive; not memory inside an operator, and what an allocator adds. Under FakeTensorMode every
+    question about a value is answered by 0 or no."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = "activations"  # of what is made now
+        self._pieces: list[Piece] = []
+        self._alive: dict[int, tuple[weakref.ref[Any], Piece]] = {}  # by storage
+        self._moment = 0
+        self._is_paused = False
+        self._patches = ExitStack()
+
+    def peak(self) -> Counter[str]:
+        """Bytes by kind at the moment when the device held most."""
+        pieces = [piece for piece in self._pieces if piece.kind != "host"]
+        changes = [(float(piece.begin), piece.num_bytes) for piece in pieces]
+        changes += [(piece.end, -piece.num_bytes) for piece in pieces]
+        now = most = 0
+        top = 0.0
+        for moment, change in sorted(changes):
+            now += change
+            if now > most:
+                most, top = now, moment
+        found: Counter[str] = Counter()
+        for piece in pieces:
+            if piece.begin <= top < piece.end:
+                found[piece.kind] += piece.num_bytes
+        return found
+
+    @contextmanager
+    def making(self, kind: str) -> Iterator[None]:
+        """What is made inside is of this kind."""
+        before, self.kind = self.kind, kind
+        try:
+            yield
+        finally:
+            self.kind = before
+
+    def name(self, kind: str, tensors: Iterable[Any]) -> None:
+        """Say what tensors that were made before are for. `host`, for good: in memory of the host,
+        as fake tensors that are on the CPU anyway cannot tell."""
+        for tensor in tensors:
+            known = self._alive.get(_storage(tensor)._cdata) if isinstance(tensor, Tensor) else None
+            if known and known[1].kind != "host":
+                known[1].kind = kind
+
+    def __enter__(self) -> "LiveMemory":
+        resize, name = torch.UntypedStorage.resize_, "_propagate_tensor_meta_non_cached"
+        propagate = getattr(ShardingPropagator, name)
+
+        def resize_and_count(storage: Any, size: int) -> None:
+            resize(storage, size)
+            self._count(storage, "weights")
+
+        def propagate_uncounted(*args: Any) -> object:
+            before, self._is_paused = self._is_paused, True
+            try:
+                return propagate(*args)
+            finally:
+                self._is_paused = before
+
+        # Torch has no public way to see these two. fully_shard frees gathered weights by resizing
+        # their storage to 0. And to learn the shape of a result, DTensor computes it for the whole
+        # model with fake tensors, which take no memory in a real run.
+        self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", resize_and_count))
+        self._patches.enter_context(patch.object(ShardingPropagator, name, propagate_uncounted))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.close()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # this comes again with its local tensors
+        if func in ANSWERS and active_fake_mode() is not None:
+            return ANSWERS[func]
+        result = func(*args, **(kwargs or {}))
+        if not self._is_paused:
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, Tensor) and tensor.device.type != "meta":
+                    self._count(_storage(tensor), self.kind)
+        if kind := PURPOSES.get(func.name()):
+            self.name(kind, tree_leaves((args, kwargs)))
+        return result
+
+    def _count(self, storage: Any, kind: str) -> None:
+        key, num_bytes = storage._cdata, -(-storage.nbytes() // ALLOCATED_BYTES) * ALLOCATED_BYTES
+        if key in self._alive:
+            if self._alive[key][1].num_bytes == num_bytes:
+                return
+            self._end(key)
+        self._moment += 1
+        piece = Piece(num_bytes, kind, self._moment)
+        self._pieces.append(piece)
+        self._alive[key] = weakref.ref(storage, lambda _: self._end(key)), piece
+
+    def _end(self, key: int) -> None:
+        if (known := self._alive.pop(key, None)) is not None:
+            self._moment += 1
+            known[1].end = self._moment
+
+
+def _storage(tensor: Tensor) -> Any:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage()
