@@ -34,7 +34,7 @@ from bosch.run.manifest import (
     write_sealed_json,
 )
 from bosch.run.progress import say
-from bosch.training.checkpoint_content import plain_name
+from bosch.training.checkpoint import plain_name
 from bosch.training.parallel import whole
 from bosch.training.trained import LORA_SCALE, is_lora, lora_of
 

@@ -28,8 +28,7 @@ from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from bosch.method import Learner
 from bosch.run.group import Group
 from bosch.run.progress import say, track
-from bosch.training.checkpoint import Checkpoints
-from bosch.training.checkpoint_content import TrainState
+from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.export import Weights, export_model
 from bosch.training.guards import Guards, describe_first_losses, without_windows
 from bosch.training.kernels import choose_kernels

@@ -51,7 +51,7 @@ from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
-from bosch.training.checkpoint_content import TrainState, describe_state
+from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.flops import count_active_weights, training_flops
 from bosch.training.loop import add_gradients, split
 from bosch.training.model_start import build_on_meta, make_empty

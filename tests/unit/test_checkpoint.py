@@ -18,9 +18,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from bosch.run.errors import UserError
 from bosch.run.manifest import seal_folder, verify_folder
-from bosch.training.checkpoint import CheckpointError, Checkpoints
-from bosch.training.checkpoint_content import (
+from bosch.training.checkpoint import (
+    CheckpointError,
     CheckpointReader,
+    Checkpoints,
     TrainState,
     restore_random_state,
     save_random_state,

@@ -39,7 +39,7 @@ from bosch.run.manifest import (
 from bosch.run.plan import follow_reference
 from bosch.search.journal import Journal
 from bosch.search.memo import Memo
-from bosch.training.checkpoint_content import CheckpointReader
+from bosch.training.checkpoint import CheckpointReader
 from bosch.training.metrics import MetricsLog
 from bosch.training.parallel import start_world
 from tests.hybrid_folders import mask_file, plain_folder, record_for

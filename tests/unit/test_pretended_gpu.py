@@ -22,7 +22,7 @@ from bosch.hybrid.models import deploy
 from bosch.recipes import search_mask
 from bosch.run.errors import UserError
 from bosch.search.settings import Accelerations
-from bosch.training.checkpoint_content import restore_random_state, save_random_state
+from bosch.training.checkpoint import restore_random_state, save_random_state
 from bosch.training.flops import peak_flops
 from bosch.training.metrics import StepTimer
 from bosch.training.parallel import World, choose_device
