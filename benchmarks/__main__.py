@@ -1,5 +1,5 @@
 """Runs one benchmark: `python -m benchmarks latency`. Each file of benchmarks/ is a benchmark, with
-`Options` and `measure(options)`, which returns or yields result rows or lists of them.
+`Options` and `measure(options)`, which returns or yields result rows.
 
 A benchmark alternates between the alternatives that it compares, so that a busy machine slows all
 of them. `--out FILE` saves the figures as JSON with device, versions and date, as in
@@ -8,14 +8,13 @@ benchmarks/results/.
 
 import datetime
 import json
-import math
 import os
 import platform
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks._options import Row
+import torch
+
+from benchmarks._measure import Row
 from bosch.command_line import choose_word, peek, read_options
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
@@ -47,36 +46,21 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> None:
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
     facts |= {"machine": describe_machine(), **provenance()}
     rows: list[Row] = []
-    written = -math.inf
     try:
-        for made in benchmark.measure(options):
-            rows += made if isinstance(made, list) else [made]
-            # Not thousands of rows thousands of times.
-            if time.monotonic() > written + min(5.0, len(rows) / 100):
-                write_rows(options.out, facts, rows)
-                written = time.monotonic()
+        for row in benchmark.measure(options):
+            rows.append(row)
+            if options.out is not None:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(options.out, json.dumps(facts | {"rows": rows}, indent=1) + "\n")
     finally:
-        write_rows(options.out, facts, rows)
         for row in rows:
             if "at_least" in row:
-                print(describe_row(row))
-
-
-def write_rows(path: Path | None, facts: dict[str, object], rows: list[Row]) -> None:
-    if path is not None and rows:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(facts | {"rows": rows}, indent=1) + "\n")
-
-
-def describe_row(row: Row) -> str:
-    verdict = "met" if row["value"] >= row["at_least"] else "MISSED"
-    target = f"at least {row['at_least']:g}: {verdict}"
-    return f"{row['name']:58} {row['value']:14,.4g} {row['unit']}   ({target})"
+                verdict = "met" if row["value"] >= row["at_least"] else "MISSED"
+                found = f"{row['name']:58} {row['value']:14,.4g} {row['unit']}"
+                print(f"{found}   (at least {row['at_least']:g}: {verdict})")
 
 
 def describe_machine() -> dict[str, object]:
-    import torch
-
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     return {"device": device, "cores": os.cpu_count(), "system": platform.system()}
 

@@ -11,35 +11,28 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid.models import family_of
 from bosch.known_models import SHAPES, known_config
 from bosch.masks.mask import num_windowed
-from bosch.model import LOCAL
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.training.model_start import read_config
-from bosch.training.rehearsal import as_hybrid
 
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 
 
-def read_shape(model: str) -> tuple[PretrainedConfig, Path | None]:
-    """The config of a known model (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder, and the folder
-    if it contains weights.
-    """
-    folder = Path(model)
-    if folder.is_dir():
-        has_weights = any(folder.glob("*.safetensors"))
-        return read_config(folder), folder if has_weights else None
+def read_shape(model: str) -> PretrainedConfig:
+    """The config of a known model (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder."""
+    if Path(model).is_dir():
+        return read_config(Path(model))
     config = known_config(model)
     if config is None:
         raise UserError(
             f"--model {model}: neither a folder nor a known model; {suggest(model, list(SHAPES))}"
         )
-    return config, None
+    return config
 
 
-def make_dense(
+def make_model(
     config: PretrainedConfig, device: torch.device, dtype: torch.dtype, attention: str
 ) -> PreTrainedModel:
     """A model with random weights, created on the device."""
@@ -47,22 +40,6 @@ def make_dense(
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-        )
-    return model.eval()
-
-
-def make_hybrid(
-    config: PretrainedConfig, folder: Path | None, device: torch.device, dtype: torch.dtype
-) -> PreTrainedModel:
-    """A hybrid with the weights of a folder, or with random ones. `set_hybrid` sets its ratio and
-    window.
-    """
-    hybrid = as_hybrid(config, ratio=0.0, window_tokens=1)
-    if folder is None:
-        return make_dense(hybrid, device, dtype, attention="bosch")
-    with torch.device(device):  # for the weights
-        model: PreTrainedModel = family_of(hybrid).model_class.from_pretrained(
-            folder, config=hybrid, dtype=dtype, **LOCAL
         )
     return model.eval()
 

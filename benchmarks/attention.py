@@ -6,22 +6,28 @@ once the forward pass alone and once with the backward pass.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from benchmarks._memory import is_out_of_memory
-from benchmarks._options import DeviceOptions, Row
-from benchmarks._timing import describe_device, short, speedup, time_in_turns
+from benchmarks._measure import (
+    DeviceOptions,
+    Row,
+    describe_device,
+    short,
+    speedup,
+    time_in_turns,
+)
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid import dispatch
 from bosch.plugins import load_plugin
-from bosch.run.errors import UserError
+from bosch.run.errors import UserError, is_out_of_memory
 from bosch.run.progress import say
 from bosch.run.tables import show_rows
 
@@ -42,18 +48,44 @@ class Options(DeviceOptions):
 
 def gpu_options() -> tuple[Options, ...]:
     """One layer of Qwen3-1.7B."""
-    shape: dict[str, Any] = {"heads": 16, "groups": 8, "head_size": 128, "dtype": "bfloat16"}
-    return (Options(lengths=(4096, 32_768), window=1024, **shape),)
+    model_layer = Options(heads=16, groups=8, head_size=128, dtype="bfloat16")
+    return (replace(model_layer, lengths=(4096, 32_768), window=1024),)
 
 
 def measure(options: Options) -> list[Row]:
     device = options.start()
-    rows = [
-        row
-        for needs_grad in (False, True)
-        for tokens in options.lengths
-        for row in measure_length(tokens, needs_grad, device, options)
-    ]
+    rows = []
+    for needs_grad, tokens in product((False, True), options.lengths):
+        what = "forward and backward" if needs_grad else "forward"
+        full = make_call(tokens, needs_grad, device, options)
+        windowed = replace(full, window_tokens=options.window)
+        sides = {FULL: timed(partial(dispatch.attend, full), full)}
+        for backend in options.backends or dispatch.by_priority(windowed):
+            load_plugin("bosch.backends", backend)  # an error if there is none of this name
+            side = timed(partial(dispatch.attend, windowed, backend), windowed)
+            try:
+                side()
+                sides[backend] = side
+            except Exception as error:  # the backend refuses, or memory is short
+                known = (UserError, torch.OutOfMemoryError)
+                if not (isinstance(error, known) or is_out_of_memory(error)):
+                    raise
+                say(f"attention: skipped {backend} at {short(tokens)} tokens: {error}")
+        seconds = time_in_turns(sides, options.rounds, device)
+        rows += [
+            {
+                "name": f"{short(tokens)} tokens, window {options.window}, {backend}, {what}",
+                "value": speedup(seconds[FULL], seconds[backend]),
+                "unit": "x faster than full",
+                "tokens": tokens,
+                "window": options.window,
+                "backend": backend,
+                "pass": what,
+                "full_seconds": median(seconds[FULL]),
+                "window_seconds": median(seconds[backend]),
+            }
+            for backend in list(sides)[1:]
+        ]
     show_rows(
         f"{options.heads} heads of {options.head_size}, window {options.window}, {options.dtype}, "
         f"{describe_device(device)}; seconds",
@@ -68,38 +100,6 @@ def measure(options: Options) -> list[Row]:
         },
     )
     return rows
-
-
-def measure_length(
-    tokens: int, needs_grad: bool, device: torch.device, options: Options
-) -> Iterator[Row]:
-    full = make_call(tokens, needs_grad, device, options)
-    windowed = replace(full, window_tokens=options.window)
-    sides = {FULL: timed(partial(dispatch.attend, full), full)}
-    for backend in options.backends or dispatch.by_priority(windowed):
-        load_plugin("bosch.backends", backend)  # an error if there is none of this name
-        side = timed(partial(dispatch.attend, windowed, backend), windowed)
-        try:
-            side()
-            sides[backend] = side
-        except Exception as error:  # the backend refuses, or memory is short
-            if not isinstance(error, UserError) and not is_out_of_memory(error):
-                raise
-            say(f"attention: skipped {backend} at {short(tokens)} tokens: {error}")
-    seconds = time_in_turns(sides, options.rounds, device)
-    what = "forward and backward" if needs_grad else "forward"
-    for backend in list(sides)[1:]:
-        yield {
-            "name": f"{short(tokens)} tokens, window {options.window}, {backend}, {what}",
-            "value": speedup(seconds[FULL], seconds[backend]),
-            "unit": "x faster than full",
-            "tokens": tokens,
-            "window": options.window,
-            "backend": backend,
-            "pass": what,
-            "full_seconds": median(seconds[FULL]),
-            "window_seconds": median(seconds[backend]),
-        }
 
 
 def make_call(

@@ -12,13 +12,13 @@ import re
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from benchmarks._options import BenchmarkOptions, Row
+from benchmarks._measure import BenchmarkOptions, Row
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
@@ -46,23 +46,6 @@ def measure(options: Options) -> Iterator[Row]:
     yield from measure_parts(gpu_parts(options.only))
 
 
-def measure_parts(parts: dict[str, ModuleType]) -> Iterator[Row]:
-    """The rows of all parts; in place of what a part lacks, a row with `failed`. Exit status 1 if
-    there is one."""
-    failed = []
-    for name, benchmark in parts.items():
-        try:
-            yield from measure_part(name, benchmark)
-        except Exception as error:  # whatever it is, the next part may run
-            traceback.print_exc()
-            failed.append(f"{name} ({type(error).__name__})")
-            yield {"benchmark": name, "failed": traceback.format_exc(limit=-5)}
-        gc.collect()  # the failed part's tensors
-        torch.cuda.empty_cache()
-    if failed:
-        raise SystemExit(f"gpu: failed: {', '.join(failed)}; the rest is measured")
-
-
 def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:
     """The benchmarks that have GPU settings, here."""
     parts = {}
@@ -77,10 +60,22 @@ def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:
     return parts
 
 
-def measure_part(name: str, benchmark: ModuleType, **changes: object) -> Iterator[Row]:
-    """The benchmark's rows, with its name in each. `changes`: other options, for tests."""
-    begin = time.monotonic()
-    for options in benchmark.gpu_options():
-        for row in benchmark.measure(replace(options, **changes)):
-            yield {"benchmark": name, **row}
-    say(f"gpu: {name} took {describe_seconds(time.monotonic() - begin)}")
+def measure_parts(parts: dict[str, ModuleType]) -> Iterator[Row]:
+    """The rows of all parts; in place of what a part lacks, a row with `failed`. Exit status 1 if
+    there is one."""
+    failed = []
+    for name, benchmark in parts.items():
+        begin = time.monotonic()
+        try:
+            for options in benchmark.gpu_options():
+                for row in benchmark.measure(options):
+                    yield {"benchmark": name, **row}
+            say(f"gpu: {name} took {describe_seconds(time.monotonic() - begin)}")
+        except Exception as error:  # whatever it is, the next part may run
+            traceback.print_exc()
+            failed.append(f"{name} ({type(error).__name__})")
+            yield {"benchmark": name, "failed": traceback.format_exc(limit=-5)}
+        gc.collect()  # the failed part's tensors
+        torch.cuda.empty_cache()
+    if failed:
+        raise SystemExit(f"gpu: failed: {', '.join(failed)}; the rest is measured")

@@ -2,9 +2,9 @@
 
 Figure 5 varies the ratio at one window, figure 6 the window at one ratio. Ratio 0 is full attention
 everywhere. Batch 1, with the prompt in chunks. A point that runs out of memory is recorded as
-missing, with the memory in use. Weights are random, which does not affect the times, unless --model
-is a folder with weights. `--preset paper` is the paper's study (8B, up to 1M tokens, one large
-GPU); `--preset mini` takes seconds on a CPU.
+missing, with the memory in use. Weights are random, which does not affect the times. `--preset
+paper` is the paper's study (8B, up to 1M tokens, one large GPU); `--preset mini` takes seconds on a
+CPU.
 
 Peak memory is measured for each step (a chunk or a decoded token). p90 is the 90th percentile over
 the steps of a point. On a GPU it is torch's allocated memory, on a CPU that of the whole process.
@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from benchmarks._memory import PeakMemory, is_out_of_memory
-from benchmarks._models import make_hybrid, random_ids, read_shape, set_hybrid
-from benchmarks._options import DeviceOptions, Row
-from benchmarks._timing import describe_device, now, short
+from benchmarks._measure import DeviceOptions, PeakMemory, Row, describe_device, now, short
+from benchmarks._models import make_model, random_ids, read_shape, set_hybrid
 from bosch.hybrid.cache import CACHE, kv_bytes
+from bosch.run.errors import is_out_of_memory
 from bosch.run.progress import say, track
 from bosch.run.tables import show_rows
+from bosch.training.rehearsal import as_hybrid
 
 K = 1024
 FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_bytes", "kv_bytes")
@@ -72,22 +72,17 @@ def gpu_options() -> tuple[Options, ...]:
     return (replace(PAPER, model="Qwen3-1.7B", lengths=lengths, windows=windows, minutes=4),)
 
 
-class OutOfTimeError(Exception):
-    """The time limit, --minutes, is over."""
-
-
 def measure(options: Options) -> Iterator[Row]:
     """One row per point, from short prompts to long ones. If a prompt is missing, so are longer
     ones with the same settings.
     """
     device = options.start()
-    config, folder = read_shape(options.model)
-    say(f"latency: {options.model}, {'random' if folder is None else 'its own'} weights")
-    model = make_hybrid(config, folder, device, getattr(torch, options.dtype))
+    config = as_hybrid(read_shape(options.model), ratio=0.0, window_tokens=1)
+    model = make_model(config, device, getattr(torch, options.dtype), attention="bosch")
     warm_up(model, options, device)
     settings = [(ratio, options.window) for ratio in options.ratios]
     settings += [(options.window_ratio, window) for window in options.windows]
-    settings = list(dict.fromkeys(settings))
+    settings = list(dict.fromkeys(settings))  # each once
     lengths = sorted(set(options.lengths))
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     missing: dict[tuple[float, int], str] = {}
@@ -103,22 +98,23 @@ def measure(options: Options) -> Iterator[Row]:
                 "window": window,
                 "chunk": options.chunk,
                 "missing": missing.get((ratio, window)),
+                **dict.fromkeys(FIGURES),
             }
+            if row["missing"] is None and time.monotonic() > deadline:
+                row["missing"] = "out of time"
             if row["missing"] is None:
                 set_hybrid(model, ratio, window)
                 ids = random_ids(config, tokens, device)
-                row |= measure_prompt(model, ids, options, deadline)
+                row |= measure_prompt(model, ids, options)
                 # Free the cache, and what the frames of an error hold, before the next point.
                 gc.collect()
                 torch.cuda.empty_cache()
-            if row["missing"] is None:
-                row |= {"value": row["prefill_tokens_per_second"], "unit": "tokens/s of prefill"}
-            else:
+            row |= {"value": row["prefill_tokens_per_second"], "unit": "tokens/s of prefill"}
+            if row["missing"] is not None:
                 missing[ratio, window] = row["missing"]
                 say(f"{row['name']}: {row['missing']}")
-                in_use = row.pop("bytes_in_use", 0) / 1e9
-                row |= {"value": in_use, "unit": f"GB in use, then {row['missing']}"}
-                row |= dict.fromkeys(FIGURES)
+                row["value"] = row.pop("bytes_in_use", 0) / 1e9
+                row["unit"] = f"GB in use, then {row['missing']}"
             rows.append(row)
             yield row
             bar.advance()
@@ -148,9 +144,7 @@ def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> N
         list(run_steps(model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache))
 
 
-def measure_prompt(
-    model: PreTrainedModel, ids_BT: Tensor, options: Options, deadline: float
-) -> Row:
+def measure_prompt(model: PreTrainedModel, ids_BT: Tensor, options: Options) -> Row:
     """The figures of one prompt, or why they are missing. Which tokens are decoded does not affect
     the time.
     """
@@ -158,9 +152,9 @@ def measure_prompt(
     memory, cache = PeakMemory(ids_BT.device), DynamicCache(config=model.config)
     prompt, answer = ids_BT.split(options.chunk, dim=1), ids_BT[:, : options.tokens].split(1, dim=1)
     try:
-        prefill = list(run_steps(model, prompt, cache, deadline))
+        prefill = list(run_steps(model, prompt, cache))
         cache_bytes = kv_bytes(cache)
-        decode = list(run_steps(model, answer, cache, deadline))
+        decode = list(run_steps(model, answer, cache))
         peaks = [float(peak) for _, peak in prefill + decode if peak is not None]
         return {
             "prefill_tokens_per_second": ids_BT.shape[1] / sum(seconds for seconds, _ in prefill),
@@ -168,17 +162,15 @@ def measure_prompt(
             "p90_peak_bytes": float(np.quantile(peaks, 0.9)) if peaks else None,
             "kv_bytes": cache_bytes,
         }
-    except OutOfTimeError:
-        return {"missing": "out of time"}
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error)):
             raise
         return {"missing": "out of memory", "bytes_in_use": memory.read() or 0}
 
 
 @torch.inference_mode()
 def run_steps(
-    model: PreTrainedModel, pieces: Iterable[Tensor], cache: Cache, deadline: float = math.inf
+    model: PreTrainedModel, pieces: Iterable[Tensor], cache: Cache
 ) -> Iterator[tuple[float, int | None]]:
     """Seconds and peak bytes for reading each piece of a text into the cache. Logits are computed
     for its last token only.
@@ -187,5 +179,3 @@ def run_steps(
         memory, begin = PeakMemory(ids_BT.device), now(ids_BT.device)
         model(ids_BT, use_cache=True, **{CACHE: cache}, logits_to_keep=1)
         yield now(ids_BT.device) - begin, memory.read()
-        if time.monotonic() > deadline:
-            raise OutOfTimeError

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
+from benchmarks._measure import BenchmarkOptions, Row
 from benchmarks._models import SIZES, read_shape
-from benchmarks._options import BenchmarkOptions, Row
 from bosch.config import TrainConfig
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
@@ -53,7 +53,7 @@ class Options(BenchmarkOptions):
 def measure(options: Options) -> Iterator[Row]:
     rows: list[Row] = []
     for name, gpus, kernels in itertools.product(options.model, options.gpus, options.kernels):
-        model = as_hybrid(read_shape(name)[0], options.ratio, options.window)
+        model = as_hybrid(read_shape(name), options.ratio, options.window)
         for micro in options.micro_batch_sequences:
             settings = TrainConfig(
                 batch_sequences=options.batch_sequences,

@@ -9,13 +9,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import torch
 
-from benchmarks._options import BenchmarkOptions, Row
+from benchmarks._measure import BenchmarkOptions, Row
 from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings
@@ -30,7 +30,6 @@ WITH_TARGET = ("bosch", "global_swap")  # NOMAD cannot end evaluations early
 # Layer-forwards that `bosch` may take: an eighth of those of `global_swap` without accelerations.
 MOST = {("bosch", 0.75): 4_100, ("bosch", 0.5): 4_300}
 NONE, ALL = "none", "all"
-SWITCHES = tuple(field.name for field in fields(Accelerations) if field.type in (bool, "bool"))
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class Options(BenchmarkOptions):
     ratios: tuple[float, ...] = (0.75, 0.5)  # ratios to search masks for
     examples: int = presets.tiny().calibration.examples  # calibration questions, four per context
     kappa: int = presets.tiny().mask.kappa  # masks tried per layer
-    switches: bool = False  # also switch off the accelerations one at a time
     threads: int = 1  # CPU threads that torch uses
     runs: Path = Path("runs/search")  # folder for the calibration set and static rankings
 
@@ -58,21 +56,18 @@ def measure(options: Options) -> Iterator[Row]:
     folder = options.runs / f"set-{stage.fingerprint[:12]}"
     with RunFolder(folder, say=lambda line: None) as run:
         calibration = run.complete(stage)
-    sides = {ALL: Accelerations(), NONE: Accelerations.none()}
-    if options.switches:
-        sides |= {f"no {name}": replace(Accelerations(), **{name: False}) for name in SWITCHES}
     rows = []
     for ratio, method in product(options.ratios, options.methods):
-        with_all: Row = {}
-        for side, accelerations in sides.items():
-            job = replace(config, method=method, ratio=ratio)
-            result = search(job, accelerations, calibration, folder / "rankings")
-            with_all = with_all or result
-            # An acceleration that changes the mask is a bug in bosch/search.
-            assert result["z"] == with_all["z"], f"{method} at {ratio:g}: another mask with {side}"
+        job, title = replace(config, method=method, ratio=ratio), f"{method} at {ratio:g}"
+        with_all = search(job, Accelerations(), calibration, folder / "rankings")
+        with_none = search(job, Accelerations.none(), calibration, folder / "rankings")
+        # An acceleration that changes the mask is a bug in bosch/search.
+        assert with_all["z"] == with_none["z"], f"{title}: the accelerations change the mask"
+        for side, result in ((ALL, with_all), (NONE, with_none)):
+            times = result["layer_forwards"] / with_all["layer_forwards"]
             row = {
-                "name": f"{method} at {ratio:g}, layer-forwards: {side} against all",
-                "value": (times := result["layer_forwards"] / with_all["layer_forwards"]),
+                "name": f"{title}, layer-forwards: {side} against all",
+                "value": times,
                 "unit": "x",
                 "side": side,
                 **result,
@@ -82,7 +77,7 @@ def measure(options: Options) -> Iterator[Row]:
             if side == NONE and method in WITH_TARGET:
                 row["at_least"] = TARGET
             elif side == ALL and (most := MOST.get((method, ratio))):
-                row |= {"name": f"{method} at {ratio:g}, {most:,} layer-forwards against its own"}
+                row |= {"name": f"{title}, {most:,} layer-forwards against its own"}
                 row |= {"value": most / result["layer_forwards"], "at_least": 1.0}
             rows.append(row)
             yield row
@@ -107,19 +102,16 @@ def search(
 ) -> Row:
     """The cost of one search. It starts without a memo, but with the static rankings if saved."""
     settings = default_settings(config.method, config.mask)
+    settings = replace(settings, accelerations=accelerations)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "mask"
-        folder.mkdir()
+        folder = Path(temporary)
         if rankings.is_dir():
             shutil.copytree(rankings, folder / "rankings")
-        settings = replace(settings, accelerations=accelerations)
         search_mask.run_method(folder, config, settings, calibration)
         if (folder / "rankings").is_dir():
             shutil.copytree(folder / "rankings", rankings, dirs_exist_ok=True)
-        record, cost = (
-            read_mask(folder / "mask.json"),
-            json.loads((folder / "time.json").read_text()),
-        )
+        record = read_mask(folder / "mask.json")
+        cost = json.loads((folder / "time.json").read_text())
     return {
         "method": config.method,
         "ratio": config.ratio,

