@@ -3,7 +3,10 @@ or a row of a .parquet file. All but parquet may be compressed with gzip or zstd
 folder are read in the order of their paths.
 
 A .txt or .md file of any size is read in blocks. A line or row is read whole, and takes about four
-times its size in memory while it is parsed: put a document of gigabytes in a text file."""
+times its size in memory while it is parsed: put a document of gigabytes in a text file.
+
+The builders of `datasets` are not used here: they read a text file whole, change its line ends, and
+take a string that looks like a date for one."""
 
 import codecs
 import contextlib
@@ -22,8 +25,11 @@ from bosch.run.fingerprint import hash_file, is_hidden
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 COMPRESSED = (".gz", ".zst")
+KINDS = f"{' '.join(TEXT + LINES + TABLE)} (all but {TABLE[0]} also {' or '.join(COMPRESSED)})"
 BLOCK_BYTES = 1 << 20
 ROWS_AT_ONCE = 64  # few: a row can be a book
+
+Row = dict[str, object] | None  # None: skipped, so not parsed
 
 
 class FileSource:
@@ -38,7 +44,16 @@ class FileSource:
 
     @functools.cached_property
     def files(self) -> list[Path]:
-        files = list_files(self.path)
+        if self.path.is_file():
+            files = [self.path] if kind_of(self.path) else []
+        else:
+            files = [
+                file
+                for file in sorted(self.path.rglob("*"))
+                if file.is_file() and kind_of(file) and not is_hidden(file, self.path)
+            ]
+        if not files:
+            raise UserError(f"{self.path} is or holds no file that text is read from: {KINDS}.")
         for file in files:
             if file.stat().st_size == 0:
                 raise UserError(f"{file} is empty; remove it, or fill it.")
@@ -58,14 +73,13 @@ class FileSource:
                     yield read_text_blocks(file)
                 document += 1
                 continue
-            skip = max(0, start - document)
             unit, read_rows = ("row", read_table) if kind in TABLE else ("line", read_lines)
-            number = 0
-            for number, row in read_rows(file, skip):
+            before = document
+            for number, row in read_rows(file, max(0, start - before)):
                 document += 1
                 if row is not None:
                     yield (take_field(row, self.field, f"{file}, {unit} {number}", self.tokenizer),)
-            if number == 0:
+            if document == before:
                 raise UserError(f"{file} holds no documents; remove it, or fill it.")
 
     def files_of(self, documents: int) -> list[str]:
@@ -76,22 +90,6 @@ class FileSource:
     def _name_of(self, file: Path) -> str:
         root = self.path if self.path.is_dir() else self.path.parent
         return file.relative_to(root).as_posix()
-
-
-def list_files(path: Path) -> list[Path]:
-    kinds = f"{' '.join(TEXT + LINES + TABLE)} (all but {TABLE[0]} also {' or '.join(COMPRESSED)})"
-    if path.is_file():
-        if kind_of(path) is None:
-            raise UserError(f"{path} is not a kind of file that text is read from: {kinds}.")
-        return [path]
-    files = [
-        file
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and kind_of(file) is not None and not is_hidden(file, path)
-    ]
-    if not files:
-        raise UserError(f"{path} holds no files that text is read from: {kinds}.")
-    return files
 
 
 def kind_of(path: Path) -> str | None:
@@ -149,9 +147,8 @@ def read_text_blocks(path: Path) -> Iterator[str]:
                 return
 
 
-def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, object] | None]]:
-    """(line number, object) of a file with one object per line. None, unparsed, for the first
-    `skip` of them."""
+def read_lines(path: Path, skip: int = 0) -> Iterator[tuple[int, Row]]:
+    """(line number, object) of a file with one object per line; the first `skip` are skipped."""
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -165,17 +162,15 @@ def read_lines(path: Path, skip: int) -> Iterator[tuple[int, dict[str, object] |
             except UnicodeDecodeError as error:
                 raise not_utf8(path, f"line {number}") from error
             except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python
-                raise UserError(
-                    f"{path}, line {number} is not JSON ({error}); write one object per line."
-                ) from error
+                row = error
             if not isinstance(row, dict):
-                kind = type(row).__name__
-                raise UserError(f"{path}, line {number} is a {kind}; write one object per line.")
+                what = f"not JSON ({row})" if isinstance(row, Exception) else type(row).__name__
+                raise UserError(f"{path}, line {number} is {what}; write one object per line.")
             yield number, row
 
 
-def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, object] | None]]:
-    """(row number, row) of a parquet file. None for the first `skip` rows; row groups in which all
+def read_table(path: Path, skip: int) -> Iterator[tuple[int, Row]]:
+    """(row number, row) of a parquet file; the first `skip` are skipped. Row groups in which all
     are skipped are not read."""
     import pyarrow
     import pyarrow.parquet
@@ -185,18 +180,14 @@ def read_table(path: Path, skip: int) -> Iterator[tuple[int, dict[str, object] |
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:
             for group in range(table.num_row_groups):
                 num_rows = table.metadata.row_group(group).num_rows
-                if skip >= num_rows:
-                    for skipped in range(1, num_rows + 1):
-                        yield number + skipped, None
+                if number + num_rows <= skip:
+                    yield from ((number + i, None) for i in range(1, num_rows + 1))
                     number += num_rows
-                    skip -= num_rows
                     continue
                 batches = table.iter_batches(ROWS_AT_ONCE, row_groups=[group], use_threads=False)
-                for batch in batches:
-                    for row in batch.to_pylist():
-                        number += 1
-                        skip -= 1
-                        yield number, None if skip >= 0 else row
+                for row in (row for batch in batches for row in batch.to_pylist()):
+                    number += 1
+                    yield number, row if number > skip else None
     except UnicodeDecodeError as error:
         raise not_utf8(path, f"row {number + 1} or one of the next {ROWS_AT_ONCE - 1}") from error
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:

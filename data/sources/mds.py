@@ -1,5 +1,9 @@
-"""Reads MDS shards of token ids, ProLong's format. mosaicml-streaming, which writes them, cannot be
-installed beside our packages. This is all we need of the format:
+"""ProLong's training data: MDS shards of token ids, on the Hugging Face hub or in a local copy
+(`?folder=DIR`). Each domain is a source, and only as many of its shards are downloaded as the
+budget needs.
+
+mosaicml-streaming, which writes MDS, cannot be installed beside our packages. This is all we need
+of the format:
 
     index.json       for each shard: file, bytes, samples, names and encodings of the columns
     shard.00000.mds  u32 n, u32 offset[n + 1] from the file's start, JSON (not read), the samples
@@ -8,6 +12,8 @@ installed beside our packages. This is all we need of the format:
 ProLong's columns: `input_ids`, and (optional) `indices`, the (start, end) of each document in the
 sample."""
 
+import functools
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,14 +23,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bosch.data.sources.source import Document
+from bosch.data.sources.hub import asking_the_hub
+from bosch.data.sources.source import Document, write_address
+from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.inside import path_inside
 
-Array = NDArray[Any]
+REPOSITORIES = {
+    "prolong-64k": "princeton-nlp/prolong-data-64K",
+    "prolong-512k": "princeton-nlp/prolong-data-512K",
+}
+LLAMA_3 = "meta-llama/Meta-Llama-3-8B"
 
-INDEX = "index.json"
-IDS = "input_ids"
+# The share of tokens from each domain in ProLong's first stage, from its train_64K.sh.
+MIX_64K = {
+    "thestackv1_concat_by_repo-65536": 0.3,
+    "book-65536": 0.3,
+    "fineweb-edu": 0.1,
+    "fineweb-2023-50": 0.1,
+    "stackexchange": 0.04,
+    "dolmawiki": 0.04,
+    "tuluv2": 0.03,
+    "arxiv": 0.03,
+    "openwebmath": 0.03,
+    "textbooks": 0.03,
+}
+
+# Llama-3 ids to fetch for each token of the budget: other tokenizers may make fewer tokens of the
+# same text, and some are held out.
+MARGIN = 1.15
+BYTES_PER_ID = 4
+
+INDEX, IDS, SPANS = "index.json", "input_ids", "indices"
 # The byte by which an ndarray column without a fixed type names its type.
 VALUE_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
 
@@ -37,6 +67,114 @@ class Shard:
     num_bytes: int
     num_samples: int
     columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, bytes if they are fixed
+
+
+class ProLongSource:
+    """The documents of one domain (`prolong-64k/book-65536`), in the order of its folders and
+    shards."""
+
+    endless = False
+
+    def __init__(
+        self, address: str, tokens: int | None, tokenizer: str = LLAMA_3, folder: str | None = None
+    ):
+        repository, _, self.domain = address.partition("/")
+        if not self.domain:
+            raise UserError(
+                f"{address} must name a domain, as in {address}/book-65536; only prolong-64k also "
+                "stands for a mix."
+            )
+        if folder is None and tokens is None:
+            raise UserError(
+                f"{address} without a budget would download the whole domain; give --tokens."
+            )
+        if folder is not None and not Path(folder).is_dir():
+            raise MissingFileError(
+                f"{folder} is not a folder; name one that holds a copy of ProLong's domains."
+            )
+        options = {"tokenizer": tokenizer if tokenizer != LLAMA_3 else None, "folder": folder}
+        self.name = write_address(address, options)
+        self.repository, self.copy = REPOSITORIES[repository], folder
+        self.tokens = tokens
+        self.tokenizer: str | None = tokenizer
+        self._pinned: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return self.copy is not None
+
+    def facts(self) -> dict[str, object]:
+        shards = {f"{s.path.parent.name}/{s.path.name}": s.num_bytes for s in self.shards}
+        facts: dict[str, object] = {
+            "source": "prolong",
+            "domain": self.domain,
+            "tokenizer": self.tokenizer,
+        }
+        if not self.is_local:
+            facts |= {"repository": self.repository, "commit": self.commit}
+        return facts | {"shards": shards}
+
+    @functools.cached_property
+    def shards(self) -> list[Shard]:
+        """The domain's first shards, fetched: as many as hold the budget and a margin, or all."""
+        root = self._fetch(f"{self.domain}/*{INDEX}")
+        indexes = sorted((root / self.domain).rglob(INDEX), key=lambda path: path.as_posix())
+        if not indexes:
+            domains = sorted({*MIX_64K, *(path.name for path in root.glob("*/"))})
+            raise UserError(
+                f"ProLong has no domain {self.domain!r}: {suggest(self.domain, domains)}"
+            )
+        shards: list[Shard] = []
+        num_ids = 0
+        for shard in (shard for index in indexes for shard in read_index(index)):
+            if self.tokens is not None and num_ids >= self.tokens * MARGIN:
+                break
+            shards.append(shard)
+            num_ids += shard.num_bytes // BYTES_PER_ID
+        self._fetch(*(shard.path.relative_to(root).as_posix() for shard in shards))
+        return shards
+
+    def check(self) -> None:
+        """Refuse a domain that cannot be fetched."""
+        self._fetch(f"{self.domain}/*{INDEX}")
+
+    @property
+    def commit(self) -> str | None:
+        """The commit that is read: the newest, or without a network the one in the cache."""
+        if self._pinned is None and not self.is_local:
+            self._pinned = self._fetch(f"{self.domain}/*{INDEX}").name
+        return self._pinned
+
+    def pin(self, commit: str) -> None:
+        """Read this commit, even if the repository has changed since."""
+        self._pinned = commit
+
+    def _fetch(self, *patterns: str) -> Path:
+        """The folder that holds the files of these patterns: the copy, or a snapshot of the hub's
+        at one commit, whose files are not downloaded again."""
+        if self.copy is not None:
+            return Path(self.copy)
+        from huggingface_hub import snapshot_download
+
+        remedy = (
+            f"{self.repository} --include '*/proc00-*/*' --local-dir prolong`, copy the folder "
+            "here and add ?folder=prolong to the source (fetch more proc folders for more than a "
+            "few hundred million tokens)."
+        )
+        with asking_the_hub(self.repository, remedy):
+            folder = Path(
+                snapshot_download(
+                    self.repository,
+                    repo_type="dataset",
+                    revision=self._pinned,
+                    allow_patterns=list(patterns),
+                )
+            )
+        self._pinned = self._pinned or folder.name
+        return folder
+
+    def read(self, start: int) -> Iterator[Document]:
+        return read_documents(self.shards, start)
 
 
 def read_documents(shards: Sequence[Shard], start: int) -> Iterator[Document]:
@@ -61,51 +199,29 @@ def read_index(path: Path) -> list[Shard]:
 
 def describe_shard(index: Path, entry: dict[str, Any]) -> Shard:
     path = path_inside(index.parent, entry["raw_data"]["basename"], index, flat=True)
-    if entry["format"] != "mds" or entry["version"] != 2:
+    if (entry["format"], entry["version"], entry["compression"] or None) != ("mds", 2, None):
         raise UserError(
-            f"{path} is {entry['format']} version {entry['version']}; only mds version 2 can be "
-            "read."
+            f"{path} is {entry['format']} version {entry['version']}, compression "
+            f"{entry['compression']}; only mds version 2 without compression can be read."
         )
-    if entry["compression"]:
-        raise UserError(
-            f"{path} is compressed ({entry['compression']}), which is not supported. Decompress it "
-            "first."
-        )
-    described = zip(
-        entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True
+    names, encodings, sizes = (entry[f"column_{kind}"] for kind in ("names", "encodings", "sizes"))
+    columns = tuple(
+        (str(name), str(encoding), size)
+        for name, encoding, size in zip(names, encodings, sizes, strict=True)
     )
-    columns = tuple((str(name), str(encoding), size) for name, encoding, size in described)
     for name, encoding, _ in columns:
         if encoding == "pkl":
             raise UserError(
                 f"{path}: column {name!r} is a pickle. Reading one can run any code, so it is "
                 "refused."
             )
+    if IDS not in names:
+        raise UserError(f"{path} has no column {IDS!r}, only {', '.join(map(str, names))}.")
     return Shard(path, int(entry["raw_data"]["bytes"]), int(entry["samples"]), columns)
 
 
 def read_samples(shard: Shard) -> Iterator[tuple[NDArray[np.uint32], list[tuple[int, int]]]]:
-    """(ids, spans of the documents in them) of each sample."""
-    names = [name for name, _, _ in shard.columns]
-    if IDS not in names:
-        raise UserError(f"{shard.path} has no column {IDS!r}, only {', '.join(names)}.")
-    data = map_shard(shard)
-    offsets = read_offsets(shard, data)
-    for number in range(shard.num_samples):
-        try:
-            sample = data[offsets[number] : offsets[number + 1]]
-            values = read_columns(sample, shard)
-            ids = check_ids(values[IDS])
-            spans = check_spans(values.get("indices"), len(ids))
-        except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-            raise UserError(
-                f"{shard.path} is damaged: sample {number}: {error}. Fetch the file again."
-            ) from error
-        yield ids, spans
-
-
-def map_shard(shard: Shard) -> NDArray[np.uint8]:
-    """The file's bytes, memory-mapped."""
+    """(ids, spans of the documents in them) of each sample. The file is memory-mapped."""
     if not shard.path.is_file():
         raise MissingFileError(
             f"{shard.path} is missing, though {shard.path.parent / INDEX} lists it; fetch it."
@@ -116,50 +232,70 @@ def map_shard(shard: Shard) -> NDArray[np.uint8]:
             f"{shard.path} is damaged: it has {size:,} bytes, its {INDEX} says "
             f"{shard.num_bytes:,}. Fetch the file again."
         )
-    return np.memmap(shard.path, np.uint8, mode="r")
-
-
-def read_offsets(shard: Shard, data: NDArray[np.uint8]) -> list[int]:
+    data = np.memmap(shard.path, np.uint8, mode="r")
     count = shard.num_samples + 1
-    head = np.frombuffer(data[: 4 + 4 * count], "<u4")
-    offsets = head[1:].astype(np.int64)
-    intact = (
-        len(head) == count + 1
-        and head[0] == shard.num_samples
-        and offsets[0] >= 4 + 4 * count
-        and bool((np.diff(offsets) >= 0).all())
-        and offsets[-1] == len(data)
-    )
-    if not intact:
+    head = np.frombuffer(data[: 4 + 4 * count], "<u4").astype(np.int64)
+    offsets = head[1:]
+    if (
+        len(offsets) != count
+        or head[0] != shard.num_samples
+        or offsets[0] < 4 + 4 * count
+        or (np.diff(offsets) < 0).any()
+        or offsets[-1] != size
+    ):
         raise UserError(
             f"{shard.path} is damaged: the sample table at its start does not match the "
             f"{shard.num_samples} samples in its {INDEX}. Fetch the file again."
         )
-    return [int(offset) for offset in offsets]
+    for number, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        try:
+            sample = read_sample(data[begin:end], shard)
+        except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+            raise UserError(
+                f"{shard.path} is damaged: sample {number}: {error}. Fetch the file again."
+            ) from error
+        yield sample
 
 
-def read_columns(sample: NDArray[np.uint8], shard: Shard) -> dict[str, Array]:
-    """Those of ProLong's columns that the sample has."""
+def read_sample(
+    sample: NDArray[np.uint8], shard: Shard
+) -> tuple[NDArray[np.uint32], list[tuple[int, int]]]:
     variable = [name for name, _, size in shard.columns if not size]
-    sizes = dict(zip(variable, np.frombuffer(sample[: 4 * len(variable)], "<u4"), strict=True))
     position = 4 * len(variable)
+    sizes = dict(zip(variable, np.frombuffer(sample[:position], "<u4"), strict=True))
     values = {}
     for name, encoding, fixed in shard.columns:
         size = fixed or int(sizes[name])
-        if name in (IDS, "indices"):
+        if name in (IDS, SPANS):
             values[name] = decode_array(encoding, sample[position : position + size])
         position += size
     if position != len(sample):
-        raise UserError(f"its columns take {position} bytes, but it has {len(sample)}")
-    return values
+        raise ValueError(f"its columns take {position} bytes, but it has {len(sample)}")
+    ids = values[IDS]
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and int(ids.min()) < 0):
+        raise ValueError(
+            f"ids must be a list of whole numbers from 0 on, not {ids.dtype} of shape {ids.shape}"
+        )
+    if SPANS not in values:  # the sample is one document
+        return ids.astype(np.uint32), [(0, len(ids))]
+    spans = [(int(begin), int(end)) for begin, end in values[SPANS].reshape(-1, 2)]
+    last = 0
+    for begin, end in spans:
+        if not last <= begin < end <= len(ids):
+            raise ValueError(
+                f"its document ({begin}, {end}) does not start at {last} or later and end within "
+                f"its {len(ids)} ids"
+            )
+        last = end
+    return ids.astype(np.uint32), spans
 
 
-def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
+def decode_array(encoding: str, data: NDArray[np.uint8]) -> NDArray[Any]:
     """An array from its bytes. The encoding is `ndarray:type:shape`; a type or shape that it leaves
     out is stored before the values."""
     kind, *fixed = encoding.split(":")
     if kind != "ndarray":
-        raise UserError(f"numbers are encoded as {encoding!r}; only ndarray can be read")
+        raise ValueError(f"numbers are encoded as {encoding!r}; only ndarray can be read")
     if fixed and fixed[0]:
         value_type = np.dtype(fixed[0]).newbyteorder("<")
     else:
@@ -173,27 +309,3 @@ def decode_array(encoding: str, data: NDArray[np.uint8]) -> Array:
         shape = [int(size) for size in data[1 : 1 + num_dims * width].view(f"<u{width}")]
         data = data[1 + num_dims * width :]
     return np.frombuffer(data.tobytes(), value_type).reshape(shape)
-
-
-def check_ids(ids: Array) -> NDArray[np.uint32]:
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and int(ids.min()) < 0):
-        raise UserError(
-            f"ids must be a list of whole numbers from 0 on, not {ids.dtype} of shape {ids.shape}"
-        )
-    return ids.astype(np.uint32)
-
-
-def check_spans(indices: Array | None, num_ids: int) -> list[tuple[int, int]]:
-    """Where a sample's documents are, in order. Without the column the sample is one document."""
-    if indices is None:
-        return [(0, num_ids)]
-    spans = [(int(begin), int(end)) for begin, end in indices.reshape(-1, 2)]
-    last = 0
-    for begin, end in spans:
-        if not last <= begin < end <= num_ids:
-            raise UserError(
-                f"its document ({begin}, {end}) does not start at {last} or later and end within "
-                f"its {num_ids} ids"
-            )
-        last = end
-    return spans

@@ -3,8 +3,8 @@
     toy                                  the embedded toy world: no files, any number of tokens
     corpus/                              a folder or file: .txt .md .jsonl .json .parquet .gz .zst
     hf:allenai/c4?config=en&field=text   a Hugging Face dataset; also split, revision, streaming=no
-    prolong-64k/book-65536               one domain of ProLong (data/sources/prolong.py); downloads
-    prolong-512k/arxiv                   only as much as the budget needs
+    prolong-64k/book-65536               one domain of ProLong (data/sources/mds.py); downloads only
+    prolong-512k/arxiv                   as much as the budget needs
 
 Several with `@weight` at the end of each are a mix: `corpus/@0.7 toy@0.3`. `prolong-64k` without a
 domain is ProLong's own mix."""
@@ -17,7 +17,7 @@ from typing import Any
 
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
-from bosch.data.sources.prolong import MIX_64K, REPOSITORIES, open_prolong
+from bosch.data.sources.mds import MIX_64K, REPOSITORIES, ProLongSource
 from bosch.data.sources.source import Source, WeightedSource
 from bosch.data.toy_world.documents import ToyDocuments
 from bosch.plugins import suggest
@@ -28,9 +28,10 @@ SWITCH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0"
 
 def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[WeightedSource, ...]:
     """The sources of a mix. `seed` is the toy world's; `tokens` limits what ProLong downloads."""
-    parts = [split_weight(part) for text in texts for part in expand_mix(text)]
+    parts = [part for text in texts for part in split_weight(text)]
     if not parts:
         raise UserError("There is no source of text; name one, for example --source toy.")
+    names = [name for name, _ in parts]
     unweighted = [name for name, weight in parts if weight is None]
     if 0 < len(unweighted) < len(parts):
         weighted = next(f"{name}@{weight:g}" for name, weight in parts if weight is not None)
@@ -38,7 +39,6 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
             f"{unweighted[0]} has no weight, but {weighted} has one: write @weight after every "
             "source of a mix."
         )
-    names = [name for name, _ in parts]
     for name in names:
         if names.count(name) > 1:
             raise UserError(
@@ -52,24 +52,50 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
     )
 
 
+def split_weight(text: str) -> list[tuple[str, float | None]]:
+    """`corpus/@0.3` -> (`corpus/`, 0.3). `prolong-64k`, with or without options and a weight,
+    becomes its domains with weights."""
+    match = re.fullmatch(r"(.+)@([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", text)
+    name, weight = (match[1], float(match[2])) if match else (text, None)
+    if weight is not None and not 0 < weight < math.inf:
+        raise UserError(
+            f"{text}: the weight of a source must be a number above 0, not {weight:g}; to use "
+            "nothing of a source, leave it out."
+        )
+    address, mark, query = name.partition("?")
+    if address != "prolong-64k":
+        return [(name, weight)]
+    return [
+        (f"{address}/{domain}{mark}{query}", float(f"{share * (weight or 1):g}"))
+        for domain, share in MIX_64K.items()
+    ]
+
+
 def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
     """One source, without a weight. It is read later, but a local file must exist now."""
     address, _, query = text.partition("?")
-    kind, _, rest = address.partition(":")
+    options: dict[str, Any] = dict(part.partition("=")[::2] for part in query.split("&") if part)
+
+    def allow(*known: str) -> None:
+        for option in options:
+            if option not in known:
+                nearest = suggest(option, known)
+                raise UserError(f"{text}: this source has no option {option!r}; {nearest}")
+
     if address == "toy":
-        read_options(text, query)
+        allow()
         return ToyDocuments(seed)
-    if kind == "hf":
-        known = ("config", "split", "field", "revision", "streaming", "tokenizer")
-        options = read_options(text, query, *known)
+    if address.startswith("hf:"):
+        allow("config", "split", "field", "revision", "streaming", "tokenizer")
         if (streaming := options.pop("streaming", "yes").lower()) not in SWITCH:
             raise UserError(
                 f"{text}: streaming is {streaming!r}; write streaming=yes or streaming=no."
             )
-        return HubSource(rest, streaming=SWITCH[streaming], **options)
+        return HubSource(address.removeprefix("hf:"), streaming=SWITCH[streaming], **options)
     if address.partition("/")[0] in REPOSITORIES:
-        return open_prolong(address, tokens, **read_options(text, query, "tokenizer", "folder"))
-    options = read_options(text, query, "field", "tokenizer")
+        allow("tokenizer", "folder")
+        return ProLongSource(address, tokens, **options)
+    allow("field", "tokenizer")
     if not Path(address).exists():
         nearest = suggest(address, ["toy", *REPOSITORIES])
         hint = "" if "/" in address else f", and no source of that name either: {nearest}"
@@ -78,40 +104,3 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
             "dataset."
         )
     return FileSource(Path(address), **options)
-
-
-def expand_mix(text: str) -> list[str]:
-    """`prolong-64k`, with or without options and a weight, becomes its domains with weights."""
-    name, weight = split_weight(text)
-    address, mark, query = name.partition("?")
-    if address != "prolong-64k":
-        return [text]
-    return [
-        f"{address}/{domain}{mark}{query}@{share * (weight or 1):g}"
-        for domain, share in MIX_64K.items()
-    ]
-
-
-def split_weight(text: str) -> tuple[str, float | None]:
-    """`corpus/@0.3` -> (`corpus/`, 0.3)."""
-    match = re.fullmatch(r"(.+)@([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", text)
-    if not match:
-        return text, None
-    weight = float(match[2])
-    if not 0 < weight < math.inf:
-        raise UserError(
-            f"{text}: the weight of a source must be a number above 0, not {weight:g}; to use "
-            "nothing of a source, leave it out."
-        )
-    return match[1], weight
-
-
-def read_options(text: str, query: str, *known: str) -> dict[str, Any]:
-    """The options after the question mark: `field=content&split=train`."""
-    options = dict(part.partition("=")[::2] for part in query.split("&") if part)
-    for option in options:
-        if option not in known:
-            raise UserError(
-                f"{text}: this source has no option {option!r}; {suggest(option, known)}"
-            )
-    return options

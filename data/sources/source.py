@@ -58,14 +58,7 @@ def take_field(row: dict[str, object], field: str, where: str, tokenizer: str | 
                 f"{where}: {field!r} is text, so tokenizer={tokenizer} means nothing here; leave "
                 "it out."
             )
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:  # JSON can spell it; tokenizers refuse it
-            raise UserError(
-                f"{where}: character {error.start:,} of {field!r} is half of a surrogate pair "
-                f"({value[error.start]!a}), which is not valid text. Repair the row, or leave it "
-                "out."
-            ) from error
+        refuse_half_pair(value, f"{where}: {field!r}")
         return value
     # Parquet gives numpy arrays, JSON gives lists.
     if isinstance(value, list | np.ndarray) and all(
@@ -86,6 +79,17 @@ def take_field(row: dict[str, object], field: str, where: str, tokenizer: str | 
             ) from error
     kind = "null" if value is None else f"a {type(value).__name__}"
     raise UserError(f"{where}: {field!r} is {kind}, not text. Repair the row, or leave it out.")
+
+
+def refuse_half_pair(text: str, where: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can spell and tokenizers refuse."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: character {error.start:,} is half of a surrogate pair "
+            f"({text[error.start]!a}), which is not valid text. Repair it, or leave it out."
+        ) from error
 
 
 def first_line(error: BaseException) -> str:

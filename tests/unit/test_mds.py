@@ -13,8 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bosch.data.sources.mds import INDEX, read_documents, read_index
-from bosch.data.sources.prolong import MARGIN, FolderRepository, fetch_shards, open_prolong
+from bosch.data.sources.mds import (
+    BYTES_PER_ID,
+    INDEX,
+    MARGIN,
+    ProLongSource,
+    read_documents,
+    read_index,
+)
 from bosch.data.sources.source import Document
 from bosch.run.errors import MissingFileError, UserError
 
@@ -191,54 +197,54 @@ def test_shards_of_another_kind_are_refused(
         documents_in(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"shards": [{}]}', b'{"shards": 3}'])
-def test_damaged_index_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"index\.json"):
-        documents_in(tmp_path)
+def test_damaged_index_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / INDEX
+    entry = write_shard(tmp_path, [sample_of([[1]])], COLUMNS)
+    wrong: list[dict[str, Any]] = [{"column_sizes": []}, {"column_names": 3}, {"raw_data": 3}]
+    entries = [{"shards": [entry | changed]} for changed in [*wrong, dict.fromkeys(entry)]]
+    damaged = [*map(json.dumps, [{}, {"shards": [{}]}, {"shards": 3}, *entries]), "", "\xff"]
+    for content in damaged:
+        path.write_text(content, "latin-1")
+        with pytest.raises(UserError, match=r"index\.json"):
+            documents_in(tmp_path)
 
 
-@pytest.mark.parametrize("changed", [{"column_sizes": []}, {"column_names": 3}, {"raw_data": 3}])
-def test_index_with_a_wrong_entry_is_refused_by_name(
-    changed: dict[str, Any], tmp_path: Path
-) -> None:
-    sample = {"input_ids": pack_array([1], "I", "ndarray:uint32")}
-    columns: dict[str, tuple[str, int | None]] = {"input_ids": ("ndarray:uint32", None)}
-    write_index(tmp_path, [write_shard(tmp_path, [sample], columns, **changed)])
-    with pytest.raises(UserError, match=r"index\.json"):
-        documents_in(tmp_path)
-
-
-class CountingRepository(FolderRepository):
-    """Counts the bytes that would be downloaded."""
-
-    def __init__(self, folder: Path):
-        super().__init__(folder)
-        self.shard_bytes = 0
-
-    def fetch(self, path: str) -> Path:
-        found = super().fetch(path)
-        self.shard_bytes += found.stat().st_size if path.endswith(".mds") else 0
-        return found
-
-
-def test_no_more_shards_are_fetched_than_the_budget_needs(tmp_path: Path) -> None:
+def test_no_more_shards_are_chosen_than_the_budget_needs_and_all_are_read(tmp_path: Path) -> None:
+    documents = [[number] * 1000 for number in range(120)]
     for proc in range(4):
-        write_domain(tmp_path / "arxiv" / f"proc{proc:02}-64", [[7] * 1000 for _ in range(30)])
-    repository = CountingRepository(tmp_path)
+        own = documents[proc * 30 : proc * 30 + 30]
+        write_domain(tmp_path / "arxiv" / f"proc{proc:02}-64", own)
     shard_tokens = 6_000  # two samples of three documents
     for tokens in (1, 10_000, 60_000):
-        repository.shard_bytes = 0
-        shards = fetch_shards(repository, "arxiv", tokens)
+        shards = ProLongSource("prolong-64k/arxiv", tokens, folder=str(tmp_path)).shards
+        chosen = sum(shard.num_bytes for shard in shards)
         needed = tokens * MARGIN
-        assert needed * 4 <= repository.shard_bytes <= (needed + shard_tokens) * 4 * 1.05
+        assert needed * BYTES_PER_ID <= chosen <= (needed + shard_tokens) * BYTES_PER_ID * 1.05
         assert len({shard.path for shard in shards}) == len(shards)
-    assert len(fetch_shards(repository, "arxiv", None)) == 20
+    source = ProLongSource("prolong-64k/arxiv", None, folder=str(tmp_path))
+    assert len(source.shards) == 20
+    assert as_lists(source.read(0)) == documents
     with pytest.raises(UserError, match=r"'arxive'.*'arxiv'"):
-        fetch_shards(repository, "arxive", 1)
+        _ = ProLongSource("prolong-64k/arxive", 1, folder=str(tmp_path)).shards
 
 
-def test_copy_of_prolong_in_a_folder_is_read(tmp_path: Path) -> None:
-    write_domain(tmp_path / "arxiv" / "proc00-64", DOCUMENTS)
-    source = open_prolong("prolong-64k/arxiv", None, folder=str(tmp_path))
+def test_a_snapshot_in_the_cache_is_read_without_a_network_at_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "datasets--princeton-nlp--prolong-data-64K"
+    for commit in ("a" * 40, "b" * 40):
+        snapshot = repository / "snapshots" / commit
+        write_domain(snapshot / "arxiv" / "proc00-64", DOCUMENTS if commit[0] == "a" else [[1]])
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("b" * 40)
+    source = ProLongSource("prolong-64k/arxiv", 10**9)
+    assert as_lists(source.read(0)) == [[1]]
+    assert source.commit == source.facts()["commit"] == "b" * 40
+    source = ProLongSource("prolong-64k/arxiv", 10**9)
+    source.pin("a" * 40)
     assert as_lists(source.read(0)) == DOCUMENTS
+    assert source.commit == "a" * 40
+    (snapshot / "arxiv" / "proc00-64" / "shard.00000.mds").unlink()
+    with pytest.raises(MissingFileError, match=r"shard\.00000\.mds"):
+        as_lists(ProLongSource("prolong-64k/arxiv", 10**9).read(0))
