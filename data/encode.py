@@ -1,7 +1,6 @@
 """Encodes documents in several threads. Order and ids do not depend on the number of threads."""
 
 import collections
-import contextlib
 import itertools
 import os
 import threading
@@ -113,41 +112,34 @@ class Encoder:
     """Encodes chunks, one at a time."""
 
     def __init__(self, tokenizer: TokenizerText, source_tokenizer: TokenizerText | None):
-        self.tokenizer = tokenizer
         self._model = tokenizer.load()
+        self._dtype = tokenizer.dtype
+        self._begin, self._end = (
+            [] if number is None else [number] for number in (tokenizer.begin_id, tokenizer.end_id)
+        )
         self._source = source_tokenizer.load() if source_tokenizer else None
 
     def encode(self, chunk: Chunk) -> Encoded:
-        texts = self._texts(chunk.blocks)
+        texts = [block for block in chunk.blocks if isinstance(block, str)]
+        if ids_of_source := [block for block in chunk.blocks if not isinstance(block, str)]:
+            assert self._source is not None, "a source of ids names their tokenizer"
+            texts = decode_documents(self._source, ids_of_source)
         pieces = [[piece for piece, _ in cut_document((text,))] for text in texts]
-        encodings = iter(
-            self._model.encode_batch_fast(list(itertools.chain(*pieces)), add_special_tokens=False)
-        )
-        begin = [] if self.tokenizer.begin_id is None else [self.tokenizer.begin_id]
-        end = [] if self.tokenizer.end_id is None else [self.tokenizer.end_id]
+        flat = list(itertools.chain.from_iterable(pieces))
+        encodings = iter(self._model.encode_batch_fast(flat, add_special_tokens=False))
         parts: list[list[int]] = []
         lengths = np.zeros(len(texts), np.int64)
-        for number, text_pieces in enumerate(pieces):
+        for number, (text_pieces, begins, ends) in enumerate(
+            zip(pieces, chunk.begins, chunk.ends, strict=True)
+        ):
             ids = [next(encodings).ids for _ in text_pieces]
-            begins, ends = chunk.begins[number], chunk.ends[number]
             if begins and ends and not any(ids):
                 continue
-            document = [begin if begins else [], *ids, end if ends else []]
+            document = [self._begin if begins else [], *ids, self._end if ends else []]
             lengths[number] = sum(map(len, document))
             parts += document
-        flat = itertools.chain.from_iterable(parts)
-        ids_array = np.fromiter(flat, self.tokenizer.dtype, int(lengths.sum()))
-        return Encoded(
-            ids_array, lengths, np.array(chunk.begins), np.array(chunk.ends), chunk.after
-        )
-
-    def _texts(self, blocks: Sequence[Block]) -> list[str]:
-        """The blocks as text. Ids of the source's tokenizer are decoded, without special tokens."""
-        texts = [block for block in blocks if isinstance(block, str)]
-        if len(texts) == len(blocks):
-            return texts
-        assert self._source is not None, "a source of ids names their tokenizer"
-        return decode_documents(self._source, [b for b in blocks if not isinstance(b, str)])
+        all_ids = np.fromiter(itertools.chain.from_iterable(parts), self._dtype, int(lengths.sum()))
+        return Encoded(all_ids, lengths, np.array(chunk.begins), np.array(chunk.ends), chunk.after)
 
 
 def decode_documents(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32]]) -> list[str]:
@@ -197,18 +189,12 @@ def encode_in_order(
         encoded: Encoded = thread.encoder.encode(chunk)
         return encoded
 
-    with without_inner_threads():
-        yield from map_in_threads(encode, chunks, workers, 2 * workers, load)
-
-
-@contextlib.contextmanager
-def without_inner_threads() -> Iterator[None]:
-    """Switch off the threads of tokenizers: they cost a quarter more and ignore --workers."""
+    # The threads of tokenizers itself cost a quarter more and ignore --workers.
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"
     try:
-        yield
+        yield from map_in_threads(encode, chunks, workers, 2 * workers, load)
     finally:
         os.environ.pop(name)
         if before is not None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tyro
-from numpy.typing import NDArray
 
 from bosch.config import PackingConfig, at_least
 from bosch.data.encode import (
@@ -27,7 +26,7 @@ from bosch.data.encode import (
 )
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
-from bosch.data.sources.prolong import ProLongSource
+from bosch.data.sources.mds import ProLongSource
 from bosch.data.sources.source import Source, WeightedSource
 from bosch.data.token_files import (
     DOC_ENDS,
@@ -119,13 +118,6 @@ class Progress:
     gap_left: int = 0  # tokens still to be dropped after the held-out slice
     shards: list[Shard] = field(default_factory=list)
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Progress":
-        content["position"] = Position(**content["position"])
-        content["counts"] = [Counts(**counts) for counts in content["counts"]]
-        content.pop("sizes", None)  # earlier versions stored those of the last shard here
-        return cls(**content)
-
 
 def pack_documents(
     sources: Sequence[WeightedSource], tokenizer: TokenizerText, config: PackConfig, folder: Path
@@ -136,9 +128,14 @@ def pack_documents(
         read_sealed_json(folder / name, needed) if (folder / name).exists() else {}
         for name, needed in ((PROGRESS, "facts"), (SUMMARY, "fingerprint"))
     )
-    # Everything that determines the bytes. A source on the hub is read to the end at one commit.
-    commits = pin_commits(sources, (begun or finished).get("commits", {}))
-    facts = {
+    # A source on the hub is read to the end at one commit: that of an earlier try, else the newest.
+    known, commits = (begun or finished).get("commits", {}), {}
+    for each in (weighted.source for weighted in sources):
+        if isinstance(each, HubSource | ProLongSource) and not each.is_local:
+            if each.name in known:
+                each.pin(known[each.name])
+            commits[each.name] = str(each.commit)
+    facts = {  # everything that determines the bytes
         "version": VERSION,
         "config": config,
         "tokenizer": tokenizer.hash,
@@ -153,7 +150,9 @@ def pack_documents(
     if finished and not begun:
         return check_complete(folder)
     if begun:
-        progress = Progress.from_json(begun)
+        begun["position"] = Position(**begun["position"])
+        begun["counts"] = [Counts(**counts) for counts in begun["counts"]]
+        progress = Progress(**begun)
     else:
         progress = Progress(name, commits, [Counts() for _ in sources])
     done = sum(counts.tokens_kept for counts in progress.counts)
@@ -162,9 +161,10 @@ def pack_documents(
         GrowingFiles(folder, tokenizer.dtype.itemsize, progress.shards) as files,
         track("tokens", total=total, unit="tokens", done=done) as bar,
     ):
-        packer = Packer(files, tokenizer, config, progress, bar)
-        while progress.source < len(sources):
-            packer.pack_source(sources[progress.source].source, *quotas[progress.source])
+        while (number := progress.source) < len(sources):
+            pack_source(
+                sources[number].source, quotas[number], files, tokenizer, config, progress, bar
+            )
         finish(files, tokenizer, config, progress, facts)
     for source, counts in zip(sources, progress.counts, strict=True):
         report(source.source.name, counts)
@@ -176,19 +176,19 @@ def split_quotas(
     """(held-out tokens, training tokens) of each source; the sums are exact. None: all it has."""
     weights = [source.weight for source in sources]
     held_out = share_out(config.held_out_sequences * config.sequence_length, weights)
-    if config.tokens is None:
-        if len(set(weights)) > 1:
+    if config.tokens is not None:
+        tokens = config.tokens // config.sequence_length * config.sequence_length
+        return list(zip(held_out, share_out(tokens, weights), strict=True))
+    if len(set(weights)) > 1:
+        raise UserError(
+            "A mix with weights needs a budget: give --tokens, or leave the weights out."
+        )
+    for source in sources:
+        if source.source.endless:
             raise UserError(
-                "A mix with weights needs a budget: give --tokens, or leave the weights out."
+                f"The source {source.source.name} never ends; give a budget with --tokens."
             )
-        for source in sources:
-            if source.source.endless:
-                raise UserError(
-                    f"The source {source.source.name} never ends; give a budget with --tokens."
-                )
-        return [(tokens, None) for tokens in held_out]
-    train = share_out(config.tokens // config.sequence_length * config.sequence_length, weights)
-    return list(zip(held_out, train, strict=True))
+    return [(tokens, None) for tokens in held_out]
 
 
 def share_out(total: int, weights: Sequence[float]) -> list[int]:
@@ -201,122 +201,39 @@ def share_out(total: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
-def pin_commits(sources: Sequence[WeightedSource], known: dict[str, str]) -> dict[str, str]:
-    """The commits of sources on the hub, by name: those known from before, else the newest."""
-    commits = {}
-    for source in (weighted.source for weighted in sources):
-        if isinstance(source, HubSource | ProLongSource) and not source.is_local:
-            if source.name in known:
-                source.pin(known[source.name])
-            commits[source.name] = str(source.commit)
-    return commits
+def pack_source(
+    source: Source,
+    quota: tuple[int, int | None],
+    files: GrowingFiles,
+    tokenizer: TokenizerText,
+    config: PackConfig,
+    progress: Progress,
+    bar: Bar,
+) -> None:
+    """Pack a source from the position reached until it ends or its quota is met."""
+    (held_out, train), counts = quota, progress.counts[progress.source]
+    source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
+    if progress.position == Position():
+        show_documents(source, source_tokenizer)
 
+    def end_shard() -> None:
+        files.end_shard()
+        write_sealed_json(files.folder / PROGRESS, asdict(progress))
 
-@dataclass
-class Packer:
-    """Decides where each token goes."""
-
-    files: GrowingFiles
-    tokenizer: TokenizerText
-    config: PackConfig
-    progress: Progress
-    bar: Bar
-
-    def pack_source(self, source: Source, held_out: int, train: int | None) -> None:
-        """Encode a source from its position on until it ends or its quota is met."""
-        counts = self.progress.counts[self.progress.source]
-        source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
-        if self.progress.position == Position():
-            show_documents(source, source_tokenizer)
-        chunks = read_chunks(source, self.progress.position, self.config.chunk_chars)
-        encoded = encode_in_order(chunks, self.tokenizer, source_tokenizer, self.config.num_workers)
-        with contextlib.closing(encoded):
-            for number, chunk in enumerate(encoded, start=1):
-                before = counts.tokens_kept
-                self._append_chunk(chunk, counts, held_out, train)
-                self.progress.position = chunk.after
-                self.bar.advance(counts.tokens_kept - before, documents=counts.documents)
-                if train is not None and counts.tokens_kept == train:
-                    break
-                if number % self.config.shard_chunks == 0:
-                    self._end_shard()
-        check_quota(source, counts, held_out, train)
-        if isinstance(source, FileSource):
-            used = counts.documents if train is None else counts.documents_used
-            reached = source.files_of(max(1, used))
-            counts.files, counts.files_used = len(source.files), len(reached)
-            counts.last_file = reached[-1]
-        self.progress.source += 1
-        self.progress.position, self.progress.gap_left = Position(), 0
-        self.files.end_document(HELD_OUT)
-        self.files.end_document(TOKENS)
-        self._end_shard()
-
-    def _append_chunk(
-        self, chunk: Encoded, counts: Counts, held_out: int, train: int | None
-    ) -> None:
-        """Its tokens go to the held-out slice, the gap after it, the training tokens or nowhere."""
-        ids, lengths = self._drop_short(chunk, counts)
-        ends = np.cumsum(lengths)[chunk.ends & (lengths > 0)]
-        begin = 0
-        while begin < len(ids):
-            if (left := held_out - counts.tokens_held_out) > 0:
-                end = min(begin + left, len(ids))
-                inside = ends[(ends > begin) & (ends <= end)]
-                self.files.append(HELD_OUT, ids[begin:end], inside - begin)
-                counts.tokens_held_out += end - begin
-                if counts.tokens_held_out == held_out and end not in ends:
-                    self.progress.gap_left = self.config.sequence_length
-                    self.files.end_document(HELD_OUT)
-            elif self.progress.gap_left > 0:
-                later = ends[ends > begin]
-                document_end = int(later[0]) if len(later) else len(ids)
-                end = min(begin + self.progress.gap_left, document_end)
-                counts.dropped_behind_held_out += end - begin
-                self.progress.gap_left -= end - begin
-                if len(later) and end == document_end:
-                    self.progress.gap_left = 0
-            else:
-                left = len(ids) - begin if train is None else train - counts.tokens_kept
-                end = min(begin + left, len(ids))
-                inside = ends[(ends > begin) & (ends <= end)]
-                self.files.append(TOKENS, ids[begin:end], inside - begin)
-                counts.tokens_kept += end - begin
-                if train is not None and counts.tokens_kept == train:
-                    counts.dropped_at_budget = len(ids) - end
-                    last = int(np.searchsorted(np.cumsum(lengths), end))
-                    before = self.progress.position
-                    counts.documents_used = before.document + (before.piece > 0)
-                    counts.documents_used += int(chunk.begins[: last + 1].sum())
-                    return
-            begin = end
-
-    def _drop_short(
-        self, chunk: Encoded, counts: Counts
-    ) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
-        """The chunk's tokens and the length of each piece, without documents that are too short. A
-        document in several pieces is never too short."""
-        whole = chunk.begins & chunk.ends
-        empty = whole & (chunk.lengths == 0)
-        short = whole & ~empty & (chunk.lengths < self.config.min_document_tokens)
-        counts.documents += int(chunk.ends.sum())
-        counts.tokens_read += len(chunk.ids)
-        counts.documents_empty += int(empty.sum())
-        counts.documents_too_short += int(short.sum())
-        counts.dropped_too_short += int(chunk.lengths[short].sum())
-        if not short.any():
-            return chunk.ids, chunk.lengths
-        return chunk.ids[np.repeat(~short, chunk.lengths)], np.where(short, 0, chunk.lengths)
-
-    def _end_shard(self) -> None:
-        self.files.end_shard()
-        write_sealed_json(self.files.folder / PROGRESS, asdict(self.progress))
-
-
-def check_quota(source: Source, counts: Counts, held_out: int, train: int | None) -> None:
-    """A source with too little text is an error, not a smaller corpus."""
-    if counts.tokens_held_out < held_out or (train is not None and counts.tokens_kept < train):
-        available = counts.tokens_held_out + counts.tokens_kept
+    chunks = read_chunks(source, progress.position, config.chunk_chars)
+    encoded = encode_in_order(chunks, tokenizer, source_tokenizer, config.num_workers)
+    with contextlib.closing(encoded):
+        for number, chunk in enumerate(encoded, start=1):
+            before = counts.tokens_kept
+            is_met = place_tokens(chunk, quota, files, config, progress)
+            progress.position = chunk.after
+            bar.advance(counts.tokens_kept - before, documents=counts.documents)
+            if is_met:
+                break
+            if number % config.shard_chunks == 0:
+                end_shard()
+    available = counts.tokens_held_out + counts.tokens_kept
+    if counts.tokens_held_out < held_out or counts.tokens_kept < (train or 0):
         empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
         raise UserError(
             f"{source.name} has {available:,} tokens in {counts.documents:,} documents{empty}, but "
@@ -331,6 +248,70 @@ def check_quota(source: Source, counts: Counts, held_out: int, train: int | None
             f"{source.name} leaves no tokens to train on: all of its {counts.tokens_read:,} tokens "
             "were held out or dropped. Add text, or hold out less (--held-out-sequences)."
         )
+    if isinstance(source, FileSource):
+        used = counts.documents if train is None else counts.documents_used
+        reached = source.files_of(max(1, used))
+        counts.files, counts.files_used = len(source.files), len(reached)
+        counts.last_file = reached[-1]
+    progress.source += 1
+    progress.position, progress.gap_left = Position(), 0
+    files.end_document(HELD_OUT)
+    files.end_document(TOKENS)
+    end_shard()
+
+
+def place_tokens(
+    chunk: Encoded,
+    quota: tuple[int, int | None],
+    files: GrowingFiles,
+    config: PackConfig,
+    progress: Progress,
+) -> bool:
+    """Cut the next tokens of a source: the first are held out, then comes a gap, then training
+    tokens up to the quota. The gap is the rest of the document in which the held-out slice ends, at
+    most a sequence. True if the quota is met."""
+    (held_out, train), counts = quota, progress.counts[progress.source]
+    # Without documents that are too short. One in several pieces is never too short.
+    whole = chunk.begins & chunk.ends
+    empty = whole & (chunk.lengths == 0)
+    short = whole & ~empty & (chunk.lengths < config.min_document_tokens)
+    counts.documents += int(chunk.ends.sum())
+    counts.tokens_read += len(chunk.ids)
+    counts.documents_empty += int(empty.sum())
+    counts.documents_too_short += int(short.sum())
+    counts.dropped_too_short += int(chunk.lengths[short].sum())
+    ids, lengths = chunk.ids[np.repeat(~short, chunk.lengths)], np.where(short, 0, chunk.lengths)
+    piece_ends = np.cumsum(lengths)
+    document_ends = piece_ends[chunk.ends & (lengths > 0)]
+
+    def write(name: str, begin: int, end: int) -> None:
+        inside = document_ends[(document_ends > begin) & (document_ends <= end)]
+        files.append(name, ids[begin:end], inside - begin)
+
+    gap = min(held_out - counts.tokens_held_out, len(ids))  # where the held-out tokens end
+    if gap > 0:
+        write(HELD_OUT, 0, gap)
+        counts.tokens_held_out += gap
+        if counts.tokens_held_out == held_out:
+            progress.gap_left = config.sequence_length
+    begin = gap
+    if progress.gap_left > 0:
+        rest = document_ends[document_ends >= gap]
+        begin = min(gap + progress.gap_left, int(rest[0]) if len(rest) else len(ids))
+        counts.dropped_behind_held_out += begin - gap
+        progress.gap_left = 0 if len(rest) else progress.gap_left - (begin - gap)
+    left = len(ids) if train is None else train - counts.tokens_kept
+    end = min(begin + left, len(ids))
+    if end > begin:
+        write(TOKENS, begin, end)
+        counts.tokens_kept += end - begin
+    if counts.tokens_held_out < held_out or counts.tokens_kept != train:
+        return False
+    counts.dropped_at_budget = len(ids) - end
+    last = int(np.searchsorted(piece_ends, end))
+    counts.documents_used = progress.position.document + (progress.position.piece > 0)
+    counts.documents_used += int(chunk.begins[: last + 1].sum())
+    return True
 
 
 def report(name: str, counts: Counts) -> None:
@@ -392,7 +373,12 @@ def finish(
         for epoch in range(config.epochs)
     ]
     write_array(files.folder / ORDER, np.array(order, "<u4"))
-    size = (num_tokens - tail) * files.token_bytes
+    rest = tail  # it is taken from the last sources
+    for counts in reversed(progress.counts):
+        counts.dropped_in_tail = min(rest, counts.tokens_kept)
+        counts.tokens_kept -= counts.dropped_in_tail
+        rest -= counts.dropped_in_tail
+    described = zip(facts["sources"], progress.counts, strict=True)
     summary = {
         "fingerprint": progress.facts,
         "tokenizer_hash": tokenizer.hash,
@@ -402,10 +388,10 @@ def finish(
         "num_sequences": num_sequences,
         "num_held_out_sequences": held_out // config.sequence_length,
         "epochs": config.epochs,
-        "sources": describe_counts(facts["sources"], progress.counts, tail),
+        "sources": [{"source": source} | asdict(counts) for source, counts in described],
         "commits": progress.commits,
         "facts": facts,
-        "checksums": hash_complete(files.folder, size),
+        "checksums": hash_complete(files.folder, (num_tokens - tail) * files.token_bytes),
     }
     write_sealed_json(files.folder / SUMMARY, summary)
     (files.folder / PROGRESS).unlink()
@@ -414,14 +400,3 @@ def finish(
         f"tokens: {num_sequences:,} sequences of {config.sequence_length:,} ({num_tokens - tail:,} "
         f"tokens), {tail:,} tokens in no sequence"
     )
-
-
-def describe_counts(
-    sources: list[dict[str, Any]], counts: list[Counts], tail: int
-) -> list[dict[str, Any]]:
-    """Counts of each source. The tail is taken from the last sources."""
-    for each in reversed(counts):
-        each.dropped_in_tail = min(tail, each.tokens_kept)
-        each.tokens_kept -= each.dropped_in_tail
-        tail -= each.dropped_in_tail
-    return [{"source": source} | asdict(each) for source, each in zip(sources, counts, strict=True)]

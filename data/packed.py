@@ -21,20 +21,16 @@ NAME = "tokens"  # of the stage in recover.py
 
 
 def build(config: Config) -> Stage | Artifact:
-    """The stage of recover.py, or the tokens that data.tokens_from names."""
-    if config.data.tokens_from is not None:
-        return reuse(config, Path(config.data.tokens_from))
-    packing = PackConfig(**shared_fields(PackingConfig, config.data), seed=config.seed)
-    return make_stage(NAME, config.model, config.data.source, packing, shared=True)
-
-
-def reuse(config: Config, folder: Path) -> Artifact:
-    """The tokens in a folder, checked: complete, of this model's tokenizer, of this length, and
-    enough. Only rank 0 reads them whole for that."""
-    folder, length = follow_reference(folder), config.data.sequence_length
+    """The stage of recover.py, or the tokens that data.tokens_from names: complete, of this model's
+    tokenizer, of this length, and enough. Only rank 0 reads them whole for that."""
+    data = config.data
+    if data.tokens_from is None:
+        packing = PackConfig(**shared_fields(PackingConfig, data), seed=config.seed)
+        return make_stage(NAME, config.model, data.source, packing, shared=True)
+    folder, length = follow_reference(Path(data.tokens_from)), data.sequence_length
     tokenizer_hash = read_tokenizer(config.model).hash
     is_first = rank_and_world()[0] == 0
-    check_reuse(folder, tokenizer_hash, length, config.data.tokens // length, verify=is_first)
+    check_reuse(folder, tokenizer_hash, length, data.tokens // length, verify=is_first)
     return Artifact(folder, read_sealed_json(folder / MANIFEST)["fingerprint"])
 
 
@@ -51,23 +47,21 @@ def make_stage(
             facts[-1] |= each.source.facts()
             check_documents(each.source, packing.min_document_tokens)
 
-    def run(folder: Path) -> None:
-        pack_documents(opened, read_ending(model), packing, folder)
+    def read_ending() -> TokenizerText:
+        text = read_tokenizer(model)
+        if text.end_id is None:
+            raise UserError(
+                f"The tokenizer of {model} names no end token, which goes between documents. Add "
+                "eos_token to its tokenizer_config.json."
+            )
+        return text
 
-    tokenizer = read_ending(model).hash if find_model(model) else model
+    def run(folder: Path) -> None:
+        pack_documents(opened, read_ending(), packing, folder)
+
+    tokenizer = read_ending().hash if find_model(model) else model
     settings = {"tokenizer": tokenizer, "sources": facts, "packing": packing}
     return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
-
-
-def read_ending(model: str) -> TokenizerText:
-    """A model's tokenizer, which must name the token that ends a document."""
-    text = read_tokenizer(model)
-    if text.end_id is None:
-        raise UserError(
-            f"The tokenizer of {model} names no end token, which goes between documents. Add "
-            "eos_token to its tokenizer_config.json."
-        )
-    return text
 
 
 def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:

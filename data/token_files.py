@@ -42,12 +42,12 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
     def __init__(self, folder: Path, token_bytes: int, shards: list[Shard]):
         self.folder, self.token_bytes, self.shards = folder, token_bytes, shards
         self.sizes = list(shards[-1][0]) if shards else [0] * len(GROWING)
-        if shards:
-            verify_shards(folder, shards)
         self.files: list[IO[bytes]] = []
-        for name, size in zip(GROWING, self.sizes, strict=True):
+        for number, name in enumerate(GROWING):
+            if shards:  # what is on disk is checked before more is appended to it
+                verify_shards(folder / name, [(s[number], c[number]) for s, c in shards])
             self.files.append(open_own_file(folder / name, "a+b"))
-            self.files[-1].truncate(size)
+            self.files[-1].truncate(self.sizes[number])
         self._digests = [xxhash.xxh3_128() for _ in GROWING]
 
     def __exit__(self, *error: object) -> None:
@@ -96,23 +96,19 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
         self.sizes[number] += len(data)
 
 
-def verify_shards(folder: Path, shards: list[Shard]) -> None:
-    """Check what is on disk before more is appended to it."""
-    for number, name in enumerate(GROWING):
-        begin = 0
-        if not (folder / name).is_file():
-            raise DamagedArtifactError(
-                f"{folder / name} is missing, though {PROGRESS} lists it. {MAKE_AGAIN}"
-            )
-        with (folder / name).open("rb") as file:
-            for sizes, checksums in shards:
-                if hash_bytes(file, sizes[number] - begin) != checksums[number]:
-                    raise DamagedArtifactError(
-                        f"{folder / name} is damaged between bytes {begin:,} and "
-                        f"{sizes[number]:,}: its checksum differs from {PROGRESS}. "
-                        f"{MAKE_AGAIN}"
-                    )
-                begin = sizes[number]
+def verify_shards(path: Path, shards: list[tuple[int, str]]) -> None:
+    """Check a file against its size and checksum after each shard."""
+    if not path.is_file():
+        raise DamagedArtifactError(f"{path} is missing, though {PROGRESS} lists it. {MAKE_AGAIN}")
+    begin = 0
+    with path.open("rb") as file:
+        for size, checksum in shards:
+            if hash_bytes(file, size - begin) != checksum:
+                raise DamagedArtifactError(
+                    f"{path} is damaged between bytes {begin:,} and {size:,}: its checksum differs "
+                    f"from {PROGRESS}. {MAKE_AGAIN}"
+                )
+            begin = size
 
 
 def hash_bytes(file: IO[bytes], count: int) -> str:
@@ -159,8 +155,7 @@ def check_complete(folder: Path) -> None:
     """Before the folder has its manifest: check what a killed packing left complete."""
     cut_tail(folder)
     found = hash_complete(folder, (folder / TOKENS).stat().st_size)
-    # Earlier versions stored no checksums.
-    for name, checksum in read_sealed_json(folder / SUMMARY).get("checksums", {}).items():
+    for name, checksum in read_sealed_json(folder / SUMMARY, "checksums")["checksums"].items():
         if found.get(name) != checksum:
             raise DamagedArtifactError(
                 f"{folder / name} is damaged: its checksum differs from {SUMMARY}. {MAKE_AGAIN}"

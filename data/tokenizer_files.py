@@ -19,7 +19,7 @@ from bosch.run.hub import prepare_hub
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-DECIDES_IDS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
+DECISIVE = ("added_tokens", "normalizer", "pre_tokenizer", "model")  # parts of tokenizer.json
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TokenizerText:
     def hash(self) -> str:
         """Of everything that determines ids, so not of truncation, padding or decoding."""
         content = json.loads(self.text)
-        ids = {name: content[name] for name in DECIDES_IDS}
+        ids = {name: content[name] for name in DECISIVE}
         return fingerprint({"tokenizer": ids, "begin": self.begin_id, "end": self.end_id})
 
     @cached_property
@@ -85,22 +85,18 @@ def read_source_tokenizer(name: str) -> TokenizerText:
         if not path.is_file():
             raise MissingFileError(f"{path} does not exist; name a folder that holds one.")
     if not path.is_file():
-        path = fetch_tokenizer(name)
+        from huggingface_hub import hf_hub_download
+
+        prepare_hub()
+        try:
+            path = Path(hf_hub_download(name, "tokenizer.json"))
+        except Exception as error:  # the errors of an unreachable or gated hub: no common class
+            folder = name.rpartition("/")[2]
+            raise MissingFileError(
+                f"The tokenizer {name} is not on this machine and cannot be fetched "
+                f"({first_line(error)}). On a machine with a network run `hf download {name} "
+                f"tokenizer.json --local-dir {folder}` (for meta-llama's models, accept their "
+                f"license first), copy the folder here and add ?tokenizer={folder} to the source."
+            ) from error
     with explain_library_errors(f"{path} is not a tokenizer file"):
         return TokenizerText(Tokenizer.from_file(str(path)).to_str())
-
-
-def fetch_tokenizer(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    prepare_hub()
-    try:
-        return Path(hf_hub_download(name, "tokenizer.json"))
-    except Exception as error:  # the errors of an unreachable or gated hub have no common class
-        folder = name.rpartition("/")[2]
-        raise MissingFileError(
-            f"The tokenizer {name} is not on this machine and cannot be fetched "
-            f"({first_line(error)}). On a machine with a network run `hf download {name} "
-            f"tokenizer.json --local-dir {folder}` (for meta-llama's models, accept their license "
-            f"first), copy the folder here and add ?tokenizer={folder} to the source."
-        ) from error
