@@ -169,8 +169,10 @@ def sharded() -> None:
         for precision, tolerance in (("fp32", 1e-5), ("bf16", 2e-2)):
             results = []
             for kernels in ("torch", "liger"):
-                switches = Switches(precision, True, precision == "fp32", True, False)
-                model: Any = start_model(Path(folder), start_world(), switches, kernels)
+                switches = Switches(
+                    start_world(), precision, True, precision == "fp32", True, False
+                )
+                model: Any = start_model(Path(folder), switches, kernels)
                 assert isinstance(model.model.layers[0], FSDPModule)
                 value = model_loss(model, inputs, labels, 1 / 24)
                 value.backward()

@@ -5,7 +5,7 @@ and the current weights. Rank 0 writes it file by file and holds the tensors of 
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -101,39 +101,7 @@ class Weights:
             for name in self._as_in_files(key, torch.empty_like(tensor, device="meta"))
         }
         self._recent: dict[str, Mapping[str, Tensor]] = {}
-        self._check(source)
 
-    def gather(self, file: Path, keep: bool) -> dict[str, Tensor]:
-        """A file's tensors, whole and on the CPU; empty without `keep`. Every rank calls this."""
-        tensors: dict[str, Tensor] = {}
-        for name, old in sorted(load_file(file).items()):  # mapped: only types and shapes are read
-            tensor = self._gather_one(name, old.dtype)
-            assert tensor.shape == old.shape, f"{name}: {tensor.shape}, in {file} {old.shape}"
-            if keep:
-                tensors[name] = tensor.cpu().contiguous()
-        return tensors
-
-    def _gather_one(self, name: str, dtype: torch.dtype) -> Tensor:
-        key = self._owner[name]
-        if key not in self._recent:
-            if len(self._recent) == 2:  # a layer's experts are two tensors, whose parts alternate
-                del self._recent[next(iter(self._recent))]
-            self._recent[key] = self._as_in_files(key, self._merged(key, dtype))
-        return self._recent[key][name]
-
-    def _merged(self, key: str, dtype: torch.dtype) -> Tensor:
-        """A whole tensor, with what LoRA has learned beside it."""
-        if (pair := lora_of(key, self._tensors)) is None:
-            return _whole(self._tensors[key].to(dtype))
-        up, down = map(_whole, pair)
-        return torch.addmm(_whole(self._tensors[key]), up, down, alpha=LORA_SCALE).to(dtype)
-
-    def _as_in_files(self, key: str, tensor: Tensor) -> Mapping[str, Tensor]:
-        pieces: Mapping[str, Tensor] = revert_weight_conversion(self._model, {key: tensor})
-        return pieces
-
-    def _check(self, source: Path) -> None:
-        """The model's parameters and the tensors in the files must be the same."""
         in_files: dict[str, Tensor] = {}  # mapped, not read
         for file in weight_files(source):
             in_files |= load_file(source / file)
@@ -149,21 +117,42 @@ class Weights:
                 "that name. Save the model again with save_pretrained."
             )
         written = {self._owner[name] for name in in_files}
-        for names in _names_by_parameter(self._model):
-            if not written & names and names <= self._tensors.keys() and not is_lora(min(names)):
+        parameters: dict[Tensor, set[str]] = {}  # tied ones have several names
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            parameters.setdefault(parameter, set()).add(plain_name(name))
+        for names in parameters.values():
+            if not written & names and names <= tensors.keys() and not is_lora(min(names)):
                 raise UserError(f"{source} lacks {min(names)}, which its config.json asks for.")
 
+    def gather(self, file: Path, keep: bool) -> dict[str, Tensor]:
+        """A file's tensors, whole and on the CPU; empty without `keep`. Every rank calls this."""
+        tensors: dict[str, Tensor] = {}
+        for name, old in sorted(load_file(file).items()):  # mapped: only types and shapes are read
+            key = self._owner[name]
+            if key not in self._recent:
+                if len(self._recent) == 2:  # a layer's experts: two tensors whose parts alternate
+                    del self._recent[next(iter(self._recent))]
+                self._recent[key] = self._as_in_files(key, self._merged(key, old.dtype))
+            tensor = self._recent[key][name]
+            assert tensor.shape == old.shape, f"{name}: {tensor.shape}, in {file} {old.shape}"
+            if keep:
+                tensors[name] = tensor.cpu().contiguous()
+        return tensors
 
-def _names_by_parameter(model: nn.Module) -> Iterable[set[str]]:
-    """The names of each parameter. Tied parameters have several."""
-    names: dict[int, set[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), set()).add(plain_name(name))
-    return names.values()
+    def _merged(self, key: str, dtype: torch.dtype) -> Tensor:
+        """A whole tensor, with what LoRA has learned beside it."""
+        if (pair := lora_of(key, self._tensors)) is None:
+            return _whole(self._tensors[key].to(dtype))
+        up, down = map(_whole, pair)
+        return torch.addmm(_whole(self._tensors[key]), up, down, alpha=LORA_SCALE).to(dtype)
+
+    def _as_in_files(self, key: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        pieces: Mapping[str, Tensor] = revert_weight_conversion(self._model, {key: tensor})
+        return pieces
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor
     # An offloaded one is on the CPU.
-    return whole(tensor.to(tensor.device_mesh.device_type))
+    return whole(
+        tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
+    )

@@ -1,19 +1,52 @@
-"""Checks on the loss: skips steps that are not finite, reports spikes, and says at the start
-whether the model looks like the right one."""
+"""What skips a step, what ends a training early, and what the log says about its first loss.
 
+Guards: a step with an infinite loss is not made; spikes are reported.
+
+Interruption: a signal or a STOP file ends training after the current step, and ranks do not outlive
+their launcher. (bosch/run/ranks.py sees to it that no rank waits for a dead one.)
+
+    with Interruption(folder) as interruption:
+        ...
+        if reason := interruption.requested():    # the same answer on every rank
+            save, and return
+
+When `accelerate launch` with one process is ended, it does not signal that process. So we ask the
+kernel for a SIGTERM when the parent ends. With several processes it passes SIGTERM on, and kills
+those that still run after 30 seconds (TORCH_ELASTIC_SHUTDOWN_TIMEOUT changes that).
+"""
+
+import ctypes
 import math
+import os
+import signal
 import statistics
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 from transformers import PreTrainedModel
 
 from bosch.run.errors import UserError
+from bosch.run.group import Group
 from bosch.run.progress import say
 
 MOST_SKIPPED_IN_A_ROW = 3  # then training ends
 HISTORY_STEPS = 128  # OLMo-core's rule: a spike is more than 6 sigma above the mean of these
 SIGMAS = 6.0
+
+STOP = "STOP"
+STOP_NUMBER = 1_000  # larger than any signal's number
+# On Ctrl-C ranks get SIGINT twice: from the terminal and from torchrun.
+SAME_CTRL_C_SECONDS = 2.0
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+ENDS = "training saves and ends after this step; press Ctrl-C again to end it at once"
+# Set by accelerate and torchrun for the processes they start. Other parents, such as a shell, may
+# end before a run that was started with nohup.
+LAUNCHER_VARIABLES = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
 
 
 class TrainingFailedError(UserError):
@@ -50,13 +83,14 @@ class Guards:
                 )
             return "non-finite"
         self.in_a_row = 0
-        jumped = [
-            f"{name} {value:.4g} after a mean of {statistics.fmean(history):.4g}"
-            for name, value, history in zip(
-                ("loss", "gradient norm"), (loss, norm), (self.losses, self.norms), strict=True
-            )
-            if is_spike(value, history)
-        ]
+        jumped = []
+        judged = (("loss", loss, self.losses), ("gradient norm", norm, self.norms))
+        for name, value, history in judged:
+            # Never without a full history, since the loss changes quickly in the first steps.
+            if len(history) == HISTORY_STEPS:
+                mean = statistics.fmean(history)
+                if value > mean + SIGMAS * statistics.stdev(history):
+                    jumped.append(f"{name} {value:.4g} after a mean of {mean:.4g}")
         self.losses = [*self.losses, loss][-HISTORY_STEPS:]
         self.norms = [*self.norms, norm][-HISTORY_STEPS:]
         if jumped:
@@ -67,22 +101,59 @@ class Guards:
         return None
 
     def state_dict(self) -> dict[str, object]:
-        names = ("skipped", "in_a_row", "losses", "norms")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name != "spike"}
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        for name, value in state_dict.items():
-            setattr(self, name, value)
+        vars(self).update(state_dict)
 
 
-def is_spike(value: float, history: list[float]) -> bool:
-    """Never without a full history, since the loss changes quickly in the first steps."""
-    if len(history) < HISTORY_STEPS:
-        return False
-    return value > statistics.fmean(history) + SIGMAS * statistics.stdev(history)
+class Interruption:
+    """Inside `with`, SIGTERM and SIGINT only ask to stop. A second Ctrl-C interrupts at once."""
 
+    def __init__(self, folder: Path) -> None:
+        """folder: the stage's. A STOP file may be in it or in its parent, the run folder."""
+        self._stop_files = (folder / STOP, folder.parent / STOP)
+        self._ranks = Group.current()
+        self._signal = 0
+        self._since = 0.0  # when the signal came
+        self._handlers: dict[signal.Signals, Any] = {}
 
-# ----------------------------------------------------------------------------------- the first step
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._handlers[number] = signal.signal(number, self._request)
+        if sys.platform == "linux" and any(name in os.environ for name in LAUNCHER_VARIABLES):
+            parent = os.getppid()
+            ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != parent:  # the parent ended before prctl took effect
+                self._signal = signal.SIGTERM
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> str | None:
+        """Why training should end now, or None. Every rank calls this, after each step."""
+        number = self._signal
+        if self._ranks.rank == 0 and any(path.exists() for path in self._stop_files):
+            number = STOP_NUMBER
+        number = max(self._ranks.gather(number))
+        if number < STOP_NUMBER:
+            return signal.Signals(number).name if number else None
+        if self._ranks.rank == 0:
+            for path in self._stop_files:
+                path.unlink(missing_ok=True)  # so that the same command can resume
+        return f"a {STOP} file"
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self._signal:
+            self._since = now
+            if self._ranks.rank == 0:  # not `say`: the signal may interrupt a print
+                os.write(2, f"{signal.Signals(number).name}: {ENDS}\n".encode())
+        elif number == signal.SIGINT and now > self._since + SAME_CTRL_C_SECONDS:
+            raise KeyboardInterrupt
+        self._signal = self._signal or number
 
 
 def describe_first_losses(hybrid: float, full: float | None, vocab_size: int) -> list[str]:

@@ -41,7 +41,8 @@ class LearnerTraining:
         tokens = cut_sequences(self.tokens, sequence_tokens)
         micro = self.settings.micro_batch_sequences
         if micro is not None:  # at most that of the recovery, and a divisor of a rank's share
-            micro = math.gcd(micro, batch_sequences // start_world().size)
+            start_world()
+            micro = math.gcd(micro, batch_sequences // Group.current().world)
         settings = replace(
             self.settings,
             batch_sequences=batch_sequences,

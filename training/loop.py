@@ -19,7 +19,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import PreTrainedModel
 
@@ -30,29 +32,15 @@ from bosch.run.group import Group
 from bosch.run.progress import say, track
 from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.export import Weights, export_model
-from bosch.training.guards import Guards, describe_first_losses, without_windows
+from bosch.training.guards import Guards, Interruption, describe_first_losses, without_windows
 from bosch.training.kernels import choose_kernels
 from bosch.training.loss import Lesson, model_loss
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import start_model
-from bosch.training.optimizer import (
-    add_learner,
-    finish_gradients,
-    gradient_norm,
-    make_optimizer,
-    set_rates,
-    trained_parameters,
-)
-from bosch.training.parallel import (
-    choose_switches,
-    describe_environment,
-    reshard,
-    set_gradient_sync,
-    start_world,
-)
+from bosch.training.parallel import choose_switches, describe_environment, start_world
 from bosch.training.schedule import learning_rate, make_schedule
-from bosch.training.signals import Interruption
 from bosch.training.teacher import Teacher, start_teacher
+from bosch.training.trained import gradient_norm, make_optimizer, trained_parameters
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
 # step. After a kill it is called again for these steps, and must recognize work it has done. With
@@ -85,16 +73,16 @@ def train(job: TrainJob) -> str | None:
     """None if it finished. Else why it stopped early, with everything saved: a signal's name or a
     STOP file."""
     run = Run(job)
-    settings, schedule, world, model = job.settings, run.schedule, run.world, run.model
+    settings, schedule, ranks, model = job.settings, run.schedule, run.ranks, run.model
     optimizer, parameters, learner = run.state.optimizer, trained_parameters(model), job.learner
     # TensorBoard shows the curves of a learned mask next to those of the training.
     curves = "train" if learner is None else "mask"
-    log = MetricsLog(job.folder, world.rank, curves, job.run_folder)
-    timer = StepTimer(model, schedule, world, run.teacher.model if run.teacher else None)
+    log = MetricsLog(job.folder, ranks.rank, curves, job.run_folder)
+    timer = StepTimer(model, schedule, run.device, run.teacher.model if run.teacher else None)
 
     with Interruption(job.folder) as interruption:
         first = run.checkpoints.load_newest(run.state)
-        run.ranks.all_succeed(lambda: log.start(first + 1 if first else 0))
+        ranks.all_succeed(lambda: log.start(first + 1 if first else 0))
         if first:
             say(f"training resumes after step {first:,} of {schedule.num_steps:,}")
         else:
@@ -113,24 +101,27 @@ def train(job: TrainJob) -> str | None:
                 step = done + 1  # number of steps once this one is made
                 if done >= run.last_step:
                     break
-                rate = learning_rate(settings, done, schedule.num_steps, run.ending)
-                set_rates(optimizer, rate, learner, done)
                 timer.record("data")
 
-                # Every target of the whole batch has the same weight. fully_shard averages the
-                # gradients over the ranks, so multiply by their number to get the sum.
-                scale = world.size / run.loader.num_targets(done)
-                micro_batches = list(split(batch.to(world.device), schedule.micro_batch_sequences))
+                # The gradient. Every target of the whole batch has the same weight. fully_shard
+                # averages over the ranks, so multiply by their number to get the sum.
+                scale = ranks.world / run.loader.num_targets(done)
+                micro_batches = list(run.split(batch))
                 gated = None if learner is None else partial(learner.model_arguments, done)
                 teach = run.teacher.teach if run.teacher else None
                 loss_sum = add_gradients(model, micro_batches, scale, settings, gated, teach)
-                gate_norm = 0.0 if learner is None else finish_gradients(learner, world)
-
-                (loss_value,) = world.sum(float(loss_sum) / world.size)
+                gate_norm = 0.0 if learner is None else finish_gradients(learner, ranks.world)
+                (loss_value,) = ranks.sum(float(loss_sum) / ranks.world)
                 norm = gradient_norm(parameters)
-                sequences = run.loader.sequences(done)
+
+                # The step, unless the gradient is not finite or a spike.
+                rate = learning_rate(settings, done, schedule.num_steps, run.ending)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                    if learner is not None and "peak" in group:
+                        group["lr"] = group["peak"] * learner.rate(done)
                 worst = float(norm) if math.isfinite(gate_norm) else math.nan
-                skipped = run.guards.judge(step, loss_value, worst, sequences)
+                skipped = run.guards.judge(step, loss_value, worst, run.loader.sequences(done))
                 if skipped is None:
                     clip_grads_with_norm_(parameters, settings.clip_norm, norm)
                     optimizer.step()
@@ -141,6 +132,7 @@ def train(job: TrainJob) -> str | None:
                     gates = {"gate_grad_norm": gate_norm, **learner.figures()}
                 timer.record("compute")
 
+                # The record of it.
                 is_evaluated = run.is_evaluated(step)
                 log.write(
                     {
@@ -158,6 +150,7 @@ def train(job: TrainJob) -> str | None:
                 )
                 bar.advance(schedule.batch_tokens, loss=loss_value)
 
+                # What is kept of it. When asked to stop, an evaluation is left to the next attempt.
                 reason = interruption.requested()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step)
@@ -185,10 +178,10 @@ def add_gradients(
     loss_sum = torch.zeros((), dtype=torch.float64, device=micro_batches[0][1].device)
     for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
         is_last = number == len(micro_batches)
-        set_gradient_sync(model, is_last or settings.sync_every_micro_batch)
+        if isinstance(model, FSDPModule):  # whether the backward averages over the ranks
+            model.set_requires_gradient_sync(is_last or settings.sync_every_micro_batch)
         if further is not None:
             inputs = inputs | further()
-        inputs = with_backend(inputs, settings.attention)
         lesson = teach(inputs, labels_BT, scale) if teach else None
         loss = model_loss(model, inputs, labels_BT, scale, lesson)
         loss.backward()
@@ -196,28 +189,55 @@ def add_gradients(
     return loss_sum
 
 
-def with_backend(inputs: ModelInputs, name: str) -> ModelInputs:
-    return inputs if name == "auto" else inputs | {"bosch_backend": name}
+def finish_gradients(learner: Learner, num_ranks: int) -> float:
+    """Average the learner's gradients over the ranks, as fully_shard does the model's, and return
+    their norm. The gradient of the extra loss, equal on all ranks, is added after the mean.
+
+    A learner has a few parameters, not sharded, in the model's optimizer and checkpoints. They do
+    not count in the norm by which the model's gradient is clipped.
+    """
+    for parameter in learner.module.parameters():
+        if parameter.grad is None:  # every gate was at 0 or 1
+            parameter.grad = torch.zeros_like(parameter)
+        if num_ranks > 1:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= num_ranks
+    learner.extra_loss().backward()
+    return float(gradient_norm(learner.module.parameters()))
+
+
+def split(batch: Batch, num_sequences: int, attention: str = "auto") -> Iterator[MicroBatch]:
+    backend = {} if attention == "auto" else {"bosch_backend": attention}
+    for begin in range(0, len(batch.sequences), num_sequences):
+        rows = slice(begin, begin + num_sequences)
+        inputs: ModelInputs = {
+            "input_ids": batch.ids_BT[rows],
+            "position_ids": batch.position_ids_BT[rows],
+            **backend,
+        }
+        yield inputs, batch.labels_BT[rows]
 
 
 class Run:
     """Sets up what the loop needs, and does what is not done at every step."""
 
     def __init__(self, job: TrainJob) -> None:
-        settings, world = job.settings, start_world()
+        settings, self.job = job.settings, job
+        self.device = device = start_world()
+        # Made now: when the launcher has died, ranks can still save, but make no new group.
+        self.ranks = Group.current()
         if settings.deterministic:  # for the rest of this process
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses cuBLAS
             torch.use_deterministic_algorithms(True)
-        switches = choose_switches(settings, world.device)
-        kernels, why = choose_kernels(settings.kernels, world.device)
-        self.job, self.world = job, world
+        switches = choose_switches(settings, device)
+        kernels, why = choose_kernels(settings.kernels, device)
         self.schedule = schedule = make_schedule(
             settings,
             job.budget_tokens,
             job.tokens.seq_len,
             job.evaluated_shares,
-            world.size,
-            world.device.type,
+            self.ranks.world,
+            device.type,
             job.tokens_before,
         )
         self.loader = Loader(job.tokens, schedule.batch_sequences, job.document_mask)
@@ -230,13 +250,11 @@ class Run:
         if behind := schedule.num_steps - last_export:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
-        self.model = start_model(
-            job.model, world, switches, kernels, settings.trained, settings.lora_rank
-        )
+        self.model = start_model(job.model, switches, kernels, settings.trained, settings.lora_rank)
         self.teacher: Teacher | None = None
         if settings.objective == "distill":
             self.teacher = start_teacher(
-                job.teacher or job.model, world, switches, kernels, settings, self.model
+                job.teacher or job.model, switches, kernels, settings, self.model
             )
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
@@ -244,7 +262,9 @@ class Run:
             Weights(self.model, job.model)  # a model that cannot be exported is refused now
         self.state = TrainState(self.model, optimizer, {"guards": self.guards})
         if job.learner is not None:
-            add_learner(optimizer, job.learner, world)
+            job.learner.module.to(device)
+            for group in job.learner.parameter_groups():
+                optimizer.add_param_group({**group, "peak": group["lr"]})
             self.state.extra["learner"] = job.learner.module
         self.checkpoints = Checkpoints(
             job.folder / "checkpoints",
@@ -252,8 +272,6 @@ class Run:
             settings.keep_checkpoints,
             {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": kernels},
         )
-        # Made now: when the launcher has died, ranks can still save, but make no new group.
-        self.ranks = Group.current()
         self.ending: tuple[int, int] | None = None  # first and last step of an early ending
 
     @property
@@ -265,8 +283,12 @@ class Run:
         return ends_here or step in self.schedule.evaluated_steps
 
     def make_batch(self, step: int) -> Batch:
-        batch = self.loader.batch(step, self.world.rank, self.world.size)
-        return batch.pin() if self.world.device.type == "cuda" else batch
+        batch = self.loader.batch(step, self.ranks.rank, self.ranks.world)
+        return batch.pin() if self.device.type == "cuda" else batch
+
+    def split(self, batch: Batch) -> Iterator[MicroBatch]:
+        micro, attention = self.schedule.micro_batch_sequences, self.job.settings.attention
+        return split(batch.to(self.device), micro, attention)
 
     @torch.no_grad()
     def mean_loss(self, micro_batches: Iterable[MicroBatch]) -> float:
@@ -274,12 +296,13 @@ class Run:
         total = targets = 0.0
         self.model.eval()
         for inputs, labels_BT in micro_batches:
-            inputs = with_backend(inputs, self.job.settings.attention)
             total += float(model_loss(self.model, inputs, labels_BT, 1.0))
             targets += int((labels_BT != IGNORED).sum())
         self.model.train()
-        reshard(self.model)
-        total, targets = self.world.sum(total, targets)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):  # the optimizer needs the shards
+                module.reshard()
+        total, targets = self.ranks.sum(total, targets)
         return total / targets
 
     def validation_loss(self, step: int) -> dict[str, float]:
@@ -296,7 +319,7 @@ class Run:
         return losses
 
     def held_out_loss(self) -> float:
-        micro, rank, size = self.schedule.micro_batch_sequences, self.world.rank, self.world.size
+        micro, rank, size = self.schedule.micro_batch_sequences, self.ranks.rank, self.ranks.world
         num_sequences = len(self.loader.tokens.held_out.rows)
         batches = list(self.loader.held_out(micro, rank, size))
         # A forward is a collective: a rank with fewer sequences computes some without targets.
@@ -304,13 +327,11 @@ class Run:
         idle.labels_BT.fill_(IGNORED)
         most = math.ceil(math.ceil(num_sequences / size) / micro)
         batches += [idle] * (most - len(batches))
-        parts = (next(split(batch.to(self.world.device), micro)) for batch in batches)
-        return self.mean_loss(parts)
+        return self.mean_loss(next(self.split(batch)) for batch in batches)
 
     def check_start(self) -> None:
         """Log the loss at the start, with and without windows: is it the right model?"""
-        batch = self.make_batch(0).to(self.world.device)
-        part = next(split(batch, self.schedule.micro_batch_sequences))
+        part = next(self.split(self.make_batch(0)))
         loss = self.mean_loss([part])
         with without_windows(self.model) as has_windows:
             full_loss = self.mean_loss([part]) if has_windows else None
@@ -336,13 +357,3 @@ class Run:
 
     def folder_of(self, step: int) -> Path:
         return self.job.folder / f"step-{step:06d}" if step else self.job.model
-
-
-def split(batch: Batch, num_sequences: int) -> Iterator[MicroBatch]:
-    for begin in range(0, len(batch.sequences), num_sequences):
-        rows = slice(begin, begin + num_sequences)
-        inputs: ModelInputs = {
-            "input_ids": batch.ids_BT[rows],
-            "position_ids": batch.position_ids_BT[rows],
-        }
-        yield inputs, batch.labels_BT[rows]

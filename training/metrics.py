@@ -21,7 +21,6 @@ from bosch.run.manifest import write_atomically
 from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
 from bosch.training.flops import count_active_weights, peak_flops, training_flops
-from bosch.training.parallel import World
 from bosch.training.schedule import TrainSchedule
 
 
@@ -87,15 +86,15 @@ class StepTimer:
         self,
         model: PreTrainedModel,
         schedule: TrainSchedule,
-        world: World,
+        device: torch.device,
         teacher: PreTrainedModel | None = None,
     ) -> None:
-        self.schedule, self.world = schedule, world
+        self.schedule, self.device = schedule, device
         frozen = count_active_weights(model, only_frozen=True)
         self.work = [(model.config, count_active_weights(model), frozen, 1.0)]
         if teacher is not None:  # a forward is a third of a training step
             self.work.append((teacher.config, count_active_weights(teacher), 0, 1 / 3))
-        self.peak = peak_flops(world.device)
+        self.peak = peak_flops(device)
         self.seconds = {"data": 0.0, "compute": 0.0, "checkpoint": 0.0}
         self._since = time.perf_counter()
 
@@ -104,10 +103,10 @@ class StepTimer:
 
     def record(self, name: str) -> None:
         """Book the time since the last call under this name."""
-        if name == "compute" and self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
-        if name == "data" and self.world.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.world.device)  # `memory_gb` is the step's own
+        if name == "compute" and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if name == "data" and self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # `memory_gb` is the step's own
         now = time.perf_counter()
         self.seconds[name] = now - self._since
         self._since = now
@@ -123,7 +122,7 @@ class StepTimer:
         figures = {f"{name}_seconds": seconds for name, seconds in self.seconds.items()}
         figures |= {
             "tokens_per_second": tokens_per_second,
-            "tokens_per_second_per_device": tokens_per_second / self.world.size,
+            "tokens_per_second_per_device": tokens_per_second / self.schedule.world_size,
         }
         if with_flops:
             lengths = batch.cu_seqlens.diff().tolist()
@@ -131,10 +130,10 @@ class StepTimer:
                 training_flops(config, num_weights, lengths, num_frozen) * part
                 for config, num_weights, num_frozen, part in self.work
             )
-            figures["flops"] = flops * self.world.size  # all ranks have about as much work
+            figures["flops"] = flops * self.schedule.world_size  # all ranks have about as much work
             figures["tflops_per_device"] = flops / busy / 1e12
             if self.peak is not None:
                 figures["mfu"] = flops / busy / self.peak
-        if self.world.device.type == "cuda":
-            figures["memory_gb"] = torch.cuda.max_memory_allocated(self.world.device) / 1e9
+        if self.device.type == "cuda":
+            figures["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         return figures

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     checkpoint_wrapper,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from bosch.config import TrainConfig
@@ -51,26 +51,8 @@ IGNORED_SILENTLY = frozenset(
 # ---------------------------------------------------------------------------------------- processes
 
 
-@dataclass(frozen=True)
-class World:
-    """This process and its device among the processes that train together."""
-
-    rank: int
-    size: int
-    device: torch.device
-    mesh: DeviceMesh
-
-    def sum(self, *values: float) -> list[float]:
-        """The sum of each value over the ranks, in float64."""
-        total = torch.tensor(values, dtype=torch.float64)
-        if self.size > 1:
-            total = total.to(self.device)
-            dist.all_reduce(total)
-        return [float(value) for value in total]
-
-
-def start_world() -> World:
-    """Join the other processes of this launch. A single process opens no port.
+def start_world() -> torch.device:
+    """Join the other processes of this launch; this one's device. A single process opens no port.
 
     Later calls use the same process group.
     """
@@ -84,8 +66,7 @@ def start_world() -> World:
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         atexit.register(leave_world)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    return World(rank, size, device, init_device_mesh(device.type, (size,)))
+    return device
 
 
 def leave_world() -> None:
@@ -137,6 +118,7 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
 class Switches:
     """How the model is sharded and computed, from settings, accelerate config and device."""
 
+    device: torch.device
     precision: str  # of the computation: bf16 or fp32
     activation_checkpointing: bool
     cpu_offload: bool
@@ -165,7 +147,7 @@ def choose_switches(
             chosen[name] = value in TRUE
         if (setting := getattr(settings, name)) is not None:
             chosen[name] = setting
-    return Switches(settings.precision, compile=settings.compile, **chosen)
+    return Switches(device, settings.precision, compile=settings.compile, **chosen)
 
 
 def describe_environment(
@@ -202,7 +184,7 @@ def is_true(value: str | None) -> bool:
 # ------------------------------------------------------------------------------------------- shards
 
 
-def shard_model(model: Any, world: World, switches: Switches) -> None:
+def shard_model(model: Any, switches: Switches) -> None:
     """Shard a causal language model over the ranks in place, with one FSDP group per block. In fp32
     without offloading, a single process does not shard, since the groups would only copy.
 
@@ -220,10 +202,11 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
             layers[index] = block
         if switches.compile:
             block.compile()
-    if world.size == 1 and switches.precision == "fp32" and not switches.cpu_offload:
+    size = dist.get_world_size()
+    if size == 1 and switches.precision == "fp32" and not switches.cpu_offload:
         return
     options: dict[str, Any] = {
-        "mesh": world.mesh,
+        "mesh": init_device_mesh(switches.device.type, (size,)),
         "reshard_after_forward": switches.reshard_after_forward,
     }
     if switches.precision != "fp32":
@@ -232,7 +215,7 @@ def shard_model(model: Any, world: World, switches: Switches) -> None:
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
     if switches.cpu_offload:
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=switches.device.type == "cuda")
     for block in layers:
         fully_shard(block, **options)
     if model.lm_head.weight is not model.model.embed_tokens.weight:
@@ -245,19 +228,6 @@ def allow_graphs(number: int) -> None:
     limits: Any = torch._dynamo.config
     for name in ("recompile_limit", "accumulated_recompile_limit"):
         setattr(limits, name, max(getattr(limits, name), number))
-
-
-def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
-    """Choose whether the next backward averages gradients over the ranks."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(enabled)
-
-
-def reshard(model: nn.Module) -> None:
-    """After a forward without a backward: shard the root's parameters again, for the optimizer."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -34,7 +34,6 @@ from torch import Tensor
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import _init_optim_state
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.utils import clip_grads_with_norm_
@@ -55,11 +54,15 @@ from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.flops import count_active_weights, training_flops
 from bosch.training.loop import add_gradients, split
 from bosch.training.model_start import build_on_meta, make_empty
-from bosch.training.optimizer import gradient_norm, make_optimizer, trained_parameters
-from bosch.training.parallel import World, choose_device, choose_switches, whole
+from bosch.training.parallel import choose_device, choose_switches, whole
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense
-from bosch.training.trained import choose_trained
+from bosch.training.trained import (
+    choose_trained,
+    gradient_norm,
+    make_optimizer,
+    trained_parameters,
+)
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "loss")
 COLUMNS = {  # of a table of rehearsals
@@ -151,19 +154,18 @@ def rehearse_here(plan: Plan) -> Rehearsal:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     begin, live, settings = time.process_time(), LiveMemory(), plan.settings
-    switches = replace(choose_switches(settings, CUDA), compile=False)
+    # As for a GPU, but on the CPU: on a fake GPU, torch's backward fails in C++.
+    switches = replace(choose_switches(settings, CUDA), device=CPU, compile=False)
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
     choose_trained(model, settings.trained, settings.lora_rank)
     distills = settings.objective == "distill"
     dense = build_dense(plan.teacher or plan.model, switches) if distills else None
-    if settings.attention in ("auto", "flash", "varlen"):
-        settings = replace(settings, attention="rehearsed")
+    is_flash = settings.attention in ("auto", "flash", "varlen")
+    attention = "rehearsed" if is_flash else settings.attention
 
     with ExitStack() as stack:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_gpus)
         stack.callback(dist.destroy_process_group)
-        # The device is the CPU: on a fake GPU, torch's backward fails in C++.
-        world = World(0, plan.num_gpus, CPU, init_device_mesh("cpu", (plan.num_gpus,)))
         stack.enter_context(_without_kernels(plan.kernels))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(live)
@@ -172,8 +174,8 @@ def rehearse_here(plan: Plan) -> Rehearsal:
             live.name("host" if switches.cpu_offload else kind, tensors)
 
         with live.making("weights"):
-            model = make_empty(model, world, switches, plan.kernels)
-            teacher = dense and Teacher(dense, world, switches, plan.kernels, settings, model)
+            model = make_empty(model, switches, plan.kernels)
+            teacher = dense and Teacher(dense, switches, plan.kernels, settings, model)
         parameters = trained_parameters(model)
         name_state("weights", model.parameters())
         for module in model.modules():  # those that fully_shard has gathered
@@ -190,18 +192,19 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         name_state("optimizer", moments)
 
         micro = plan.micro_batch
-        num_micro = min(2, settings.batch_sequences // world.size // micro)
+        num_micro = min(2, settings.batch_sequences // plan.num_gpus // micro)
         if num_micro == 2 and settings.sync_every_micro_batch:
             # The second micro-batch is like the first, but gradients are there from its start.
             num_micro = 1
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
             name_state("gradients", (p.grad for p in parameters))
-        ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64, device=world.device)
-        ends = torch.zeros(len(ids) + 1, dtype=torch.int32, device=world.device)
+        ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64)
+        ends = torch.zeros(len(ids) + 1, dtype=torch.int32)
         batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
         teach = teacher.teach if teacher else None
-        add_gradients(model, list(split(batch, micro)), 1.0, settings, teach=teach)
+        micro_batches = list(split(batch, micro, attention))
+        add_gradients(model, micro_batches, 1.0, settings, teach=teach)
         name_state("gradients", (p.grad for p in parameters))
         clip_grads_with_norm_(parameters, settings.clip_norm, gradient_norm(parameters))
         optimizer.step()

@@ -22,7 +22,7 @@ from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
 from bosch.training.loss import Lesson
 from bosch.training.model_start import allocate, build_on_meta, fill_model, read_config
-from bosch.training.parallel import Switches, World
+from bosch.training.parallel import Switches
 from bosch.training.trained import windowed_layers
 
 
@@ -52,16 +52,14 @@ class Pull(torch.autograd.Function):
 
 def start_teacher(
     folder: Path,
-    world: World,
     switches: Switches,
     kernels: str,
     settings: TrainConfig,
     student: PreTrainedModel,
 ) -> "Teacher":
     config = read_config(folder)
-    model = build_dense(config, switches)
-    teacher = Teacher(model, world, switches, kernels, settings, student)
-    fill_model(teacher.model, folder, world, head_is_embedding=config.tie_word_embeddings)
+    teacher = Teacher(build_dense(config, switches), switches, kernels, settings, student)
+    fill_model(teacher.model, folder, switches.device, config.tie_word_embeddings)
     return teacher
 
 
@@ -81,7 +79,6 @@ class Teacher:
     def __init__(
         self,
         model: Any,
-        world: World,
         switches: Switches,
         kernels: str,
         settings: TrainConfig,
@@ -95,8 +92,7 @@ class Teacher:
         self.strength = 0.0
         if settings.layer_weight:
             self.compare_layers(model, student)
-        switches = replace(switches, activation_checkpointing=False)
-        self.model = allocate(model, world, switches).eval()
+        self.model = allocate(model, replace(switches, activation_checkpointing=False)).eval()
 
     def compare_layers(self, teacher: Any, student: Any) -> None:
         """Keep what each windowed layer's attention gives to o_proj, and draw the student to it."""

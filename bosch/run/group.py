@@ -87,6 +87,13 @@ class Group:
             dist.all_gather_object(values, value, group=self.gloo)
         return values
 
+    def sum(self, *values: float) -> list[float]:
+        """The sum of each value over the ranks, in float64."""
+        total = torch.tensor(values, dtype=torch.float64)
+        if self.world > 1:
+            dist.all_reduce(total, group=self.gloo)
+        return total.tolist()
+
 
 @functools.lru_cache(maxsize=1)
 def _group_of(process_group: object) -> Group:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bosch.run.manifest import provenance
-from bosch.training.signals import ENDS
+from bosch.training.guards import ENDS
 from tests.sampled import sampled
 from tests.smoke_chain import RUN, STAGES, Undisturbed, results, start
 

@@ -95,10 +95,9 @@ def test_divergence_in_chunks_is_that_of_plain_autograd(
 
 
 def make_teacher(folder: Path, settings: TrainConfig = SETTINGS) -> Teacher:
-    world = start_world()
-    switches = choose_switches(settings, world.device, {})
-    student = start_model(folder, world, switches, "torch")
-    return start_teacher(folder, world, switches, "torch", settings, student)
+    switches = choose_switches(settings, start_world(), {})
+    student = start_model(folder, switches, "torch")
+    return start_teacher(folder, switches, "torch", settings, student)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -194,10 +193,9 @@ def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Pa
     )
     ids = random_tokens(2, 48)
     inputs = {"input_ids": ids}
-    world = start_world()
-    switches = choose_switches(settings, world.device, {})
-    ours, plain = (start_model(folder, world, switches, "torch") for _ in range(2))
-    teacher = start_teacher(folder, world, switches, "torch", settings, ours)
+    switches = choose_switches(settings, start_world(), {})
+    ours, plain = (start_model(folder, switches, "torch") for _ in range(2))
+    teacher = start_teacher(folder, switches, "torch", settings, ours)
     lesson = teacher.teach(inputs, ids, 0.01)
     model_loss(ours, inputs, ids, 0.01, lesson).backward()
 

@@ -21,7 +21,7 @@ from tests.damage import flip_bit
 from tests.hybrid_folders import files_of, plain_folder, record_for
 from tests.model_factory import FAMILIES, random_tokens
 
-SWITCHES = Switches("fp32", True, cpu_offload=False, reshard_after_forward=True, compile=False)
+SWITCHES = Switches(torch.device("cpu"), "fp32", True, False, True, compile=False)
 
 
 def hybrid_folder(tmp_path: Path, **options: Any) -> Path:
@@ -31,7 +31,8 @@ def hybrid_folder(tmp_path: Path, **options: Any) -> Path:
 
 
 def started(folder: Path) -> Any:
-    return start_model(folder, start_world(), SWITCHES, "torch")
+    start_world()
+    return start_model(folder, SWITCHES, "torch")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

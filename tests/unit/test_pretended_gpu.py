@@ -6,7 +6,6 @@ test_flash_stand_ins.py.
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ from bosch.search.settings import Accelerations
 from bosch.training.checkpoint import restore_random_state, save_random_state
 from bosch.training.flops import peak_flops
 from bosch.training.metrics import StepTimer
-from bosch.training.parallel import World, choose_device
+from bosch.training.parallel import choose_device
 from bosch.training.schedule import make_schedule
 from tests.hybrid_folders import WINDOW, plain_folder, tiny_tokenizer
 from tests.model_factory import MIXED, tiny_model
@@ -90,8 +89,7 @@ def test_answers_are_the_same_when_few_caches_fit_beside_the_model(gpu: Gpu) -> 
 
 def test_training_is_measured_on_the_gpu(gpu: Gpu) -> None:
     schedule = make_schedule(SETTINGS, 960, SEQ_LEN, (1.0,), 1, "cuda")
-    no_mesh: Any = None
-    timer = StepTimer(small_model(), schedule, World(0, 1, CUDA, no_mesh))
+    timer = StepTimer(small_model(), schedule, CUDA)
     batch = Loader(tokens_in_memory(), 4).batch(0)
     pinned = batch.pin().to(CUDA)
     assert torch.equal(pinned.ids_BT, batch.ids_BT)

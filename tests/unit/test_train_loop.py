@@ -285,8 +285,7 @@ def test_a_full_disk_during_an_export_is_one_sentence(tmp_path: Path) -> None:
 
 
 def started(folder: Path, settings: TrainConfig = SETTINGS) -> Any:
-    world = start_world()
-    return start_model(folder, world, choose_switches(settings, world.device, {}), "torch")
+    return start_model(folder, choose_switches(settings, start_world(), {}), "torch")
 
 
 @pytest.mark.parametrize(
