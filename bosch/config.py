@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from bosch.masks.mask import check_ratio, check_window
+from bosch.masks.mask import check_ratio
+from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
 

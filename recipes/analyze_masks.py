@@ -3,11 +3,13 @@
     python recipes/analyze_masks.py runs/*/mask/mask.json --out analysis
 
 Prints a table for each analysis, with overlap and turnover of random masks for comparison. All
-numbers are in analysis.json; distances.png and depth.png show them.
+numbers are in analysis.json; distances.png and depth.png show them. `--replacement 3` also writes
+the masks of the paper's table 5: `recover.py --method from_file --path FILE` scores one.
 """
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +19,20 @@ from typing import Any
 import tyro
 
 from bosch.command_line import parse
-from bosch.masks import analysis_pictures as pictures
-from bosch.masks.named_masks import NamedMask, comparable, find_chains, read_masks
-from bosch.masks.overlap import compare, longest_blocks, turnover
+from bosch.masks.analysis import (
+    NamedMask,
+    comparable,
+    compare,
+    draw_depth,
+    draw_distances,
+    find_chains,
+    longest_blocks,
+    read_masks,
+    turnover,
+    write_replacements,
+)
 from bosch.run import progress
-from bosch.run.errors import run_main
+from bosch.run.errors import UserError, run_main
 from bosch.run.manifest import provenance, write_atomically
 from bosch.run.progress import say
 from bosch.run.tables import show_rows, show_table
@@ -35,6 +46,7 @@ class Options:
 
     masks: tyro.conf.Positional[tuple[Path, ...]]  # mask.json files or run folders
     out: Path = Path("analysis")  # folder for numbers and pictures
+    replacement: int = 0  # masks to write for each pair of ratios, for the test of the paper's C.1
     debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
@@ -43,11 +55,14 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up()
     masks = read_masks(options.masks)
     options.out.mkdir(parents=True, exist_ok=True)
+    chains = find_chains(masks)
     results = {
         "masks": describe_masks(masks, options.out),
         "pairs": compare_pairs(masks, options.out),
-        "turnover": measure_turnover(find_chains(masks)),
+        "turnover": measure_turnover(chains),
     }
+    if options.replacement:
+        results["replacement"] = write_table_5(chains, options)
     text = json.dumps(results | {"provenance": provenance()}, indent=1, allow_nan=False)
     write_atomically(options.out / "analysis.json", text + "\n")
     say(f"numbers and pictures in {options.out}")
@@ -63,7 +78,7 @@ def describe_masks(masks: Sequence[NamedMask], out: Path) -> Rows:
             "name": mask.full_name,
             "file": str(mask.path),
             "model": mask.model,
-            "method": mask.record.shown_method,
+            "method": mask.record.method,
             "seed": mask.record.seed,
             "ratio_asked": mask.record.ratio_asked,
             "ratio": mask.mask.ratio,
@@ -77,7 +92,7 @@ def describe_masks(masks: Sequence[NamedMask], out: Path) -> Rows:
         spans = [f"{len(block)} (from {block[0]})" if block else "0" for block in blocks.values()]
         lines.append((name, *spans))
     show_table("Longest block of layers", ("", *blocks), lines)
-    pictures.draw_depth(drawn, out / "depth.png")
+    draw_depth(drawn, out / "depth.png")
     return rows
 
 
@@ -105,7 +120,7 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
         lines.append((title, len(pairs), *(f"{value:.3f}" for value in values)))
     header = ("", "pairs", "mean", "least", "most", "random masks")
     show_table("Jaccard distance of windowed groups", header, lines)
-    pictures.draw_distances(panels, out / "distances.png")
+    draw_distances(panels, out / "distances.png")
     return rows
 
 
@@ -134,6 +149,27 @@ def measure_turnover(chains: Mapping[str, Sequence[NamedMask]]) -> Rows:
             "random masks' T~": "normalized_chance:.1%",
         },
     )
+    return rows
+
+
+def write_table_5(chains: Mapping[str, Sequence[NamedMask]], options: Options) -> Rows:
+    """Masks of adjacent ratios, in which groups that only the smaller one windows are replaced."""
+    folder = options.out / "replacement"
+    rows: Rows = [
+        {"method": name} | row
+        for name, chain in chains.items()
+        for smaller, larger in itertools.pairwise(chain)
+        for row in write_replacements(
+            smaller, larger, options.replacement, folder / re.sub("[ /]", "-", name)
+        )
+    ]
+    if not rows:
+        raise UserError(
+            "--replacement needs two ratios of one method, the larger of which leaves groups full "
+            "that the smaller one windows; name such masks."
+        )
+    columns = ("method", "smaller_ratio", "larger_ratio", "replaced", "file")
+    show_rows("Masks of the replacement test", rows, dict(zip(columns, columns, strict=True)))
     return rows
 
 

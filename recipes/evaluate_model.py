@@ -24,7 +24,7 @@ from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, ju
 from bosch.eval.results import collect_results, show_evaluation
 from bosch.eval.settings import PLAIN, SUITES, Engine, GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
-from bosch.masks.mask import check_window
+from bosch.masks.window import check_window
 from bosch.model import (
     check_weights,
     describe_source,

@@ -339,7 +339,7 @@ def is_same_run(settings: Mapping[str, object], mask: MaskFile, config: Config) 
     """Whether a run with these settings and this mask is the one that `config` describes, with the
     same weights, and not by what the method of this name was in an earlier version."""
     is_same = settings == json.loads(json.dumps(asdict(config)))
-    if not is_same or mask.shown_method != config.method:
+    if not is_same or mask.method != config.method:
         return False
     folder = find_model(config.model)
     return folder is None or mask.model.weight_hash == read_model_info(folder).weight_hash

@@ -20,27 +20,19 @@ MODEL = ModelInfo(
 
 
 @st.composite
-def masks(draw: st.DrawFn, uniform: bool = False) -> GroupMask:
-    """Any mask; with `uniform`, one in which each layer is either full or windowed."""
+def masks(draw: st.DrawFn) -> GroupMask:
     num_layers, num_groups = draw(st.integers(1, 9)), draw(st.integers(1, 9))
-    bits = st.integers(0, 1)
-    if uniform:
-        rows = [[draw(bits)] * num_groups for _ in range(num_layers)]
-    else:
-        row = st.lists(bits, min_size=num_groups, max_size=num_groups)
-        rows = draw(st.lists(row, min_size=num_layers, max_size=num_layers))
-    window_tokens = draw(st.integers(1, 200_000))
-    return GroupMask.from_rows(rows, window_tokens, "layer" if uniform else "group")
+    row = st.lists(st.integers(0, 1), min_size=num_groups, max_size=num_groups)
+    rows = draw(st.lists(row, min_size=num_layers, max_size=num_layers))
+    return GroupMask.from_rows(rows, draw(st.integers(1, 200_000)))
 
 
-def model_of(mask: GroupMask, query_heads_per_group: int = 2) -> ModelInfo:
-    """A model of the mask's shape."""
-    heads = mask.num_groups * query_heads_per_group
-    return ModelInfo("org/any", None, "f" * 32, mask.num_layers, mask.num_groups, heads, 16)
-
-
-def record_of(mask: GroupMask, query_heads_per_group: int = 2) -> MaskFile:
-    return MaskFile(mask, model_of(mask, query_heads_per_group), "bosch", mask.ratio, seed=0)
+def record_of(mask: GroupMask) -> MaskFile:
+    """With a model of the mask's shape."""
+    shape = mask.num_layers, mask.num_groups, mask.num_groups * 2
+    return MaskFile(
+        mask, ModelInfo("org/any", None, "f" * 32, *shape, 16), "bosch", mask.ratio, seed=0
+    )
 
 
 def small_record() -> MaskFile:

@@ -176,9 +176,8 @@ WRONG_LINES = {
     "mask show notes.npz": "notes.npz",
     "mask show mask.json --context 0": "--context 0",
     "mask export mask.json --format exl --out out": "--format 'exl'",
-    "mask import notes.txt --format duo --model nowhere": "nowhere",
+    "mask import notes.txt --format duo --model nowhere --ratio .5": "nowhere",
     f"mask import notes.txt --format duo --model {SMALL} --window 8 --ratio .5": "notes.txt",
-    f"mask import broken.json --format layer_types --model {SMALL}": "broken.json",
     # suites
     f"niah build --task x --length 256 --tokenizer {SMALL} --essays toy --out out": "",
     "evaluate --suite gsm8k --gsm8k-data broken.jsonl": "broken.jsonl",
@@ -309,7 +308,6 @@ WRONG_LINES = {
     "mask show good_mask.json --context": "--context 0",
     "mask show good_mask.json --png empty": "--png empty",
     "mask import nan.tsv --format duo --model good --window 8 --ratio .5": "nan.tsv 'nan'",
-    "mask import good/config.json --format layer_types --model good": "--window",
     # suites
     "niah build --task niah_single_1 --length 1 --tokenizer good --essays toy --out out": "1",
     "niah build --task niah_single_1 --length 256 --samples 1 --tokenizer good --essays toy "

@@ -21,8 +21,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from bosch.run.errors import UserError
-
 NO_MASK = "it takes no mask, and this batch is padded or has a custom mask"
 
 
@@ -102,14 +100,6 @@ class AttentionCall:
         mask = None if self.mask_BNTS is None else self.mask_BNTS[..., num_keys - reachable :]
         k_BGSD, v_BGSD = self.k_BGSD[:, :, -reachable:], self.v_BGSD[:, :, -reachable:]
         return replace(self, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, window_tokens=window)
-
-
-def check_window(window_tokens: int) -> int:
-    if isinstance(window_tokens, bool) or not isinstance(window_tokens, int) or window_tokens < 1:
-        raise UserError(
-            f"the window is {window_tokens!r}; it is a whole number of tokens, 1 or more."
-        )
-    return window_tokens
 
 
 def window_size(window_tokens: int | None) -> tuple[int, int]:

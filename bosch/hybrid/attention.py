@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 from transformers.masking_utils import sdpa_mask
 
-from bosch.backends._interface import AttentionCall, Documents, check_window
+from bosch.backends._interface import AttentionCall, Documents
 from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
 from bosch.hybrid.documents import (
@@ -33,6 +33,7 @@ from bosch.hybrid.documents import (
     hide_other_documents,
 )
 from bosch.hybrid.search_mode import AttentionModule, Mask, has_empty_slots, search_attention
+from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
 

@@ -122,7 +122,7 @@ def model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequen
         ("groups on the window", f"{mask.num_windowed} of {mask.num_total}"),
         ("ratio", f"{mask.ratio:.4g}"),
         ("window", f"{mask.window_tokens:,} tokens, the token itself included"),
-        ("chosen by", f"{record.shown_method}{seed}"),
+        ("chosen by", f"{record.method}{seed}"),
         ("chosen per", mask.unit),
     ]
     return CARD_TEXT.format(

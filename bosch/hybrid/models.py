@@ -32,10 +32,10 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 
-from bosch.backends._interface import check_window
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import CACHE, hybridize_cache
 from bosch.hybrid.permute import HeadDimensions, Permutation, groups_in_order, permute_groups
+from bosch.masks.window import check_window
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from bosch.backends._interface import AttentionCall, check_window
+from bosch.backends._interface import AttentionCall
 from bosch.hybrid.dispatch import attend
+from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
 Mask = Sequence[Sequence[int | None]] | Tensor  # (layers, groups)

@@ -1,9 +1,8 @@
 """The commands `bosch mask import`, `export` and `show`, or `python -m bosch.masks import`.
 
-    bosch mask import full_attention_heads.tsv --format duo --model DIR --window 256 \\
-        --ratio 0.5 --out mask.json
-    bosch mask export mask.json --format headwise --out headwise.json
-    bosch mask show mask.json --png mask.png
+bosch mask import full_attention_heads.tsv --model DIR --window 256 --ratio 0.5 --out mask.json
+bosch mask export mask.json --out full_attention_heads.tsv
+bosch mask show mask.json --png mask.png
 """
 
 from collections.abc import Sequence
@@ -15,37 +14,37 @@ import tyro
 from rich.console import Console
 
 from bosch.command_line import Commands, run_subcommand
-from bosch.masks.formats import Request, export_mask, import_mask
-from bosch.masks.mask import MaskFile, describe_bytes, describe_ratio, read_mask, write_mask
+from bosch.masks.formats import export_mask, import_mask
+from bosch.masks.mask import describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_lines, mask_title
 from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.plain_text import visible
 
-Format = Literal["duo", "headwise", "layer_types"]
+Format = Literal["duo"]  # the tables of DuoAttention and PruLong
 
 
 @dataclass(frozen=True)
 class Import:
-    """Convert another project's mask to mask.json."""
+    """Convert a mask of DuoAttention to mask.json."""
 
-    file: tyro.conf.Positional[Path]  # the other project's file
-    format: Format  # duo: TSV of DuoAttention, PruLong; headwise: rtp-llm; layer_types: HF
+    file: tyro.conf.Positional[Path]  # a TSV: one line per layer, one number per KV head
     model: str  # the model that the mask is for: a Hugging Face folder or hub id
+    ratio: float  # share of groups on the sliding window, met exactly
     out: Path = Path("mask.json")  # file to write
-    window: int | None = None  # in tokens, including the current one; None: the file's own
-    ratio: float | None = None  # share of groups on the sliding window, met exactly (duo)
-    seed: int = 0  # breaks ties between groups of equal value (duo)
+    window: int | None = None  # in tokens, including the current one; None: that beside the file
+    seed: int = 0  # breaks ties between groups of equal value
+    format: Format = "duo"
     debug: bool = False  # show the traceback of an error
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write a mask.json in another project's format."""
+    """Write a mask.json in DuoAttention's format."""
 
     mask: tyro.conf.Positional[Path]  # a mask.json
-    format: Format  # duo: TSV of DuoAttention, headwise: rtp-llm, layer_types: Hugging Face
-    out: Path  # file to write
+    out: Path  # the TSV to write
+    format: Format = "duo"
     debug: bool = False  # show the traceback of an error
 
 
@@ -72,19 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_import(command: Import) -> None:
     check_output("--out", command.out)
     model = read_model_info(fetch_config(command.model))
-    request = Request(command.window, command.ratio, command.seed)
-    record, notes = import_mask(command.file, command.format, model, request)
+    record, notes = import_mask(command.file, model, command.ratio, command.window, command.seed)
     write_mask(command.out, record)
-    if command.ratio is not None:
-        shape = (model.num_layers, model.num_groups)
-        print(describe_ratio(command.ratio, *shape, record.mask.unit))
-    _report(command.out, notes)
+    print(describe_ratio(command.ratio, model.num_layers, model.num_groups))
+    report(command.out, *notes)
     print(mask_title(record))
 
 
 def run_export(command: Export) -> None:
     check_output("--out", command.out)
-    _report(command.out, export_mask(read_mask(command.mask), command.format, command.out))
+    report(command.out, export_mask(read_mask(command.mask), command.out))
 
 
 def run_show(command: Show) -> None:
@@ -95,12 +91,21 @@ def run_show(command: Show) -> None:
     if command.png is not None:
         check_output("--png", command.png)
     record = read_mask(command.mask)
+    mask, head_dim = record.mask, record.model.head_dim
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(visible(f"{record.model}: {mask_title(record)}"))
     for row in mask_lines(record):
         console.print(row)
-    for line in numbers(record, command.context, command.bytes_per_value):
-        console.print(line)
+    requested = "" if record.ratio_asked is None else f" (requested {record.ratio_asked:g})"
+    console.print(
+        f"## full {mask.num_full}, :: window {mask.num_windowed} of {mask.num_total} groups; "
+        f"ratio {mask.ratio:.6g}{requested}; window {mask.window_tokens} tokens; unit {mask.unit}"
+    )
+    for tokens in command.context:
+        hybrid = mask.kv_bytes(tokens, head_dim, command.bytes_per_value)
+        dense = mask.dense_kv_bytes(tokens, head_dim, command.bytes_per_value)
+        sizes = f"{describe_bytes(hybrid)} of {describe_bytes(dense)} ({hybrid / dense:.1%})"
+        console.print(f"KV cache at {tokens:>7} tokens: {sizes}")
     if command.png is not None:
         draw_mask(record, command.png)
         console.print(visible(f"wrote {command.png}"))
@@ -114,26 +119,9 @@ def check_output(option: str, path: Path) -> None:
         raise MissingFileError(f"{option} {path}: the folder {path.parent} does not exist.")
 
 
-def numbers(record: MaskFile, contexts: tuple[int, ...], bytes_per_value: int) -> list[str]:
-    """The lines under the heat map."""
-    mask, head_dim = record.mask, record.model.head_dim
-    requested = "" if record.ratio_asked is None else f" (requested {record.ratio_asked:g})"
-    lines = [
-        f"## full {mask.num_full}, :: window {mask.num_windowed} of {mask.num_total} groups; "
-        f"ratio {mask.ratio:.6g}{requested}; window {mask.window_tokens} tokens; unit {mask.unit}"
-    ]
-    for tokens in contexts:
-        hybrid = mask.kv_bytes(tokens, head_dim, bytes_per_value)
-        dense = mask.dense_kv_bytes(tokens, head_dim, bytes_per_value)
-        sizes = f"{describe_bytes(hybrid)} of {describe_bytes(dense)}"
-        lines.append(f"KV cache at {tokens:>7} tokens: {sizes} ({hybrid / dense:.1%})")
-    return lines
-
-
-def _report(out: Path, notes: tuple[str, ...]) -> None:
-    for note in notes:
-        print(visible(f"note: {note}"))
-    print(visible(f"wrote {out}"))
+def report(out: Path, *notes: str) -> None:
+    for line in (*(f"note: {note}" for note in notes), f"wrote {out}"):
+        print(visible(line))
 
 
 if __name__ == "__main__":

@@ -9,19 +9,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
+from bosch.masks.window import WINDOW_CONVENTION, check_window
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.manifest import write_atomically
 
 Unit = Literal["group", "layer"]
-
-SCHEMA_VERSION = 1
-MASK_CONVENTION = "1: full causal attention, 0: sliding window"
-WINDOW_CONVENTION = "query i sees key j if 0 <= i - j < window_tokens: the token itself counts"
-# Names that meant another search in version 0.1: its `bosch` is `bosch_paper` now, its `bosch_plus`
-# is `bosch`.
-CHANGED_IN_0_2 = ("bosch", "bosch_plus")
+UNITS = get_args(Unit)
 
 
 @dataclass(frozen=True)
@@ -37,10 +32,8 @@ class GroupMask:
 
     def __post_init__(self) -> None:
         check_window(self.window_tokens)
-        if self.unit not in get_args(Unit):
-            raise UserError(
-                f"unit is {self.unit!r}; it must be one of {', '.join(get_args(Unit))}."
-            )
+        if self.unit not in UNITS:
+            raise UserError(f"unit is {self.unit!r}; it must be one of {', '.join(UNITS)}.")
         if not self.z or not self.z[0]:
             raise UserError("A mask needs at least one layer with one group.")
         for layer, row in enumerate(self.z):
@@ -176,13 +169,6 @@ def check_ratio(ratio: float) -> None:
         )
 
 
-def check_window(window_tokens: int) -> None:
-    if type(window_tokens) is not int or window_tokens < 1:
-        raise UserError(
-            f"window is {window_tokens!r}; it must be 1 or more tokens, including the current one."
-        )
-
-
 @dataclass(frozen=True)
 class MaskFile:
     """A mask and its origin: the content of mask.json."""
@@ -203,22 +189,8 @@ class MaskFile:
                 f"The mask has {mask.num_layers} layers x {mask.num_groups} groups, but its model "
                 f"is {model.describe()}."
             )
-        if self.ratio_asked is not None and not mask.meets(self.ratio_asked):
-            requested = describe_ratio(
-                self.ratio_asked, mask.num_layers, mask.num_groups, mask.unit
-            )
-            raise UserError(
-                f"{requested}, but z has {mask.num_windowed} of {mask.num_total} groups on the "
-                "window."
-            )
-
-    @property
-    def shown_method(self) -> str:
-        """The method for tables and pictures: `bosch (0.1)` if it is not what has this name now."""
-        packages = self.provenance.get("packages")
-        version = packages.get("bosch-hybrid") if isinstance(packages, dict) else None
-        is_old = self.method in CHANGED_IN_0_2 and str(version).startswith("0.1.")
-        return f"{self.method} (0.1)" if is_old else self.method
+        if self.ratio_asked is not None:
+            mask.refuse_another_ratio(self.ratio_asked, "z", "one of the two is wrong")
 
     def origin(self) -> dict[str, object]:
         """All fields except z and the window, as JSON."""
@@ -251,8 +223,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }
 MODEL_FIELDS = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(ModelInfo).items()}
 CONVENTIONS = {
-    "schema_version": SCHEMA_VERSION,
-    "mask_convention": MASK_CONVENTION,
+    "schema_version": 1,
+    "mask_convention": "1: full causal attention, 0: sliding window",
     "window_convention": WINDOW_CONVENTION,
 }
 
@@ -271,92 +243,71 @@ def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
     Every UserError names the file and the field.
     """
     content = read_json_object(path)
-    try:
-        return _read(content, model)
-    except _WrongFieldError as error:
-        raise UserError(f"{path}, field {error}") from error
 
+    @contextmanager
+    def reading(name: str) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{path}, field {name}: {error}") from error
 
-class _WrongFieldError(UserError):
-    """`NAME: what is wrong with it`."""
-
-
-def _read(content: dict[str, Any], model: ModelInfo | None) -> MaskFile:
-    version = content.get("schema_version", SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
-        raise _WrongFieldError(
-            f"schema_version: it is {version!r}, but this code reads version {SCHEMA_VERSION}."
-        )
-    _check_fields(content, FIELDS)
-    _check_fields(content["model"], MODEL_FIELDS, "model.")
+    # These first: files of another version have other fields.
     for name, known in CONVENTIONS.items():
-        if content[name] != known:
-            raise _WrongFieldError(
-                f"{name}: it is {content[name]!r}, but this code reads {known!r}."
-            )
-    with _naming("model"):
+        with reading(name):
+            if (value := content.get(name, known)) != known:
+                raise UserError(f"it is {value!r}, but this code reads {known!r}.")
+    for name in [*FIELDS, *content]:
+        with reading(name):
+            _check_field(content, name, FIELDS)
+    for name in [*MODEL_FIELDS, *content["model"]]:
+        with reading(f"model.{name}"):
+            _check_field(content["model"], name, MODEL_FIELDS)
+    with reading("model"):
         made_for = ModelInfo(**content["model"])
-    with _naming("window_tokens"):
+    with reading("window_tokens"):
         check_window(content["window_tokens"])
-    with _naming("z"):
-        mask = _read_z(content["z"], made_for, content["window_tokens"])
-    with _naming("unit"):
+    with reading("z"):
+        for layer, row in enumerate(content["z"]):
+            if type(row) is not str or set(row) - {"0", "1"}:
+                raise UserError(f"layer {layer} is {row!r}; it must be a string of 0 and 1.")
+        mask = GroupMask.from_rows(content["z"], content["window_tokens"])
+        MaskFile(mask, made_for, content["method"])  # compares the shapes
+    with reading("unit"):
         mask = replace(mask, unit=content["unit"])
-    ratio = content["ratio"]
-    if not 0 <= ratio <= 1 or not math.isclose(ratio, mask.ratio, abs_tol=1e-9):
-        raise _WrongFieldError(
-            f"ratio: it is {ratio}, but z has {mask.num_windowed} of {mask.num_total} groups on "
-            f"the window, {mask.ratio:.6g}."
-        )
-    with _naming("ratio_asked"):
+    with reading("ratio"):
+        ratio = content["ratio"]
+        if not 0 <= ratio <= 1 or not math.isclose(ratio, mask.ratio, abs_tol=1e-9):
+            raise UserError(
+                f"it is {ratio}, but z has {mask.num_windowed} of {mask.num_total} groups on the "
+                f"window, {mask.ratio:.6g}."
+            )
+    with reading("ratio_asked"):
         record = MaskFile(mask, made_for, **{name: content[name] for name in ORIGIN})
     for name in ("settings", "provenance"):  # they go into config.json
-        try:
-            json.dumps(content[name], allow_nan=False)
-        except ValueError:
-            raise _WrongFieldError(f"{name}: it holds NaN or Infinity.") from None
-    if model is not None and not model.is_same_model(made_for):
-        raise _WrongFieldError(
-            f"model: the mask was made for {made_for.describe()}, not for {model.describe()}; "
-            "search a new mask, or pass the model that it was made for."
-        )
+        with reading(name):
+            try:
+                json.dumps(content[name], allow_nan=False)
+            except ValueError:
+                raise UserError("it holds NaN or Infinity.") from None
+    with reading("model"):
+        if model is not None and not model.is_same_model(made_for):
+            raise UserError(
+                f"the mask was made for {made_for.describe()}, not for {model.describe()}; search "
+                "a new mask, or pass the model that it was made for."
+            )
     return record
 
 
-def _check_fields(
-    content: Mapping[str, object], known: Mapping[str, tuple[type, ...]], prefix: str = ""
+def _check_field(
+    content: Mapping[str, object], name: str, known: Mapping[str, tuple[type, ...]]
 ) -> None:
-    for name in [*known, *content]:
-        if name not in content:
-            raise _WrongFieldError(f"{prefix}{name}: it is missing.")
-        if name not in known:
-            raise _WrongFieldError(f"{prefix}{name}: a mask.json has no such field.")
-        if type(content[name]) not in known[name]:
-            kinds = ["null" if kind is NoneType else kind.__name__ for kind in known[name]]
-            raise _WrongFieldError(
-                f"{prefix}{name}: it is {content[name]!r}; it must be {' or '.join(kinds)}."
-            )
-
-
-def _read_z(z: list[Any], model: ModelInfo, window_tokens: int) -> GroupMask:
-    if len(z) != model.num_layers:
-        raise UserError(f"it has {len(z)} layers, but the file's model has {model.num_layers}.")
-    for layer, row in enumerate(z):
-        if type(row) is not str or len(row) != model.num_groups or set(row) - {"0", "1"}:
-            raise UserError(
-                f"layer {layer} is {row!r}; it must be a string of {model.num_groups} groups, "
-                "each 0 or 1."
-            )
-    return GroupMask.from_rows(z, window_tokens)
-
-
-@contextmanager
-def _naming(field_name: str) -> Iterator[None]:
-    """Put the field's name in front of the message of a UserError."""
-    try:
-        yield
-    except UserError as error:
-        raise _WrongFieldError(f"{field_name}: {error}") from error
+    if name not in content:
+        raise UserError("it is missing.")
+    if name not in known:
+        raise UserError("a mask.json has no such field.")
+    if type(content[name]) not in known[name]:
+        kinds = ["null" if kind is NoneType else kind.__name__ for kind in known[name]]
+        raise UserError(f"it is {content[name]!r}; it must be {' or '.join(kinds)}.")
 
 
 def _bit(value: Any) -> int:

@@ -78,7 +78,7 @@ def write_picture(figure: "Figure", path: Path) -> None:
 def mask_title(record: MaskFile) -> str:
     mask = record.mask
     share = f"ratio {mask.ratio:.4g} ({mask.num_windowed}/{mask.num_total})"
-    return f"{visible(record.shown_method)}, {share}, window {mask.window_tokens}"
+    return f"{visible(record.method)}, {share}, window {mask.window_tokens}"
 
 
 def mask_lines(record: MaskFile) -> list[Text]:

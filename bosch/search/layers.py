@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bosch.backends._interface import AttentionCall, check_window
+from bosch.backends._interface import AttentionCall
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.dispatch import attend, refusal
 from bosch.hybrid.models import apply_norm, block_norms
+from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
 OVERFLOW = (

@@ -49,7 +49,7 @@ class RunResults:
     @property
     def method(self) -> str:
         """The method's name and its options."""
-        name = self.mask.shown_method if self.mask else str(self.config.get("method", "?"))
+        name = self.mask.method if self.mask else str(self.config.get("method", "?"))
         section = self.config.get("mask")
         options = section.get("options", ()) if isinstance(section, dict) else ()
         return " ".join([name, *map(str, options)])

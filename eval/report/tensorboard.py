@@ -145,7 +145,7 @@ def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int 
     facts: dict[str, str | int | float] = {"run": run.name}
     if run.mask is not None:
         mask = run.mask.mask
-        facts |= {"model": run.mask.model.id, "method": run.mask.shown_method, "ratio": mask.ratio}
+        facts |= {"model": run.mask.model.id, "method": run.mask.method, "ratio": mask.ratio}
         facts |= {"window": mask.window_tokens, "unit": mask.unit, "KV saved": kv_saved(run)}
     data, mask_settings, train = (_mapping(config.get(name)) for name in ("data", "mask", "train"))
     settings = {"seed": config.get("seed"), "tokens": data.get("tokens")}

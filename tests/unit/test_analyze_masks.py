@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
+from bosch.masks.analysis import compare, find_chains, read_masks
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
-from bosch.masks.named_masks import find_chains, read_masks
-from bosch.masks.overlap import compare
 from bosch.model import ModelInfo
 from bosch.recipes.analyze_masks import main
 from bosch.run.errors import UserError
@@ -135,6 +134,21 @@ def test_one_mask_alone_has_its_depth(tmp_path: Path, capsys: pytest.CaptureFixt
     main([str(write(tmp_path, "bosch", 0.5)), "--out", str(tmp_path / "out")])
     assert (tmp_path / "out" / "depth.png").is_file()
     assert "no table of distances" in capsys.readouterr().out
+
+
+def test_the_masks_of_table_5_are_written(tmp_path: Path) -> None:
+    runs = [write(tmp_path, "bosch", ratio, draw=n) for n, ratio in enumerate((0.5, 0.75))]
+    main([*map(str, runs), "--replacement", "3", "--out", str(tmp_path / "out")])
+    rows = read(tmp_path / "out")["replacement"]
+    assert [row["seed"] for row in rows] == [0, 1, 2]
+    larger = read_mask(runs[1] / "mask" / "mask.json")
+    for row in rows:
+        made = read_mask(Path(row["file"]), larger.model)
+        assert (made.method, made.ratio_asked) == ("replacement", 0.75)
+        assert made.mask != larger.mask
+    nested = [write(tmp_path, "fisher", ratio) for ratio in (0.25, 0.5)]  # of one draw
+    with pytest.raises(UserError, match="--replacement needs"):
+        main([*map(str, nested), "--replacement", "3", "--out", str(tmp_path / "nested")])
 
 
 @pytest.mark.parametrize(("arguments", "named"), [([], "masks"), (["nowhere"], "nowhere")])

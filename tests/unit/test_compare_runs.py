@@ -26,8 +26,7 @@ from bosch.eval.report.summary import summarize, warnings
 from bosch.eval.report.tables import make_tables
 from bosch.eval.rows import read_rows
 from bosch.eval.suites import niah
-from bosch.masks.mask import read_mask
-from bosch.masks.picture import mask_title, write_picture
+from bosch.masks.picture import write_picture
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.folder import RunFolder
@@ -76,26 +75,6 @@ def test_a_report_says_how_sure_a_mask_is(damaged: bool, tmp_path: Path) -> None
         assert "certainty" not in tables
         return
     assert tables["certainty"].rows == [[run.name, "0.938", "0.812", "1.2 (29%)", "0.1 for 1.2"]]
-
-
-def test_masks_of_version_0_1_are_told_from_those_with_their_name_now(tmp_path: Path) -> None:
-    """In folders and in an archive; `bosch` is the first of them that there is."""
-    archive = tmp_path / "rows.jsonl"
-    for method in ("bosch", "bosch_plus", "fisher"):
-        run = FakeRun(method, version="0.1.0").write(tmp_path / "old")
-        append_run(archive, read_run(run))
-    old = ["bosch (0.1)", "bosch_plus (0.1)", "fisher"]
-    assert [run.method for run in read_archive(archive)] == old
-    assert compare([archive], "bosch").baseline == "bosch (0.1)"
-    new = FakeRun("bosch").write(tmp_path / "new")
-    append_run(archive, read_run(new))
-    assert [run.method for run in read_archive(archive)] == [*old, "bosch"]
-    both = compare([new, archive], "bosch")
-    assert both.baseline == "bosch"
-    assert any("bosch (0.1)" in row for row in make_tables(both)["runs"].rows)
-    assert mask_title(read_mask(run / "mask/mask.json")).startswith("fisher, ")
-    old_mask = read_mask(tmp_path / "old" / FakeRun("bosch").name / "mask/mask.json")
-    assert mask_title(old_mask).startswith("bosch (0.1), ")
 
 
 # ------------------------------------------------------------------------------------- numbers

@@ -194,14 +194,15 @@ def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(
         ({"unit": "head"}, "unit", "'head'"),
         ({"unit": "layer"}, "unit", "the groups of layer 0 differ"),
         ({"z": ["1100"]}, "z", "1 layers"),
-        ({"z": ["1100", "000"]}, "z", "layer 1 is '000'"),
+        ({"z": ["110", "000"]}, "z", "2 layers x 3 groups"),
+        ({"z": ["1100", "000"]}, "z", "Layer 1 has 3 groups"),
         ({"z": ["1100", [0, 0, 0, 1]]}, "z", "layer 1 is [0, 0, 0, 1]"),
         ({"z": ["1100", "000١"]}, "z", "'000١'"),
         ({"ratio": 0.5}, "ratio", "0.625"),
         ({"ratio": math.nan}, "ratio", "nan"),
         ({"ratio": 10**400}, "ratio", "1000"),
         ({"ratio": None}, "ratio", "None"),
-        ({"ratio_asked": 0.75}, "ratio_asked", "6 of 8 groups"),
+        ({"ratio_asked": 0.75}, "ratio_asked", "means 6 of 8 groups"),
         ({"ratio_asked": 1.5}, "ratio_asked", "ratio is 1.5"),
         ({"seed": "7"}, "seed", "'7'"),
         ({"colour": 1}, "colour", "no such field"),
@@ -254,7 +255,7 @@ def test_a_record_checks_itself() -> None:
         replace(small_record(), mask=GroupMask(((1, 0, 0, 0),), 16))
     layers = GroupMask.from_rows(["1111", "0000"], 16, "layer")
     assert MaskFile(layers, MODEL, "interleave", ratio_asked=0.4).ratio_asked == 0.4
-    with pytest.raises(UserError, match=r"2 of 2 layers.* 4 of 8 groups"):
+    with pytest.raises(UserError, match=r"4 of 8 groups.* 2 of 2 layers"):
         MaskFile(layers, MODEL, "interleave", ratio_asked=0.6)
 
 
@@ -309,7 +310,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
         ({"--ratio": "0.5", "--out": str(tmp_path)}, f"--out {tmp_path}"),
         ({"--ratio": "0.5", "--out": "nowhere/mask.json"}, "--out nowhere/mask.json"),
         ({"--ratio": "0.5", "--out": f"{file}/mask.json"}, f"--out {file}/mask.json"),
-        ({}, str(file)),
+        ({}, "--ratio: missing"),
     ]:
         given = {"--model": model, "--window": "16"} | options
         with pytest.raises(SystemExit) as stop:

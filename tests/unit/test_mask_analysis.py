@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from bosch.masks.mask import GroupMask
-from bosch.masks.overlap import (
+from bosch.masks.analysis import (
     compare,
     longest_blocks,
     overlap_chances,
+    replace_groups,
     turnover,
 )
+from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
 from tests.masks import masks
 
@@ -130,3 +131,27 @@ def test_longest_blocks_of_layers() -> None:
     blocks = {"full": (2, 3), "fuller than the mask": (0, 1, 2, 3), "windowed": (4, 5)}
     assert longest_blocks(measured) == blocks
     assert longest_blocks(mask_of("01", "10"))["full"] == ()
+
+
+# --- the replacement test ---
+
+
+def test_groups_of_the_smaller_ratio_are_swapped_in() -> None:
+    """A' of the paper's C.1: the larger mask keeps its size and takes over all that it lacked."""
+
+    def windowed(mask: GroupMask) -> set[tuple[int, int]]:
+        return {(l, g) for l, row in enumerate(mask.z) for g, bit in enumerate(row) if not bit}
+
+    smaller, larger = random_mask(6, 4, 8, seed=1), random_mask(6, 4, 14, seed=5)
+    incoming = windowed(smaller) - windowed(larger)
+    assert incoming
+    swapped = [replace_groups(smaller, larger, seed) for seed in range(3)]
+    for mask, count in swapped:
+        assert (count, mask.num_windowed) == (len(incoming), larger.num_windowed)
+        assert windowed(mask) - windowed(larger) == incoming
+    assert len({mask for mask, _ in swapped}) > 1
+    assert replace_groups(smaller, larger, 0) == swapped[0]
+    layers = (mask_of("00", "11", "11", "11", unit="layer"),
+              mask_of("11", "00", "00", "11", unit="layer"))  # fmt: skip
+    mask, count = replace_groups(*layers, seed=0)
+    assert (count, mask.unit, mask.num_windowed, mask.z[0]) == (1, "layer", 4, (0, 0))

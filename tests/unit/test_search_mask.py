@@ -436,36 +436,21 @@ def take(inputs: Inputs, path: Path, **changes: Any) -> Selection:
     return make_mask("from_file", replace(inputs, settings=from_file.Settings(path), **changes))
 
 
-@pytest.mark.parametrize("format_name", ["mask", "headwise", "duo"])
-def test_a_mask_comes_back_from_every_format(
-    inputs: Inputs, record: MaskFile, tmp_path: Path, format_name: str
-) -> None:
-    path = tmp_path / ("heads.tsv" if format_name == "duo" else "mask.json")
-    if format_name == "mask":
-        write_mask(path, record)
-    else:
-        export_mask(record, format_name, path)
-    assert take(inputs, path).mask == record.mask
-    if format_name == "duo":  # zeros and ones as real numbers can be cut at any ratio
-        assert take(inputs, path, ratio=0.25).mask.num_windowed == 2
-    else:
-        with pytest.raises(UserError, match=rf"{path}.* 4 of 8 .*--ratio 0\.5\."):
-            take(inputs, path, ratio=0.25)
-    wider = take(inputs, path, window_tokens=48)
-    assert wider.mask.window_tokens == 48
-    assert any("48" in note for note in wider.notes) == (format_name != "duo")
-
-
-def test_layer_types_are_whole_layers_and_a_mask_of_another_model_is_refused(
+def test_a_mask_comes_back_from_its_file_and_from_a_table(
     inputs: Inputs, record: MaskFile, tmp_path: Path
 ) -> None:
-    path = tmp_path / "config.json"
-    types = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
-    path.write_text(json.dumps(types))
-    assert take(inputs, path).mask.row_texts() == ["0000", "1111"]
-    export_mask(record, "headwise", path)
-    path.write_text(json.dumps(types | json.loads(path.read_text())))
-    assert take(inputs, path).mask == record.mask
+    path, table = tmp_path / "mask.json", tmp_path / "heads.tsv"
+    write_mask(path, record)
+    export_mask(record, table)
+    for file in (path, table):
+        assert take(inputs, file).mask == record.mask
+        wider = take(inputs, file, window_tokens=48)
+        assert wider.mask.window_tokens == 48
+        assert any("48" in note for note in wider.notes)
+    # Zeros and ones as real numbers can be cut at any ratio.
+    assert take(inputs, table, ratio=0.25).mask.num_windowed == 2
+    with pytest.raises(UserError, match=rf"{path}.* 4 of 8 .*--ratio 0\.5\."):
+        take(inputs, path, ratio=0.25)
     other = replace(record, model=replace(record.model, weight_hash="e" * 32))
     write_mask(tmp_path / "other.json", other)
     with pytest.raises(UserError, match="random/model"):

@@ -1,0 +1,336 @@
+"""What masks have in common, compared with random masks of the same ratios: distances, turnover,
+blocks of layers, pictures, and the masks of the paper's replacement test.
+
+A mask is treated as the set of its windowed groups (A in the paper): the Jaccard distance of
+figures 2, 7 and 8 and the turnover of table 3 compare two such sets. The null model is exact: the
+number of groups that random masks share follows a hypergeometric distribution.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bosch.masks.mask import GroupMask, MaskFile, Unit, read_mask, write_mask
+from bosch.masks.picture import write_picture
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.plain_text import picture_label
+from bosch.run.progress import say
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MASK = "mask.json"
+COLUMNS = 4  # panels side by side
+
+
+# ------------------------------------------------------------------------------- masks with a name
+
+
+@dataclass(frozen=True)
+class NamedMask:
+    """A mask file, and a name that is unique among those of its model and ratio."""
+
+    name: str
+    path: Path
+    record: MaskFile
+
+    @property
+    def mask(self) -> GroupMask:
+        return self.record.mask
+
+    @property
+    def model(self) -> str:
+        return str(self.record.model)
+
+    @property
+    def ratio(self) -> float:
+        """The requested ratio: masks of whole layers seldom meet it exactly, and are compared with
+        masks of the same request."""
+        requested = self.record.ratio_asked
+        return self.mask.ratio if requested is None else requested
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name} r{self.ratio:g}"
+
+
+def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
+    """The masks in the order given, each file once. A path may also be that of a run, or of its
+    stage `mask`."""
+    if not paths:
+        raise UserError("No masks were given; pass mask.json files or folders of runs.")
+    files: list[Path] = []
+    for path in paths:
+        places = (path, path / MASK, path / "mask" / MASK)
+        if not (found := [file for file in places if file.is_file()]):
+            raise MissingFileError(f"{path} is neither a {MASK} nor the folder of a run with one.")
+        files.append(found[0])
+    masks = [NamedMask("", file, read_mask(file)) for file in dict.fromkeys(files)]
+    named: dict[Path, str] = {}
+    for group in comparable(masks).values():
+        # The shortest unique names.
+        candidates = zip(*map(_possible_names, group), strict=True)
+        names = next(names for names in candidates if len(set(names)) == len(names))
+        named |= {mask.path: name for mask, name in zip(group, names, strict=True)}
+    return [replace(mask, name=named[mask.path]) for mask in masks]
+
+
+def _possible_names(mask: NamedMask) -> tuple[str, ...]:
+    method, seed = mask.record.method, mask.record.seed
+    seeded = method if seed is None else f"{method} s{seed}"
+    run = mask.path.resolve().parent.parent.name
+    return method, seeded, f"{seeded} W{mask.mask.window_tokens}", run, str(mask.path)
+
+
+def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[NamedMask]]:
+    """Masks grouped by model and ratio, ratios rising."""
+    groups: dict[tuple[str, float], list[NamedMask]] = {}
+    for mask in masks:
+        groups.setdefault((mask.model, mask.ratio), []).append(mask)
+    return dict(sorted(groups.items(), key=lambda item: item[0][1]))
+
+
+def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:
+    """Chains of at least two masks that differ only in their ratio, by rising ratio.
+
+    A mask without a seed (nothing in it was random) joins the chain of every seed that has no mask
+    of its ratio. Of masks that differ in nothing that a mask file records, such as those of two
+    calibration sets, the last one is used.
+    """
+    kinds: dict[tuple[str, str, int], list[NamedMask]] = {}
+    for mask in masks:
+        kind = (mask.record.method, mask.model, mask.mask.window_tokens)
+        kinds.setdefault(kind, []).append(mask)
+    chains: dict[tuple[str, ...], list[NamedMask]] = {}
+    for (method, model, window), members in kinds.items():
+        seeds = {mask.record.seed for mask in members}
+        for seed in sorted(seeds - {None} or seeds, key=lambda seed: seed or 0):
+            by_ratio: dict[float, list[NamedMask]] = {}
+            # Masks with the seed come last, so that they are used.
+            for mask in sorted(members, key=lambda mask: mask.record.seed is not None):
+                if mask.record.seed in (seed, None):
+                    by_ratio.setdefault(mask.ratio, []).append(mask)
+            if len(by_ratio) < 2:
+                continue
+            for *others, last in by_ratio.values():
+                for other in others:
+                    say(
+                        f"{other.path} is left out of the turnover: {last.path} has the same "
+                        "method, ratio and seed; analyze one calibration set at a time"
+                    )
+            name = (method, "" if seed is None else f"s{seed}", model, f"W{window}")
+            chains[name] = [by_ratio[ratio][-1] for ratio in sorted(by_ratio)]
+    # Only the parts of a name that differ between chains, and always the method.
+    differs = [True, *(len(set(part)) > 1 for part in list(zip(*chains, strict=True))[1:])]
+    return {
+        " ".join(part for part, used in zip(name, differs, strict=True) if part and used): chain
+        for name, chain in chains.items()
+    }
+
+
+# -------------------------------------------------------------------------------------- two masks
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The windowed groups that two masks share, and how many random masks would share."""
+
+    shared: int
+    distance: float  # Jaccard's: 1 - |A and B| / |A or B|; 0 for two masks that window nothing
+    expected_shared: float
+    expected_distance: float
+
+
+def compare(first: GroupMask, second: GroupMask) -> Agreement:
+    shapes = [(mask.num_layers, mask.num_groups) for mask in (first, second)]
+    if shapes[0] != shapes[1]:
+        text = " and ".join(f"{layers} layers x {groups} groups" for layers, groups in shapes)
+        raise UserError(f"The masks have {text}; only masks of one model can be compared.")
+    num_first, num_second = first.num_windowed, second.num_windowed
+
+    def distance(shared: int) -> float:
+        either = num_first + num_second - shared
+        return 1 - shared / either if either else 0.0
+
+    rows = zip(first.z, second.z, strict=True)
+    shared = sum(pair == (0, 0) for row in rows for pair in zip(*row, strict=True))
+    return Agreement(
+        shared=shared,
+        distance=distance(shared),
+        expected_shared=num_first * num_second / first.num_total,
+        expected_distance=math.fsum(
+            chance * distance(count) for count, chance in overlap_chances(first, second).items()
+        ),
+    )
+
+
+def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
+    """Probability of each number of shared windowed groups if the second mask is drawn at random.
+    If both masks choose whole layers, layers are drawn.
+    """
+    size = first.num_groups if first.unit == second.unit == "layer" else 1
+    total, marked, drawn = (
+        count // size for count in (first.num_total, first.num_windowed, second.num_windowed)
+    )
+    # Integers until the division, so that no factorial overflows.
+    return {
+        k * size: math.comb(marked, k)
+        * math.comb(total - marked, drawn - k)
+        / math.comb(total, drawn)
+        for k in range(min(marked, drawn) + 1)
+    }
+
+
+@dataclass(frozen=True)
+class Turnover:
+    """How many windowed groups of a smaller ratio are full again at a larger one (table 3)."""
+
+    raw: float  # T: share of the smaller mask's windowed groups that are full in the larger mask
+    normalized: float | None  # T~: T divided by its maximum; None: the maximum is 0
+    chance: float  # T of random masks
+    normalized_chance: float | None
+
+
+def turnover(smaller: GroupMask, larger: GroupMask) -> Turnover:
+    num_smaller = smaller.num_windowed
+    if not 0 < num_smaller <= larger.num_windowed:
+        raise UserError(
+            "Turnover goes from a ratio above 0 to an equal or larger one, not from "
+            f"{smaller.ratio:g} to {larger.ratio:g}."
+        )
+    agreement = compare(smaller, larger)
+    raw = (num_smaller - agreement.shared) / num_smaller
+    chance = (num_smaller - agreement.expected_shared) / num_smaller
+    most = min(num_smaller, larger.num_full) / num_smaller
+    return Turnover(
+        raw=raw,
+        normalized=raw / most if most else None,
+        chance=chance,
+        normalized_chance=chance / most if most else None,
+    )
+
+
+def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:
+    """For each kind, the layers of the longest run of neighboring layers (the first of several):
+    full, fuller than the mask, windowed. Empty if no layer is of this kind.
+    """
+    shares, limit = mask.layer_ratios, mask.ratio - 1e-9
+    kinds = {
+        "full": [share == 0 for share in shares],
+        "fuller than the mask": [share < limit for share in shares],
+        "windowed": [share == 1 for share in shares],
+    }
+    blocks = {}
+    for kind, flags in kinds.items():
+        runs = itertools.groupby(range(mask.num_layers), key=flags.__getitem__)
+        blocks[kind] = max((tuple(run) for flag, run in runs if flag), key=len, default=())
+    return blocks
+
+
+# ---------------------------------------------------------- the replacement test (C.1, table 5)
+
+
+def write_replacements(
+    smaller: NamedMask, larger: NamedMask, seeds: int, folder: Path
+) -> list[dict[str, Any]]:
+    """Write A' of the paper for each seed: the larger ratio's mask, made to window the groups that
+    only the smaller ratio's mask windows. Table 5 asks whether it scores worse than the larger mask
+    itself; `--method from_file` scores both.
+    """
+    rows = []
+    for seed in range(seeds):
+        mask, count = replace_groups(smaller.mask, larger.mask, seed)
+        if not count:
+            break  # the larger mask windows all that the smaller one does
+        facts = {"smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio, "replaced": count}
+        settings = {"from": larger.record.method, **facts}
+        record = replace(larger.record, mask=mask, method="replacement", settings=settings)
+        path = folder / f"{smaller.ratio:g}-{larger.ratio:g}-s{seed}.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_mask(path, replace(record, seed=seed, score_trace=None))
+        rows.append(facts | {"seed": seed, "file": str(path)})
+    return rows
+
+
+def replace_groups(smaller: GroupMask, larger: GroupMask, seed: int) -> tuple[GroupMask, int]:
+    """The larger mask, with the groups that only the smaller one windows in place of as many of its
+    own, drawn at random; and how many. If both masks choose whole layers, layers are replaced.
+    """
+    unit: Unit = "layer" if smaller.unit == larger.unit == "layer" else "group"
+    width = larger.num_groups if unit == "layer" else 1  # groups that are chosen together
+    chosen, before = (
+        {(l, g) for l, row in enumerate(mask.z) for g in range(0, len(row), width) if not row[g]}
+        for mask in (larger, smaller)
+    )
+    incoming = before - chosen
+    removed = random.Random(f"replacement/{seed}").sample(sorted(chosen), len(incoming))
+    windowed = (chosen - set(removed)) | incoming
+    groups, layers = range(larger.num_groups), range(larger.num_layers)
+    rows = [[int((l, g - g % width) not in windowed) for g in groups] for l in layers]
+    return GroupMask.from_rows(rows, larger.window_tokens, unit), len(incoming)
+
+
+# --------------------------------------------------------------- pictures: same numbers, same bytes
+
+
+def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> None:
+    """One heat map per panel: the Jaccard distances between masks of one model and ratio."""
+    size = 1.6 + 0.48 * max(map(len, panels.values()))
+    figure, axes = _grid(len(panels), size + 0.6, size)
+    image: Any = None
+    for axis, (title, masks) in zip(axes, panels.items(), strict=True):
+        values = np.full((len(masks), len(masks)), np.nan)
+        for row, column in itertools.permutations(range(len(masks)), 2):
+            agreement = compare(masks[row].mask, masks[column].mask)
+            below = row > column
+            values[row, column] = agreement.distance if below else agreement.expected_distance
+        image = axis.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
+        for row, column in itertools.permutations(range(len(masks)), 2):
+            color = "white" if values[row, column] < 0.6 else "black"
+            text = f"{values[row, column]:.2f}"
+            axis.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
+        labels = [picture_label(mask.name) for mask in masks]
+        axis.set_xticks(range(len(masks)), labels, rotation=60, ha="right", fontsize=7)
+        axis.set_yticks(range(len(masks)), labels, fontsize=7)
+        axis.set_title(picture_label(title), fontsize=9)
+    figure.colorbar(image, ax=list(axes), label="Jaccard distance", shrink=0.8)
+    note = "Below the diagonal: distance of windowed groups. Above: the same for random masks\n"
+    figure.suptitle(note, fontsize=9)
+    write_picture(figure, path)
+
+
+def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
+    """Each layer's share of windowed groups, one row per mask."""
+    num_layers = max(mask.mask.num_layers for _, mask in masks)
+    figure, (axis,) = _grid(1, 2.6 + 0.26 * num_layers, 1.3 + 0.26 * len(masks))
+    shares = np.full((len(masks), num_layers), np.nan)
+    for row, (_, mask) in enumerate(masks):
+        shares[row, : mask.mask.num_layers] = mask.mask.layer_ratios
+    image = axis.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axis.set_yticks(range(len(masks)), [picture_label(name) for name, _ in masks], fontsize=7)
+    axis.set_xticks(range(0, num_layers, max(1, num_layers // 16)))
+    axis.set_xlabel("layer", fontsize=8)
+    figure.colorbar(image, ax=axis, label="windowed", shrink=0.9)
+    figure.suptitle("Share of windowed groups in each layer", fontsize=9)
+    write_picture(figure, path)
+
+
+def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[Any]]:
+    """A figure with this many panels of this size in inches, and their axes."""
+    # Without pyplot, which would keep state and choose a display.
+    from matplotlib.figure import Figure
+
+    across = min(count, COLUMNS)
+    down = math.ceil(count / across)
+    size = (min(40.0, width * across), min(40.0, height * down + 0.4))
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]

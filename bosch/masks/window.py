@@ -1,0 +1,13 @@
+"""What a window counts. Everything that takes one checks it here; a hybrid's folder has a copy."""
+
+from bosch.run.errors import UserError
+
+WINDOW_CONVENTION = "query i sees key j if 0 <= i - j < window_tokens: the token itself counts"
+
+
+def check_window(window_tokens: int) -> int:
+    if isinstance(window_tokens, bool) or not isinstance(window_tokens, int) or window_tokens < 1:
+        raise UserError(
+            f"window is {window_tokens!r}; it must be 1 or more tokens, including the current one."
+        )
+    return window_tokens
