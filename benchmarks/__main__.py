@@ -18,8 +18,9 @@ from benchmarks._measure import Row
 from bosch.command_line import choose_word, peek, read_options
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
+from bosch.run.checkout import provenance
 from bosch.run.errors import run_main
-from bosch.run.manifest import provenance, write_atomically
+from bosch.run.files import write_atomically
 
 PACKAGE = "benchmarks"
 COMMAND = "python -m benchmarks"

@@ -28,8 +28,7 @@ from bosch.backends._interface import AttentionCall
 from bosch.hybrid import dispatch
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError, is_out_of_memory
-from bosch.run.progress import say
-from bosch.run.tables import show_rows
+from bosch.run.progress import say, show_rows
 
 FULL = "full"
 

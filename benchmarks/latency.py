@@ -28,8 +28,7 @@ from benchmarks._measure import DeviceOptions, PeakMemory, Row, describe_device,
 from benchmarks._models import make_model, random_ids, read_shape, set_hybrid
 from bosch.hybrid.cache import CACHE, kv_bytes
 from bosch.run.errors import is_out_of_memory
-from bosch.run.progress import say, track
-from bosch.run.tables import show_rows
+from bosch.run.progress import say, show_rows, track
 from bosch.training.rehearsal import as_hybrid
 
 K = 1024

@@ -19,7 +19,7 @@ from benchmarks._models import SIZES, read_shape
 from bosch.config import TrainConfig
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
-from bosch.run.tables import show_rows
+from bosch.run.progress import show_rows
 from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import COLUMNS, KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse

@@ -21,8 +21,8 @@ from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings
 from bosch.recipes import calibrate, presets, search_mask
 from bosch.run.folder import RunFolder
+from bosch.run.progress import show_rows
 from bosch.run.stage import Artifact
-from bosch.run.tables import show_rows
 from bosch.search.settings import Accelerations
 
 TARGET = 4.0  # how many times less work with all accelerations than with none

@@ -30,7 +30,7 @@ from bosch.assets import asset_folder
 from bosch.eval.engine_vllm import check_engine, start_engine
 from bosch.hybrid.models import family_of, head_size, hybrid_config
 from bosch.masks.mask import num_windowed
-from bosch.run.tables import show_rows
+from bosch.run.progress import show_rows
 
 
 @dataclass(frozen=True)

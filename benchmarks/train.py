@@ -37,7 +37,7 @@ from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.models import deploy
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
-from bosch.run.tables import show_rows
+from bosch.run.progress import show_rows
 from bosch.training.flops import count_active_weights, peak_flops, training_flops
 from bosch.training.model_start import build_on_meta
 

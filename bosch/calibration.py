@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.manifest import write_atomically
+from bosch.run.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import path_inside, refuse_foreign_links
 from bosch.run.fingerprint import fingerprint, hash_file
-from bosch.run.inside import path_inside, refuse_foreign_links
 
 PACKAGE = Path(__file__).parent
 INDEX = "model.safetensors.index.json"  # which file holds which tensor

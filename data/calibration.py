@@ -36,8 +36,8 @@ from bosch.data.needles import (
 from bosch.data.questions import OwnQuestion, read_questions
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
+from bosch.run.files import write_atomically, write_sealed_json
 from bosch.run.fingerprint import hash_file
-from bosch.run.manifest import write_atomically, write_sealed_json
 from bosch.run.progress import say
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from bosch.data.token_files import (
     read_array,
 )
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.manifest import MANIFEST, read_sealed_json, verify_folder
+from bosch.run.files import MANIFEST, read_sealed_json, verify_folder
 
 if TYPE_CHECKING:
     import torch

@@ -45,8 +45,8 @@ from bosch.data.token_files import (
 )
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
 from bosch.run.errors import UserError
+from bosch.run.files import read_sealed_json, write_sealed_json
 from bosch.run.fingerprint import fingerprint, speed_only
-from bosch.run.manifest import read_sealed_json, write_sealed_json
 from bosch.run.progress import Bar, say, track
 
 VERSION = 1  # raise it when the same settings give other bytes

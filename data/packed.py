@@ -12,10 +12,9 @@ from bosch.data.sources.source import Source
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
 from bosch.model import find_model
 from bosch.run.errors import UserError
-from bosch.run.manifest import MANIFEST, read_sealed_json
-from bosch.run.plan import follow_reference
+from bosch.run.files import MANIFEST, read_sealed_json
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Stage, locate
+from bosch.run.stage import Artifact, Stage, follow_reference, locate
 
 NAME = "tokens"  # of the stage in recover.py
 

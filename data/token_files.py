@@ -21,9 +21,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from bosch.run.files import DamagedArtifactError, open_own_file, read_sealed_json, write_atomically
 from bosch.run.fingerprint import hash_file
-from bosch.run.inside import open_own_file
-from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_atomically
 
 TOKENS, HELD_OUT = "tokens.bin", "held_out.bin"
 DOC_ENDS, HELD_OUT_DOC_ENDS = "doc_ends.npy", "held_out_doc_ends.npy"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from bosch.eval.rows import read_rows, write_rows
 from bosch.eval.settings import SuiteRun
 from bosch.eval.suites._interface import Example, Task
+from bosch.run.files import DamagedArtifactError, read_sealed_json, write_sealed_json
 from bosch.run.fingerprint import fingerprint, hash_file, plain
 from bosch.run.lock import FolderLock
-from bosch.run.manifest import DamagedArtifactError, read_sealed_json, write_sealed_json
 from bosch.run.progress import say
 
 if TYPE_CHECKING:

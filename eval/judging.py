@@ -3,6 +3,7 @@ only when a model is evaluated."""
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -20,9 +21,9 @@ from bosch.model import LOCAL, load_model, load_tokenizer, read_model_config, re
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError, check_all
 from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
-from bosch.run.plan import follow_reference
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
+from bosch.run.stage import follow_reference
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -127,8 +128,11 @@ def check_calibration(config: Config, run_path: Path) -> int:
 # -------------------------------------------------------------------------------- the evaluation
 
 
-def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_folder: Path) -> None:
-    """Write predictions and scores of the model in `folder` to `out`. Every rank calls this."""
+def judge(
+    folder: Path, judging: Judging, label: Label, out: Path, examples_folder: Path
+) -> Callable[[], None]:
+    """Write predictions of the model in `folder` to `out`. Every rank calls this. Returns what rank
+    0 does when all ranks have: write the scores."""
     from bosch.eval.runner import Evaluation, evaluate  # imports torch, which takes seconds
 
     rank, world = rank_and_world()
@@ -152,22 +156,27 @@ def judge(folder: Path, judging: Judging, label: Label, out: Path, examples_fold
         rank=rank,
         world=world,
     )
-    evaluate(evaluation, out)
-    if judging.lm_eval_tasks and rank == 0:
-        from bosch.eval.lm_eval_bridge import run_lm_eval
+    score = evaluate(evaluation, out)
 
-        run_lm_eval(
-            load(),
-            tokenizer,
-            judging.lm_eval_tasks,
-            label,
-            out / LM_EVAL,
-            evaluation.max_positions,
-            judging.lm_eval_lengths,
-            judging.lm_eval_folder,
-            judging.limit,
-            judging.generation.batch or 1,
-        )
+    def finish() -> None:
+        score()
+        if judging.lm_eval_tasks:
+            from bosch.eval.lm_eval_bridge import run_lm_eval
+
+            run_lm_eval(
+                load(),
+                tokenizer,
+                judging.lm_eval_tasks,
+                label,
+                out / LM_EVAL,
+                evaluation.max_positions,
+                judging.lm_eval_lengths,
+                judging.lm_eval_folder,
+                judging.limit,
+                judging.generation.batch or 1,
+            )
+
+    return finish
 
 
 def load_judged(folder: Path, judging: Judging) -> Any:

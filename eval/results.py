@@ -16,10 +16,9 @@ from bosch.eval.settings import Label
 from bosch.eval.suites._interface import Result
 from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
-from bosch.run.manifest import write_atomically
-from bosch.run.plan import follow_reference
-from bosch.run.progress import say
-from bosch.run.tables import show_table
+from bosch.run.files import write_atomically
+from bosch.run.progress import say, show_table
+from bosch.run.stage import follow_reference
 
 SCORES = "scores.json"
 PREDICTIONS = "predictions.jsonl"  # of a suite: a row for each example

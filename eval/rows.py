@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import write_atomically
 from bosch.run.hub import prepare_hub
-from bosch.run.manifest import write_atomically
 
 Row = dict[str, Any]
 KINDS: dict[type, str] = {str: "a string", list: "a list of strings", int: "a whole number"}

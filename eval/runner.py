@@ -4,8 +4,8 @@
                    scores.json          result rows, and the floor of a windowed model
 
 Each prediction is appended and synced to disk at once, so a killed run continues after the last
-one, with any number of ranks. Each rank writes its own file; rank 0 waits for the other ranks'
-files, orders all predictions and scores them. There are no collectives.
+one, with any number of ranks. Each rank writes its own file; when all have, rank 0 orders the
+predictions and scores them. There are no collectives.
 """
 
 import shutil
@@ -28,11 +28,15 @@ from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
+from bosch.run.files import (
+    DamagedArtifactError,
+    append_line,
+    drop_torn_line,
+    open_own_file,
+    read_lines,
+    refuse_link,
+)
 from bosch.run.fingerprint import hash_file, plain
-from bosch.run.folder import RunFolder
-from bosch.run.inside import open_own_file, refuse_link
-from bosch.run.lines import append_line, drop_torn_line, read_lines
-from bosch.run.manifest import DamagedArtifactError
 from bosch.run.progress import say, say_once, track
 
 CHECKSUM = "predictions_xxh3"  # in scores.json
@@ -68,19 +72,21 @@ class Evaluation:
         return kind(self.load_model(), self.tokenizer, self.generation, self.max_positions)
 
 
-def evaluate(evaluation: Evaluation, folder: Path) -> None:
-    """Make the predictions that `folder` lacks, then score all. Every rank calls this; rank 0
-    returns when the scores are written, the others when their share is predicted."""
+def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
+    """Make the predictions that `folder` lacks; every rank calls this for its share. Returns what
+    rank 0 does when all ranks have: score them."""
     todo = [run for run in evaluation.suites if not (folder / run.name / PREDICTIONS).is_file()]
     refuse_link(folder / WORK)
     if todo:
-        # When rank 0 leaves this block it waits for the other ranks.
-        with RunFolder(folder / WORK, evaluation.rank, evaluation.world, say):
-            predict(evaluation, todo, folder / WORK)
-    if evaluation.rank == 0:
+        (folder / WORK).mkdir(parents=True, exist_ok=True)
+        predict(evaluation, todo, folder / WORK)
+
+    def score_all() -> None:
         for run in evaluation.suites:
             score(evaluation, run, folder)
         shutil.rmtree(folder / WORK, ignore_errors=True)
+
+    return score_all
 
 
 # -------------------------------------------------------------------------------- predictions

@@ -32,10 +32,10 @@ from bosch.masks.analysis import (
     write_replacements,
 )
 from bosch.run import progress
+from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, run_main
-from bosch.run.manifest import provenance, write_atomically
-from bosch.run.progress import say
-from bosch.run.tables import show_rows, show_table
+from bosch.run.files import write_atomically
+from bosch.run.progress import say, show_rows, show_table
 
 Rows = list[dict[str, Any]]
 

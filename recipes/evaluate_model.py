@@ -11,7 +11,7 @@
 used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -187,13 +187,17 @@ def build_step(
     judging = judging_of(config)
     label = Label(run_path.name, step, tokens)
 
-    def run(out: Path, source: Artifact) -> None:
+    def run(out: Path, source: Artifact) -> Callable[[], None] | None:
         folder = source.folder / f"step-{step:06d}" if step else source.folder
         if config.train.until == "recovered" and not folder.is_dir():
-            return  # the training ended before
-        judge(folder, judging, label, out, run_path.parent / "shared")
-        if rank_and_world()[0] == 0:
+            return None  # the training ended before
+        score = judge(folder, judging, label, out, run_path.parent / "shared")
+
+        def finish() -> None:
+            score()
             publish(run_path)
+
+        return finish
 
     return Stage(
         f"eval/step-{step:06d}",
@@ -220,8 +224,8 @@ def make_stage(
     with the examples beside it."""
     subject = {"model": describe_source(model), "step": label.step, "tokens": label.tokens}
 
-    def run(out: Path) -> None:
-        judge(fetch_model(model), judging, label, out, examples_folder or out.parent)
+    def run(out: Path) -> Callable[[], None]:
+        return judge(fetch_model(model), judging, label, out, examples_folder or out.parent)
 
     return Stage(
         name,

@@ -38,8 +38,8 @@ from bosch.model import (
 from bosch.plugins import suggest
 from bosch.run.errors import UserError, check_all
 from bosch.run.fingerprint import plain
-from bosch.run.plan import differences
 from bosch.run.progress import disable_bars_of_libraries
+from bosch.run.stage import differences
 
 TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"

@@ -32,12 +32,11 @@ from bosch.recipes import (
 )
 from bosch.run import progress
 from bosch.run.errors import check_all, run_main
+from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
-from bosch.run.manifest import MANIFEST
-from bosch.run.plan import Decision, plan_run, refuse_blocked, stages_to_redo
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Stage
+from bosch.run.stage import Artifact, Decision, Stage, plan_run, refuse_blocked, stages_to_redo
 
 Complete = Callable[[Stage], Artifact]
 

@@ -42,13 +42,12 @@ from bosch.model import (
 from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import UserError, run_main
+from bosch.run.files import read_sealed_json
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
-from bosch.run.manifest import read_sealed_json
-from bosch.run.plan import follow_reference, refuse_blocked
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Stage
+from bosch.run.stage import Artifact, Stage, follow_reference, refuse_blocked
 
 # --------------------------------------------------------------------------------------- the stage
 

@@ -51,8 +51,8 @@ from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.run import progress
 from bosch.run.errors import UserError, is_user_error, run_main
+from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
-from bosch.run.manifest import MANIFEST
 from bosch.run.progress import say
 
 RECOVER = Path(__file__).with_name("recover.py")

@@ -26,10 +26,9 @@ from bosch.recipes import presets
 from bosch.run import progress
 from bosch.run.errors import UserError, run_main
 from bosch.run.folder import RunFolder, home_of
-from bosch.run.progress import say
+from bosch.run.progress import say, show_rows
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
-from bosch.run.tables import show_rows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

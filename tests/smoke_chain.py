@@ -103,8 +103,8 @@ def _run(
     gc.disable()
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        is_beat = threading.current_thread().name == "heartbeat"
-        if event in OPERATIONS and not is_beat and (stage := stage_of(str(arguments[0]))):
+        is_repeated = threading.current_thread().name == "repeated"
+        if event in OPERATIONS and not is_repeated and (stage := stage_of(str(arguments[0]))):
             if stage not in places:
                 alive = [each for each in gc.get_objects() if isinstance(each, GenerationMixin)]
                 models[stage] = len(alive)

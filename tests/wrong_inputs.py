@@ -16,7 +16,7 @@ from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, SINGLE
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import read_model_info
-from bosch.run.lock import LockRecord
+from bosch.run.lock import FolderLock
 from tests.masks import small_record
 from tests.wrong_lines import SMALL
 
@@ -24,6 +24,7 @@ DEEP = "[" * 100_000 + "]" * 100_000  # deeper than Python reads
 NESTED = "[" * 500 + "]" * 500  # deeper than Python copies
 TOKENS = "--source toy --tokens 2048 --sequence-length 256 --held-out-sequences 1 --workers 1"
 CALIBRATION = "--length 256 --examples 2 --questions-per-context 2"
+HELD: list[FolderLock] = []  # until this process ends
 
 
 def make_inputs(folder: Path) -> None:
@@ -41,8 +42,7 @@ def make_inputs(folder: Path) -> None:
         (folder / "broken_tokens" / name).write_text("{")
     (folder / "broken_run" / "mask").mkdir(parents=True)
     (folder / "broken_run" / "mask" / "started.json").write_text("{")
-    (folder / "in_use").mkdir()
-    LockRecord.of_this_process().write(folder / "in_use")
+    HELD.append(FolderLock(folder / "in_use").__enter__())
 
 
 def make_files(folder: Path) -> None:

@@ -36,23 +36,24 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from bosch.model import explain_library_errors
+from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
-from bosch.run.fingerprint import hash_file, plain
-from bosch.run.group import Group
-from bosch.run.inside import open_own_file, path_inside
-from bosch.run.manifest import (
+from bosch.run.files import (
     MANIFEST,
     NO_RESULT,
     DamagedArtifactError,
-    provenance,
+    open_own_file,
+    path_inside,
     read_sealed_json,
     remove_leftovers,
     sync_directory,
     verify_folder,
     write_sealed_json,
 )
-from bosch.run.plan import differences
+from bosch.run.fingerprint import hash_file, plain
+from bosch.run.group import Group
 from bosch.run.progress import say
+from bosch.run.stage import differences
 
 Manifest = Mapping[str, Any]
 TRAINER = "trainer.json"  # everything that is not a tensor

@@ -21,18 +21,18 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import save_weights, weight_files
+from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
-from bosch.run.fingerprint import fingerprint
-from bosch.run.group import Group
-from bosch.run.manifest import (
+from bosch.run.files import (
     MANIFEST,
     DamagedArtifactError,
     describe_files,
-    provenance,
     sync_directory,
     verify_folder,
     write_sealed_json,
 )
+from bosch.run.fingerprint import fingerprint
+from bosch.run.group import Group
 from bosch.run.progress import say
 from bosch.training.checkpoint import plain_name
 from bosch.training.parallel import whole

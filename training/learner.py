@@ -12,8 +12,8 @@ import numpy as np
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.method import Learner
+from bosch.run.files import sync_directory
 from bosch.run.group import Group
-from bosch.run.manifest import sync_directory
 from bosch.training.loop import TrainJob, train
 from bosch.training.parallel import start_world
 

@@ -15,9 +15,7 @@ from transformers import PreTrainedModel
 
 from bosch.data.loader import Batch
 from bosch.run.errors import UserError
-from bosch.run.inside import open_own_file
-from bosch.run.lines import append_line, sealed_lines
-from bosch.run.manifest import write_atomically
+from bosch.run.files import append_line, open_own_file, sealed_lines, write_atomically
 from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
 from bosch.training.flops import count_active_weights, peak_flops, training_flops

@@ -13,7 +13,7 @@ from bosch.hybrid.remote_code import ENTRY, write_remote_code
 from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
-from bosch.run.manifest import write_atomically
+from bosch.run.files import write_atomically
 from bosch.run.plain_text import markdown, markdown_table, yaml_text
 
 CARD = "README.md"

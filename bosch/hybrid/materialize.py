@@ -40,8 +40,7 @@ from bosch.hybrid.tokenizer import keep_tokenizer
 from bosch.masks.mask import MaskFile
 from bosch.model import LOCAL, OTHER_WEIGHTS, explain_library_errors, read_model_config
 from bosch.run.errors import UserError
-from bosch.run.inside import CHAT_TEMPLATES
-from bosch.run.manifest import MANIFEST, STARTED, write_atomically
+from bosch.run.files import CHAT_TEMPLATES, MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
 
 # Not copied: weights in any format (shards.py writes them), code, and the files we write ourselves.

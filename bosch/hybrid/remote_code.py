@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from bosch.hybrid.dispatch import BACKENDS
 from bosch.hybrid.models import family_of
-from bosch.run.manifest import write_atomically
+from bosch.run.files import write_atomically
 
 ENTRY = "modeling_bosch.py"
 PLUGINS = "bosch.plugins"  # finds files in folders; replaced by a list in a flat folder

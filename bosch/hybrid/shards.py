@@ -19,9 +19,8 @@ from torch import Tensor
 from bosch.hybrid.permute import HeadDimensions, Permutation, permute_groups
 from bosch.model_files import INDEX, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import path_inside, sync_directory, temporary_file, write_atomically
 from bosch.run.fingerprint import fingerprint, hash_file
-from bosch.run.inside import path_inside
-from bosch.run.manifest import sync_directory, temporary_file, write_atomically
 from bosch.run.progress import track
 
 SINGLE = "model.safetensors"

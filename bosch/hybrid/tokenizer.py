@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from bosch.model import find_tokenizer
 from bosch.model_files import TOKENIZER_CONFIG, read_json_object
 from bosch.run.errors import UserError
-from bosch.run.manifest import write_atomically
+from bosch.run.files import write_atomically
 
 
 def keep_tokenizer(

@@ -15,9 +15,10 @@ from typing import Any
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
+from bosch.run.checkout import provenance
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import write_atomically
 from bosch.run.fingerprint import hash_file
-from bosch.run.manifest import provenance, write_atomically
 
 METHOD = "import-duo"  # of an imported mask
 SIZES = ("sink_size", "recent_size")

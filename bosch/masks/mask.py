@@ -13,7 +13,7 @@ from bosch.masks.window import WINDOW_CONVENTION, check_window
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
-from bosch.run.manifest import write_atomically
+from bosch.run.files import write_atomically
 
 Unit = Literal["group", "layer"]
 UNITS = get_args(Unit)

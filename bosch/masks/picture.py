@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from bosch.masks.mask import MaskFile
-from bosch.run.manifest import write_atomically
+from bosch.run.files import write_atomically
 from bosch.run.plain_text import picture_label, visible
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from bosch.masks.mask import MaskFile, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods._examples import measured_seconds
 from bosch.methods._settings import load_method
+from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
+from bosch.run.files import write_atomically
 from bosch.run.fingerprint import plain
-from bosch.run.manifest import provenance, write_atomically
 
 
 def make_mask(name: str, inputs: Inputs) -> Selection:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from bosch.method import Inputs
 from bosch.run.errors import UserError
+from bosch.run.files import append_line, drop_torn_line, open_own_file, read_lines
 from bosch.run.fingerprint import fingerprint
-from bosch.run.inside import open_own_file
-from bosch.run.lines import append_line, drop_torn_line, read_lines
 from bosch.run.progress import track
 
 if TYPE_CHECKING:

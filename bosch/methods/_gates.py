@@ -21,8 +21,7 @@ from bosch.masks.mask import Unit
 from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info
 from bosch.run.errors import UserError
-from bosch.run.lines import read_lines, sealed_lines
-from bosch.run.manifest import write_atomically
+from bosch.run.files import read_lines, sealed_lines, write_atomically
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 

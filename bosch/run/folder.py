@@ -13,16 +13,32 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bosch.run import manifest, progress
+from bosch.run import progress
+from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, is_user_error
-from bosch.run.lock import FolderInUseError, FolderLock, LockRecord
-from bosch.run.manifest import STARTED
-from bosch.run.plan import REFERENCE, Decision, examine, plan_run, refuse_blocked
-from bosch.run.progress import describe_seconds
+from bosch.run.files import (
+    STARTED,
+    remove_leftovers,
+    seal_folder,
+    sync_directory,
+    write_atomically,
+    write_sealed_json,
+)
+from bosch.run.lock import FolderLock, repeat
 from bosch.run.ranks import RANKS, Ranks
-from bosch.run.stage import Artifact, Stage, locate
+from bosch.run.stage import (
+    REFERENCE,
+    Artifact,
+    Decision,
+    Stage,
+    examine,
+    locate,
+    plan_run,
+    refuse_blocked,
+)
 
 RUN = "run.json"
+SAVE_SECONDS = 5.0  # between two saves of the time that a stage has taken
 
 
 def home_of(stage_folder: Path) -> Path:
@@ -64,9 +80,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         if self.rank == 0:
             self._lock.__enter__()
-            self._ranks.lead(self._lock.record.launch)
-        else:
-            self._ranks.follow()
+        self._ranks.join()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -74,7 +88,7 @@ class RunFolder:
             self._ranks.leave(error)
         finally:
             if self.rank == 0:
-                self._lock.release(as_ended=error is not None and self.world > 1)
+                self._lock.__exit__()
 
     def plan(
         self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None
@@ -100,19 +114,8 @@ class RunFolder:
         """Describe the run in run.json: every setting, the command, versions and commit."""
         if self.rank == 0:
             content = {"config": dataclasses.asdict(config), "command": list(command)}
-            text = json.dumps(content | manifest.provenance(), indent=1)
-            manifest.write_atomically(self.path / RUN, text + "\n")
-
-    def complete(self, stage: Stage) -> Artifact:
-        """The stage's artifact: reused if it is complete, otherwise made. Every rank calls this in
-        the same order. A stage that all ranks run may complete other stages while it runs."""
-        self._calls += 1
-        artifact = Artifact(locate(self.path, stage), stage.fingerprint)
-        if self.rank == 0:
-            self._lead(stage, artifact.folder, self._calls)
-        else:
-            self._follow(stage, artifact.folder, self._calls)
-        return artifact
+            text = json.dumps(content | provenance(), indent=1)
+            write_atomically(self.path / RUN, text + "\n")
 
     def set_aside(self, stages: Sequence[Stage]) -> None:
         """Move stages to `replaced`, so that they are made again. The last one goes first: after a
@@ -126,57 +129,58 @@ class RunFolder:
     def _set_aside(self, folder: Path, base: Path, stage: Stage) -> None:
         if not folder.is_dir():
             return
-        record = LockRecord.read(folder)
-        if record and record.owner.alive() is not False:
-            raise FolderInUseError(
-                f"{folder} is in use by {record.owner}; wait until it ends, then use --fresh "
-                f"{stage.name} again."
-            )
         self._verified.discard(folder)
         number = 1
         while (old := base / f"{stage.name.replace('/', '-')}-{number}").exists():
             number += 1
         base.mkdir(parents=True, exist_ok=True)
-        folder.rename(old)
-        manifest.sync_directory(base)
+        with FolderLock(folder):  # another run may be making a shared one
+            folder.rename(old)
+        sync_directory(base)
         self.say(
             f"{stage.name}: the old one was moved to {old}; delete it when you no longer need it"
         )
 
-    def _lead(self, stage: Stage, folder: Path, call: int) -> None:
-        decision = self._examine(stage)
-        lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if stage.shared and decision.action != "reuse":
-            lock = FolderLock(folder, self.say, wait=True)
-        if stage.name in self._left:
-            self._left.remove(stage.name)
-        with lock:
+    def complete(self, stage: Stage) -> Artifact:
+        """The stage's artifact: reused if it is complete, otherwise made. Every rank calls this in
+        the same order. A stage that all ranks run may complete other stages while it runs."""
+        self._calls += 1
+        folder, call = locate(self.path, stage), self._calls
+        begun, ran, done = f"{call} begun", f"{call} ran", f"{call} done"
+        if self.rank > 0:
+            if stage.ranks == "all" and self._ranks.wait_for(0, begun, done) == begun:
+                self._run(stage, folder)
+                self._ranks.announce(ran)
+            self._ranks.wait_for(0, done)
+            return Artifact(folder, stage.fingerprint)
+        with contextlib.ExitStack() as held:
+            if stage.shared and self._examine(stage).action != "reuse":
+                held.enter_context(FolderLock(folder, self.say, wait=True))
             decision = self._examine(stage)  # another run may have made it while we waited
+            if stage.name in self._left:
+                self._left.remove(stage.name)
             if decision.action == "reuse":
                 self.say(f"{stage.name}: {decision.reason}")
             else:
-                self._make(stage, folder, decision, call)
-        if stage.shared:
-            _refer_to(folder, self.path / stage.name, stage)
-        self._ranks.announce(f"{call} done")
-
-    def _follow(self, stage: Stage, folder: Path, call: int) -> None:
-        run, done = f"{call} run", f"{call} done"
-        if stage.ranks == "all" and self._ranks.wait_for(0, run, done) == run:
-            self._run(stage, folder)
-            self._ranks.announce(f"{call} ran")
-        self._ranks.wait_for(0, done)
+                self._make(stage, folder, decision, begun, ran)
+        reference = self.path / stage.name / REFERENCE
+        if stage.shared and not reference.is_file():
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            relative = os.path.relpath(folder, reference.parent)  # all runs can be moved together
+            write_sealed_json(reference, {"folder": relative, "facts": stage.facts})
+        self._ranks.announce(done)
+        return Artifact(folder, stage.fingerprint)
 
     def _examine(self, stage: Stage) -> Decision:
         decision = examine(self.path, stage, self._verified)
         refuse_blocked([decision])
         return decision
 
-    def _make(self, stage: Stage, folder: Path, decision: Decision, call: int) -> None:
+    def _make(self, stage: Stage, folder: Path, decision: Decision, begun: str, ran: str) -> None:
         if stage.derived and decision.action == "run":
             shutil.rmtree(folder, ignore_errors=True)  # everything in it comes from its inputs
         folder.mkdir(parents=True, exist_ok=True)
-        manifest.remove_leftovers(folder)
+        remove_leftovers(folder)
         number = ""
         if stage.name in self._names:
             number = f"stage {self._names.index(stage.name) + 1} of {len(self._names)}, "
@@ -185,14 +189,16 @@ class RunFolder:
         if stage.model_files:
             facts["model_files"] = dict(stage.model_files)
         if decision.action == "run":
-            manifest.write_sealed_json(folder / STARTED, facts)
+            write_sealed_json(folder / STARTED, facts)
         wall_time = WallTime(folder)
-        self._lock.on_beat.append(wall_time.save)
+        stopped = repeat(wall_time.save, SAVE_SECONDS)
         try:
-            self._ranks.announce(f"{call} run")
-            self._run(stage, folder)
+            self._ranks.announce(begun)
+            finish = self._run(stage, folder)
             for rank in range(1, self.world) if stage.ranks == "all" else ():
-                self._ranks.wait_for(rank, f"{call} ran")
+                self._ranks.wait_for(rank, ran)
+            if finish:
+                finish()
         except KeyboardInterrupt:
             self.say(
                 f"{stage.name}: interrupted; run the same command without --fresh or --from to "
@@ -200,34 +206,42 @@ class RunFolder:
             )
             raise
         except Exception as error:
-            if is_user_error(error):
-                _forget_start(folder)
+            # After a user's error before the first file (unfinished files can be in a hidden
+            # folder) the corrected settings are not to be refused as different ones.
+            paths = [path for path in folder.rglob("[!.]*") if RANKS not in path.parts]
+            files = [path for path in paths if path.is_file()]
+            if is_user_error(error) and files == [folder / STARTED]:
+                (folder / STARTED).unlink()
             raise
         finally:
-            self._lock.on_beat.remove(wall_time.save)
-        self._lock.check_held()
+            stopped.set()
         seconds = wall_time.finish()
-        manifest.seal_folder(folder, facts | {"wall_seconds": seconds} | manifest.provenance())
+        seal_folder(folder, facts | {"wall_seconds": seconds} | provenance())
         self._verified.add(folder)
-        self.say(f"{stage.name}: done in {describe_seconds(sum(seconds))}")
+        self.say(f"{stage.name}: done in {progress.describe_seconds(sum(seconds))}")
         if stage.name.startswith("eval/"):
             self._eval_seconds = sum(seconds)
 
-    def _run(self, stage: Stage, folder: Path) -> None:
+    def _run(self, stage: Stage, folder: Path) -> Callable[[], None] | None:
         inputs = {
             name: Artifact(locate(self.path, source), source.fingerprint)
             if isinstance(source, Stage)
             else source
             for name, source in stage.inputs.items()
         }
-        if stage.ranks == "all":  # the stages that take most
-            _free_memory()
-        with self._ranks.watching() if stage.ranks == "all" else contextlib.nullcontext():
-            stage.run(folder, **inputs)
+        if stage.ranks == "first":
+            return stage.run(folder, **inputs)
+        # These stages take most memory, and Python collects cycles by their number alone.
+        gc.collect()
+        torch = sys.modules.get("torch")  # not imported for this: that takes seconds
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        with self._ranks.watching():
+            return stage.run(folder, **inputs)
 
 
 class WallTime:
-    """Seconds spent on a stage in each attempt, saved at every heartbeat so that killed attempts
+    """Seconds spent on a stage in each attempt, saved every few seconds so that killed attempts
     count too."""
 
     def __init__(self, folder: Path) -> None:
@@ -241,7 +255,7 @@ class WallTime:
         self._begin = time.monotonic()
 
     def save(self) -> None:
-        manifest.write_atomically(self.path, json.dumps(self._seconds()))
+        write_atomically(self.path, json.dumps(self._seconds()))
 
     def finish(self) -> list[float]:
         self.path.unlink(missing_ok=True)
@@ -249,27 +263,3 @@ class WallTime:
 
     def _seconds(self) -> list[float]:
         return [*self.earlier, round(time.monotonic() - self._begin, 3)]
-
-
-def _free_memory() -> None:
-    """Of earlier stages. Python collects cycles by their number, whatever memory they hold."""
-    gc.collect()
-    torch = sys.modules.get("torch")  # not imported for this: that takes seconds
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
-def _forget_start(folder: Path) -> None:
-    """After a user's error before the first file: without started.json, the corrected settings are
-    not refused as different ones. Unfinished files can be in a hidden folder."""
-    files = [path for path in folder.rglob("[!.]*") if path.is_file() and RANKS not in path.parts]
-    if files == [folder / STARTED]:
-        (folder / STARTED).unlink()
-
-
-def _refer_to(shared: Path, folder: Path, stage: Stage) -> None:
-    """Write a reference to a shared stage's files into the run's own folder."""
-    if not (folder / REFERENCE).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        relative = os.path.relpath(shared, folder)  # the folder of all runs can be moved
-        manifest.write_sealed_json(folder / REFERENCE, {"folder": relative, "facts": stage.facts})

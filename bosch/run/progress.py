@@ -1,4 +1,4 @@
-"""Progress output of all commands: bars on a terminal, plain lines in a pipe, and every line in the
+"""What commands print: lines, tables, and bars (plain lines in a pipe). Every line is also in the
 run's `recover.log`.
 
     say("mask: 22 of 64 groups")
@@ -14,19 +14,21 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
-from bosch.run.inside import open_own_file
+from bosch.run.files import open_own_file
 from bosch.run.plain_text import visible
 
 LINE_SECONDS = 60.0  # at least, between two plain lines of one bar
 LINE_SHARE = 0.01  # and at least this share of the time so far: a run of days writes few lines
+PLAIN_COLUMNS = 120  # width of a table that does not go to a terminal
 
 logger = logging.getLogger("bosch")
 _console: Console | None = None  # a terminal to draw bars on; None: plain lines only
@@ -82,6 +84,34 @@ def say_once(line: str) -> None:
     if line not in _said:
         _said.add(line)
         say(line)
+
+
+def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    """Print a table with right-aligned columns. None is shown as a dash."""
+    table = Table(title=cell_text(title, "bold"), title_justify="left", show_edge=False)
+    for name in header:
+        table.add_column(cell_text(name), justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(*(cell_text("–" if cell is None else cell) for cell in line))
+    Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS).print(table, end="\n\n")
+
+
+def cell_text(content: object, style: str = "") -> Text:
+    """As it is: rich reads brackets in a str as markup."""
+    return Text(visible(content), style)
+
+
+def show_rows(title: str, rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> None:
+    """Print rows as a table. Columns: heading -> field of a row, with an optional format:
+    `seconds:.1f`."""
+    lines = []
+    for row in rows:
+        cells = []
+        for column in columns.values():
+            name, _, form = column.partition(":")
+            cells.append(None if row[name] is None else format(row[name], form))
+        lines.append(cells)
+    show_table(title, list(columns), lines)
 
 
 class Bar:

@@ -1,32 +1,39 @@
 """How the ranks of one launch follow rank 0: through small files in the folder that it has locked.
 A search outlasts the timeout of any collective. (What ranks decide together: bosch/run/group.py.)
 
-Each rank writes `.ranks/<launch>/rank-N`: its heartbeat, as in a lock, and the events that it has
-announced. The other ranks poll these files. A rank that hangs in a GPU collective because another
-has died is ended by its own heartbeat thread.
+    .ranks/LAUNCH/rank-N         a line for each event that rank N has announced
+                  rank-N.lock    locked as long as rank N runs
+
+The other ranks poll these files. LAUNCH begins with a name that only ranks of one launch share.
 """
 
 import contextlib
-import dataclasses
-import json
 import os
-import platform
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from bosch.run.errors import UserError
-from bosch.run.inside import refuse_link
-from bosch.run.lock import POLL_SECONDS, LivenessWatch, LockRecord, start_beating
-from bosch.run.manifest import write_atomically
+from bosch.run.files import refuse_link
+from bosch.run.fingerprint import fingerprint
+from bosch.run.lock import POLL_SECONDS, repeat
 
 RANKS = ".ranks"
-LEFT = "left"
-JOIN_SECONDS = 600.0  # a rank waits for another to appear; rank 0 may itself wait for a stale lock
+# Events that every rank announces.
+JOINED, LEFT, FAILED = "joined", "left", "failed"
+JOIN_SECONDS = 600.0  # a rank waits for another to appear
+EXIT_SECONDS = 60.0  # a rank that failed prints its error and ends
+WATCH_SECONDS = 5.0
 PEER_DIED = 1  # exit code of a rank that ends because another did
+# Set by torchrun and SLURM, to the same values for all ranks of one launch.
+LAUNCH_VARIABLES = (
+    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT SLURM_JOB_ID".split()
+)
 
 
 class RankGoneError(UserError):
@@ -36,38 +43,30 @@ class RankGoneError(UserError):
 class Ranks:
     """This process among the ranks of its launch."""
 
-    def __init__(
-        self, home: Path, rank: int, world: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, home: Path, rank: int, world: int) -> None:
         self.home, self.rank, self.world = home, rank, world
         refuse_link(home / RANKS)  # folders in it are removed
         self.folder = Path()  # known after joining
-        self.record = LockRecord.of_this_process()
-        self._events: list[str] = []
-        self._watches = {other: LivenessWatch(clock) for other in range(world) if other != rank}
-        self._num_watching = 0  # how many `watching` blocks this process is in
-        self._writing = threading.Lock()
-        self._left = threading.Event()
+        self._others = [other for other in range(world) if other != rank]
 
-    def lead(self, launch: str) -> None:
-        """Rank 0, once it holds the lock: start this launch's folder, remove earlier ones."""
-        for folder in (self.home / RANKS).glob("*"):
-            if folder.name != launch:  # other ranks of this launch may be here already
-                shutil.rmtree(folder, ignore_errors=True)
-        self.join(launch)
-
-    def follow(self, join_seconds: float = JOIN_SECONDS) -> None:
-        """Any other rank: wait until rank 0 of the same launch holds the lock."""
-        watch = LivenessWatch()
+    def join(self, join_seconds: float = JOIN_SECONDS) -> None:
+        """Rank 0, which holds the folder's lock, begins the files of its launch; the others wait
+        for them."""
+        ranks = self.home / RANKS
+        if self.rank == 0:
+            shutil.rmtree(ranks, ignore_errors=True)  # of earlier launches
+            if self.world > 1:
+                self._enter(ranks / f"{self._launch()}-{uuid.uuid4().hex}")
+            return
         give_up = time.monotonic() + join_seconds
         while True:
-            watch.look(LockRecord.read(self.home))
-            if watch.record and watch.record.is_of_this_launch():
-                if watch.alive:
-                    return self.join(watch.record.launch)
-                # With a fixed port every launch has the same key: a dead record from another
-                # machine may belong to an earlier launch, and rank 0 will take it over.
-                if watch.alive is False and watch.record.parent.host == platform.node():
+            for folder in ranks.glob(f"{self._launch()}-*"):
+                self.folder = folder
+                if self._events(0) and self._is_running(0):
+                    return self._enter(folder)
+                # With a fixed port every launch from several machines has the same name: this may
+                # be an earlier one, whose files rank 0 will remove.
+                if self._is_on_one_machine() and not self._is_running(0):
                     raise RankGoneError(
                         f"Rank 0 ended before rank {self.rank} joined; see its message above."
                     )
@@ -78,81 +77,68 @@ class Ranks:
                 )
             time.sleep(POLL_SECONDS)
 
-    def join(self, launch: str) -> None:
-        """Announce this rank in the launch's folder, and start its heartbeat."""
-        self.folder = self.home / RANKS / launch
-        if self.world > 1:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._write()
-            self._left = start_beating(self.beat)
-
     def leave(self, error: BaseException | None = None) -> None:
         """This rank has read all it needs. Rank 0 waits until every rank has left, then removes the
-        folder. After an error nobody waits, and the other ranks end too."""
-        self._left.set()
+        files. After an error nobody waits, and the other ranks end too."""
         if self.world == 1:
             return
         if error is not None and not isinstance(error, SystemExit):
             with contextlib.suppress(OSError):  # report the error itself, not what follows from it
-                self.record = dataclasses.replace(self.record, ended=True)
-                self._write()
-            return
+                self.announce(FAILED)
+            return  # its lock is held until it has printed the error and ends
         self.announce(LEFT)
         if self.rank == 0 and error is None:
-            for rank in self._watches:
+            for rank in self._others:
                 self.wait_for(rank, LEFT)
             shutil.rmtree(self.folder.parent, ignore_errors=True)
+        self._lock.release()
 
     def announce(self, event: str) -> None:
         """Tell the other ranks about an event (one line of text)."""
         if self.world > 1:
-            self._events.append(event)
-            self._write()
+            with (self.folder / f"rank-{self.rank}").open("a") as file:
+                file.write(event + "\n")
 
     def wait_for(self, rank: int, *events: str) -> str:
         """The first of `events` that the other rank announces. RankGoneError if it ends first."""
-        watch = LivenessWatch()
         give_up = time.monotonic() + JOIN_SECONDS
         while True:
             # In this order: otherwise a rank that announces an event and then ends could be taken
             # for one that ended without announcing it.
-            watch.look(self._read(rank)[0])
-            announced = self._read(rank)[1]
+            is_running = self._is_running(rank)
+            announced = self._events(rank)
             for event in events:
                 if event in announced:
                     return event
-            if watch.alive is False and (watch.record or time.monotonic() > give_up):
+            never_joins = not announced and time.monotonic() > give_up
+            if FAILED in announced or never_joins or not is_running:
                 raise RankGoneError(self._describe_end(rank))
             time.sleep(POLL_SECONDS)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While all ranks work: if another rank dies, this process ends at once."""
-        self._num_watching += 1
+        """While all ranks work: if another rank dies, this process ends within seconds, even if it
+        hangs in a collective that nothing else can end."""
+        stopped = repeat(self._end_with_others, WATCH_SECONDS) if self.world > 1 else None
         try:
             yield
         finally:
-            self._num_watching -= 1
+            if stopped:
+                stopped.set()
 
-    def beat(self) -> None:
-        """What the heartbeat thread does every few seconds."""
-        with contextlib.suppress(OSError):
-            self._write(is_beat=True)
-        for rank in self._watches:
-            if self._num_watching and self.has_died(rank):
-                # The main thread may hang in a collective that nothing else can end.
-                print(f"error: {self._describe_end(rank)}", file=sys.stderr, flush=True)
-                os._exit(PEER_DIED)
+    def _end_with_others(self) -> None:
+        for rank in filter(self.has_died, self._others):
+            print(f"error: {self._describe_end(rank)}", file=sys.stderr, flush=True)
+            os._exit(PEER_DIED)
 
     def has_died(self, rank: int) -> bool:
-        """Whether another rank has ended without leaving."""
-        watch = self._watches[rank]
-        record, announced = self._read(rank)
-        watch.look(record)
-        if record is None or LEFT in announced or watch.alive is not False:
-            return False
-        # A rank that failed may still be printing its error, and so may this one.
-        return not record.ended or watch.is_stale()
+        """Whether another rank has ended without leaving, or failed and hangs on its way out."""
+        is_running = self._is_running(rank)
+        announced = self._events(rank)
+        if not announced or LEFT in announced:
+            return False  # not announced: rank 0 has removed the files
+        age = time.time() - (self.folder / f"rank-{rank}").stat().st_mtime
+        return not is_running or (FAILED in announced and age > EXIT_SECONDS)
 
     def _describe_end(self, rank: int) -> str:
         return (
@@ -160,21 +146,38 @@ class Ranks:
             f"ends too; see the message of rank {rank} above."
         )
 
-    def _write(self, is_beat: bool = False) -> None:
-        with self._writing:
-            if is_beat and self._left.is_set():
-                return  # the final state stays
-            self.record = dataclasses.replace(self.record, beat=self.record.beat + is_beat)
-            content = dataclasses.asdict(self.record) | {"events": self._events}
-            write_atomically(self.folder / f"rank-{self.rank}", json.dumps(content))
+    def _enter(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock = FileLock(folder / f"rank-{self.rank}.lock")
+        self._lock.acquire()
+        self.announce(JOINED)
 
-    def _read(self, rank: int) -> tuple[LockRecord | None, list[str]]:
+    def _is_running(self, rank: int) -> bool:
+        """True also before it has joined."""
+        if not self._events(rank):
+            return True
         try:
-            content = json.loads((self.folder / f"rank-{rank}").read_text())
-            events = content.pop("events")
-            return LockRecord.parse(content), events
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None, []  # not there yet, or just replaced and unreadable for a moment (NFS)
+            with FileLock(self.folder / f"rank-{rank}.lock").acquire(blocking=False):
+                return False
+        except Timeout:
+            return True
+        except FileNotFoundError:  # rank 0 has removed the folder
+            return False
+
+    def _events(self, rank: int) -> list[str]:
+        with contextlib.suppress(OSError):  # not there yet, or unreadable for a moment (NFS)
+            return (self.folder / f"rank-{rank}").read_text().split("\n")[:-1]
+        return []
+
+    def _is_on_one_machine(self) -> bool:
+        return os.environ.get("LOCAL_WORLD_SIZE") == str(self.world)
+
+    def _launch(self) -> str:
+        """Equal for all ranks of a launch; on one machine, for no other launch."""
+        values = [os.environ.get(name, "") for name in LAUNCH_VARIABLES]
+        launcher = os.getppid() if self._is_on_one_machine() else None
+        return fingerprint([*values, launcher])
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -6,22 +6,32 @@ their settings and inputs stay the same.
         artifact = run.complete(mask)  # search(folder, calibration=Artifact), unless it is complete
 
 A stage writes one folder in the run folder: `started.json` first, `manifest.json` last. After a
-kill, `run` is called again, finds the files it had written, and continues from there. What happens
-to each stage is decided in bosch/run/plan.py and done in bosch/run/folder.py.
+kill, `run` is called again, finds the files it had written, and continues from there. This file
+only reads: what will happen to each stage (reuse, resume, run, or blocked), and why. `--dry-run`
+prints it, bosch/run/folder.py does it.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bosch.run import manifest
+from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import (
+    MANIFEST,
+    STARTED,
+    DamagedArtifactError,
+    read_sealed_json,
+    verify_folder,
+)
 from bosch.run.fingerprint import fingerprint, fingerprint_files, plain
-from bosch.run.manifest import MANIFEST, STARTED
 
 SHARED = "shared"  # beside the runs: the folder of what they have in common
+REFERENCE = "reference.json"
+ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Artifact:
         """A folder made elsewhere: of a stage, whose files are verified, or of other files, which
         are known by their content."""
         if (folder / MANIFEST).is_file():
-            return cls(folder, manifest.verify_folder(folder)["fingerprint"])
+            return cls(folder, verify_folder(folder)["fingerprint"])
         if (folder / STARTED).is_file():
             raise UserError(
                 f"{folder} is not complete: it has no {MANIFEST}. Finish the run that made it."
@@ -52,7 +62,9 @@ class Stage:
     """One step of a run, described before it is done. Its name is its folder's name."""
 
     name: str
-    run: Callable[..., None]  # run(folder, **inputs), each input an Artifact
+    # run(folder, **inputs), each input an Artifact. What it returns, if anything, the first rank
+    # calls once all ranks have run.
+    run: Callable[..., Callable[[], None] | None]
     # A dataclass or mapping; fields marked speed_only do not count.
     settings: object = field(default_factory=dict)
     inputs: "Mapping[str, Stage | Artifact]" = field(default_factory=dict)
@@ -81,3 +93,181 @@ def locate(run_path: Path, stage: Stage) -> Path:
     if not stage.shared:
         return run_path / stage.name
     return run_path.parent / SHARED / f"{stage.name.replace('/', '-')}-{stage.fingerprint[:16]}"
+
+
+class StageBlockedError(UserError):
+    """A stage can be neither reused nor run: it has other settings, or a damaged file."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What will happen to one stage, and why."""
+
+    stage: Stage
+    action: Literal["reuse", "resume", "run", "blocked"]
+    reason: str
+
+
+def plan_run(
+    run_path: Path,
+    stages: Sequence[Stage],
+    fresh: str | None = None,
+    start: str | None = None,
+    verified: set[Path] | None = None,
+) -> list[Decision]:
+    """What each stage of a chain will do, in order. Reads files, changes nothing."""
+    redone = stages_to_redo(stages, fresh, start)
+    option = f"--fresh {fresh}" if fresh else f"--from {start}"
+    decisions: list[Decision] = []
+    for stage in stages:
+        decision = Decision(stage, "run", f"because of {option}")
+        if stage not in redone:
+            decision = examine(run_path, stage, verified)
+        blocked = {before.stage.name for before in decisions if before.action == "blocked"}
+        needed = [source.name for source in stage.inputs.values() if isinstance(source, Stage)]
+        missing = [name for name in needed if name in blocked]
+        if decision.action != "blocked" and missing:
+            reason = f"{stage.name} needs {missing[0]}, which is blocked"
+            decision = Decision(stage, "blocked", reason)
+        decisions.append(decision)
+    return decisions
+
+
+def follow_reference(folder: Path) -> Path:
+    """Where a stage's files are: a run's own folder of a shared stage only holds a reference."""
+    reference = folder / REFERENCE
+    if not reference.is_file():
+        return folder
+    name = read_sealed_json(reference, "folder")["folder"]
+    target = Path(os.path.abspath(folder / name))
+    # The folder of all runs: a stage's name has one to three parts.
+    above = Path(os.path.abspath(folder)).parents[1:4]
+    runs = next((place for place in above if (place / SHARED).is_dir()), target.parent.parent)
+    if target.parent != runs / SHARED or runs not in above:
+        raise UserError(
+            f"{reference} names the folder {name!r}, which is not one in {SHARED} beside the run. "
+            "Copy a run together with that folder, or make the stage again with --fresh."
+        )
+    return target.resolve()
+
+
+def refuse_blocked(decisions: Sequence[Decision]) -> None:
+    """Stop before any work if a stage is blocked. The first one blocks the others."""
+    for decision in decisions:
+        if decision.action == "blocked":
+            raise StageBlockedError(decision.reason)
+
+
+def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None) -> list[Stage]:
+    """--fresh: the stage and all that depend on it. --from: the stage, all that depend on it, and
+    all later ones except shared stages that do not depend on it (their result would be the same).
+    `eval` stands for every stage eval/..."""
+    for option, name in (("--fresh", fresh), ("--from", start)):
+        if name is not None and not any(is_called(stage, name) for stage in stages):
+            names = [stage.name for stage in stages]
+            raise UserError(f"{option} {name}: no such stage; {suggest(name, names)}")
+    redone: list[Stage] = []
+    started = False
+    for stage in stages:
+        depends = any(source in redone for source in stage.inputs.values())
+        later = started and not stage.shared
+        if is_called(stage, fresh) or is_called(stage, start) or depends or later:
+            redone.append(stage)
+        started = started or is_called(stage, start)
+    return redone
+
+
+def is_called(stage: Stage, name: str | None) -> bool:
+    return name in (stage.name, stage.name.partition("/")[0])
+
+
+def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Decision:
+    """What `complete` would do with the stage. verified: folders whose checksums were checked."""
+    verified = set() if verified is None else verified
+    try:
+        reference = run_path / stage.name / REFERENCE
+        if stage.shared and reference.is_file():
+            old = read_sealed_json(reference, "facts")["facts"]
+            if old != stage.facts:
+                return Decision(stage, "blocked", _describe_conflict(reference.parent, stage, old))
+        return _examine_folder(locate(run_path, stage), stage, verified)
+    except DamagedArtifactError as damage:
+        if stage.derived:
+            return Decision(stage, "run", f"made again, because {damage}")
+        return Decision(stage, "blocked", f"{damage} Use --fresh {stage.name} to make it again.")
+
+
+def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision:
+    if folder.exists() and not folder.is_dir():
+        return Decision(stage, "blocked", f"{folder} is a file, not a folder; move it away.")
+    # Listed first: if another run is just starting the stage, started.json exists by the time we
+    # look for it.
+    has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
+    is_complete = (folder / MANIFEST).is_file()
+    if is_complete and folder not in verified:
+        verify_folder(folder)
+    if not is_complete and not (folder / STARTED).is_file():
+        if has_files:
+            reason = f"{folder} holds files but no {STARTED}, so they are not from a run; move "
+            return Decision(stage, "blocked", f"{reason}them away.")
+        return Decision(stage, "run", f"starts, shared in {folder}" if stage.shared else "starts")
+    old = read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
+    if old["fingerprint"] != stage.fingerprint:
+        if stage.derived:
+            changes = describe_changes(old, stage.facts)
+            return Decision(stage, "run", f"made again, because this changed: {changes}")
+        return Decision(stage, "blocked", _describe_conflict(folder, stage, old))
+    recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
+    if changes := differences(recorded, stage.model_files):
+        reason = f"{folder} was made before files of the model changed ({changes}). Restore them, "
+        return Decision(stage, "blocked", f"{reason}or use --fresh {stage.name}.")
+    if not is_complete:
+        return Decision(stage, "resume", "continues where it stopped")
+    verified.add(folder)
+    where = f" from {folder}" if stage.shared else ""
+    return Decision(stage, "reuse", f"complete, reused{where}")
+
+
+def differences(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """Which settings changed (`ratio: 0.75 -> 0.5; seed: 0 -> 1`); '' if none did."""
+    before, after = flatten(old), flatten(new)
+    return "; ".join(
+        f"{name}: {before.get(name, '(not there)')} -> {after.get(name, '(not there)')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, ABSENT) != after.get(name, ABSENT)
+    )
+
+
+def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """What differs between the facts of two stages: version, settings, and which inputs."""
+    versions = [{"version of the stage": facts["version"]} for facts in (old, new)]
+    names = sorted(old["inputs"].keys() | new["inputs"].keys())
+    changed = [
+        differences(*versions),
+        differences(old["settings"], new["settings"]),
+        *(
+            f"its input {name}"
+            for name in names
+            if old["inputs"].get(name) != new["inputs"].get(name)
+        ),
+    ]
+    return "; ".join(filter(None, changed))
+
+
+def _describe_conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> str:
+    return (
+        f"{folder} was made with other settings or inputs ({describe_changes(old, stage.facts)}). "
+        f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "
+        "or the old setting. (search_mask.py: --fresh without a name. Commands without these "
+        "options: another --out, or delete the folder.)"
+    )
+
+
+def flatten(settings: object, prefix: str = "") -> dict[str, object]:
+    """`train.schedule` -> value."""
+    if not isinstance(settings, Mapping):
+        return {prefix: settings}
+    flat: dict[str, object] = {}
+    for name, value in settings.items():
+        flat |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat

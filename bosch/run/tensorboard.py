@@ -24,7 +24,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from bosch.run.lines import read_lines
+from bosch.run.files import read_lines
 from bosch.run.progress import say
 
 METRICS = "metrics.jsonl"

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bosch.run.errors import UserError
+from bosch.run.files import append_line, drop_torn_line, open_own_file, read_lines
 from bosch.run.fingerprint import plain
 from bosch.run.group import Group
-from bosch.run.inside import open_own_file
-from bosch.run.lines import append_line, drop_torn_line, read_lines
-from bosch.run.plan import describe_changes
 from bosch.run.progress import say
+from bosch.run.stage import describe_changes
 from bosch.search.objective import Means, Z
 
 FILE = "journal.jsonl"

@@ -3,7 +3,7 @@ the same model, calibration set and window, whatever their method, ratio or obje
 
 `runs/shared/masks-<fingerprint>/` holds `facts.json`, what the scores depend on, and
 `scores.jsonl`, one line per mask. Several searches may append at once. A search reads the file when
-it begins, and ignores lines that are incomplete or damaged (bosch/run/lines.py).
+it begins, and ignores lines that are incomplete or damaged (bosch/run/files.py).
 """
 
 import fcntl
@@ -19,11 +19,9 @@ from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration
 from bosch.model import NO_DECISION, ModelInfo
+from bosch.run.files import STARTED, open_own_file, parse_lines, sealed_lines, write_atomically
 from bosch.run.fingerprint import fingerprint, plain
 from bosch.run.group import agree, is_first
-from bosch.run.inside import open_own_file
-from bosch.run.lines import parse_lines, sealed_lines
-from bosch.run.manifest import STARTED, write_atomically
 from bosch.search.journal import texts_of, z_from_texts, z_to_texts
 from bosch.search.objective import Means, Z
 

@@ -27,7 +27,7 @@ from bosch.data.sources.hub import asking_the_hub
 from bosch.data.sources.source import Document, write_address
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.inside import path_inside
+from bosch.run.files import path_inside
 
 REPOSITORIES = {
     "prolong-64k": "princeton-nlp/prolong-data-64K",

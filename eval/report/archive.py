@@ -17,9 +17,7 @@ from bosch.eval.rows import Row
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
-from bosch.run.inside import path_inside
-from bosch.run.lines import parse_lines, sealed_lines
-from bosch.run.manifest import write_atomically
+from bosch.run.files import parse_lines, path_inside, sealed_lines, write_atomically
 
 COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
 TRAINING_FIELDS = (

@@ -31,7 +31,7 @@ from bosch.eval.report.statistics import (
 from bosch.eval.suites._reporting import ReportedScore, Row
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
-from bosch.run.plan import flatten
+from bosch.run.stage import flatten
 
 # The suites round a task's percent to two decimals before they average.
 ROUNDING = 0.02

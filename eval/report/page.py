@@ -18,7 +18,7 @@ from bosch.eval.report.summary import answers, warnings
 from bosch.eval.report.tables import Table, make_tables, settings_by_section
 from bosch.eval.rows import Row, write_rows
 from bosch.run.errors import UserError
-from bosch.run.manifest import write_atomically
+from bosch.run.files import write_atomically
 from bosch.run.plain_text import markdown, markdown_table, visible
 
 TEMPLATE = "report.html.jinja"  # beside this file, with its style and its script

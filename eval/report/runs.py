@@ -17,9 +17,8 @@ from bosch.eval.suites._reporting import Row, reporting_of
 from bosch.masks.mask import MaskFile, read_mask
 from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.lines import read_lines
-from bosch.run.manifest import MANIFEST
-from bosch.run.plan import flatten, follow_reference
+from bosch.run.files import MANIFEST, read_lines
+from bosch.run.stage import flatten, follow_reference
 
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
 VARIANTS = {"window": "window", "length": "text_tokens"}

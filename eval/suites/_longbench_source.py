@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bosch.eval.rows import Row, find_one, from_hub, parse_rows, require, require_count, the_only
 from bosch.run.errors import UserError
-from bosch.run.inside import path_inside
+from bosch.run.files import path_inside
 
 # Of data.zip as the hub has had it since 2023-08 (its Git LFS page says so).
 PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bosch.run.manifest import provenance
+from bosch.run.checkout import provenance
 from bosch.training.guards import ENDS
 from tests.sampled import sampled
 from tests.smoke_chain import RUN, STAGES, Undisturbed, results, start

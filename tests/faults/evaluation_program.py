@@ -26,6 +26,8 @@ from bosch.assets import asset_folder
 from bosch.eval import runner
 from bosch.eval.settings import GenerationSettings, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
+from bosch.run.folder import RunFolder
+from bosch.run.stage import Stage
 from tests.kill_points import OPERATIONS, POINT, watch_operations
 
 SUITES = (
@@ -71,7 +73,9 @@ def evaluate(folder: Path, kill_at: int | None, rank: int, world: int) -> None:
         rank=rank,
         world=world,
     )
-    runner.evaluate(evaluation, folder / "evaluation")
+    stage = Stage("evaluation", run=lambda out: runner.evaluate(evaluation, out), ranks="all")
+    with RunFolder(folder, rank, world) as run:
+        run.complete(stage)
     folder.with_suffix(".points").write_text(json.dumps([number for [number] in seen]))
 
 

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from bosch.assets import asset_folder
+from bosch.run.checkout import provenance
+from bosch.run.files import append_line, drop_torn_line, read_lines
 from bosch.run.fingerprint import fingerprint, hash_file
-from bosch.run.lines import append_line, drop_torn_line, read_lines
-from bosch.run.manifest import provenance
 from tests.smoke_chain import CHAIN, operations_of, results, start
 
 ARGUMENTS = (*CHAIN, "--model", "model")

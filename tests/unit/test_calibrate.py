@@ -18,9 +18,9 @@ from bosch.recipes.presets import smoke
 from bosch.recipes.recover import main as recover
 from bosch.run import progress
 from bosch.run.errors import UserError
+from bosch.run.files import read_sealed_json, verify_folder
 from bosch.run.folder import RunFolder
-from bosch.run.manifest import read_sealed_json, verify_folder
-from bosch.run.plan import follow_reference
+from bosch.run.stage import follow_reference
 
 
 def command(*more: str, out: Path) -> list[str]:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from bosch.run.errors import UserError
-from bosch.run.manifest import seal_folder, verify_folder
+from bosch.run.files import seal_folder, verify_folder
 from bosch.training.checkpoint import (
     CheckpointError,
     CheckpointReader,

@@ -145,7 +145,7 @@ def test_predictions_are_scored_again_without_the_model(run: Path, tmp_path: Pat
         label=Label("one", 4, 4 * 2 * 256),
         window_tokens=64,
     )
-    runner.evaluate(evaluation, folder)
+    runner.evaluate(evaluation, folder)()
     name = "niah/scores.json"
     assert (folder / name).read_bytes() == (source / name).read_bytes()
 

@@ -11,7 +11,7 @@ from bosch.eval import runner
 from bosch.eval.judging import Judging, judge
 from bosch.eval.settings import Label, SuiteRun
 from bosch.eval.suites import niah
-from bosch.run.manifest import DamagedArtifactError, write_sealed_json
+from bosch.run.files import DamagedArtifactError, write_sealed_json
 from tests.hybrid_folders import embedded_hybrid
 
 
@@ -28,7 +28,7 @@ def begun(hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def begin(killed_before: str) -> tuple[Path, Any]:
         def evaluate() -> None:
-            judge(hybrid, judging, Label("one", 4, 4), tmp_path / "out", tmp_path / "examples")
+            judge(hybrid, judging, Label("one", 4, 4), tmp_path / "out", tmp_path / "examples")()
 
         with monkeypatch.context() as patch:
             patch.setattr(runner, killed_before, raise_killed)

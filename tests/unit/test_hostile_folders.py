@@ -25,18 +25,18 @@ from bosch.masks.picture import draw_mask
 from bosch.model import load_tokenizer, read_model_config
 from bosch.run import progress
 from bosch.run.errors import UserError
-from bosch.run.folder import RunFolder
-from bosch.run.lines import drop_torn_line
-from bosch.run.lock import FolderLock
-from bosch.run.manifest import (
+from bosch.run.files import (
     MANIFEST,
+    drop_torn_line,
     remove_leftovers,
     seal_folder,
     verify_folder,
     write_atomically,
     write_sealed_json,
 )
-from bosch.run.plan import follow_reference
+from bosch.run.folder import RunFolder
+from bosch.run.lock import FolderLock
+from bosch.run.stage import follow_reference
 from bosch.search.journal import Journal
 from bosch.search.memo import Memo
 from bosch.training.checkpoint import CheckpointReader
@@ -333,7 +333,7 @@ def lock(folder: Path) -> None:
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "recover.log": log,
-    ".lock_guard": lock,
+    ".lock": lock,
     "journal.jsonl": lambda folder: Journal(folder, {}),
     "scores.jsonl": lambda folder: Memo(folder, {}),
     "examples.jsonl": lambda folder: drop_torn_line(folder / "examples.jsonl"),
@@ -366,10 +366,3 @@ def test_the_folder_of_ranks_may_not_be_a_link_whose_folders_would_be_removed(
     with pytest.raises(UserError, match=r"\.ranks"), RunFolder(tmp_path / "run"):
         pass
     assert secret.read_bytes() == SECRET
-
-
-def test_a_lock_that_is_a_link_is_replaced(tmp_path: Path, secret: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").symlink_to(secret.with_name("none"))
-    lock(tmp_path / "run")
-    assert files_below(secret.parent) == [secret]

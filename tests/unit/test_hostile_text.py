@@ -24,8 +24,7 @@ from bosch.masks.mask import read_mask, write_mask
 from bosch.masks.picture import draw_mask
 from bosch.recipes.generate_text import print_text
 from bosch.run.plain_text import markdown, visible
-from bosch.run.progress import say
-from bosch.run.tables import show_table
+from bosch.run.progress import say, show_table
 from tests.hybrid_folders import plain_folder, record_for
 from tests.run_folders import FakeRun
 

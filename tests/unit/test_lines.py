@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bosch.run.lines import append_line, drop_torn_line, parse_lines, read_lines, sealed_lines
+from bosch.run.files import append_line, drop_torn_line, parse_lines, read_lines, sealed_lines
 
 ROWS = [{"step": step, "text": "é\n" * step, "nested": {"value": step / 3}} for step in range(3)]
 

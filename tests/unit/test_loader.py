@@ -18,8 +18,8 @@ from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
 from bosch.data.toy_world.documents import ToyDocuments
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import DamagedArtifactError, seal_folder
 from bosch.run.fingerprint import fingerprint
-from bosch.run.manifest import DamagedArtifactError, seal_folder
 from tests.damage import flip_bit
 
 SEQ_LEN = 128

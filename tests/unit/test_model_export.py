@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import weight_files
 from bosch.run.errors import UserError
+from bosch.run.files import verify_folder
 from bosch.run.group import Group
-from bosch.run.manifest import verify_folder
 from bosch.run.stage import Artifact
 from bosch.training.export import export_model
 from bosch.training.model_start import start_model

@@ -118,7 +118,7 @@ def test_a_newer_transformers_is_told_and_runs() -> None:
 # -------------------------------------------------------------------------------------- run folders
 
 
-@pytest.mark.parametrize("name", [".lock", ".lock_guard", "run.json"])
+@pytest.mark.parametrize("name", [".lock", "run.json"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_what_stands_where_a_file_should_be_is_named(
     name: str, make: Callable[[Path], None], tmp_path: Path

@@ -29,7 +29,7 @@ from bosch.data.tokenizer_files import TokenizerText
 from bosch.data.toy_world.documents import ToyDocuments, write_document
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.errors import UserError
-from bosch.run.manifest import DamagedArtifactError, read_sealed_json
+from bosch.run.files import DamagedArtifactError, read_sealed_json
 from tests.odd_tokenizers import train_bpe
 from tests.packing import interrupted_after, pack, toy_tokenizer, write_rows, write_texts
 

@@ -14,7 +14,7 @@ from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER,
 from bosch.data.tokenizer_files import TokenizerText
 from bosch.data.toy_world.documents import ToyDocuments, write_document
 from bosch.run.errors import MissingFileError
-from bosch.run.manifest import DamagedArtifactError
+from bosch.run.files import DamagedArtifactError
 from tests.damage import flip_bit
 from tests.packing import interrupted_after, pack, toy_tokenizer, write_texts
 

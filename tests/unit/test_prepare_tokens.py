@@ -15,8 +15,8 @@ from bosch.model import find_model
 from bosch.recipes.prepare_tokens import main
 from bosch.recipes.presets import smoke
 from bosch.run.errors import UserError
+from bosch.run.files import DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run.folder import RunFolder
-from bosch.run.manifest import DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run.stage import Artifact, Stage
 from tests.damage import flip_bit
 from tests.odd_tokenizers import with_another_tokenizer

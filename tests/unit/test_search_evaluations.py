@@ -11,7 +11,7 @@ import pytest
 
 from bosch.method import Inputs
 from bosch.run.errors import UserError
-from bosch.run.manifest import STARTED
+from bosch.run.files import STARTED
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
 from bosch.search.journal import FILE

@@ -31,10 +31,9 @@ from bosch.recipes import presets, recover, search_mask, sweep
 from bosch.recipes.search_mask import build, main
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.files import verify_folder
 from bosch.run.folder import RunFolder
-from bosch.run.manifest import verify_folder
-from bosch.run.plan import StageBlockedError
-from bosch.run.stage import Artifact, Stage
+from bosch.run.stage import Artifact, Stage, StageBlockedError
 from tests.attention_matrices import inputs_of, toy_calibration
 from tests.faults.search_program import wait
 from tests.fork_server import launch_environment, start

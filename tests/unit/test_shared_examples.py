@@ -14,7 +14,7 @@ from bosch.eval.judging import Judging
 from bosch.eval.settings import SuiteRun
 from bosch.eval.suites import longbench
 from bosch.eval.suites._interface import Example, Task
-from bosch.run.manifest import DamagedArtifactError
+from bosch.run.files import DamagedArtifactError
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 

@@ -5,17 +5,14 @@ import json
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.fingerprint import fingerprint, speed_only
-from bosch.run.folder import RunFolder, WallTime, home_of
-from bosch.run.lock import FolderInUseError, FolderLock, LivenessWatch, LockRecord
-from bosch.run.manifest import (
+from bosch.run.files import (
     MANIFEST,
     STARTED,
     DamagedArtifactError,
@@ -25,8 +22,18 @@ from bosch.run.manifest import (
     write_atomically,
     write_sealed_json,
 )
-from bosch.run.plan import StageBlockedError, plan_run, refuse_blocked, stages_to_redo
-from bosch.run.stage import Artifact, Stage, locate
+from bosch.run.fingerprint import fingerprint, speed_only
+from bosch.run.folder import RunFolder, WallTime, home_of
+from bosch.run.lock import FolderInUseError
+from bosch.run.stage import (
+    Artifact,
+    Stage,
+    StageBlockedError,
+    locate,
+    plan_run,
+    refuse_blocked,
+    stages_to_redo,
+)
 from tests.hybrid_folders import files_of
 
 
@@ -176,7 +183,7 @@ def test_stages_without_a_run_are_made_side_by_side_and_leave_nothing_around_the
     complete_alone(tmp_path / "mask", Stage("mask", run=write_beside))
     assert {path.name for path in tmp_path.iterdir()} == {"mask", "tokens"}
     hidden = {path.name for path in (tmp_path / "mask").glob(".*")}
-    assert hidden == {".lock_guard"}  # deleting it could let two owners in
+    assert hidden == {".lock"}  # deleting it could let two owners in
 
 
 def test_failed_stage_continues_with_its_whole_files_and_keeps_the_time_of_all_attempts(
@@ -188,7 +195,7 @@ def test_failed_stage_continues_with_its_whole_files_and_keeps_the_time_of_all_a
         attempts.append(sorted(path.name for path in folder.glob("[!.]*")))
         assert not list(folder.rglob("*.tmp"))
         write_atomically(folder / f"part-{len(attempts)}", "x")
-        write_atomically(folder / ".wall_seconds.json", "[5.0]")  # as the heartbeat leaves it
+        write_atomically(folder / ".wall_seconds.json", "[5.0]")  # as it is saved meanwhile
         if len(attempts) == 1:
             (folder / ".step-000003.tmp" / "rank-0").mkdir(parents=True)
             (folder / ".step-000003.tmp" / ".sizes.json.tmp").touch()
@@ -394,44 +401,6 @@ def test_fingerprints_depend_on_meaning_not_on_form() -> None:
         fingerprint({"a": object()})
 
 
-def test_owner_on_another_machine_is_judged_by_its_beat(tmp_path: Path) -> None:
-    record = LockRecord.of_this_process()
-    elsewhere = replace(record, owner=replace(record.owner, host="another-machine"))
-    now = 0.0
-    watch = LivenessWatch(clock=lambda: now)  # STALE_SECONDS are 60
-    # The last look is 60.5 s after the beat.
-    for seconds, beat, alive in ((0, 0, None), (59, 0, None), (59, 1, True), (119.5, 1, False)):
-        now = seconds
-        watch.look(replace(elsewhere, beat=beat))
-        assert watch.alive is alive
-
-
-def test_dead_owner_stays_dead_when_its_pid_is_reused(tmp_path: Path) -> None:
-    record = LockRecord.of_this_process()
-    earlier = replace(record, owner=replace(record.owner, started="1"))
-    assert earlier.owner.alive() is False
-    rebooted = replace(record, owner=replace(record.owner, boot_id="another boot"))
-    assert rebooted.owner.alive() is None  # it may be another machine of this name
-    assert record.owner.alive() is True
-    (tmp_path / "run").mkdir()
-    earlier.write(tmp_path / "run")
-    lines: list[str] = []
-    with FolderLock(tmp_path / "run", say=lines.append):
-        pass
-    assert str(earlier.owner) in lines[0]
-
-
-def test_lock_file_that_is_not_one_is_named(tmp_path: Path) -> None:
-    texts = ["", "[]", "{}", '{"owner": 3, "parent": {}}', "\0", "[" * 50_000, "{" + "9" * 9_999]
-    record = asdict(LockRecord.of_this_process())
-    for name, value in (("pid", "\0"), ("pid", None), ("host", []), ("boot_id", 3)):
-        texts.append(json.dumps(record | {"owner": record["owner"] | {name: value}}))
-    for text in [*texts, json.dumps(record | {"launch": {}})]:
-        (tmp_path / ".lock").write_text(text)
-        with pytest.raises(FolderInUseError, match=str(tmp_path / ".lock")), FolderLock(tmp_path):
-            pass
-
-
 @pytest.mark.parametrize("text", ["", "3", "null", "[[]]", '["x"]', "[1e999]", "[" * 50_000, "é"])
 def test_damaged_wall_times_of_earlier_attempts_are_left_out(text: str, tmp_path: Path) -> None:
     (tmp_path / ".wall_seconds.json").write_text(text, "latin-1")
@@ -476,15 +445,6 @@ def test_changed_files_of_the_model_are_named_and_earlier_folders_reused(tmp_pat
     changed = [replace(work[0], model_files={"generation_config.json": "b"})]
     with pytest.raises(UserError, match=r"generation_config\.json: a -> b.*--fresh work"):
         complete(tmp_path, changed)
-
-
-def test_run_whose_folder_was_taken_over_stops_before_it_seals(tmp_path: Path) -> None:
-    def lose_the_lock(folder: Path) -> None:
-        LockRecord.of_this_process().write(tmp_path / "run")
-
-    with pytest.raises(FolderInUseError, match=str(tmp_path / "run")):
-        complete(tmp_path / "run", [Stage("mask", run=lose_the_lock)])
-    assert not (tmp_path / "run" / "mask" / "manifest.json").exists()
 
 
 def test_a_manifest_with_the_text_of_another_sealed_file_is_damaged(tmp_path: Path) -> None:

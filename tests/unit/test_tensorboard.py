@@ -21,7 +21,7 @@ from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
 from bosch.recipes.evaluate_model import publish
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.manifest import write_sealed_json
+from bosch.run.files import write_sealed_json
 from bosch.run.tensorboard import read_metrics
 from bosch.training.metrics import MetricsLog
 from tests.run_folders import FakeRun

@@ -10,7 +10,7 @@ from bosch.assets import asset_folder
 from bosch.recipes import prepare_tokens, presets, train_model
 from bosch.run import progress
 from bosch.run.errors import UserError
-from bosch.run.manifest import verify_folder
+from bosch.run.files import verify_folder
 from bosch.run.stage import Artifact
 from tests.odd_tokenizers import with_another_tokenizer
 

@@ -1,0 +1,298 @@
+"""How a run's files are written and read: whole or not at all, with checksums, and nowhere else.
+
+- A file is written under a temporary name, forced to the disk and renamed (`write_atomically`), so
+  a reader sees the whole file or none.
+- A folder (of a stage, or inside one) is complete if it has a manifest, the list of its files with
+  sizes and checksums, which is written last, and every file matches it.
+- Files that grow line by line end each line with a checksum of the text before it:
+
+      {"step": 1, "loss": 2.5, "check": "7f0a31c2"}
+
+  It may also cover a place: what a line belongs to. Elsewhere the line counts as damaged.
+- What a folder from elsewhere says or links to leads out of it neither for reading nor writing.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
+
+import xxhash
+
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.fingerprint import hash_file, is_hidden, plain
+
+MANIFEST = "manifest.json"
+STARTED = "started.json"
+# An empty file of this name keeps its folder out of the manifest of the folder above: checkpoints
+# are large, and useless after the run that wrote them has ended.
+NO_RESULT = ".no_result"
+HASH_THREADS = 8  # xxhash releases the GIL, so large checkpoints are read in parallel
+CHAT_TEMPLATES = "additional_chat_templates"  # the one folder in a model's folder that is copied
+SEALED_LINE = re.compile(rb'(\{.+), "check": "([0-9a-f]{8})"\}')
+DAMAGED_NAME = re.compile(rb', ".{5}": ".{8}"\}$')  # the name of a checksum with a flipped bit
+
+
+class DamagedArtifactError(UserError):
+    """A file differs from what its manifest says; the message names the file."""
+
+
+# --------------------------------------------------------------------------------- sealed folders
+
+
+def seal_folder(folder: Path, facts: Mapping[str, object]) -> None:
+    """Write the manifest, the last file of a folder: `facts`, and each file's size and checksum."""
+    manifest = dict(facts) | {"files": describe_files(folder)}
+    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync_directory(directory)
+    write_sealed_json(folder / MANIFEST, manifest)
+
+
+def verify_folder(folder: Path) -> dict[str, Any]:
+    """Check every file of a complete folder against its manifest, which is returned. The
+    DamagedArtifactError names the first file that differs. Files that the manifest does not list,
+    such as a reader's notes, are ignored.
+    """
+    manifest = read_sealed_json(folder / MANIFEST, "files")
+    listed = manifest["files"]
+    if not isinstance(listed, dict) or not all(isinstance(one, dict) for one in listed.values()):
+        raise DamagedArtifactError(f"{folder / MANIFEST} is damaged: it holds another file's text.")
+    files = {path_inside(folder, name, folder / MANIFEST): listed[name] for name in listed}
+    for path, facts in files.items():
+        if not path.is_file():
+            raise DamagedArtifactError(f"{path} is missing, though {folder / MANIFEST} lists it.")
+        if (size := path.stat().st_size) != facts["bytes"]:
+            raise DamagedArtifactError(
+                f"{path} is damaged: it has {size} bytes, but its manifest says {facts['bytes']}."
+            )
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        for path, checksum in zip(files, pool.map(hash_file, files), strict=True):
+            if checksum != files[path]["xxh3"]:
+                raise DamagedArtifactError(
+                    f"{path} is damaged: its checksum differs from the one in its manifest."
+                )
+    for path in files:
+        if path.name == MANIFEST:
+            verify_folder(path.parent)
+    return manifest
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, int | str]]:
+    """Size and checksum of each file. An inner folder with a manifest of its own is represented by
+    that manifest: checkpoints are too large to read twice."""
+    sealed = {path.parent for path in folder.rglob(MANIFEST) if path.parent != folder}
+    no_results = {path.parent for path in folder.rglob(NO_RESULT)}
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not is_hidden(path, folder)
+        and path != folder / MANIFEST
+        and not any(inner in path.parents and path != inner / MANIFEST for inner in sealed)
+        and not any(inner in path.parents for inner in no_results)
+    ]
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        checksums = pool.map(lambda path: hash_file(path, sync=True), paths)
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "xxh3": checksum}
+        for path, checksum in zip(paths, checksums, strict=True)
+    }
+
+
+def write_sealed_json(path: Path, content: Mapping[str, object]) -> None:
+    """Write JSON that carries its own checksum, so that a flipped byte is found."""
+    write_atomically(path, _sealed_text(plain(content)))
+
+
+def read_sealed_json(path: Path, *needed: str) -> dict[str, Any]:
+    """What write_sealed_json wrote; DamagedArtifactError if a byte has changed since, or if it is
+    another file, which lacks a needed field."""
+    try:
+        text = path.read_bytes().decode()
+        content = json.loads(text)
+        del content["checksum"]
+        intact = _sealed_text(content) == text and all(name in content for name in needed)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingFileError(f"{path} does not exist.") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        intact = False
+    if not intact:
+        raise DamagedArtifactError(f"{path} is damaged: its content does not match its checksum.")
+    return content
+
+
+def _sealed_text(content: dict[str, object]) -> str:
+    checksum = xxhash.xxh3_128_hexdigest(json.dumps(content, indent=1).encode())
+    return json.dumps(content | {"checksum": checksum}, indent=1) + "\n"
+
+
+# ------------------------------------------------------------------------------------ whole files
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file as a whole: after a kill at any point, the old or the new content is there."""
+    if path.is_dir():
+        refuse_no_file(path)
+    with temporary_file(path).open("xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    # A rename is atomic within a file system: a rank that polls for the file never reads half.
+    os.replace(file.name, path)
+    sync_directory(path.parent)
+
+
+def temporary_file(path: Path) -> Path:
+    """Where the new content of a file is written. What a killed process left there is removed, and
+    also a link, which would be followed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    return temporary
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process was writing: temporary files of write_atomically, and folders
+    (checkpoints, exports) that have such a name until they are complete."""
+    for leftover in list(folder.rglob(".*.tmp")):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)  # it may have been in such a folder
+
+
+def sync_directory(folder: Path) -> None:
+    """Force a folder's entries (a rename, a new file) to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------------- files that grow by lines
+
+
+class Line(NamedTuple):
+    number: int  # from 1
+    content: dict[str, Any] | None  # without the checksum; None: the line is damaged
+
+
+def read_lines(path: Path, place: str = "") -> list[Line]:
+    """The lines of a file; none if there is no file. A last line that a kill left incomplete is
+    left out."""
+    return parse_lines(path.read_bytes() if path.is_file() else b"", place)
+
+
+def parse_lines(content: bytes, place: str = "") -> list[Line]:
+    """Without a place, lines without checksums are taken as they are, up to the first that has one:
+    predictions.jsonl has its checksum in a manifest."""
+    lines = []
+    any_sealed = bool(place)
+    for number, text in enumerate(content.split(b"\n")[:-1], 1):
+        sealed = SEALED_LINE.fullmatch(text)
+        any_sealed = any_sealed or sealed is not None
+        if sealed is not None:
+            intact = _check_of(sealed[1], place) == sealed[2].decode()
+        else:
+            intact = not any_sealed and not DAMAGED_NAME.search(text)
+        row = None
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(sealed[1] + b"}" if sealed else text) if intact else None
+        is_row = isinstance(row, dict) and "check" not in row
+        lines.append(Line(number, row if is_row else None))
+    return lines
+
+
+def drop_torn_line(path: Path) -> None:
+    """Remove a last line that a kill left incomplete, before lines are appended."""
+    content = path.read_bytes() if path.is_file() else b""
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        with open_own_file(path, "r+b") as file:
+            file.truncate(end)
+
+
+def append_line(file: BinaryIO, content: Mapping[str, object], place: str = "") -> None:
+    """Append a line and wait until it is on the disk."""
+    file.write(sealed_lines([content], place))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sealed_lines(contents: Iterable[Mapping[str, object]], place: str = "") -> bytes:
+    """Lines with their checksums. A content has at least one field."""
+    texts = (json.dumps(content)[:-1] for content in contents)
+    return b"".join(
+        f'{text}, "check": "{_check_of(text.encode(), place)}"}}\n'.encode() for text in texts
+    )
+
+
+def _check_of(text: bytes, place: str) -> str:
+    return f"{zlib.crc32(place.encode() + text):08x}"
+
+
+# ------------------------------------------------------------------------ nothing outside a folder
+
+
+def path_inside(folder: Path, name: object, source: Path, flat: bool = False) -> Path:
+    """`folder / name`, of a name that the file `source` holds. flat: in the folder itself, not in
+    one of its folders."""
+    path = PurePosixPath(name if isinstance(name, str) else "")
+    is_inside = path.parts and not path.is_absolute() and ".." not in path.parts
+    if not is_inside or "\0" in str(path) or (flat and path.parts != (name,)):
+        raise UserError(
+            f"{source} names the file {str(name)[:200]!r}, which is not the name of a file in "
+            f"{folder}. Fetch or make the folder again."
+        )
+    return folder / path
+
+
+def refuse_foreign_links(folder: Path) -> None:
+    """Refuse a model folder with a link to a file elsewhere: what is made of the folder, and
+    perhaps published, would hold that file. Snapshots in the hub's cache are links to its `blobs`.
+    """
+    root = folder.resolve()
+    homes = [root]
+    for inner in (root, *root.parents):
+        snapshots = inner.parent
+        if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
+            homes.append(snapshots.parent / "blobs")
+    files = [path for path in folder.glob("[!.]*") if not path.is_dir()]
+    for path in sorted([*files, *folder.glob(f"{CHAT_TEMPLATES}/**/*")]):
+        target = Path(os.path.realpath(path))
+        if not any(target.is_relative_to(home) for home in homes):
+            raise UserError(
+                f"{path} is a link to {target}, outside of the model's folder. If that file "
+                "belongs to the model, put a copy of it in the place of the link."
+            )
+
+
+def open_own_file(path: Path, mode: str) -> Any:
+    """Like open(), but a link is refused: what it leads to is not ours to write. So is what is no
+    file: a pipe would wait for a reader."""
+
+    def follow_no_link(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+    refuse_link(path)
+    refuse_no_file(path)
+    return open(path, mode, opener=follow_no_link, encoding=None if "b" in mode else "utf-8")
+
+
+def refuse_no_file(path: Path) -> None:
+    """Refuse a folder, a pipe or a device in the place of a file that is ours to write."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or device"
+        raise UserError(f"{path} is {kind}, where a file is to be written. Move it away.")
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a link in the place of a file or folder that is only ours to write."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, so writing would change what it leads to. Remove it.")
