@@ -147,7 +147,7 @@ class Learning:
     """Tokens and a function that trains on them: `bosch` imports neither `data` nor `training`."""
 
     train: TrainLearner
-    num_tokens: int  # the token budget; what a method uses here counts in every comparison
+    num_tokens: int  # of mask and training together; what a method uses counts in comparisons
     sequence_tokens: int  # length of a packed sequence
 
 
@@ -190,12 +190,12 @@ class Inputs:
         return self.model_info.num_query_heads
 
     @property
-    def budget(self) -> int:
+    def num_windowed(self) -> int:
         """Number of groups that get the window."""
         return num_windowed(self.ratio, self.num_layers, self.num_groups)
 
     @property
-    def layer_budget(self) -> int:
+    def num_windowed_layers(self) -> int:
         """Number of layers that do, for methods that choose whole layers."""
         return num_windowed(self.ratio, self.num_layers, 1)
 

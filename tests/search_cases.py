@@ -1,5 +1,5 @@
-"""Small searches for tests: calibration texts that a random model answers, the score of a mask by
-the model itself, and three simple searches.
+"""Small searches for tests: haystacks that a random model answers, the score of a mask by the model
+itself, and three simple searches.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from bosch.calibration import Calibration, Haystack, Question
 from bosch.search.evaluations import MaskObjective
 from bosch.search.objective import Value, Z, rounded, weighted
 from bosch.search.scorer import Scorer
-from bosch.search.settings import Accelerations
+from bosch.search.settings import Accelerations, SearchSettings
 from tests.model_factory import TINY, tiny_model
 
 WINDOW = 8
@@ -71,19 +71,15 @@ class ModelObjective:
             self.scores[z] = score_by_the_model(self.model, self.calibration, z)
         return Value(rounded(weighted(self.name, *self.scores[z])), True, *self.scores[z])
 
-    def evaluations(self) -> int:
-        return len(self.scores)
-
 
 def objective_of(
     model: PreTrainedModel,
     calibration: Calibration,
     name: str = "accuracy+probability",
     accelerations: Accelerations | None = None,
-    **options: Any,
 ) -> MaskObjective:
     scorer = Scorer(model, calibration, WINDOW, accelerations)
-    return MaskObjective(scorer, calibration, name, **options)
+    return MaskObjective(scorer, calibration, SearchSettings(objective=name))
 
 
 def small_model(**changes: Any) -> PreTrainedModel:

@@ -29,8 +29,8 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
                 "prepares them first."
             )
         everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
-        if inputs.budget in (0, len(everything)):
-            mask = inputs.mask_of(everything[: inputs.budget])
+        if inputs.num_windowed in (0, len(everything)):
+            mask = inputs.mask_of(everything[: inputs.num_windowed])
             return Selection(mask, notes=("all groups are alike at this ratio; nothing to learn",))
     if hasattr(method, "score_groups"):
         return choose_most_local(method.score_groups(inputs), inputs)
@@ -42,7 +42,7 @@ def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
     """Window the most local groups, up to the budget. The seed breaks ties between equal scores."""
     sign = -1 if scores.larger_is == "local" else 1
     table = [[sign * value for value in row] for row in scores.groups]
-    windowed, tie = smallest(table, inputs.budget, inputs.seed)
+    windowed, tie = smallest(table, inputs.num_windowed, inputs.seed)
     notes: tuple[str, ...] = ()
     if tie:
         tie["value"] *= sign

@@ -12,7 +12,7 @@ Settings = NoSettings
 
 
 def select(inputs: Inputs) -> Selection:
-    full = full_layers(inputs.num_layers, inputs.num_layers - inputs.layer_budget)
+    full = full_layers(inputs.num_layers, inputs.num_layers - inputs.num_windowed_layers)
     return Selection(inputs.mask_of_layers(set(range(inputs.num_layers)) - full))
 
 

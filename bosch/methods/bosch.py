@@ -2,7 +2,7 @@
 
 Three stages as in the paper, each with a signal: stage 1 asks what every group is worth, stage 2
 ranks the groups of all layers and so gives each layer its share, stage 3 swaps groups, those first
-that promise most by the outcomes of each text so far. `bosch_paper` is the search as published.
+that promise most by the outcomes of each haystack so far. `bosch_paper` is the search as published.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Settings(GuidedSettings):
 
     optimizer: str = "guided"  # a file of bosch/search/optimizers
     rankings: tuple[str, ...] = ()  # ranking methods to start from, in addition to the probes
-    probed: float = 1 / 3  # share of the calibration texts that stage 1 reads
+    probed: float = 1 / 3  # share of the haystacks that stage 1 reads
     # Stage 3 tries this share of kappa masks per layer.
     effort: float = 1 / 3
 
@@ -33,20 +33,20 @@ class Settings(GuidedSettings):
 
 def select(inputs: Inputs) -> Selection:
     from bosch.search import probes  # imports torch
-    from bosch.search.finish import finish
+    from bosch.search.finish import announce, finish
     from bosch.search.search import count_solving, open_search
 
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
         groups = search.all_groups()
         swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
-        swaps = count_solving(len(groups), search.budget, swaps)
+        swaps = count_solving(len(groups), search.num_windowed, swaps)
         is_choice = swaps > 1  # at a ratio of 0 or 1 there is none
-        search.announce({"stage 1": len(groups), "stage 3": swaps} if is_choice else {"mask": 1})
+        announce(search, {"stage 1": len(groups), "stage 3": swaps} if is_choice else {"mask": 1})
         with search.until_ended():
             guides: list[Table] = []
             if is_choice:
                 guides = [probes.probe_groups(search, settings.probed), *make_guides()]
                 guides = probes.rank_groups(search, guides)
-            search.solve("stage 3", groups, search.budget, swaps, guides)
+            search.solve("stage 3", groups, search.num_windowed, swaps, guides)
         return finish(search)

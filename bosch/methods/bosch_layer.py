@@ -14,14 +14,16 @@ class Settings(SearchSettings):
 
 
 def select(inputs: Inputs) -> Selection:
-    from bosch.search.finish import finish  # imports torch
+    from bosch.search.finish import announce, finish  # imports torch
     from bosch.search.search import count_solving, open_search
 
-    evaluations = inputs.settings.kappa * inputs.num_layers
+    evaluations, windowed = inputs.settings.kappa * inputs.num_layers, inputs.num_windowed_layers
+    layers = [
+        tuple((layer, group) for group in range(inputs.num_groups))
+        for layer in range(inputs.num_layers)
+    ]
     with open_search(inputs, "layer") as search:
-        layers = search.whole_layers()
-        planned = count_solving(len(layers), inputs.layer_budget, evaluations)
-        search.announce({"layers": planned})
+        announce(search, {"layers": count_solving(len(layers), windowed, evaluations)})
         with search.until_ended():
-            search.solve("layers", layers, inputs.layer_budget, evaluations)
+            search.solve("layers", layers, windowed, evaluations)
         return finish(search)

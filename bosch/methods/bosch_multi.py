@@ -1,7 +1,7 @@
 """The paper's ablation B-multi: only stage 1 of BOSCH, over several layers at once.
 
 Each part has as many neighboring layers as a subproblem of stage 3 may have, and kappa evaluations
-per layer. Groups beyond the budget are made full again as in `bosch_single`.
+per layer. Groups beyond the ratio are made full again as in `bosch_single`.
 """
 
 from dataclasses import dataclass

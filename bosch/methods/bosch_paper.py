@@ -1,7 +1,7 @@
 """BOSCH as published: three stages in search of the mask that answers most calibration examples.
 
 It follows the paper's text and corrects errors in its algorithms: the sign of the drop in stage 2,
-and a budget that is met exactly. As in the paper it ends with the mask of stage 3, even if it
+and a ratio that is met exactly. As in the paper it ends with the mask of stage 3, even if it
 evaluated a better one (`keep_best` ends with that).
 """
 
@@ -18,18 +18,18 @@ check = check_optimizer
 class Settings(StageSettings):
     """The paper's settings."""
 
-    keep_best: bool = False  # end with the best evaluated mask that meets the budget
+    keep_best: bool = False  # end with the best evaluated mask that meets the ratio
 
 
 def select(inputs: Inputs) -> Selection:
     from bosch.search import stages  # imports torch
-    from bosch.search.finish import finish
+    from bosch.search.finish import announce, finish
     from bosch.search.optimizers._interface import WITH_PENALTY
     from bosch.search.search import open_search
 
     settings = inputs.settings
     with open_search(inputs) as search:
-        search.announce(stages.count_evaluations(search, settings))
+        announce(search, stages.count_evaluations(search, settings))
         with search.until_ended():
             wants_harm = settings.optimizer not in WITH_PENALTY
             importance = stages.localize_parts(search, settings.kappa, 1, exact_values=wants_harm)

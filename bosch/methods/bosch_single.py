@@ -1,6 +1,6 @@
 """The paper's ablation B-single: only stage 1 of BOSCH, one layer at a time.
 
-Stage 1 windows ceil(rho G) groups of each layer. If that exceeds the budget, the groups whose
+Stage 1 windows ceil(rho G) groups of each layer. If that exceeds the ratio, the groups whose
 windowing did the most harm are made full again.
 """
 
@@ -25,20 +25,20 @@ def select(inputs: Inputs) -> Selection:
 def localize(inputs: Inputs, layers_at_once: int) -> Selection:
     """Only stage 1, over `layers_at_once` neighboring layers at a time."""
     from bosch.search import stages  # imports torch
-    from bosch.search.finish import finish
+    from bosch.search.finish import announce, finish
     from bosch.search.search import guide_scores, open_search
 
     kappa = inputs.settings.kappa
     with open_search(inputs) as search:
-        search.announce({"stage 1": stages.count_localizing(search, kappa, layers_at_once)})
+        announce(search, {"stage 1": stages.count_localizing(search, kappa, layers_at_once)})
         windowed = stages.groups_a_layer(search) * search.num_layers
-        exceeds = windowed != search.budget
+        exceeds = windowed != search.num_windowed
         with search.until_ended():
             importance = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
             if exceeds:
                 groups = search.all_groups()
                 current = search.assignment_in(search.z, groups)
                 prior = guide_scores(importance.guide, groups)
-                search.z = search.mask(groups, repair(current, search.budget, prior))
-                search.evaluate_all([search.z], None, "to the budget", [True])
+                search.z = search.mask(groups, repair(current, search.num_windowed, prior))
+                search.evaluate([search.z], None, "to the ratio", [True])
         return finish(search)

@@ -1,6 +1,6 @@
 """An existing mask: a mask.json, or a table of DuoAttention or PruLong.
 
-A table (its file ends in .tsv) is cut at the ratio's exact budget. A mask.json must have the
+A table (its file ends in .tsv) is cut at exactly the ratio. A mask.json must have the
 requested ratio. The window is always the requested one, so a mask can be tried with windows other
 than its own.
 """

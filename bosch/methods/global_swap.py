@@ -20,15 +20,15 @@ class Settings(GuidedSettings):
 
 def select(inputs: Inputs) -> Selection:
     from bosch.search import stages  # imports torch
-    from bosch.search.finish import finish
+    from bosch.search.finish import announce, finish
     from bosch.search.search import open_search
 
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
         planned = stages.count_evaluations(search, StageSettings(kappa=settings.kappa))
         evaluations = max(1, sum(planned.values()) - len(settings.rankings))
-        search.announce({"swaps": evaluations})
+        announce(search, {"swaps": evaluations})
         with search.until_ended():
             groups, guides = search.all_groups(), make_guides()
-            search.solve("swaps", groups, search.budget, evaluations, guides)
+            search.solve("swaps", groups, search.num_windowed, evaluations, guides)
         return finish(search)

@@ -14,4 +14,4 @@ Settings = NoSettings
 def select(inputs: Inputs) -> Selection:
     groups = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
     random.Random(f"random_groups/{inputs.seed}").shuffle(groups)
-    return Selection(inputs.mask_of(groups[: inputs.budget]), drawn=True)
+    return Selection(inputs.mask_of(groups[: inputs.num_windowed]), drawn=True)

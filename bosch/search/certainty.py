@@ -2,11 +2,11 @@
 
 effects    what each group is estimated to add to the quality of the answers, with its error; only
            differences count, since every mask has as many full groups; none if it was not tried
-unsure     groups that another draw of the calibration texts would put on the other side
+unsure     groups that another draw of the haystacks would put on the other side
 stand_ins  swaps that were measured and lose nothing: these groups can replace each other
-halves     the best of the evaluated masks on one half of the texts, scored on the other half
+halves     the best of the evaluated masks on one half of the haystacks, scored on the other half
 """
-# M masks, N groups, T texts
+# M masks, N groups, T haystacks
 
 import random
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ Group = tuple[int, int]  # layer, group
 @dataclass(frozen=True)
 class Certainty:
     effects: list[list[float | None]]  # [layer][group]
-    errors: list[list[float | None]]  # standard errors over texts
+    errors: list[list[float | None]]  # standard errors over haystacks
     unsure: list[tuple[int, int, float]]  # layer, group, share of the redraws that change it
     stand_ins: list[tuple[Group, Group]]  # a full group and one on the window
-    # The objective of masks chosen on one half of the texts: there, and on the other half.
+    # The objective of masks chosen on one half of the haystacks: there, and on the other half.
     on_own_half: float
     on_other_half: float
 
@@ -39,15 +39,15 @@ class Certainty:
     def line(self) -> str:
         """For the log."""
         return (
-            f"how sure: masks picked on half of the calibration texts score {self.on_own_half:.3g} "
-            f"there and {self.on_other_half:.3g} on the other half; with other texts "
+            f"how sure: masks picked on half of the haystacks score {self.on_own_half:.3g} there "
+            f"and {self.on_other_half:.3g} on the other half; with other haystacks "
             f"{len(self.unsure)} of {sum(map(len, self.effects))} groups could change sides; "
             f"{len(self.stand_ins)} of the swaps tried lose nothing"
         )
 
 
 def assess(search: Search) -> Certainty | None:
-    """None if the search never scored its mask on all texts, or chose whole layers."""
+    """None if the search never scored its mask on all haystacks, or chose whole layers."""
     found = search.outcomes.get(search.z)
     if found is None or not found.exact or search.unit == "layer":
         return None
@@ -91,8 +91,8 @@ def flat(z: Z) -> Assignment:
 
 
 def changes(current: Assignment, effects_TN: Array, questions: Array, tried_N: Array) -> Array:
-    """How often each group changes sides when as many texts are drawn with replacement: swaps are
-    made as long as a group on the window is worth more than a full one, of those that were tried.
+    """How often each group changes sides when as many haystacks are drawn with replacement: groups
+    are swapped as long as one on the window is worth more than a full one, of those tried.
     """
     draw = np.random.default_rng(0)
     full_N = np.array(current, bool)
@@ -112,14 +112,14 @@ def changes(current: Assignment, effects_TN: Array, questions: Array, tried_N: A
 def stand_ins(
     search: Search, current: Assignment, outcomes: Mapping[Assignment, Value]
 ) -> list[tuple[Group, Group]]:
-    """Swaps of the mask scored on all texts whose loss is within its error, the best first."""
-    own = text_values(search, outcomes[current])
+    """Swaps of the mask scored on all haystacks whose loss is within its error, the best first."""
+    own = values_by_haystack(search, outcomes[current])
     found = []
     for assignment, value in outcomes.items():
         changed = [n for n, bit in enumerate(current) if assignment[n] != bit]
         if not value.exact or len(changed) != 2 or sum(assignment) != sum(current):
             continue
-        lost_T = own - text_values(search, value)
+        lost_T = own - values_by_haystack(search, value)
         error = lost_T.std(ddof=1) / len(lost_T) ** 0.5 if len(lost_T) > 1 else 0.0
         if lost_T.mean() <= error:
             full, windowed = sorted(changed, key=lambda group: -current[group])
@@ -129,21 +129,23 @@ def stand_ins(
 
 
 def halves(search: Search, outcomes: Mapping[Assignment, Value]) -> tuple[float, float]:
-    """Mean value of the best mask of each half of the texts, on that half and on the other."""
-    masks = [a for a, value in outcomes.items() if value.exact and a.count(0) == search.budget]
-    values_MT = np.array([text_values(search, outcomes[mask]) for mask in masks])
-    draw, texts = random.Random(0), list(range(values_MT.shape[1]))
+    """Mean value of the best mask of each half of the haystacks, on that half and on the other."""
+    masks = [
+        a for a, value in outcomes.items() if value.exact and a.count(0) == search.num_windowed
+    ]
+    values_MT = np.array([values_by_haystack(search, outcomes[mask]) for mask in masks])
+    draw, numbers = random.Random(0), list(range(values_MT.shape[1]))
     sums = np.zeros(2)
     for _ in range(SPLITS):
-        draw.shuffle(texts)
-        one, two = texts[::2], texts[1::2] or texts[::2]
+        draw.shuffle(numbers)
+        one, two = numbers[::2], numbers[1::2] or numbers[::2]
         best = int(values_MT[:, one].mean(1).argmax())
         sums += values_MT[best, one].mean(), values_MT[best, two].mean()
     own, other = (sums / SPLITS).tolist()
     return own, other
 
 
-def text_values(search: Search, value: Value) -> Array:
-    """The objective on each text."""
+def values_by_haystack(search: Search, value: Value) -> Array:
+    """The objective on each haystack."""
     name = search.settings.objective
-    return np.array([weighted(name, *value.texts[text]) for text in sorted(value.texts)])
+    return np.array([weighted(name, *means) for _, means in sorted(value.haystacks.items())])

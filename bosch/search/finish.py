@@ -1,27 +1,50 @@
-"""The end of a search: its mask, scored once more without accelerations, its record and picture."""
+"""The two ends of a search: its planned cost, and its mask, scored once more without accelerations,
+with the record and the picture."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from bosch.masks.mask import GroupMask
 from bosch.method import Selection
 from bosch.run.fingerprint import plain
 from bosch.run.group import is_first
-from bosch.run.progress import say
+from bosch.run.progress import describe_seconds, say
 from bosch.search.certainty import assess
-from bosch.search.objective import Value, Z, rounded
+from bosch.search.objective import Value, rounded
 from bosch.search.optimizers._interface import repair
 from bosch.search.pictures import draw_search
 from bosch.search.search import Search
 
 
+def announce(search: Search, planned: Mapping[str, int]) -> None:
+    """Print the planned cost before the search starts: the most evaluations of each part."""
+    total, cost = sum(planned.values()), search.objective.cost
+    parts = ", ".join(f"{name} {count:,}" for name, count in planned.items())
+    most = total * len(search.objective.questions) * search.num_layers
+    line = f"plan: at most {total:,} evaluations ({parts}), {most:,} layer-forwards"
+    if cost.computed:
+        seconds = cost.evaluation_seconds / cost.computed
+        line += (
+            f"; at most {describe_seconds(total * seconds)} ({seconds:.2g} s per evaluation so "
+            "far; most need fewer layers and haystacks)"
+        )
+    say(line)
+    for name in ("max_evaluations", "max_hours"):
+        if (value := getattr(search.settings, name)) is not None:
+            say(f"it stops with the best mask so far at --{name.replace('_', '-')} {value:g}")
+
+
 def finish(search: Search) -> Selection:
-    """The last stage's mask, or an earlier one that meets the budget and scores higher. A search
+    """The last stage's mask, or an earlier one that meets the ratio and scores higher. A search
     that was cut short ends with the best mask so far, or else with the current mask, repaired.
     """
-    objective, anchors, best = search.objective, search.anchors, search.best
-    if search.cut_short:
-        search.z = best[1] if best else _repaired(search)
-    assert sum(row.count(0) for row in search.z) == search.budget
+    objective, dense, best = search.objective, search.anchors.dense, search.best
+    if search.cut_short and best:
+        search.z = best[1]
+    elif search.cut_short:
+        groups = search.all_groups()
+        current = search.assignment_in(search.z, groups)
+        search.z = search.mask(groups, repair(current, search.num_windowed))
     final = objective.score_unaccelerated(search.z)
     other = best if best and best[1] != search.z else None
     if other and search.settings.keep_best:
@@ -30,26 +53,26 @@ def finish(search: Search) -> Selection:
         if earlier.value > final.value:
             say(
                 f"the last stage's mask scores {final.value:.4g}, an earlier one that meets the "
-                f"budget {earlier.value:.4g}: the search ends with the earlier one"
+                f"ratio {earlier.value:.4g}: the search ends with the earlier one"
             )
             search.details["last_stage"] = _numbers(final)
             search.z, final = other[1], earlier
     elif other and other[0] > final.value:
         say(
-            f"the last stage's mask scores {final.value:.4g}, an earlier one that meets the budget "
+            f"the last stage's mask scores {final.value:.4g}, an earlier one that meets the ratio "
             f"{other[0]:.4g}: the search ends with the last one, as in the paper; --method bosch "
             "ends with the best"
         )
-    certainty = assess(search)
+    certainty, evaluations = assess(search), len(objective.values)
     trace = {
         "objective": search.settings.objective,
-        "dense": _numbers(anchors.dense),
-        "fully_windowed": anchors.low,
+        "dense": _numbers(dense),
+        "fully_windowed": search.anchors.low,
         "hybrid": _numbers(final),
-        "evaluations": objective.evaluations(),
+        "evaluations": evaluations,
         "cut_short": search.cut_short,
         "reproducible": search.reproducible,
-        "steps": [asdict(part) for part in search.solved_parts],
+        "steps": search.steps,
         "certainty": certainty and asdict(certainty),
         **search.details,
     }
@@ -57,10 +80,10 @@ def finish(search: Search) -> Selection:
         draw_search(search, certainty, search.inputs.folder / "search.png")
     summary = (
         f"the mask answers {final.accuracy:.1%} of the calibration questions right (dense model "
-        f"{anchors.dense.accuracy:.1%}) and gives the right answer a mean probability of "
-        f"{final.probability:.3g} (dense model {anchors.dense.probability:.3g}), log-probability "
-        f"{final.log_probability:.4g} ({anchors.dense.log_probability:.4g}), after "
-        f"{objective.evaluations():,} evaluations"
+        f"{dense.accuracy:.1%}) and gives the right answer a mean probability of "
+        f"{final.probability:.3g} (dense model {dense.probability:.3g}), log-probability "
+        f"{final.log_probability:.4g} ({dense.log_probability:.4g}), after "
+        f"{evaluations:,} evaluations"
     )
     return Selection(
         GroupMask.from_rows(search.z, search.inputs.window_tokens, search.unit),
@@ -72,12 +95,6 @@ def finish(search: Search) -> Selection:
         ),
         cost=asdict(objective.cost) | {"seconds": objective.seconds()},
     )
-
-
-def _repaired(search: Search) -> Z:
-    """The current mask, changed from the bottom up until it meets the budget."""
-    groups = search.all_groups()
-    return search.mask(groups, repair(search.assignment_in(search.z, groups), search.budget))
 
 
 def _numbers(value: Value) -> dict[str, float | None]:

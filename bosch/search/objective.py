@@ -22,15 +22,17 @@ WEIGHTS: dict[str, tuple[float, float, float]] = {
     "accuracy+probability": (0.5, 0.5, 0),
     "accuracy+logprob": (0.5, 0, 0.5),
 }
-DIGITS = 4  # values are rounded to 1e-4: kernels may differ below that
 
 
 class Means(NamedTuple):
-    """Means over the questions of one text, or of all texts."""
+    """Means over the questions of one haystack, or of all."""
 
     accuracy: float
     probability: float
     log_probability: float
+
+
+Outcome = Mapping[int, Means]  # of a mask, by the number of the haystack
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Value:
     accuracy: float | None
     probability: float | None
     log_probability: float | None
-    # Of each text, in the order in which they were read; those of a bound are the first texts.
-    texts: Mapping[int, Means] = field(default_factory=dict)
+    # In the order in which haystacks were read; those of a bound are the first ones.
+    haystacks: Outcome = field(default_factory=dict)
 
 
 class SearchEnded(Exception):  # noqa: N818  # not an error
@@ -63,7 +65,8 @@ def weighted(name: str, accuracy: float, probability: float, log_probability: fl
 
 
 def rounded(value: float) -> float:
-    return round(value, DIGITS) + 0.0  # no -0.0
+    """To 1e-4: kernels may differ below that."""
+    return round(value, 4) + 0.0  # no -0.0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from bosch.method import Table
-from bosch.run.progress import say
+from bosch.run.progress import say, track
 from bosch.search.optimizers._surrogate import Array
 from bosch.search.search import Search
 
@@ -17,18 +17,17 @@ LOWEST = -20.0  # log-probability: below it, worse answers are not told apart
 
 
 def probe_groups(search: Search, share: float) -> Table:
-    """What every group is worth: the answers' mean log-probability in a share of the texts when the
-    group is kept alone in its layer, against keeping another one, all other layers full.
+    """What every group is worth: the answers' mean log-probability in a share of the haystacks when
+    the group is kept alone in its layer, against keeping another one, all other layers full.
 
     One evaluation a group, the same at every ratio. The paper's stage 1 windows layers at the
     ratio, where their best masks lose nothing; with one group left, every layer tells.
     """
-    num_texts = len(search.objective.questions)
-    texts = [int(i / share + 1e-9) for i in range(math.ceil(num_texts * share - 1e-9))]
-    layers, groups = range(search.num_layers), range(search.num_groups)
-    dense = search.dense()
+    num_haystacks = len(search.objective.questions)
+    read = [int(i / share + 1e-9) for i in range(math.ceil(num_haystacks * share - 1e-9))]
+    layers, groups, dense = range(search.num_layers), range(search.num_groups), search.dense()
     table: list[tuple[float, ...]] = []
-    with search.objective.tracking("stage 1", len(layers) * len(groups)):
+    with track("stage 1", len(layers) * len(groups), "evaluations") as bar:
         for layer in reversed(layers):  # from the top, where a probe costs least
             masks = [
                 (
@@ -39,9 +38,9 @@ def probe_groups(search: Search, share: float) -> Table:
                 )
                 for kept in groups
             ]
-            values = search.evaluate_all(masks, None, "stage 1", [False] * len(masks), texts)
+            values = search.evaluate(masks, None, "stage 1", [False] * len(masks), bar, read)
             worth = [
-                fmean(max(value.texts[text].log_probability, LOWEST) for text in texts)
+                fmean(max(value.haystacks[number].log_probability, LOWEST) for number in read)
                 for value in values
             ]
             if len(groups) == 1:
@@ -60,7 +59,7 @@ def rank_groups(search: Search, guides: Sequence[Table]) -> list[Table]:
     num_groups = search.num_groups
     first, *others = (mean_rank([np.ravel(guide)]) for guide in guides)
     rank_N = mean_rank([first, mean_rank(others)] if others else [first])
-    windowed = np.argsort(rank_N, kind="stable")[: search.budget]
+    windowed = np.argsort(rank_N, kind="stable")[: search.num_windowed]
     counts = np.bincount(windowed // num_groups, minlength=search.num_layers).tolist()
     search.details["ratios"] = [count / num_groups for count in counts]
     say("stage 2, groups on the window from the bottom layer up: " + " ".join(map(str, counts)))

@@ -1,18 +1,24 @@
-"""Stage 2 of BOSCH: from the cost of localizing each layer to its share of windowed groups.
+"""From the cost of localizing each layer to the subproblems of stage 3: which layers are solved
+together, and how many of their groups get the window.
 
-Algorithm 2 of the paper in whole numbers, so that the budget is met exactly and the loop ends. Line
+Algorithm 2 of the paper in whole numbers, so that the ratio is met exactly and the loop ends. Line
 6 is read with the opposite sign: as printed, the most harmful layer would count as the easiest. The
 paper clips and scales the drops to weights but only uses their order, so the drops are sorted here.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
 from bosch.config import MaskConfig
 from bosch.masks.mask import check_ratio, num_windowed
 from bosch.run.errors import UserError
+
+MAX_VARIABLES = 32  # per part by default: 4 layers of 8 groups in the paper
+
+# ---------------------------------------------------------------------------------------- stage 2
 
 
 def allocate_ratios(
@@ -23,42 +29,41 @@ def allocate_ratios(
     buckets: Sequence[float] = MaskConfig.ratio_buckets,
     tie_scores: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
-    """Each layer's share of groups on the window; together exactly the budget of `rho`.
+    """Each layer's share of groups on the window; together exactly the groups that `rho` demands.
 
     `stage1_scores[i]` is the score with layers i and above localized; layer 0 is at the bottom.
     `tie_scores`, another score in the same order with the dense model's last, decide between equal
     drops; if those are equal too, the lower layer counts as harder. A harder layer never gets a
     larger share.
     """
-    scores, dense_score = [float(score) for score in stage1_scores], float(dense_score)
-    ties = None if tie_scores is None else [float(score) for score in tie_scores]
-    _check_scores(scores, dense_score, ties)
-    check_ratio(rho)
-    num_layers = len(scores)
-    counts = _bucket_counts([float(bucket) for bucket in buckets], num_groups)
-    budget = num_windowed(rho, num_layers, num_groups)
-    if not counts[0] * num_layers <= budget <= counts[-1] * num_layers:
+    num_layers = len(stage1_scores)
+    counts = _bucket_counts(buckets, num_groups)
+    total = num_windowed(rho, num_layers, num_groups)
+    if not counts[0] * num_layers <= total <= counts[-1] * num_layers:
         raise UserError(
-            f"A ratio of {rho:g} puts {budget} of {num_layers * num_groups} groups on the window, "
+            f"A ratio of {rho:g} puts {total} of {num_layers * num_groups} groups on the window, "
             f"but buckets from {counts[0]} to {counts[-1]} groups per layer allow "
             f"{counts[0] * num_layers} to {counts[-1] * num_layers}; choose other buckets."
         )
-    hard = hardest_first(scores, dense_score, ties)
-    windowed = _reconcile(_split(hard, len(counts)), hard, counts, budget)
-    assert sum(windowed.values()) == budget
+    hard = hardest_first(stage1_scores, dense_score, tie_scores)
+    # The hardest layers go into the first bucket. Like numpy.array_split, the first parts are one
+    # larger if they cannot be equal.
+    size, larger = divmod(num_layers, len(counts))
+    places = [bucket for bucket in range(len(counts)) for _ in range(size + (bucket < larger))]
+    windowed = _reconcile(dict(zip(hard, places, strict=True)), hard, counts, total)
     return tuple(windowed[layer] / num_groups for layer in range(num_layers))
 
 
 def hardest_first(
     stage1_scores: Sequence[float], dense_score: float, tie_scores: Sequence[float] | None = None
 ) -> list[int]:
-    """Layers sorted by the cost of localizing them, highest first: the order that stage 2 uses."""
-    drops = layer_drops([*stage1_scores, dense_score])
-    ties = layer_drops(tie_scores) if tie_scores is not None else [Fraction(0)] * len(drops)
+    """Layers sorted by the cost of localizing them, highest first."""
+    drops = _layer_drops([*stage1_scores, dense_score])
+    ties = _layer_drops(tie_scores) if tie_scores is not None else [Fraction(0)] * len(drops)
     return sorted(range(len(drops)), key=lambda layer: (-drops[layer], -ties[layer], layer))
 
 
-def layer_drops(scores: Sequence[float]) -> list[Fraction]:
+def _layer_drops(scores: Sequence[float]) -> list[Fraction]:
     """The cost of each layer: the score before it is localized minus the score after. The last of
     `scores` is the dense model's.
     """
@@ -75,8 +80,6 @@ def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
     """Windowed groups per layer in each bucket. Buckets that are not a whole number of groups are
     dropped: with two groups per layer, 0, 0.5 and 1 of the usual five remain.
     """
-    if num_groups < 1:
-        raise UserError(f"num_groups is {num_groups}, it must be at least 1.")
     for bucket in buckets:
         check_ratio(bucket)
     if list(buckets) != sorted(set(buckets)):
@@ -90,25 +93,16 @@ def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
     return counts
 
 
-def _split(hard: list[int], num_buckets: int) -> dict[int, int]:
-    """The bucket of each layer, the hardest layers in the first. Like numpy.array_split, the first
-    parts are one larger if they cannot be equal.
-    """
-    size, larger = divmod(len(hard), num_buckets)
-    places = [bucket for bucket in range(num_buckets) for _ in range(size + (bucket < larger))]
-    return dict(zip(hard, places, strict=True))
-
-
 def _reconcile(
-    bucket_of: dict[int, int], hard: list[int], counts: list[int], budget: int
+    bucket_of: dict[int, int], hard: list[int], counts: list[int], total: int
 ) -> dict[int, int]:
-    """Move layers between neighboring buckets until the budget is met: lines 14 to 33.
+    """Move layers between neighboring buckets until the total is met: lines 14 to 33.
 
     A step is taken unless it overshoots. What remains when no step fits is less than any step, and
     goes to a single layer: the easiest that can give up more, or the hardest that can get some
     back. Layers keep their order, so a harder one never has the larger share.
     """
-    missing = budget - sum(counts[bucket] for bucket in bucket_of.values())
+    missing = total - sum(counts[bucket] for bucket in bucket_of.values())
     direction = 1 if missing > 0 else -1
     layers = hard[::-1] if missing > 0 else hard
     last = len(counts) - 1 if missing > 0 else 0
@@ -130,19 +124,42 @@ def _reconcile(
     return windowed
 
 
-def _check_scores(scores: list[float], dense_score: float, ties: list[float] | None) -> None:
-    if not scores:
-        raise UserError("stage1_scores is empty; it needs one score per layer.")
-    for score in (*scores, dense_score, *(ties or ())):
-        if not math.isfinite(score):
-            raise UserError(f"A score is {score}; scores must be finite numbers.")
-    if dense_score <= 0:
-        raise UserError(
-            f"The dense model's score is {dense_score:g}, so masks cannot lower it: the "
-            "calibration examples are too hard for the model. Use shorter or easier ones."
-        )
-    if ties is not None and len(ties) != len(scores) + 1:
-        raise UserError(
-            f"tie_scores has {len(ties)} values for {len(scores)} layers; it needs one per layer "
-            "and then the dense model's."
-        )
+# ----------------------------------------------------------------------------- the plan of stage 3
+
+
+@dataclass(frozen=True)
+class Subproblem:
+    """Which `num_windowed` of the groups of some layers get the window."""
+
+    layers: tuple[int, ...]  # ascending
+    ratio: float
+    num_windowed: int  # in all these layers: single ones may deviate from the ratio
+    evaluations: int  # 0 (nothing to choose), the number of candidates, or kappa x layers
+
+
+def plan_subproblems(
+    ratios: Sequence[float], num_groups: int, kappa: int, max_layers: int
+) -> list[Subproblem]:
+    """The subproblems in the order in which stage 3 solves them: larger ratios first, and within a
+    ratio from the bottom up.
+
+    Layers of one ratio are split by depth into parts of at most `max_layers`: the layers below a
+    part are then not run again for each candidate. Each part gets `kappa` evaluations per layer; if
+    it has no more candidates than that, all are tried.
+    """
+    plan = []
+    for ratio in sorted(set(ratios), reverse=True):
+        for layers in cut([n for n, share in enumerate(ratios) if share == ratio], max_layers):
+            windowed = num_windowed(ratio, len(layers), num_groups)
+            candidates = math.comb(len(layers) * num_groups, windowed)
+            evaluations = min(candidates, kappa * len(layers)) if candidates > 1 else 0
+            plan.append(Subproblem(layers, ratio, windowed, evaluations))
+    return plan
+
+
+def cut(layers: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """Split into the fewest parts of at most `most`; sizes differ by at most one, larger first."""
+    num_parts = -(-len(layers) // most)
+    size, larger = divmod(len(layers), num_parts)
+    bounds = [part * size + min(part, larger) for part in range(num_parts + 1)]
+    return [tuple(layers[a:b]) for a, b in pairwise(bounds)]

@@ -1,13 +1,17 @@
-"""Scores masks: how a dense model under a mask answers each calibration question.
+"""Scores masks: how a dense model under a mask answers the questions of each haystack.
 
-Texts run one at a time, layer by layer, and only as far as the mask needs (`Accelerations`).
-Batches of texts are not faster, even on a CPU with texts of 500 tokens (measured: 4 to 22 %
-slower). With several ranks each scores its share of the texts, or, where several masks are scored
-at once, of the masks.
+Haystacks run one at a time, layer by layer, and only as far as the mask needs (`Accelerations`).
+Batches of them are not faster, even on a CPU with haystacks of 500 tokens (measured: 4 to 22 %
+slower). With several ranks each scores its share of the haystacks, or, where several masks are
+scored at once, of the masks.
+
+Masks that agree below a layer have the same hidden states there. So a state that enters a layer is
+cached for a haystack and a prefix of a mask, `z[:layer]`.
 """
 # B batch (1), T tokens, N rows that predict answer tokens, C hidden size, V vocabulary
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple
@@ -22,9 +26,7 @@ from bosch.run.group import rank_and_size
 from bosch.search.layers import OVERFLOW, Layers
 from bosch.search.objective import Z
 from bosch.search.settings import Accelerations
-from bosch.search.state_cache import PrefixNumbers, StateCache
 
-GIB = 1 << 30
 CPU_MEMORY_GB = 1.0  # default for cached states
 
 
@@ -48,38 +50,39 @@ class Scorer:
     ) -> None:
         self.accelerations = accelerations or Accelerations()
         self.layers = Layers(model, window_tokens)
-        self.num_texts = len(calibration.haystacks)
         self.prefixes = PrefixNumbers()
         rank, ranks = rank_and_size()
-        # Each team of ranks scores masks of its own; its ranks divide the texts among them.
+        # Each team of ranks scores masks of its own; its ranks divide the haystacks among them.
         self.num_teams = math.gcd(ranks, masks_at_once)
         self.team_size = size = ranks // self.num_teams
         self.team = rank // size
-        cache_bytes = self._cache_bytes(model.device) // max(1, -(-self.num_texts // size))
-        self.texts = {
-            number: Text(haystack, model.device, StateCache(cache_bytes))
+        num_mine = max(1, -(-len(calibration.haystacks) // size))
+        cache_bytes = self._cache_bytes(model.device) // num_mine
+        self.haystacks = {
+            number: LoadedHaystack(haystack, model.device, cache_bytes)
             for number, haystack in enumerate(calibration.haystacks)
             if number % size == rank % size
         }
         first = calibration.haystacks[0].ids_T[:64]
         self.layers.check(first.to(model.device))
 
-    def score(self, z: Z, texts: Sequence[int]) -> tuple[dict[int, list[Answer]], float]:
-        """The answers in some of this rank's texts, and the layer-forwards they took."""
+    def score(self, z: Z, haystacks: Sequence[int]) -> tuple[dict[int, list[Answer]], float]:
+        """The answers in some of this rank's haystacks, and the layer-forwards they took."""
         before = self.layers.work
         numbers, branch = self.prefixes.visit(z)
-        answers = {text: self._answers(self.texts[text], z, numbers, branch) for text in texts}
+        answers = {
+            each: self._answers(self.haystacks[each], z, numbers, branch) for each in haystacks
+        }
         return answers, self.layers.work - before
 
-    def share(self, texts: Sequence[int], index: int, num_masks: int) -> list[int]:
-        """Those of the texts that this rank scores for one of several masks. A single mask is
+    def share(self, haystacks: Sequence[int], index: int, num_masks: int) -> list[int]:
+        """Those of the haystacks that this rank scores for one of several masks. A single mask is
         divided among the teams."""
-        teams, size = self.num_teams, self.team_size
-        turn = [index if num_masks > 1 else text // size for text in texts]
         return [
-            text
-            for text, number in zip(texts, turn, strict=True)
-            if text in self.texts and number % teams == self.team
+            number
+            for number in haystacks
+            if number in self.haystacks
+            and (index if num_masks > 1 else number // self.team_size) % self.num_teams == self.team
         ]
 
     def unaccelerated(self) -> "Scorer":
@@ -89,23 +92,25 @@ class Scorer:
         return plain
 
     @torch.inference_mode()
-    def _answers(self, text: "Text", z: Z, numbers: list[int], branch: int) -> list[Answer]:
-        log_NV = self.layers.log_probabilities(self._run(text, z, numbers, branch))
-        best_N = log_NV.argmax(-1)
-        target_N = log_NV.gather(1, text.targets_N[:, None])[:, 0].double()
-        right, log_probabilities = (best_N == text.targets_N).tolist(), target_N.tolist()
+    def _answers(
+        self, haystack: "LoadedHaystack", z: Z, numbers: list[int], branch: int
+    ) -> list[Answer]:
+        log_NV = self.layers.log_probabilities(self._run(haystack, z, numbers, branch))
+        target_N = log_NV.gather(1, haystack.targets_N[:, None])[:, 0].double()
+        right = (log_NV.argmax(-1) == haystack.targets_N).tolist()
+        log_probabilities = target_N.tolist()
         answers = []
-        for part in text.parts:
+        for part in haystack.parts:
             log_probability = math.fsum(log_probabilities[part])
             if math.isnan(log_probability):
                 raise UserError(OVERFLOW)
             answers.append(Answer(all(right[part]), log_probability))
         return answers
 
-    def _run(self, text: "Text", z: Z, numbers: list[int], branch: int) -> Tensor:
+    def _run(self, haystack: "LoadedHaystack", z: Z, numbers: list[int], branch: int) -> Tensor:
         """(1, N, C): the top layer's hidden states, in the rows that predict answers."""
-        use, cache, top = self.accelerations, text.cache, len(z) - 1
-        hidden_BTC, rotary = self.layers.embed(text.ids_T)
+        use, cache, top = self.accelerations, haystack.cache, len(z) - 1
+        hidden_BTC, rotary = self.layers.embed(haystack.ids_T)
         # With room for several masks cache all layers, otherwise only those where masks differ.
         roomy = cache.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
         start = 0
@@ -116,30 +121,83 @@ class Scorer:
         for layer in range(start, len(z)):
             if use.prefixes and layer > start and (roomy or layer == branch):
                 cache.put(numbers[layer], hidden_BTC)
-            rows_N = text.rows_N if use.answer_rows and layer == top else None
+            rows_N = haystack.rows_N if use.answer_rows and layer == top else None
             hidden_BTC = self.layers.run(layer, hidden_BTC, rotary, z[layer], rows_N)
-        return hidden_BTC if use.answer_rows else hidden_BTC[:, text.rows_N]
+        return hidden_BTC if use.answer_rows else hidden_BTC[:, haystack.rows_N]
 
     def _cache_bytes(self, device: torch.device) -> int:
-        """For the cached states of all texts."""
+        """For the cached states of all haystacks."""
         given = self.accelerations.memory_gb
         if given is None and device.type == "cuda":
             return torch.cuda.mem_get_info(device)[0] // 2
-        return int((CPU_MEMORY_GB if given is None else given) * GIB)
+        return int((CPU_MEMORY_GB if given is None else given) * (1 << 30))
 
 
-class Text:
-    """A calibration text on the model's device."""
+class LoadedHaystack:
+    """A haystack on the model's device, with its cached states. Each haystack has its own cache:
+    they run in turn, and in a shared cache each would evict the next.
+    """
 
-    def __init__(self, haystack: Haystack, device: torch.device, cache: StateCache) -> None:
+    def __init__(self, haystack: Haystack, device: torch.device, cache_bytes: int) -> None:
         # The last token of the last answer predicts nothing of interest.
         last = max(question.answer.stop for question in haystack.questions) - 1
         self.ids_T = haystack.ids_T[:last].to(device)
         rows = [row for question in haystack.questions for row in question.predicting]
         self.rows_N = torch.tensor(rows, device=device)
         self.targets_N = haystack.ids_T.to(device)[self.rows_N + 1]
-        self.cache = cache
+        self.cache = StateCache(cache_bytes)
         self.parts: list[slice] = []  # the rows of each question
         for question in haystack.questions:
             begin = self.parts[-1].stop if self.parts else 0
             self.parts.append(slice(begin, begin + len(question.answer)))
+
+
+class PrefixNumbers:
+    """Numbers the prefixes of all masks seen so far."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._last: tuple[Z, tuple[list[int], int]] | None = None
+
+    def visit(self, z: Z) -> tuple[list[int], int]:
+        """The numbers of `z[:0]`, `z[:1]` ... `z[:L-1]`, and the lowest layer in which this mask
+        differs from all earlier ones. Calls with the same mask in a row return the same.
+        """
+        if self._last is None or self._last[0] != z:
+            self._last = z, self._place(z)
+        return self._last[1]
+
+    def _place(self, z: Z) -> tuple[list[int], int]:
+        numbers, branch = [0], len(z) - 1
+        for layer, row in enumerate(z[:-1]):
+            key = numbers[-1], row
+            if key not in self._numbers:
+                branch = min(branch, layer)
+                self._numbers[key] = len(self._numbers) + 1
+            numbers.append(self._numbers[key])
+        return numbers, branch
+
+
+class StateCache:
+    """The cached states of one haystack; the least recently used are dropped first."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._states: OrderedDict[int, Tensor] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, prefix: int) -> Tensor | None:
+        if prefix in self._states:
+            self._states.move_to_end(prefix)
+        return self._states.get(prefix)
+
+    def put(self, prefix: int, hidden_BTC: Tensor) -> None:
+        """Cache the states if they fit."""
+        if (old_BTC := self._states.pop(prefix, None)) is not None:
+            self._bytes -= old_BTC.nbytes
+        if hidden_BTC.nbytes > self.capacity_bytes:
+            return
+        while self._bytes + hidden_BTC.nbytes > self.capacity_bytes:
+            self._bytes -= self._states.popitem(last=False)[1].nbytes
+        self._states[prefix] = hidden_BTC
+        self._bytes += hidden_BTC.nbytes

@@ -10,7 +10,7 @@ from bosch.plugins import list_plugins, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
 from bosch.search.objective import check_objective
-from bosch.search.subproblems import MAX_VARIABLES
+from bosch.search.ratios import MAX_VARIABLES
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SearchSettings:
     optimizer: str = "nomad"  # a file of bosch/search/optimizers
     alpha: float = MaskConfig.alpha  # penalty for missing the quota, in NOMAD's loss
     gamma: float = MaskConfig.gamma  # headroom of the normalized score above the dense model
-    # End with the best evaluated mask that meets the budget. False: with the last stage's mask, as
+    # End with the best evaluated mask that meets the ratio. False: with the last stage's mask, as
     # in the paper, even if stage 1 evaluated a better one.
     keep_best: bool = True
     # Masks that the optimizer `guided` proposes at once, for ranks to share. It changes the course

@@ -14,10 +14,9 @@ from bosch.method import Table
 from bosch.run.progress import say
 from bosch.search.objective import Value, rounded
 from bosch.search.optimizers._interface import Solution
-from bosch.search.ratios import allocate_ratios
+from bosch.search.ratios import Subproblem, allocate_ratios, cut, plan_subproblems
 from bosch.search.search import Search, count_solving
 from bosch.search.settings import StageSettings
-from bosch.search.subproblems import cut, plan_subproblems
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,6 @@ class Importance:
     guide: Table
 
 
-# ---------------------------------------------------------------------------------------- stage 1
-
-
 def localize_parts(
     search: Search, kappa: int, layers_at_once: int, exact_values: bool = False
 ) -> Importance:
@@ -40,11 +36,11 @@ def localize_parts(
     groups of each layer get the window. The paper takes one layer at a time, its ablation B-multi
     several.
     """
-    windowed = groups_a_layer(search)
+    windowed, dense = groups_a_layer(search), search.anchors.dense
     scores = [0.0] * search.num_layers
-    ties = [0.0] * search.num_layers + [_log_probability(search.anchors.dense)]
+    ties = [0.0] * search.num_layers + [_log_probability(dense)]
     harm = [[0.0] * search.num_groups for _ in range(search.num_layers)]
-    above = search.score_of(search.anchors.dense)
+    above = search.score_of(dense)
     for layers in reversed(cut(range(search.num_layers), layers_at_once)):
         variables = search.groups_of(layers)
         solution = search.solve(
@@ -55,13 +51,13 @@ def localize_parts(
             exact_values=exact_values,
         )
         assert solution.value is not None
+        score = search.score_of(solution.value)
         for layer in layers:
-            scores[layer] = search.score_of(solution.value)
-            ties[layer] = _log_probability(solution.value)
-        share = (above - scores[layers[0]]) / len(variables)
-        for ((layer, group),), harm_done in zip(variables, _harm(solution, share), strict=True):
+            scores[layer], ties[layer] = score, _log_probability(solution.value)
+        harms = _harm(solution, (above - score) / len(variables))
+        for ((layer, group),), harm_done in zip(variables, harms, strict=True):
             harm[layer][group] = harm_done
-        above = scores[layers[0]]
+        above = score
     search.details["stage1_scores"] = scores
     guide = tuple(map(tuple, harm)) if exact_values else search.z
     return Importance(tuple(scores), tuple(ties), guide)
@@ -91,9 +87,6 @@ def _log_probability(value: Value) -> float:
     return rounded(value.log_probability)
 
 
-# ---------------------------------------------------------------------------------------- stage 2
-
-
 def assign_ratios(
     search: Search, settings: StageSettings, importance: Importance
 ) -> tuple[float, ...]:
@@ -108,44 +101,42 @@ def assign_ratios(
     return ratios
 
 
-# ---------------------------------------------------------------------------------------- stage 3
-
-
 def select_groups(
     search: Search, settings: StageSettings, ratios: Sequence[float], guides: Sequence[Table]
 ) -> None:
     """Algorithm 3, starting from the dense model: layers of one ratio at a time, larger ratios
     first."""
     search.z = search.dense()
-    parts = plan_subproblems(
-        ratios, search.num_groups, settings.kappa, settings.layers_at_once(search.num_groups)
-    )
-    for part in parts:
+    for part in _plan(search, settings, ratios):
         variables = search.groups_of(part.layers)
         if not part.evaluations:
             bit = int(part.num_windowed == 0)
             search.z = search.mask(variables, (bit,) * len(variables))
             continue
-        budget = settings.kappa * len(part.layers)
         name = f"stage 3, ratio {part.ratio:g}, {describe_layers(part.layers)}"
-        search.solve(name, variables, part.num_windowed, budget, guides)
+        most = settings.kappa * len(part.layers)
+        search.solve(name, variables, part.num_windowed, most, guides)
 
 
-# ---------------------------------------------------------------------------- number of evaluations
+def _plan(search: Search, settings: StageSettings, ratios: Sequence[float]) -> list[Subproblem]:
+    groups = search.num_groups
+    return plan_subproblems(ratios, groups, settings.kappa, settings.layers_at_once(groups))
 
 
 def count_evaluations(search: Search, settings: StageSettings) -> dict[str, int]:
     """Most evaluations of each stage."""
     # How many layers get each ratio does not depend on the result of stage 1.
-    num_layers, num_groups, ratio = search.num_layers, search.num_groups, search.inputs.ratio
+    any_scores = range(search.num_layers)
     ratios = allocate_ratios(
-        range(num_layers), num_layers, ratio, num_groups, settings.ratio_buckets
+        any_scores,
+        search.num_layers,
+        search.inputs.ratio,
+        search.num_groups,
+        settings.ratio_buckets,
     )
-    most = settings.layers_at_once(num_groups)
-    parts = plan_subproblems(ratios, num_groups, settings.kappa, most)
     planned = {
         "stage 1": count_localizing(search, settings.kappa, 1),
-        "stage 3": sum(part.evaluations for part in parts),
+        "stage 3": sum(part.evaluations for part in _plan(search, settings, ratios)),
     }
     return {stage: count for stage, count in planned.items() if count}
 

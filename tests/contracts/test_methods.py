@@ -176,7 +176,7 @@ def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
     if isinstance(ratio, str):
         ratio = {"one windowed": 1, "one left": count - 1}[ratio] / count
     inputs = dataclasses.replace(inputs, ratio=ratio)
-    if traits_of(name).searches:  # its journal is of one ratio
+    if traits_of(name).searches:  # whose costs are of one ratio
         inputs = in_folder(inputs, f"{ratio:g}")
     record = write(name, inputs)
     assert record.mask.unit == unit
@@ -226,8 +226,8 @@ def test_the_model_is_freed_without_a_garbage_collection(
 
 @pytest.mark.parametrize("name", NOTING, indirect=True)
 def test_after_a_kill_the_files_are_the_same(name: str, inputs: Inputs) -> None:
-    """Killed after every example, in the middle of writing the next one. (Searches have a journal,
-    see test_search_methods.py; the other methods take no time.)"""
+    """Killed after every example, in the middle of writing the next one. (For searches see
+    test_search_methods.py; the other methods take no time.)"""
     write(name, inputs)
     lines = (inputs.folder / NOTES).read_bytes().splitlines(keepends=True)
     for done in range(len(lines) + 1):  # the first line says what the results depend on

@@ -1,4 +1,4 @@
-"""A search in processes that tests kill: stage 1 and swaps on a tiny model, with a journal."""
+"""A search in processes that tests kill: stage 1 and swaps on a tiny model."""
 
 import json
 import multiprocessing.connection
@@ -10,10 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bosch.search.journal import FILE
+from bosch.run.files import read_lines
+from bosch.search.outcomes import FILE
 from tests.fork_server import PATIENCE, launch_environment, start
 
-COSTS = ("seconds", "layer_forwards", "check")  # what a kill may change in a journal
+RECORD = ("stage", "z", "threshold", "value", "exact")  # of a line, what no kill may change
 RESULT = "result.json"
 
 
@@ -43,10 +44,12 @@ def result(folder: Path) -> dict[str, Any]:
     return content
 
 
-def journal(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the journal, without their costs."""
-    lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
-    return [{name: line[name] for name in line if name not in COSTS} for line in lines]
+def evaluations(folder: Path) -> list[list[Any]]:
+    """The record of each complete line."""
+    lines = (
+        json.loads(line) for line in (folder / FILE).read_text().splitlines() if line[-1] == "}"
+    )
+    return [[line[name] for name in RECORD] for line in lines]
 
 
 # --------------------------------------------------------------------------------- in the process
@@ -54,8 +57,7 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """options: `kill_at`, the evaluation at whose line the process kills itself, before it is
-    written, `torn` in the middle, or `written`, after it; `limits`, `accelerations` and
-    `masks_at_once`.
+    written, `torn` in the middle, or `written`, after it; and settings of the search.
     """
     os.environ.update(environment)
     log = (folder / f"log-{environment['RANK']}").open("w")
@@ -64,41 +66,43 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     import torch
 
     from bosch.run.group import is_first
-    from bosch.search import evaluations, scorer
+    from bosch.search.evaluations import open_objective
+    from bosch.search.settings import SearchSettings
     from tests import search_cases as cases
     from tests.attention_matrices import inputs_of
 
     torch.set_num_threads(1)
+    _kill_at(folder / FILE, options.pop("kill_at", None), options.pop("moment", "before"))
     model = cases.small_model()
     calibration = cases.answered_calibration(model)
-    settings: Any = SimpleNamespace(Settings=dict)
-    inputs = inputs_of(settings, model, calibration, folder, window_tokens=cases.WINDOW)
-    accelerations = scorer.Accelerations(**options.get("accelerations", {}))
-    limits = options.get("limits", {}) | {"masks_at_once": options.get("masks_at_once", 1)}
-    name, facts = "accuracy+probability", {"method": "toy"}
-    with evaluations.open_objective(inputs, name, facts, accelerations, **limits) as objective:
-        _kill_at(objective.journal, options.get("kill_at"), options.get("moment", "before"))
+    method: Any = SimpleNamespace(Settings=dict)
+    inputs = inputs_of(method, model, calibration, folder, window_tokens=cases.WINDOW)
+    settings = SearchSettings(objective="accuracy+probability", **options)
+    with open_objective(inputs, settings) as objective:
         searches = (cases.stage_one, cases.swap_search, cases.search_three_at_once)
         masks = [search(objective) for search in searches]
         if is_first():
-            content = {"found": masks, "evaluations": objective.evaluations()}
+            content = {"found": masks, "evaluations": len(objective.values)}
             (folder / RESULT).write_text(json.dumps(content))
     sys.stdout.flush()
 
 
-def _kill_at(journal: Any, number: int | None, moment: str) -> None:
-    append = journal.append
+def _kill_at(path: Path, number: int | None, moment: str) -> None:
+    from bosch.search.outcomes import Outcomes
 
-    def append_or_die(line: dict[str, Any]) -> None:
-        if line.get("number") != number or journal._file is None:
-            append(line)
-            return
-        if moment == "torn":
-            journal._file.write(json.dumps(line).encode()[: 20 + number])
-            journal._file.flush()
-        if moment == "written":
-            append(line)
-        os.kill(os.getpid(), signal.SIGKILL)
+    add = Outcomes.add
+    written = len(read_lines(path))
+
+    def add_or_die(self: Outcomes, *arguments: Any, **more: Any) -> None:
+        nonlocal written
+        before = path.read_bytes()
+        if self._path == path and (written := written + 1) == number:
+            if moment != "before":
+                add(self, *arguments, **more)
+            if moment == "torn":
+                os.truncate(path, len(before) + 20 + number)
+            os.kill(os.getpid(), signal.SIGKILL)
+        add(self, *arguments, **more)
 
     if number is not None:
-        journal.append = append_or_die
+        Outcomes.add = add_or_die  # type: ignore[method-assign]

@@ -140,8 +140,8 @@ def test_the_chain_at_a_real_shape_within_its_memory(config: Any, tmp_path: Path
     mask = read_mask(tmp_path / "run" / "mask" / "mask.json").mask
     budget = num_windowed(RATIO, config.num_hidden_layers, config.num_key_value_heads)
     assert mask.num_windowed == budget
-    journal = (tmp_path / "run" / "mask" / "journal.jsonl").read_text()
-    assert 2 < journal.count('"number"') <= 20
+    outcomes = (tmp_path / "run" / "mask" / "outcomes.jsonl").read_text()
+    assert 2 < outcomes.count('"stage"') <= 20
     # Only the rows of the answers. The weights are mapped from their file, what is held is cached
     # states; a copy of the weights would be more.
     assert told.rows == 1

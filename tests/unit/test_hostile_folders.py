@@ -37,8 +37,7 @@ from bosch.run.files import (
 from bosch.run.folder import RunFolder
 from bosch.run.lock import FolderLock
 from bosch.run.stage import follow_reference
-from bosch.search.journal import Journal
-from bosch.search.memo import Memo
+from bosch.search.outcomes import Outcomes
 from bosch.training.checkpoint import CheckpointReader
 from bosch.training.metrics import MetricsLog
 from bosch.training.parallel import start_world
@@ -334,8 +333,7 @@ def lock(folder: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "recover.log": log,
     ".lock": lock,
-    "journal.jsonl": lambda folder: Journal(folder, {}),
-    "scores.jsonl": lambda folder: Memo(folder, {}),
+    "outcomes.jsonl": lambda folder: Outcomes(folder, {}),
     "examples.jsonl": lambda folder: drop_torn_line(folder / "examples.jsonl"),
     "metrics.jsonl": write_metrics,
     "tokens.bin": lambda folder: GrowingFiles(folder, 2, []),
@@ -344,7 +342,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize("name", WRITERS)
-def test_logs_and_journals_follow_no_link(
+def test_logs_and_outcomes_follow_no_link(
     name: str, exists: bool, tmp_path: Path, secret: Path
 ) -> None:
     folder, target = tmp_path / "run" / "stage", secret if exists else secret.with_name("new")

@@ -49,10 +49,10 @@ def test_all_six_calls(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
     mask = bosch.search_mask(dense, calibration, method="bosch_single", **search)
     assert mask.ratio == 0.5
     assert mask.model.weight_hash is not None
-    journal = (tmp_path / "search" / "journal.jsonl").read_bytes()
+    outcomes = (tmp_path / "search" / "outcomes.jsonl").read_bytes()
     again = bosch.search_mask(dense, calibration, method="bosch_single", **search)
     assert again.mask == mask.mask
-    assert (tmp_path / "search" / "journal.jsonl").read_bytes() == journal
+    assert (tmp_path / "search" / "outcomes.jsonl").read_bytes() == outcomes
 
     mask.save(tmp_path / "mask.json")
     assert bosch.load_mask(tmp_path / "mask.json").mask == mask.mask

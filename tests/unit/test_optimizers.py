@@ -19,7 +19,7 @@ from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
 from bosch.search import settings
 from bosch.search.objective import Anchors, Means, SearchEnded, Value
-from bosch.search.optimizers import _nomad_process
+from bosch.search.optimizers import nomad
 from bosch.search.optimizers._interface import PACKAGE, Assignment, Problem, optimize
 
 OPTIMIZERS = list_plugins(PACKAGE)
@@ -62,21 +62,21 @@ class Judge:
         self.tried.append(bits)
         value = self.score(bits)
         above = threshold is None or value > threshold
-        texts = {0: Means(value, value, math.log(max(value, 1e-9)))} if above else {}
+        outcome = {0: Means(value, value, math.log(max(value, 1e-9)))} if above else {}
         if self.end_early and not above:
-            return Value(threshold or 0.0, False, None, None, None, texts)
-        return Value(value, True, value, value, 0.0, texts)
+            return Value(threshold or 0.0, False, None, None, None, outcome)
+        return Value(value, True, value, value, 0.0, outcome)
 
 
 def problem_of(
-    judge: Judge, num_variables: int = 8, quota: int = 5, budget: int = 30, **more: object
+    judge: Judge, num_variables: int = 8, quota: int = 5, evaluations: int = 30, **more: object
 ) -> Problem:
     low = judge.score((0,) * num_variables)
     return Problem(  # type: ignore[arg-type]
         num_variables,
         quota,
         judge,
-        budget,
+        evaluations,
         anchors=Anchors(DENSE, low, 1.2),
         **{"questions": [64], **more},
     )
@@ -91,14 +91,16 @@ def best_of(score: Score, num_variables: int, quota: int) -> float:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("quota", "budget"), [(0, 3), (1, 3), (5, 20), (8, 3)])
-def test_the_quota_and_the_budget_are_met(name: str, quota: int, budget: int) -> None:
+@pytest.mark.parametrize(("quota", "evaluations"), [(0, 3), (1, 3), (5, 20), (8, 3)])
+def test_the_quota_and_the_evaluations_are_met(name: str, quota: int, evaluations: int) -> None:
     judge = Judge(entangled(8))
-    solution = optimize(name, problem_of(judge, 8, quota, budget))
+    solution = optimize(name, problem_of(judge, 8, quota, evaluations))
     assert solution.assignment.count(0) == quota
     assert solution.value is not None
     assert solution.value.value == judge.score(solution.assignment)
-    assert len(judge.tried) == len(set(judge.tried)) <= budget + 1  # one more where none met it
+    assert (
+        len(judge.tried) == len(set(judge.tried)) <= evaluations + 1
+    )  # one more where none met it
     assert solution.trials.reproducible
     assert solution.ended_by is None
 
@@ -224,9 +226,9 @@ def nomad_process() -> int:
 
 @on_linux
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_dead_nomad_only_costs_the_rest_of_its_budget(sent: signal.Signals) -> None:
+def test_a_dead_nomad_only_costs_the_rest_of_its_evaluations(sent: signal.Signals) -> None:
     judge = dying(Judge(entangled(8)), 20, lambda pid: os.kill(pid, sent))
-    solution = optimize("nomad", problem_of(judge, budget=60, starts=((0,) * 5 + (1,) * 3,)))
+    solution = optimize("nomad", problem_of(judge, evaluations=60, starts=((0,) * 5 + (1,) * 3,)))
     (note,) = solution.trials.notes
     assert sent.name in note
     assert "40 of 60" in note
@@ -238,9 +240,9 @@ def test_a_dead_nomad_only_costs_the_rest_of_its_budget(sent: signal.Signals) ->
 
 @on_linux
 def test_a_hung_nomad_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nomad_process, "HUNG_SECONDS", 2.0)
+    monkeypatch.setattr(nomad, "HUNG_SECONDS", 2.0)
     judge = dying(Judge(entangled(8)), 5, lambda pid: os.kill(pid, signal.SIGSTOP))
-    solution = optimize("nomad", problem_of(judge, budget=60))
+    solution = optimize("nomad", problem_of(judge, evaluations=60))
     assert "2 s" in solution.trials.notes[0]
     assert not solution.trials.reproducible
     assert solution.assignment.count(0) == 5
@@ -271,7 +273,7 @@ def test_ctrl_c_ends_the_search_and_nomad_with_it() -> None:
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        optimize("nomad", problem_of(dying(Judge(entangled(8)), 5, interrupt), budget=60))
+        optimize("nomad", problem_of(dying(Judge(entangled(8)), 5, interrupt), evaluations=60))
     assert not Path(f"/proc/{seen[0]}").exists()
     with pytest.raises(KeyboardInterrupt):  # it still works
         signal.raise_signal(signal.SIGINT)
@@ -285,7 +287,7 @@ def test_nomad_does_not_outlive_a_killed_search() -> None:
         "def die(pid):\n"
         "    print(pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "optimize('nomad', problem_of(dying(Judge(entangled(8)), 5, die), budget=60))\n"
+        "optimize('nomad', problem_of(dying(Judge(entangled(8)), 5, die), evaluations=60))\n"
     )
     killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
     assert killed.returncode == -signal.SIGKILL

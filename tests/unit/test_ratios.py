@@ -1,4 +1,4 @@
-"""Stage 2 and the plan of stage 3: the paper's rules, exact in the budget and monotone in the drop.
+"""Stage 2 and the plan of stage 3: the paper's rules, exact in the ratio and monotone in the drop.
 
 Expected numbers are worked by hand in the specification of the search from algorithm 2, with the
 corrected sign; the profiles are what it gives there for the paper's models.
@@ -6,20 +6,15 @@ corrected sign; the profiles are what it gives there for the paper's models.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bosch.masks.mask import num_windowed
 from bosch.run.errors import UserError
-from bosch.search import allocate_ratios, plan_subproblems
-from bosch.search.ratios import hardest_first
+from bosch.search.ratios import allocate_ratios, hardest_first, plan_subproblems
 
 FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -33,7 +28,7 @@ def test_the_layer_that_destroys_the_model_stays_full() -> None:
     assert allocate_ratios(scores, 1.0, 0.5, 4, (0, 0.5, 1)) == (1, 0, 0.5)
 
 
-def test_layers_are_raised_in_order_until_the_budget_is_met() -> None:
+def test_layers_are_raised_in_order_until_the_ratio_is_met() -> None:
     # By hand, L = 4, H = 4: the drops are .29, .06, .20, .05; 6 of 8 after the split, then layers 3
     # and 1 are raised.
     assert allocate_ratios((0.40, 0.69, 0.75, 0.95), 1.0, 0.5, 4) == (0, 0.75, 0.25, 1)
@@ -58,24 +53,11 @@ def test_profiles_of_the_papers_models(
         assert profile in (None, tuple(counts[bucket] for bucket in FIVE))
 
 
-def test_an_odd_budget_leaves_one_layer_off_the_grid() -> None:
+def test_an_odd_number_leaves_one_layer_off_the_grid() -> None:
     # 27 layers of 8 at .875: 189 of 216, and a bucket is a step of 2.
     ratios = allocate_ratios([layer / 27 for layer in range(27)], 1.0, 0.875, 8)
     assert sum(ratios) * 8 == 189
     assert sum(ratio not in FIVE for ratio in ratios) == 1
-
-
-@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
-def test_numbers_may_come_from_any_library(kind: Callable[[Sequence[float]], Any]) -> None:
-    # The example above, and one whose ties are decided by the second score.
-    scores, dense = kind((0.40, 0.69, 0.75, 0.95)), kind((1.0,))[0]
-    assert allocate_ratios(scores, dense, 0.5, 4, kind(FIVE)) == (0, 0.75, 0.25, 1)
-    tied = (0.25, 0.5, 0.75), 1.0, 0.5, 4, kind((0, 0.5, 1)), kind((-5.0, -4.0, -2.0, -1.0))
-    assert allocate_ratios(*tied) == (0.5, 0, 1)
-    plan = plan_subproblems(kind((0.5, 0.25, 0.5)), 4)
-    assert plan == plan_subproblems((0.5, 0.25, 0.5), 4)
-    assert [part.layers for part in plan] == [(0, 2), (1,)]
-    assert all(type(part.ratio) is float for part in plan)
 
 
 # --- stage 2: order ---
@@ -107,7 +89,7 @@ def layer_scores(draw: st.DrawFn) -> list[float]:
 
 
 @given(layer_scores(), RHO, GROUPS)
-def test_the_budget_is_exact_and_the_shares_fall_with_the_drop(
+def test_the_ratio_is_exact_and_the_shares_fall_with_the_drop(
     scores: list[float], rho: float, groups: int
 ) -> None:
     *stage1, dense = scores
@@ -132,10 +114,10 @@ def test_the_budget_is_exact_and_the_shares_fall_with_the_drop(
 )
 def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho: float) -> None:
     buckets = [eighth / 8 for eighth in eighths]
-    budget = num_windowed(rho, len(scores), 8)
-    if eighths[0] * len(scores) <= budget <= eighths[-1] * len(scores):
+    windowed = num_windowed(rho, len(scores), 8)
+    if eighths[0] * len(scores) <= windowed <= eighths[-1] * len(scores):
         ratios = allocate_ratios(scores, 65, rho, 8, buckets)
-        assert sum(ratios) * 8 == budget
+        assert sum(ratios) * 8 == windowed
         by_hardness = [ratios[layer] for layer in hardest_first(scores, 65)]
         assert by_hardness == sorted(by_hardness)
     else:
@@ -144,30 +126,20 @@ def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("rho", "groups", "buckets", "message"),
     [
-        (((0.5, 0.6), 0.0, 0.5, 8), "is 0,"),
-        (((0.5, 0.6), -1.0, 0.5, 8), "is -1,"),
-        (((0.5, math.nan), 1.0, 0.5, 8), "is nan"),
-        (((0.5, 0.6), math.nan, 0.5, 8), "is nan"),
-        (((0.5, 0.6), math.inf, 0.5, 8), "is inf"),
-        (((0.5, 0.6), 1.0, 1.5, 8), "ratio is 1.5"),
-        (((0.5, 0.6), 1.0, -0.5, 8), "ratio is -0.5"),
-        (((0.5, 0.6), 1.0, math.nan, 8), "ratio is nan"),
-        (((0.5, 0.6), 1.0, 0.9, 8, (0.0, 0.5)), "ratio of 0.9"),
-        (((0.5, 0.6), 1.0, 0.1, 8, (0.5, 1.0)), "ratio of 0.1"),
-        (((0.5, 0.6), 1.0, 0.5, 3, (0.5,)), "3 groups"),
-        (((0.5, 0.6), 1.0, 0.5, 8, (1.0, 0.0)), r"\(1\.0, 0\.0\)"),
-        (((0.5, 0.6), 1.0, 0.5, 8, (0.0, 2.0)), "ratio is 2.0"),
-        (((0.5, 0.6), 1.0, 0.5, 0), "num_groups is 0"),
-        (((), 1.0, 0.5, 8), "stage1_scores"),
-        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0)), "tie_scores has 2 values"),
-        (((0.5, 0.6), 1.0, 0.5, 8, FIVE, (-1.0, -2.0, math.nan)), "is nan"),
+        (0.9, 8, (0.0, 0.5), "ratio of 0.9"),
+        (0.1, 8, (0.5, 1.0), "ratio of 0.1"),
+        (0.5, 3, (0.5,), "3 groups"),
+        (0.5, 8, (1.0, 0.0), r"\(1\.0, 0\.0\)"),
+        (0.5, 8, (0.0, 2.0), "ratio is 2.0"),
     ],
 )
-def test_wrong_input_is_refused(arguments: tuple[object, ...], message: str) -> None:
+def test_buckets_that_do_not_fit_are_refused(
+    rho: float, groups: int, buckets: tuple[float, ...], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
-        allocate_ratios(*arguments)  # type: ignore[arg-type]
+        allocate_ratios((0.5, 0.6), 1.0, rho, groups, buckets)
 
 
 # --- the plan of stage 3 ---
@@ -175,7 +147,7 @@ def test_wrong_input_is_refused(arguments: tuple[object, ...], message: str) -> 
 
 def test_subproblems_of_an_example() -> None:
     # By hand, 6 layers of 8, kappa 100: C(8, 6) = 28, C(16, 12) = 1820 > 200 and C(8, 2) = 28.
-    plan = plan_subproblems((0.75, 0.25, 1.0, 0.75, 0.0, 1.0), 8)
+    plan = plan_subproblems((0.75, 0.25, 1.0, 0.75, 0.0, 1.0), 8, 100, 4)
     assert [(p.layers, p.ratio, p.num_windowed, p.evaluations) for p in plan] == [
         ((2, 5), 1.0, 16, 0),
         ((0, 3), 0.75, 12, 200),
@@ -183,23 +155,21 @@ def test_subproblems_of_an_example() -> None:
         ((4,), 0.0, 0, 0),
     ]
     # Two layers of 8 at 0.3: 4.8 of 16 groups, not twice 2.4 of 8.
-    assert [p.num_windowed for p in plan_subproblems((0.3, 0.3), 8)] == [5]
-    assert plan_subproblems((0.5,), 8, kappa=71)[0].evaluations == 70  # C(8, 4)
-    assert plan_subproblems((0.5,), 8, kappa=69)[0].evaluations == 69
+    assert [p.num_windowed for p in plan_subproblems((0.3, 0.3), 8, 100, 4)] == [5]
+    assert plan_subproblems((0.5,), 8, 71, 4)[0].evaluations == 70  # C(8, 4)
+    assert plan_subproblems((0.5,), 8, 69, 4)[0].evaluations == 69
 
 
 def test_parts_are_few_and_of_similar_size_lower_ones_larger() -> None:
-    plan = plan_subproblems((0.5,) * 9, 8)
+    plan = plan_subproblems((0.5,) * 9, 8, 100, 4)
     assert [p.layers for p in plan] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
-    plan = plan_subproblems((0.5,) * 10, 8)
+    plan = plan_subproblems((0.5,) * 10, 8, 100, 4)
     assert [p.layers for p in plan] == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
-    assert [p.layers for p in plan_subproblems((0.5,) * 3, 8, max_layers=2)] == [(0, 1), (2,)]
-    assert [len(p.layers) for p in plan_subproblems((0.5,) * 10, 4)] == [5, 5]  # 8 layers of 4
-    assert [len(p.layers) for p in plan_subproblems((0.5,) * 2, 64)] == [1, 1]
+    assert [p.layers for p in plan_subproblems((0.5,) * 3, 8, 100, 2)] == [(0, 1), (2,)]
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 200))
-def test_every_layer_is_in_one_part_and_the_budget_is_met(
+def test_every_layer_is_in_one_part_and_the_ratio_is_met(
     counts: list[int], most: int, kappa: int
 ) -> None:
     plan = plan_subproblems([count / 8 for count in counts], 8, kappa, most)
@@ -211,18 +181,3 @@ def test_every_layer_is_in_one_part_and_the_budget_is_met(
         assert {counts[layer] / 8 for layer in part.layers} == {part.ratio}
         assert part.evaluations <= kappa * len(part.layers)
     assert [part.ratio for part in plan] == sorted((part.ratio for part in plan), reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (((0.5, 1.5), 8), "ratio is 1.5"),
-        (((0.5, math.nan), 8), "ratio is nan"),
-        (((0.5,), 0), "num_groups is 0"),
-        (((0.5,), 8, 0), "kappa is 0"),
-        (((0.5,), 8, 100, 0), "max_layers is 0"),
-    ],
-)
-def test_a_wrong_plan_is_refused(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        plan_subproblems(*arguments)  # type: ignore[arg-type]

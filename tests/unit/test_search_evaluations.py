@@ -1,4 +1,4 @@
-"""The journal, the memo, the limits and the paper's loss."""
+"""Files of outcomes, what a search looks up in them, its limits, and the paper's loss."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -12,22 +12,18 @@ import pytest
 from bosch.method import Inputs
 from bosch.run.errors import UserError
 from bosch.run.files import STARTED
+from bosch.run.progress import track
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
-from bosch.search.journal import FILE
-from bosch.search.memo import Memo
-from bosch.search.objective import (
-    Means,
-    SearchEnded,
-    Value,
-    find_anchors,
-)
+from bosch.search.objective import Means, SearchEnded, Value, find_anchors
 from bosch.search.optimizers._interface import Problem
+from bosch.search.outcomes import FILE, Outcomes
 from bosch.search.scorer import Scorer
-from bosch.search.settings import Accelerations
+from bosch.search.settings import Accelerations, SearchSettings
 from tests.attention_matrices import inputs_of
 from tests.model_factory import MIXED
 from tests.search_cases import (
+    FULL,
     WINDOW,
     answered_calibration,
     objective_of,
@@ -36,8 +32,9 @@ from tests.search_cases import (
     swap_search,
 )
 
-FULL, LOCAL = ((1,) * 4,) * 3, ((0,) * 4,) * 3
-SCORES = {0: Means(0.5, 0.25, -1.5), 1: Means(1.0, 0.75, -0.5)}
+LOCAL = ((0,) * 4,) * 3
+OUTCOME = {0: Means(0.5, 0.25, -1.5), 1: Means(1.0, 0.75, -0.5)}
+ACCURACY = SearchSettings()
 
 
 @pytest.fixture
@@ -49,10 +46,8 @@ def inputs(tmp_path: Path) -> Inputs:
     return inputs_of(method, model, calibration, folder, window_tokens=WINDOW)
 
 
-def search(
-    inputs: Inputs, name: str = "accuracy", facts: dict[str, Any] | None = None, **options: Any
-) -> tuple[Any, MaskObjective]:
-    with open_objective(inputs, name, facts or {"method": "toy"}, **options) as objective:
+def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, MaskObjective]:
+    with open_objective(inputs, settings) as objective:
         return swap_search(objective), objective
 
 
@@ -60,32 +55,30 @@ def lines_of(inputs: Inputs) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (inputs.folder / FILE).read_text().splitlines()]
 
 
-# ------------------------------------------------------------------------------------- the journal
+# ------------------------------------------------------------------------------------ its own file
 
 
 def test_a_line_has_everything_about_an_evaluation(inputs: Inputs) -> None:
-    with open_objective(inputs, "accuracy", {}) as objective:
+    with open_objective(inputs, ACCURACY) as objective:
         objective(FULL, stage="anchors")
         objective(LOCAL, 0.9, "swaps")
         objective(FULL, 0.9, "swaps")  # known: no evaluation
-    header, dense, local = lines_of(inputs)
-    assert header["settings"]["search"] == {"objective": "accuracy", "ratio": 0.5, "seed": 0}
-    assert (dense["number"], dense["stage"], dense["threshold"]) == (1, "anchors", None)
-    assert (dense["z"], dense["exact"]) == (["1111"] * 3, True)
-    assert (dense["accuracy"], dense["value"]) == (1, 1)
-    assert 0 < dense["probability"] < 1
-    assert dense["log_probability"] < 0
-    assert dense["cached"] is False
-    assert [means[0] for means in dense["texts"].values()] == [1, 1, 1, 1]
+    dense, local = lines_of(inputs)
+    assert (dense["z"], dense["stage"], dense["threshold"]) == (["1111"] * 3, "anchors", None)
+    assert (dense["value"], dense["exact"], dense["run"]) == (1, True, 4)
+    for accuracy, probability, log_probability in dense["haystacks"].values():
+        assert accuracy == 1
+        assert 0 < probability < 1
+        assert log_probability < 0
     assert dense["layer_forwards"] > 6
     assert dense["seconds"] > 0
-    assert (local["number"], local["exact"], local["accuracy"]) == (2, False, None)
-    right = [means[0] for means in local["texts"].values()]
-    assert len(right) < 4
+    right = [means[0] for means in local["haystacks"].values()]
+    assert len(right) == local["run"] < 4
+    assert not local["exact"]
     assert local["value"] == (sum(right) + 4 - len(right)) / 4 <= 0.9
 
 
-def test_a_finished_search_is_replayed_without_the_model(
+def test_a_finished_search_runs_again_without_the_model(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, first = search(inputs)
@@ -93,63 +86,40 @@ def test_a_finished_search_is_replayed_without_the_model(
     monkeypatch.setattr(Scorer, "score", None)
     repeated, again = search(inputs)
     assert repeated == expected
-    assert again.evaluations() == first.evaluations()
+    assert again.values == first.values
     assert again.cost == first.cost
     assert (inputs.folder / FILE).read_bytes() == before
-
-
-def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(inputs: Inputs) -> None:
-    with pytest.raises(UserError, match="--objective acuracy"):
-        search(inputs, "acuracy")
-    search(inputs)
-    with pytest.raises(UserError, match=r"search\.objective: accuracy -> probability"):
-        search(inputs, "probability")
-    with pytest.raises(UserError, match=r"search\.kappa: \(not there\) -> 30"):
-        search(inputs, facts={"method": "toy", "kappa": 30})
-    with pytest.raises(UserError, match=r"scores\.window_tokens: 8 -> 9"):
-        search(replace(inputs, window_tokens=9))
-    other = answered_calibration(small_model(), (40, 33))
-    with pytest.raises(UserError, match=r"scores\.calibration"):
-        search(replace(inputs, load_calibration=lambda: other))
-    search(inputs, accelerations=Accelerations.none())  # these change no answer
     assert not (inputs.folder.parents[1] / "shared").exists()  # the folder is not a stage's
-    path = inputs.folder / FILE
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[4:]]))
-    with pytest.raises(UserError, match=rf"{FILE}.*line 4"):
-        search(inputs)
 
 
-def test_a_journal_with_changed_missing_or_moved_lines_is_refused(inputs: Inputs) -> None:
-    search(inputs)
+def test_damaged_changed_and_missing_lines_are_scored_again(inputs: Inputs) -> None:
+    """So are those of another window, calibration set or configuration."""
+    expected, first = search(inputs)
     path = inputs.folder / FILE
     lines = path.read_bytes().splitlines(keepends=True)
     line = json.loads(lines[3])
-    changed = [(name, value) for name in ("number", "texts", "z") for value in ("x", 0.5)]
-    changes = [json.dumps(line | {name: value}).encode() + b"\n" for name, value in changed]
-    damaged = [[*lines[:3], change, *lines[4:]] for change in changes]
-    damaged += [[*lines[:3], b"[" * 50_000 + b"\n", *lines[4:]], [*lines[:3], *lines[4:]]]
-    for content in [*damaged, lines[1:]]:
-        path.write_bytes(b"".join(content))
-        with pytest.raises(UserError, match=rf"{FILE}.*line [14]"):
-            search(inputs)
+    changed = [line | {"haystacks": {"0": [0, 0, -9]}}, line | {"z": 0.5}]
+    damage = [*(json.dumps(each).encode() + b"\n" for each in changed), b"[" * 50_000 + b"\n", b""]
+    for content in damage:
+        path.write_bytes(b"".join([*lines[:3], content, *lines[4:]]) + lines[0][:30])
+        found, again = search(inputs)
+        assert found == expected
+        assert again.cost.computed == first.cost.computed
+        assert path.read_bytes().count(b"\n") == len(lines) + (content != b"") + 1
+    path.write_bytes(b"".join(lines))
+    other = answered_calibration(small_model(), (40, 33))
+    for inputs_changed in (
+        replace(inputs, window_tokens=9),
+        replace(inputs, load_calibration=lambda: other),
+    ):
+        _, again = search(inputs_changed)
+        assert again.cost.computed == len(again.values)
+    inputs.model.config.rope_parameters["rope_theta"] *= 2
+    _, again = search(inputs)
+    assert again.cost.computed == len(again.values)
 
 
-def test_a_search_that_differs_from_its_journal_reuses_its_scores(inputs: Inputs) -> None:
-    with open_objective(inputs, "accuracy", {}) as objective:
-        for z in (FULL, MIXED, LOCAL):
-            objective(z)
-    with open_objective(inputs, "accuracy", {}) as objective:
-        for z in (FULL, LOCAL, MIXED):
-            objective(z)
-        assert objective.evaluations() == 3
-        assert objective.cost.computed == 1  # the replayed one
-    assert [line["cached"] for line in lines_of(inputs)[4:]] == [True, True]
-    with open_objective(inputs, "accuracy", {}) as objective:
-        assert objective(FULL).value == 1.0
-
-
-# ---------------------------------------------------------------------------------------- the memo
+# ------------------------------------------------------------------------------------- known masks
 
 
 def test_scoring_a_mask_again_costs_nothing() -> None:
@@ -158,21 +128,22 @@ def test_scoring_a_mask_again_costs_nothing() -> None:
     objective = objective_of(model, calibration)
     values = [objective(z) for z in (FULL, MIXED, FULL, MIXED)]
     assert values[:2] == values[2:]
-    assert (objective.evaluations(), objective.cost.computed) == (2, 2)
+    assert (len(objective.values), objective.cost.computed) == (2, 2)
     without = objective_of(model, calibration, accelerations=Accelerations(memo=False))
     assert [without(z) for z in (FULL, MIXED, FULL, MIXED)] == values
-    assert (without.evaluations(), without.cost.computed) == (2, 4)
+    assert (len(without.values), without.cost.computed) == (2, 4)
 
 
-def test_a_mask_that_stopped_early_is_scored_when_the_threshold_rises() -> None:
+def test_a_mask_that_stopped_early_is_read_on_when_the_threshold_rises() -> None:
     model = small_model()
-    objective = objective_of(model, answered_calibration(model))
+    objective = objective_of(model, answered_calibration(model), "accuracy")
     bound = objective(LOCAL, 0.9)
     assert not bound.exact
     assert objective(LOCAL, 0.95) == bound  # below 0.9 is below 0.95
     assert objective.cost.computed == 1
     assert objective(LOCAL).exact
-    assert objective.evaluations() == 1
+    assert len(objective.values) == 1
+    assert objective.cost.haystacks == 4  # each once
 
 
 def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:
@@ -183,67 +154,48 @@ def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:
     return replace(inputs, folder=folder, **changes)
 
 
-def test_runs_share_their_scores(inputs: Inputs) -> None:
+def test_runs_share_their_outcomes(inputs: Inputs) -> None:
     inputs = another_stage(inputs, "one")
-    exact = Accelerations(early_end=False)  # scores of masks that stopped early are not stored
-    expected, first = search(inputs, accelerations=exact)
+    expected, first = search(inputs)
     second_inputs = another_stage(inputs, "two", seed=1)
-    repeated, second = search(second_inputs, accelerations=exact)
+    repeated, second = search(second_inputs)
     assert repeated == expected
-    assert (
-        second.evaluations() == first.evaluations()
-    )  # counted for this search, wherever they were computed
+    assert second.values == first.values  # evaluations of this search, wherever they were computed
     assert second.cost.computed == 0
-    assert all(line["cached"] for line in lines_of(second_inputs)[1:])
+    assert [line["run"] for line in lines_of(second_inputs)] == [0] * len(lines_of(inputs))
     assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
-    third = another_stage(inputs, "three", window_tokens=9)
-    assert search(third, accelerations=exact)[1].cost.computed > 0  # another window
-
-
-def test_an_edited_configuration_shares_no_scores(inputs: Inputs) -> None:
-    """The same weights score differently with other rotary frequencies, but not at another path."""
-    inputs = another_stage(inputs, "one")
-    exact = Accelerations(early_end=False)
-    search(inputs, accelerations=exact)
+    assert search(another_stage(inputs, "three", window_tokens=9))[1].cost.computed > 0
+    # The same weights score differently with other rotary frequencies, but not at another path.
     configuration = inputs.model.config
     configuration._name_or_path = "elsewhere"
+    assert search(another_stage(inputs, "four"))[1].cost.computed == 0
     configuration.rope_parameters["rope_theta"] *= 2
-    _, second = search(another_stage(inputs, "two"), accelerations=exact)
-    assert second.cost.computed == second.evaluations()
-    with pytest.raises(UserError, match=r"scores\.configuration\.rope_"):
-        search(inputs, accelerations=exact)
+    assert search(another_stage(inputs, "five"))[1].cost.computed > 0
 
 
-def test_searches_append_to_one_memo_at_once(tmp_path: Path) -> None:
+def test_searches_append_to_one_file_at_once(tmp_path: Path) -> None:
     masks = random_masks(40)
     with ThreadPoolExecutor(4) as searches:  # each opens its own files, as processes do
         list(searches.map(lambda start: add_all(tmp_path, masks[start::4]), range(4)))
-    path = tmp_path / "scores.jsonl"
+    path = tmp_path / FILE
     path.write_bytes(path.read_bytes() + b'{"z": ["11')  # incomplete: only this line is lost
     add_all(tmp_path, [FULL])
-    memo = Memo(tmp_path, {})
-    assert all(memo.get(z) == SCORES for z in (*masks, FULL))
-
-
-def test_a_changed_line_of_the_memo_is_not_used(tmp_path: Path) -> None:
-    add_all(tmp_path, [FULL, MIXED])
-    path = tmp_path / "scores.jsonl"
-    path.write_text(path.read_text().replace("0.25", "0.75", 1))
-    memo = Memo(tmp_path, {})
-    assert (memo.get(FULL), memo.get(MIXED)) == (None, SCORES)
+    known = Outcomes(tmp_path, "facts").known
+    assert all(known[z] == OUTCOME for z in (*masks, FULL))
+    assert Outcomes(tmp_path, "other facts").known == {}
 
 
 def add_all(folder: Path, masks: list[Any]) -> None:
-    memo = Memo(folder, {"of": "a test"})
+    outcomes = Outcomes(folder, "facts")
     for z in masks:
-        memo.add(z, SCORES)
+        outcomes.add(z, OUTCOME, run=2, seconds=1.0, layer_forwards=6.0)
 
 
 # -------------------------------------------------------------------------- limits, progress, loss
 
 
 def test_the_number_of_evaluations_is_limited(inputs: Inputs) -> None:
-    with open_objective(inputs, "accuracy", {}, max_evaluations=2) as objective:
+    with open_objective(inputs, SearchSettings(max_evaluations=2)) as objective:
         objective(FULL)
         objective(MIXED)
         objective(FULL)
@@ -264,31 +216,22 @@ def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Scorer, "score", score_slowly)
     monkeypatch.setattr(evaluations.time, "monotonic", lambda: now[0])
-    with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
+    hour = SearchSettings(max_hours=1.0)
+    with open_objective(inputs, hour) as objective:
         objective(FULL)
-    with open_objective(inputs, "accuracy", {}, max_hours=1.0) as objective:
-        objective(FULL)  # from the journal
+    with open_objective(inputs, hour) as objective:
+        objective(FULL)  # from the file
         objective(LOCAL)
         with pytest.raises(SearchEnded, match="--max-hours 1 "):
             objective(MIXED)
 
 
-def test_progress_counts_evaluations_and_shows_the_best(
-    inputs: Inputs, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="bosch")
-
-    def run() -> str:
-        caplog.clear()
-        opened = open_objective(inputs, "accuracy", {})
-        with opened as objective, objective.tracking("swaps", 4, counts=lambda z: z != FULL):
-            for z in (FULL, LOCAL, FULL, MIXED):
-                objective(z)
-        return caplog.messages[-1]
-
-    best = max(line["value"] for line in lines_of(inputs)[2:]) if run() else None
-    assert run().startswith("swaps: 3 of 4 evaluations (75 %)")
-    assert f"best {best:.4g}" in run()
+def test_the_bar_counts_new_masks_once(inputs: Inputs) -> None:
+    with open_objective(inputs, ACCURACY) as objective:
+        objective(FULL)
+        with track("swaps", 4, "evaluations") as bar:
+            objective.score_masks([FULL, LOCAL, MIXED, LOCAL], bar=bar)
+            assert bar.done == 2
 
 
 def test_the_loss_is_that_of_the_paper() -> None:
@@ -310,38 +253,24 @@ def test_the_loss_is_that_of_the_paper() -> None:
     assert replace(problem, alpha=0).loss(three, 0.55) == pytest.approx(-0.5)
 
 
-def test_a_calibration_set_that_cannot_rank_masks_is_refused() -> None:
-    model = small_model()
-    calibration = answered_calibration(model, (30,))
-    ids_T = calibration.haystacks[0].ids_T
-    for question in calibration.haystacks[0].questions:
-        ids_T[question.answer.start] = 0  # never the model's answer
-    with pytest.raises(UserError, match="niah_single"):
-        find_anchors(objective_of(model, calibration, "accuracy"), 3, 4)
+def value_of(dense: float, local: float, accuracy: float) -> Any:
+    """An objective with these values of the dense and the fully windowed model."""
+    return lambda z, stage: Value(dense if z[0][0] else local, True, accuracy, 0.1, -2.0)
 
 
-@pytest.mark.parametrize("windowed", [-2.0, -1.0])
-def test_a_calibration_set_on_which_windows_lose_nothing_is_refused(windowed: float) -> None:
-    def value(z: Any, stage: str) -> Value:
-        return Value(-2.0 if z[0][0] else windowed, True, 0.5, 0.5, -2.0)
-
-    with pytest.raises(UserError, match=rf"{windowed:g}, .*\(-2\)"):
-        find_anchors(value, 2, 4)
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (value_of(0.0, 0.0, 0.0), "niah_single.*objective=logprob"),  # answers nothing
+        (value_of(-2.0, -2.0, 0.5), r"-2, .*\(-2\)"),  # windows lose nothing
+        (value_of(-2.0, -1.0, 0.5), r"-1, .*\(-2\)"),
+    ],
+)
+def test_a_calibration_set_that_cannot_rank_masks_is_refused(objective: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_anchors(objective, 2, 4)
 
 
 def test_answers_that_are_never_right_still_rank_masks_by_their_probability() -> None:
-    def by_logprob(z: Any, stage: str) -> Value:
-        return Value(-2.0 if z[0][0] else -3.0, True, 0.0, 0.1, -2.0)
-
-    assert find_anchors(by_logprob, 2, 4).low == -3
-
-    def by_perfect_logprob(z: Any, stage: str) -> Value:
-        return Value(0.0 if z[0][0] else -3.0, True, 1.0, 1.0, 0.0)
-
-    assert find_anchors(by_perfect_logprob, 2, 4).low == -3
-
-    def by_accuracy(z: Any, stage: str) -> Value:
-        return Value(0.0, True, 0.0, 0.1, -2.0)
-
-    with pytest.raises(UserError, match="objective=logprob"):
-        find_anchors(by_accuracy, 2, 4)
+    assert find_anchors(value_of(-2.0, -3.0, 0.0), 2, 4).low == -3
+    assert find_anchors(value_of(0.0, -3.0, 1.0), 2, 4).low == -3  # perfect log-probability

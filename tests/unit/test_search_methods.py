@@ -20,10 +20,11 @@ from bosch.methods import _choose, bosch, bosch_paper, global_swap
 from bosch.methods._settings import check_settings, default_settings, traits_of
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import MissingFileError, UserError
-from bosch.search import finish, plan_subproblems
+from bosch.search import finish
 from bosch.search import settings as search_settings
-from bosch.search.journal import FILE
 from bosch.search.objective import rounded, weighted
+from bosch.search.outcomes import FILE
+from bosch.search.ratios import plan_subproblems
 from bosch.search.settings import Accelerations
 from tests.attention_matrices import inputs_of
 from tests.search_cases import WINDOW, answered_calibration, small_model
@@ -73,8 +74,8 @@ def steps_of(record: MaskFile, stage: str) -> list[dict[str, Any]]:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations in a journal."""
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()[1:]]
+    """The evaluations of a search."""
+    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
 
 # --- the stages ---
@@ -88,7 +89,7 @@ def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run:
     assert all(step["num_windowed"] == 2 for step in first)
     assert all((step["method"], step["evaluations"]) == ("exhaustive", 6) for step in first)
     assert trace["stage1_scores"] == [step["value"] for step in first[::-1]]
-    plan = [p for p in plan_subproblems(trace["ratios"], 4, 100) if p.evaluations]
+    plan = [p for p in plan_subproblems(trace["ratios"], 4, 100, 8) if p.evaluations]
     third = steps_of(record, "stage 3")
     assert [tuple(step["layers"]) for step in third] == [part.layers for part in plan]
     for part in plan:
@@ -101,7 +102,7 @@ def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run:
 
 
 def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> None:
-    """Read from the journal: layers above the current one have the best mask found for them."""
+    """Layers above the current one have the best mask found for them."""
     record = run("bosch_single", kappa=100)
     assert record.seed is None  # everything is enumerated: the seed is not used
     lines = lines_of(tmp_path / "mask")
@@ -113,9 +114,8 @@ def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> 
 
 
 def test_bosch_probes_every_group_and_orders_all_groups(run: Any, tmp_path: Path) -> None:
-    """Read from the journal: each probe keeps one group of a layer, and reads a third of the texts.
-    Without rankings the order of the groups, and the first mask of stage 3, is that of the probes.
-    """
+    """Each probe keeps one group of a layer, and reads a third of the haystacks. Without rankings
+    the order of the groups, and the first mask of stage 3, is that of the probes."""
     record = run("bosch", ratio=0.75, rankings=(), kappa=8)
     lines = lines_of(tmp_path / "mask")
     probes = [line for line in lines if line["stage"] == "stage 1"]
@@ -124,10 +124,10 @@ def test_bosch_probes_every_group_and_orders_all_groups(run: Any, tmp_path: Path
         rows = ["1111"] * 3
         rows[layer] = "".join(str(int(each == group)) for each in range(4))
         assert line["z"] == rows
-        assert (list(line["texts"]), line["exact"]) == (["0", "3"], False)
+        assert (list(line["haystacks"]), line["exact"]) == (["0", "3"], False)
     worth = trace_of(record)["group_worth"]
     for layer in range(3):
-        logs = [fmean(m[2] for m in p["texts"].values()) for p in probes[8 - 4 * layer :][:4]]
+        logs = [fmean(m[2] for m in p["haystacks"].values()) for p in probes[8 - 4 * layer :][:4]]
         expected = [(4 * log - sum(logs)) / 3 for log in logs]
         assert worth[layer] == pytest.approx(expected, abs=1e-3)
     begun = next(line for line in lines if line["stage"] == "stage 3")
@@ -198,7 +198,7 @@ def test_several_masks_at_once_share_a_threshold(
     assert len({*swaps}) == 1  # proposed together
 
 
-def test_single_makes_groups_beyond_the_budget_full_again(run: Any) -> None:
+def test_single_makes_groups_beyond_the_ratio_full_again(run: Any) -> None:
     """At 5 of 12, stage 1 windows ceil(5/12 of 4) = 2 groups per layer, and one becomes full."""
     record = run("bosch_single", ratio=5 / 12, kappa=100)
     assert record.mask.num_windowed == 5
@@ -245,10 +245,10 @@ def test_accelerations_change_neither_the_mask_nor_its_record(
 def test_a_search_killed_at_any_evaluation_resumes_to_the_same_result(
     run: Any, tmp_path: Path, name: str, attempt: int
 ) -> None:
-    """Killed while writing a line: the journal ends with an incomplete one."""
+    """Killed while writing a line: the file ends with an incomplete one."""
     run(name, "whole")
     lines = (tmp_path / "whole" / FILE).read_bytes().splitlines(keepends=True)
-    place = random.Random(f"{name} {attempt}").randrange(1, len(lines))
+    place = random.Random(f"{name} {attempt}").randrange(len(lines))
     killed = tmp_path / "killed"
     killed.mkdir()
     (killed / FILE).write_bytes(b"".join(lines[:place]) + lines[place][: len(lines[place]) // 2])
@@ -256,12 +256,13 @@ def test_a_search_killed_at_any_evaluation_resumes_to_the_same_result(
     assert (killed / "mask.json").read_bytes() == (tmp_path / "whole" / "mask.json").read_bytes()
     again = (killed / FILE).read_bytes().splitlines(keepends=True)
     assert again[:place] == lines[:place]
-    assert [call_of(line) for line in again] == [call_of(line) for line in lines]
+    again.pop(place)  # the incomplete one
+    assert [record_of(line) for line in again] == [record_of(line) for line in lines]
 
 
-def call_of(line: bytes) -> Any:
+def record_of(line: bytes) -> Any:
     content = json.loads(line)
-    return [content.get(key) for key in ("number", "stage", "z", "threshold", "value", "exact")]
+    return [content[key] for key in ("stage", "z", "threshold", "value", "exact", "haystacks")]
 
 
 # --- limits ---
@@ -290,7 +291,7 @@ def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path
 def test_the_papers_search_ends_with_stage_3_and_keep_best_with_a_better_earlier_mask(
     run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Stage 1 alone meets a budget that is the sum of its groups, and stage 3 starts over."""
+    """Stage 1 alone meets a ratio that is the sum of its groups, and stage 3 starts over."""
     caplog.set_level("INFO", logger="bosch")
     changed = 0
     for kappa in range(2, 7):
@@ -361,19 +362,16 @@ def test_no_time_and_no_nomad_are_refused_and_bosch_needs_none(
 
 
 def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_path: Path) -> None:
-    first, other = run("bosch_single", "first"), run("bosch_layer", "other")
-    assert first.mask.z != other.mask.z
+    first = run("bosch_single", "first")
     path, moved = tmp_path / "first" / "mask.json", tmp_path / "moved.json"
     second = run("global_swap", "second", rankings=(), start=path)
     begun = lines_of(tmp_path / "second")[2]  # after the two ends
     assert begun["z"] == first.mask.row_texts()
     assert run("bosch", "third", start=path).mask.num_windowed == 6
     path.rename(moved)
-    journal = (tmp_path / "second" / FILE).read_bytes()
+    outcomes = (tmp_path / "second" / FILE).read_bytes()
     assert run("global_swap", "second", rankings=(), start=moved).mask == second.mask
-    assert (tmp_path / "second" / FILE).read_bytes() == journal
-    with pytest.raises(UserError, match="start"):
-        run("global_swap", "second", rankings=(), start=tmp_path / "other" / "mask.json")
+    assert (tmp_path / "second" / FILE).read_bytes() == outcomes
 
 
 @pytest.mark.parametrize("method", [bosch, global_swap])

@@ -10,9 +10,8 @@ from bosch.hybrid.models import deploy
 from bosch.run.errors import UserError
 from bosch.search.evaluations import MaskObjective
 from bosch.search.objective import WEIGHTS, rounded, weighted
-from bosch.search.scorer import Scorer
-from bosch.search.settings import Accelerations
-from bosch.search.state_cache import StateCache
+from bosch.search.scorer import Scorer, StateCache
+from bosch.search.settings import Accelerations, SearchSettings
 from tests.model_factory import FAMILIES, MIXED, tiny_model
 from tests.search_cases import (
     LENGTHS,
@@ -58,12 +57,11 @@ def test_scores_are_those_of_a_plain_loop_over_the_model(
 def test_cached_states_change_no_bit() -> None:
     model = small_model()
     calibration = answered_calibration(model)
-    texts = range(len(LENGTHS))
     plain = Scorer(model, calibration, WINDOW, Accelerations.none())
     for memory_gb in (0.0, 5e-5, 2e-4, 1.0):  # none, a few states of each text, more, everything
         cached = Scorer(model, calibration, WINDOW, replace(CACHE_ONLY, memory_gb=memory_gb))
         for z in random_masks(15):
-            assert cached.score(z, texts)[0] == plain.score(z, texts)[0]
+            assert cached.score(z, range(4))[0] == plain.score(z, range(4))[0]
 
 
 @pytest.mark.parametrize("search", [swap_search, stage_one])
@@ -86,7 +84,7 @@ def test_without_accelerations_an_evaluation_is_every_layer_of_every_text() -> N
     for z in (FULL, LOCAL, MIXED):
         objective(z, threshold=0.9)
     assert objective.cost.layer_forwards == pytest.approx(3 * 3 * len(LENGTHS))
-    assert objective.cost.texts == 3 * len(LENGTHS)
+    assert objective.cost.haystacks == 3 * len(LENGTHS)
 
 
 def test_work_of_a_part_of_a_layer_by_hand() -> None:
@@ -116,7 +114,7 @@ def test_each_acceleration_saves_work(switch: str) -> None:
     calibration = answered_calibration(model, LENGTHS * 2)
     spent = []
     for accelerations in (ALL, replace(ALL, **{switch: False})):
-        # Masks of a random model answer little; by log-probability a single text can rule one out.
+        # Masks of a random model answer little; by log-probability one haystack can rule one out.
         objective = objective_of(model, calibration, "logprob", accelerations)
         swap_search(objective)
         spent.append(objective.cost.layer_forwards)
@@ -129,7 +127,7 @@ def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
     scorer = Scorer(model, calibration, WINDOW)
     scores = {z: score_by_the_model(model, calibration, z) for z in random_masks(6)}
     for name, threshold in product(WEIGHTS, (-20.0, -3.0, 0.3, 0.7)):
-        objective = MaskObjective(scorer, calibration, name)
+        objective = MaskObjective(scorer, calibration, SearchSettings(objective=name))
         for z in scores:
             value, truth = objective(z, threshold), weighted(name, *scores[z])
             truths = {rounded(truth + noise) for noise in (-KERNELS, KERNELS)}  # one, or neighbors
@@ -140,14 +138,14 @@ def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
                 assert value.accuracy is value.probability is value.log_probability is None
 
 
-def test_texts_that_failed_before_come_first() -> None:
+def test_haystacks_that_failed_before_come_first() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     objective = objective_of(model, calibration, "accuracy")
     objective(LOCAL)
     assert not objective(random_masks(1)[0], threshold=0.99).exact
-    # Every text fails on the window but those the score counts; the first failure is enough.
-    assert objective.cost.texts <= len(LENGTHS) + 2
+    # All fail on the window but those the score counts; the first failure is enough.
+    assert objective.cost.haystacks <= len(LENGTHS) + 2
 
 
 def test_a_cache_stays_within_its_capacity_and_drops_the_oldest() -> None:

@@ -42,11 +42,7 @@ class Problem:
     end_early_in_nomad: bool = False  # its models then see bounds instead of some values
     masks_at_once: int = 1  # of optimizers that can propose several
     known: Mapping[Assignment, Value] = field(default_factory=dict)  # from before
-    questions: Sequence[int] = ()  # on each text
-
-    def __post_init__(self) -> None:
-        assert 0 <= self.quota <= self.num_variables
-        assert all(len(assignment) == self.num_variables for assignment in self.starts)
+    questions: Sequence[int] = ()  # on each haystack
 
     def loss(self, assignment: Assignment, value: float) -> float:
         """Equation 5: the negated normalized value, plus a penalty for missing the quota. Over all

@@ -1,10 +1,10 @@
-"""Predicts how well each calibration text is answered under a mask near the current one.
+"""Predicts how well each haystack is answered under a mask near the current one.
 
-A linear model of the groups for each text, fitted to every outcome so far: one ridge regression for
-all texts together, which starts from the prior, and one for how each text departs from it. Texts
+A linear model of the groups for each haystack, fitted to every outcome so far: one ridge regression
+for all haystacks together, which starts from the prior, and one for how each departs from it. Those
 that an evaluation did not read are simply missing.
 """
-# M masks, N variables, T texts
+# M masks, N variables, T haystacks
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,14 +33,14 @@ class Surrogate:
         """prior: how global each variable is thought to be."""
         self._weights_T = np.array(questions) / sum(questions)
         self._prior_N = ranks(prior) if prior else np.zeros(num_variables)
-        self._seen: dict[Assignment, Array] = {}  # the quality of each text, nan if unknown
+        self._seen: dict[Assignment, Array] = {}  # the quality of each haystack, nan if unknown
 
     def learn(self, table: Mapping[Assignment, Value]) -> None:
         for assignment, value in table.items():
             known_T = self._seen.setdefault(assignment, np.full(len(self._weights_T), np.nan))
-            if len(value.texts) > np.isfinite(known_T).sum():
-                for text, means in value.texts.items():
-                    known_T[text] = quality(means)
+            if len(value.haystacks) > np.isfinite(known_T).sum():
+                for number, means in value.haystacks.items():
+                    known_T[number] = quality(means)
 
     def gains(self, current: Assignment) -> Iterator[tuple[float, int, int]]:
         """The predicted quality after each swap of a windowed variable with a full one."""
@@ -55,7 +55,7 @@ class Surrogate:
                 yield float(gain), i, j
 
     def effects(self, current: Assignment) -> tuple[Array, Array]:
-        """The effect of each group on each text, and the quality of the texts at present."""
+        """The effect of each group on each haystack, and the haystacks' present quality."""
         present_T, here_N = self._seen[current], np.array(current, float)
         others = [assignment for assignment in self._seen if assignment != current]
         change_MN = np.array(others, float).reshape(len(others), len(current)) - here_N
@@ -74,9 +74,9 @@ class Surrogate:
             change_MN, mean_M - change_MN @ prior_N, weight_M * count_M / len(present_T)
         )
         effects_TN = np.tile(shared_N, (len(present_T), 1))
-        for text, read_M in enumerate(known_MT.T):
-            rest_M = gain_MT[read_M, text] - change_MN[read_M] @ shared_N
-            effects_TN[text] += ridge(change_MN[read_M], rest_M, weight_M[read_M])
+        for number, read_M in enumerate(known_MT.T):
+            rest_M = gain_MT[read_M, number] - change_MN[read_M] @ shared_N
+            effects_TN[number] += ridge(change_MN[read_M], rest_M, weight_M[read_M])
         return effects_TN, present_T
 
     def _scaled_prior(self, change_MN: Array, gain_M: Array, weight_M: Array) -> Array:
@@ -91,7 +91,7 @@ class Surrogate:
 
 
 def quality(means: Means) -> float:
-    """How well a text is answered, between 0 and 1, with a slope where the objectives have none."""
+    """How well a haystack is answered, from 0 to 1, with a slope where objectives have none."""
     right = (means.accuracy + means.probability) / 2
     return (right + math.exp(max(means.log_probability, -700.0) / 4)) / 2
 

@@ -3,16 +3,34 @@ first start without repair.
 
 NOMAD may leave the quota; the result is the best of its masks that meets it. NOMAD builds no models
 above 49 variables, so the (1+1) evolutionary algorithm is used there, as in the paper.
+
+NOMAD runs in its own process (_nomad_child.py says why), whose failures end here. We send it the
+start and NOMAD's parameters, then the loss for each `("ask", assignment)`. Its last message is
+`("end", reason)`; the reason is None if it ended normally.
 """
 
 import math
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
 
+from bosch.run.group import agree, is_first
 from bosch.search.optimizers import one_plus_one
 from bosch.search.optimizers._interface import Assignment, Trials
-from bosch.search.optimizers._nomad_process import minimize
 from bosch.search.settings import check_nomad_installed
 
 MOST_VARIABLES = 49  # for which NOMAD builds a quadratic model
+CHILD = Path(__file__).with_name("_nomad_child.py")
+# Points that NOMAD may look up per evaluation: near the end of a search it mostly proposes known
+# masks. A count rather than a time limit, so that a run ends at the same point on any machine.
+LOOKUPS_PER_EVALUATION = 10
+HUNG_SECONDS = 1_800.0  # without a request; NOMAD's own models take seconds
+SEEDS = 1_000_000  # NOMAD advances its generator `seed` times, so large seeds are slow
 
 
 def search(trials: Trials) -> None:
@@ -47,3 +65,72 @@ def search(trials: Trials) -> None:
             "this subproblem are skipped and its best mask so far is used; another run may find a "
             "different one"
         )
+
+
+def minimize(
+    loss_of: Callable[[Assignment], float], start: Assignment, max_evaluations: int, seed: int
+) -> str | None:
+    """Run NOMAD once with its default options, as in the paper. Returns what ended it early, or
+    None. With several ranks it runs on rank 0, and all ranks evaluate its masks.
+    """
+    parameters = {
+        "DIMENSION": len(start),
+        "BB_INPUT_TYPE": "* B",
+        "BB_OUTPUT_TYPE": "OBJ",
+        "MAX_BB_EVAL": max_evaluations,
+        "MAX_EVAL": LOOKUPS_PER_EVALUATION * max_evaluations,
+        "DISPLAY_DEGREE": 0,
+        "SEED": seed % SEEDS,
+    }
+    child = _Child() if is_first() else None
+    try:
+        if child:
+            child.send((start, [f"{name} {value}" for name, value in parameters.items()]))
+        while True:
+            kind, content = agree(child.receive() if child else None)
+            if kind == "end":
+                ended_by: str | None = content
+                return ended_by
+            loss = loss_of(content)
+            if child:
+                child.send(loss)
+    finally:
+        if child:
+            child.end()
+
+
+class _Child:
+    """The process, and the pipe to it."""
+
+    def __init__(self) -> None:
+        self.pipe, theirs = Pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,  # closed when this process ends for any reason
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C goes to the search, which ends the child
+        )
+        theirs.close()
+
+    def send(self, message: tuple[Assignment, list[str]] | float) -> None:
+        with suppress(OSError):  # the process has ended, which `receive` will report
+            self.pipe.send(message)
+
+    def receive(self) -> tuple[str, Any]:
+        try:
+            if not self.pipe.poll(HUNG_SECONDS):
+                return "end", f"sent no request for {HUNG_SECONDS:g} s"
+            message: tuple[str, Any] = self.pipe.recv()
+            return message
+        except (EOFError, OSError):
+            code = self.process.wait()
+        if code >= 0:
+            return "end", f"ended with code {code}"
+        return "end", f"was killed by {signal.Signals(-code).name}"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.pipe.close()
+        self.process.communicate()
