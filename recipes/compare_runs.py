@@ -16,10 +16,9 @@ from pathlib import Path
 import tyro
 
 from bosch.command_line import parse
-from bosch.eval.report.archive import is_archive
 from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import write_report
-from bosch.eval.report.runs import RunResults, is_run
+from bosch.eval.report.runs import RunResults, is_archive, is_run
 from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import align, baseline_table, short_table
 from bosch.run import progress

@@ -42,8 +42,7 @@ import tyro
 from bosch.command_line import called_as, parse_command, read_options
 from bosch.config import Config, fill_in
 from bosch.eval.judging import judging_of
-from bosch.eval.report.archive import append_run, read_archive
-from bosch.eval.report.runs import RunResults, is_run, read_run
+from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
 from bosch.masks.mask import MaskFile, read_mask
 from bosch.methods._settings import default_settings, learning_tokens

@@ -1,13 +1,15 @@
-"""Runs side by side: their curves, how far and fast each recovers, checkpoints below step 0, and
-differences from a baseline.
+"""Runs side by side: their scores as curves over training, how far and fast each recovers,
+checkpoints below step 0, and differences from a baseline.
 
-`compare` reads runs into one `Comparison`; eval/report/page.py shows it.
+`compare` reads runs into one `Comparison`; eval/report/page.py shows it. Each suite says which its
+scores are (eval/suites/_reporting.py); its average under other windows and in longer texts than the
+run's own (sweep.py --windows, --lengths) is a score too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,27 +17,42 @@ from typing import Any
 import numpy as np
 
 from bosch.config import parse_count
-from bosch.eval.report import statistics
-from bosch.eval.report.archive import read_runs
-from bosch.eval.report.runs import RunResults
-from bosch.eval.report.scores import ScoreValue, find_scores, read_value, sort_by_suite
-from bosch.eval.report.statistics import (
-    Curve,
-    Estimate,
-    Replicates,
-    Samples,
-    estimate,
-    estimate_difference,
-    resample_examples,
+from bosch.eval import lm_eval_bridge
+from bosch.eval.report import intervals
+from bosch.eval.report.intervals import Curve, Estimate, Replicates, estimate, estimate_difference
+from bosch.eval.report.runs import RunResults, read_runs
+from bosch.eval.suites._reporting import (
+    AVERAGE,
+    Cell,
+    ReportedScore,
+    Row,
+    condition,
+    reporting_of,
 )
-from bosch.eval.suites._reporting import ReportedScore, Row
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
-from bosch.run.stage import flatten
 
 # The suites round a task's percent to two decimals before they average.
 ROUNDING = 0.02
 TOLERANCE = 2.0  # points below the dense model that a recovered model may be
+# What a run and its baseline run have in common, but for what the baseline names.
+COMMON = ("model", "method", "mask.options", "ratio", "window", "seed")
+
+
+@dataclass(frozen=True)
+class ScoreValue:
+    value: float  # percent
+    stderr: float  # nan: unknown
+    n: int  # examples behind it
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What runs are compared with: one run, or those with some settings (a method is one)."""
+
+    title: str
+    run: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,7 @@ class Comparison:
     scores: Sequence[ReportedScore]  # of any run, suite by suite
     curves: Mapping[tuple[str, str, str], Curve]  # by run, suite and score
     dense: Mapping[tuple[str, str, str], ScoreValue]  # the same of each run's dense model
-    baseline: str | None = None  # a run's name, a method, or settings: train.objective=next-token
+    baseline: Baseline | None = None
 
     def curve(self, run: str, score: ReportedScore) -> Curve | None:
         return self.curves.get((run, score.suite, score.name))
@@ -105,27 +122,13 @@ class BaselineDifference:
 
 
 @dataclass(frozen=True)
-class Drop:
-    """A checkpoint that is worse than step 0."""
-
-    run: str
-    score: ReportedScore
-    step: int
-    points: Estimate  # negative
-
-
-@dataclass(frozen=True)
 class SeedMean:
     """The mean of a score over runs that differ only in the seed."""
 
     setup: str
     runs: Sequence[RunResults]
     curves: Sequence[Curve]  # of the runs
-    place: int  # of the value in its curve
-
-    @property
-    def values(self) -> list[float]:
-        return [float(curve.values[self.place]) for curve in self.curves]
+    values: Sequence[float]  # of each curve, at one end
 
     @property
     def mean(self) -> float:
@@ -142,7 +145,7 @@ def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> 
     """`given`: run folders, and files written by `sweep.py --rows`. `baseline`: a method, the name
     or folder of one of the runs, or the settings of some (`window=64,train.trained=all`)."""
     runs = read_runs(given)
-    name = None if baseline is None else _find_baseline(baseline, runs)
+    found = None if baseline is None else _find_baseline(baseline, runs)
     scores: dict[tuple[str, str], ReportedScore] = {}
     curves: dict[tuple[str, str, str], Curve] = {}
     dense: dict[tuple[str, str, str], ScoreValue] = {}
@@ -150,59 +153,118 @@ def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> 
         rows = [*run.rows, *run.variants]
         for score in find_scores(rows):
             scores.setdefault((score.suite, score.name), score)
+            by_step: dict[Any, list[Row]] = {}  # None: the dense model
+            for row in rows:
+                if row["suite"] == score.suite:
+                    by_step.setdefault(row["step"], []).append(row)
             key = (run.name, score.suite, score.name)
-            if curve := _make_curve(run, rows, score):
-                curves[key] = curve
-            if value := read_value(score, [row for row in rows if row["step"] is None]):
+            if value := read_value(score, by_step.pop(None, [])):
                 dense[key] = value
-    return Comparison(runs, sort_by_suite(scores.values()), curves, dense, name)
+            if curve := _make_curve(run, score, by_step, value):
+                curves[key] = curve
+    return Comparison(runs, _sort_by_suite(scores.values()), curves, dense, found)
 
 
-def _make_curve(run: RunResults, rows: Sequence[Row], score: ReportedScore) -> Curve | None:
-    """The score at every step where it was evaluated. None: at none, or tokens are unknown."""
-    by_step: dict[Any, list[Row]] = {}  # None: the dense model
-    for row in rows:
-        if row["suite"] == score.suite:
-            by_step.setdefault(row["step"], []).append(row)
-    dense = read_value(score, by_step.pop(None, []))
-    values: dict[int, ScoreValue] = {}
-    for step, members in sorted(by_step.items()):
-        value = read_value(score, members)
-        if value is not None and members[0]["tokens"] is not None:
+def _make_curve(
+    run: RunResults,
+    score: ReportedScore,
+    by_step: Mapping[int, Sequence[Row]],
+    dense: ScoreValue | None,
+) -> Curve | None:
+    """The score at every step where it was evaluated. None: at none, or tokens are unknown. Without
+    replicates where predictions are missing or do not reproduce the suite's own numbers."""
+    values: dict[Any, ScoreValue] = {}
+    for step, rows in sorted(by_step.items()):
+        value = read_value(score, rows)
+        if value is not None and rows[0]["tokens"] is not None:
             values[step] = value
     if not values:
         return None
+    replicates: Replicates | None = None
+    models = {**values, **({None: dense} if dense else {})}
+    samples = {step: run.samples.get((step, score.suite, score.condition), {}) for step in models}
+    for step, value in models.items():
+        if not score.weights or any(not samples[step].get(cell) for cell in score.weights):
+            break
+        means = {cell: fmean(samples[step][cell].values()) for cell in score.weights}
+        total = sum(weight * means[cell] for cell, weight in score.weights.items())
+        if abs(total - value.value) > ROUNDING:
+            break
+    else:
+        last = samples.pop(None, None)
+        replicates = intervals.resample_examples(
+            list(samples.values()), last, score.weights, score.suite
+        )
     return Curve(
         tuple(values),
         np.array([by_step[step][0]["tokens"] for step in values], float),
         np.array([value.value for value in values.values()]),
         np.array([value.stderr for value in values.values()]),
         math.nan if dense is None else dense.value,
-        _replicate(run, score, values, dense),
+        replicates,
     )
 
 
-def _replicate(
-    run: RunResults,
-    score: ReportedScore,
-    values: Mapping[int, ScoreValue],
-    dense: ScoreValue | None,
-) -> Replicates | None:
-    """None where predictions are missing or do not reproduce the suite's own numbers."""
-    models: dict[Any, ScoreValue] = {**values, **({None: dense} if dense else {})}
-    samples = {step: run.samples.get((step, score.suite, score.condition), {}) for step in models}
-    if not all(_reproduces(score, samples[step], value) for step, value in models.items()):
+# ---------------------------------------------------------------------------------------- scores
+
+
+def find_scores(rows: Sequence[Row]) -> list[ReportedScore]:
+    """The scores that these rows hold, suite by suite. lm-eval's rows hold none: its metrics have
+    other scales."""
+    by_suite: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["suite"] != lm_eval_bridge.SUITE:
+            by_suite.setdefault((row["suite"], condition(row)), []).append(row)
+    all_scores: list[ReportedScore] = []
+    for (suite, name), members in by_suite.items():
+        scores = reporting_of(suite).reported_scores(members)
+        averages = [score for score in scores if score.kind == "average"]
+        variants = [replace(score, name=name, kind="variant") for score in averages]
+        all_scores += variants if name else scores
+    return _sort_by_suite(all_scores)
+
+
+def _sort_by_suite(scores: Iterable[ReportedScore]) -> list[ReportedScore]:
+    listed = list(scores)
+    order = {
+        suite: (reporting_of(suite).report_order, suite) for suite in {s.suite for s in listed}
+    }
+    return sorted(listed, key=lambda score: order[score.suite])  # stable
+
+
+def read_value(score: ReportedScore, rows: Sequence[Row]) -> ScoreValue | None:
+    """The score in the rows of one model at one step; None where it was not evaluated."""
+    mine = [r for r in rows if (r["suite"], condition(r)) == (score.suite, score.condition)]
+    cells = headline_cells(score.suite, mine)
+    written = cells.get((AVERAGE if score.condition else score.name, 0))
+    if written is not None:
+        return value_of(written)
+    if score.written_by_suite or not score.weights or any(c not in cells for c in score.weights):
         return None
-    last = samples.pop(None, None)
-    return resample_examples(list(samples.values()), last, score.weights, score.suite)
+    parts = [(weight, value_of(cells[cell])) for cell, weight in score.weights.items()]
+    return ScoreValue(
+        sum(weight * part.value for weight, part in parts),
+        math.sqrt(sum((weight * part.stderr) ** 2 for weight, part in parts)),
+        sum(part.n for _, part in parts),
+    )
 
 
-def _reproduces(score: ReportedScore, samples: Samples, value: ScoreValue) -> bool:
-    if not score.weights or any(not samples.get(cell) for cell in score.weights):
-        return False
-    means = {cell: fmean(samples[cell].values()) for cell in score.weights}
-    total = sum(weight * means[cell] for cell, weight in score.weights.items())
-    return abs(total - value.value) <= ROUNDING
+def headline_cells(suite: str, rows: Sequence[Row]) -> dict[Cell, Row]:
+    """A row for each task and length: that of the metric that counts."""
+    headline = reporting_of(suite).headline_metric
+    cells: dict[Cell, Row] = {}
+    for row in rows:
+        if row["metric"] == (headline(row["task"]) or row["metric"]):
+            cells.setdefault((row["task"], row["length"] or 0), row)
+    return cells
+
+
+def value_of(row: Row) -> ScoreValue:
+    stderr = row.get("stderr")
+    return ScoreValue(row["value"], math.nan if stderr is None else stderr, row.get("n") or 0)
+
+
+# --------------------------------------------------------------------------- what they come out as
 
 
 def _trained(comparison: Comparison, score: ReportedScore) -> dict[str, Curve]:
@@ -210,12 +272,12 @@ def _trained(comparison: Comparison, score: ReportedScore) -> dict[str, Curve]:
     return {run.name: curve for run, curve in comparison.curves_of(score) if curve.is_trained}
 
 
-def _mean_score(trained: Mapping[str, Curve]) -> statistics.Statistic:
+def _mean_score(trained: Mapping[str, Curve]) -> intervals.Statistic:
     """Over the range of tokens that all curves share: means over different ranges are not
     comparable. The curve of a learned mask begins after the tokens it learned from."""
     until = min((float(curve.tokens[-1]) for curve in trained.values()), default=0.0)
     since = max((float(curve.tokens[0]) for curve in trained.values()), default=0.0)
-    return statistics.mean_score(until, since)
+    return intervals.mean_score(until, since)
 
 
 def recoveries(comparison: Comparison) -> list[Recovery]:
@@ -223,19 +285,14 @@ def recoveries(comparison: Comparison) -> list[Recovery]:
     rows = []
     for score in comparison.averages:
         trained = _trained(comparison, score)
-        mean_score = _mean_score(trained)
-        rows += [
-            Recovery(
-                name,
-                score,
-                curve,
-                estimate(curve, statistics.gap_share),
-                estimate(curve, statistics.tokens_to_share(0.5)),
-                estimate(curve, statistics.tokens_to_share(0.9)),
-                estimate(curve, mean_score),
-            )
-            for name, curve in trained.items()
-        ]
+        statistics = (
+            intervals.gap_share,
+            intervals.tokens_to_share(0.5),
+            intervals.tokens_to_share(0.9),
+            _mean_score(trained),
+        )
+        for name, curve in trained.items():
+            rows.append(Recovery(name, score, curve, *(estimate(curve, s) for s in statistics)))
     return rows
 
 
@@ -250,17 +307,107 @@ def has_recovered(comparison: Comparison, step: int) -> bool:
             curve = comparison.curve(run.name, score)
             if curve is None or step not in curve.steps:
                 return False
-            gap = estimate(curve, statistics.gap_at(curve.steps.index(step)))
+            gap = estimate(curve, intervals.gap_at(curve.steps.index(step)))
             if gap.low is None or gap.low <= -TOLERANCE:
                 return False
     return bool(comparison.suites)
+
+
+def seed_means(comparison: Comparison, score: ReportedScore, at_end: bool) -> list[SeedMean]:
+    """One for each setup, at step 0 or at the end of training. Runs that were not trained as far as
+    the longest run of their setup are left out at the end."""
+    setups: dict[str, list[tuple[RunResults, Curve]]] = {}
+    for run, curve in comparison.curves_of(score):
+        if curve.is_trained if at_end else curve.starts_at_zero:
+            setups.setdefault(run.setup, []).append((run, curve))
+    means = []
+    for setup, members in setups.items():
+        longest = max((curve for _, curve in members), key=lambda curve: float(curve.tokens[-1]))
+        used = [(r, curve) for r, curve in members if not at_end or end_together(curve, longest)]
+        runs, curves = zip(*used, strict=True)
+        values = [float(curve.values[-1 if at_end else 0]) for curve in curves]
+        means.append(SeedMean(setup, runs, curves, values))
+    return means
+
+
+def end_together(first: Curve, second: Curve) -> bool:
+    """Whether two trainings saw as many tokens. The part that a learned mask takes is rounded to
+    whole steps, so the sums may differ slightly."""
+    return math.isclose(float(first.tokens[-1]), float(second.tokens[-1]), rel_tol=0.01)
+
+
+# ---------------------------------------------------------------------------------- the baseline
+
+
+def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
+    for run in runs:
+        if wanted == run.name or Path(wanted).resolve() == run.path.resolve():
+            return Baseline(run.name, run=run.name)
+    methods = {run.method: run.settings for run in runs}
+    for method in sorted(methods):  # those without options come first
+        of = {name: str(methods[method][name]) for name in ("method", "mask.options")}
+        if wanted in (method, of["method"]):
+            return Baseline(method, settings=of)
+    parts = [part.partition("=") for part in wanted.split(",") if "=" in part]
+    settings = {name.replace("-", "_"): value for name, _, value in parts}
+    if settings and any(_has(run, settings) for run in runs):
+        return Baseline(wanted, settings=settings)
+    names = [*sorted(methods), *(run.name for run in runs)]
+    raise UserError(
+        f"--baseline {wanted} is no method or run, and no run has such settings; "
+        f"{suggest(wanted, names)}"
+    )
+
+
+def _has(run: RunResults, settings: Mapping[str, str]) -> bool:
+    own = run.settings
+
+    def agrees(found: object, wanted: str) -> bool:
+        text = " ".join(map(str, found)) if isinstance(found, list) else str(found)
+        for read in (float, parse_count):  # 2e5, 200k
+            with suppress(ValueError):
+                if float(text) == read(wanted):
+                    return True
+        return text == wanted
+
+    return all(agrees(own.get(name), value) for name, value in settings.items())
+
+
+def pair_runs(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
+    """Setup -> pairs of a run and its baseline run. A baseline that is a run is paired with every
+    other; settings give each run without them one that has them and else agrees in COMMON."""
+    baseline = comparison.baseline
+    if baseline is None:
+        return {}
+    if baseline.run is not None:
+        others = [run.name for run in comparison.runs if run.name != baseline.run]
+        return {name: [(name, baseline.run)] for name in others}
+    shared = [name for name in COMMON if name not in baseline.settings]
+
+    def further(run: RunResults) -> dict[str, object]:
+        return {n: value for n, value in run.differences.items() if n not in baseline.settings}
+
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    bases = [run for run in comparison.runs if _has(run, baseline.settings)]
+    names = {base.name for base in bases}
+    for run in (run for run in comparison.runs if run.name not in names):
+        own = run.settings
+        candidates = [
+            base for base in bases if all(base.settings.get(n) == own.get(n) for n in shared)
+        ]
+        if candidates:
+            # Of several, the one whose other settings differ in the same way.
+            alike = (base for base in candidates if further(base) == further(run))
+            base = next(alike, candidates[0])
+            pairs.setdefault(run.setup, []).append((run.name, base.name))
+    return pairs
 
 
 def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:
     """For each average and each setup that has a baseline run to be compared with."""
     differences = []
     paired = pair_runs(comparison)
-    ends_differ = "data.tokens" in _settings(comparison.baseline)
+    ends_differ = comparison.baseline is not None and "data.tokens" in comparison.baseline.settings
     for score in [*comparison.averages, *comparison.variants]:
         mean_score = _mean_score(_trained(comparison, score))
         for setup, names in paired.items():
@@ -277,123 +424,9 @@ def baseline_differences(comparison: Comparison) -> list[BaselineDifference]:
                 difference = BaselineDifference(
                     setup,
                     score,
-                    estimate_difference(started, statistics.value_at(0)),
-                    estimate_difference(ended, statistics.value_at(-1)) if ended else None,
+                    estimate_difference(started, intervals.value_at(0)),
+                    estimate_difference(ended, intervals.value_at(-1)) if ended else None,
                     estimate_difference(trained, mean_score) if trained else None,
                 )
                 differences.append(difference)
     return differences
-
-
-def pair_runs(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
-    """Setup -> pairs of a run and its baseline run. A baseline that is a method gives each run the
-    one of the same model, ratio, window and seed; settings give it that of the same method, too. A
-    baseline that is a run is paired with every other."""
-    baseline = comparison.baseline
-    if any(run.name == baseline for run in comparison.runs):
-        return {r.name: [(r.name, str(baseline))] for r in comparison.runs if r.name != baseline}
-    settings = _settings(baseline)
-
-    def key(run: RunResults) -> dict[str, object]:
-        """The same for a run and its baseline run."""
-        facts = {"model": run.model, "ratio": run.ratio, "window": run.window, "seed": run.seed}
-        if settings:
-            facts["method"] = run.method.split()[0] if "mask.options" in settings else run.method
-        return {name: fact for name, fact in facts.items() if name not in settings}
-
-    def serves(base: RunResults, run: RunResults) -> bool:
-        if key(base) != key(run):
-            return False
-        if settings:
-            return _has(base, settings) and not _has(run, settings)
-        return base.method == baseline != run.method
-
-    def further(run: RunResults) -> list[str]:
-        parts = run.differences.split(", ")
-        return [part for part in parts if part.partition(" ")[0] not in settings]
-
-    pairs: dict[str, list[tuple[str, str]]] = {}
-    for run in comparison.runs:
-        candidates = [base for base in comparison.runs if serves(base, run)]
-        if candidates:
-            # Of several, the one whose other settings differ in the same way.
-            alike = (base for base in candidates if further(base) == further(run))
-            base = next(alike, candidates[0])
-            pairs.setdefault(run.setup, []).append((run.name, base.name))
-    return pairs
-
-
-def _settings(baseline: str | None) -> dict[str, str]:
-    """Name -> value, of a baseline that is settings. A method with options has a blank."""
-    if baseline is None or " " in baseline:
-        return {}
-    parts = [part.partition("=") for part in baseline.split(",") if "=" in part]
-    return {name.replace("-", "_"): value for name, _, value in parts}
-
-
-def _has(run: RunResults, settings: Mapping[str, str]) -> bool:
-    own = flatten(run.config)
-
-    def agrees(found: object, wanted: str) -> bool:
-        text = " ".join(map(str, found)) if isinstance(found, list) else str(found)
-        for read in (float, parse_count):  # 2e5, 200k
-            with suppress(ValueError):
-                if float(text) == read(wanted):
-                    return True
-        return text == wanted
-
-    return all(agrees(own.get(name), value) for name, value in settings.items())
-
-
-def find_drops(comparison: Comparison) -> list[Drop]:
-    """Every checkpoint below step 0: averages first, significant ones before the others."""
-    drops = []
-    for run in comparison.runs:
-        for score in comparison.scores:
-            curve = comparison.curve(run.name, score)
-            if curve is None or not curve.starts_at_zero:
-                continue
-            for place, step in enumerate(curve.steps[1:], 1):
-                if curve.values[place] < curve.values[0] - 1e-9:
-                    points = estimate(curve, statistics.gain_to(place))
-                    drops.append(Drop(run.name, score, step, points))
-    return sorted(drops, key=lambda drop: (drop.score.kind, not drop.points.excludes_zero))
-
-
-def seed_means(comparison: Comparison, score: ReportedScore, at_end: bool) -> list[SeedMean]:
-    """One for each setup, at step 0 or at the end of training. Runs that were not trained as far as
-    the longest run of their setup are left out at the end."""
-    setups: dict[str, list[tuple[RunResults, Curve]]] = {}
-    for run, curve in comparison.curves_of(score):
-        if curve.is_trained if at_end else curve.starts_at_zero:
-            setups.setdefault(run.setup, []).append((run, curve))
-    means = []
-    for setup, members in setups.items():
-        longest = max((curve for _, curve in members), key=lambda curve: float(curve.tokens[-1]))
-        used = [(r, curve) for r, curve in members if not at_end or end_together(curve, longest)]
-        runs, curves = zip(*used, strict=True)
-        means.append(SeedMean(setup, runs, curves, -1 if at_end else 0))
-    return means
-
-
-def end_together(first: Curve, second: Curve) -> bool:
-    """Whether two trainings saw as many tokens. The part that a learned mask takes is rounded to
-    whole steps, so the sums may differ slightly."""
-    return math.isclose(float(first.tokens[-1]), float(second.tokens[-1]), rel_tol=0.01)
-
-
-def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> str:
-    for run in runs:
-        if wanted == run.name or Path(wanted).resolve() == run.path.resolve():
-            return run.name
-    methods = sorted({run.method for run in runs})  # those without options come first
-    for method in methods:
-        if wanted in (method, method.split()[0]):
-            return method
-    if (settings := _settings(wanted)) and any(_has(run, settings) for run in runs):
-        return wanted
-    names = [*methods, *(run.name for run in runs)]
-    raise UserError(
-        f"--baseline {wanted} is no method or run, and no run has such settings; "
-        f"{suggest(wanted, names)}"
-    )

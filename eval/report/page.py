@@ -1,8 +1,8 @@
 """Writes the report on runs: report.html (self-contained), table.md, pictures, rows.
 
-report.html    the answer, a chart that answers to the pointer, tables; for a browser
+report.html    the answer, charts that answer to the pointer, tables; for a browser
 table.md       the tables, to paste elsewhere
-*.png          recovery over tokens, scores before training, tasks; for papers
+*.png          the same charts: recovery over tokens, scores before training, tasks; for papers
 results.jsonl  every result of every run
 recovery.jsonl how far and how fast each run recovers, with intervals
 """
@@ -11,9 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bosch.eval.report.compare import Comparison, baseline_differences, recoveries
-from bosch.eval.report.lines import charts
-from bosch.eval.report.pictures import draw_pictures
-from bosch.eval.report.statistics import NEVER, Estimate
+from bosch.eval.report.intervals import NEVER, Estimate
+from bosch.eval.report.pictures import (
+    Chart,
+    choose_styles,
+    draw_pictures,
+    make_charts,
+    panel_for_page,
+)
 from bosch.eval.report.summary import answers, warnings
 from bosch.eval.report.tables import Table, make_tables, settings_by_section
 from bosch.eval.rows import Row, write_rows
@@ -31,31 +36,45 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"{out} is not a folder; name another one for the report.") from error
     tables, lines = make_tables(comparison).values(), warnings(comparison)
-    pictures = draw_pictures(comparison, out)
+    charts = make_charts(comparison)
+    pictures = draw_pictures(charts, out)
     paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
     rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
-    write_atomically(paths[0], page(comparison, tables, lines))
+    write_atomically(paths[0], page(comparison, charts, tables, lines))
     write_atomically(paths[1], tables_in_markdown(tables, lines))
     write_rows(paths[2], rows)
     write_rows(paths[3], recovery_rows(comparison))
     return [*paths, *pictures]
 
 
-def page(comparison: Comparison, tables: Iterable[Table], warning_lines: Sequence[str]) -> str:
+def page(
+    comparison: Comparison,
+    charts: Sequence[Chart],
+    tables: Iterable[Table],
+    warning_lines: Sequence[str],
+) -> str:
     import jinja2
     from markupsafe import Markup
 
-    loader = jinja2.Environment(
+    styles = choose_styles(charts)
+    drawn = []
+    for chart in charts:
+        panels = [panel_for_page(panel, styles) for panel in chart.panels]
+        # matplotlib escapes the texts of an SVG.
+        panels = [panel | {"svg": Markup(panel["svg"])} for panel in panels]
+        labels = dict.fromkeys(line.label for panel in chart.panels for line in panel.lines)
+        drawn.append((chart.title, panels, [(label, styles[label]) for label in labels]))
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent, "utf-8"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else visible(value),
     )
-    return loader.get_template(TEMPLATE).render(
+    return environment.get_template(TEMPLATE).render(
         answers=answers(comparison),
         warnings=warning_lines,
-        charts=list(charts(comparison)),
+        charts=drawn,
         tables=tables,
         runs=comparison.runs,
         settings_by_section=settings_by_section,

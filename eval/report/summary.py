@@ -5,20 +5,27 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from bosch.eval.report.cells import MISSING, show_change, show_estimate, show_share, show_tokens
 from bosch.eval.report.compare import (
     Comparison,
-    Drop,
     Recovery,
     baseline_differences,
     end_together,
-    find_drops,
+    read_value,
     recoveries,
 )
+from bosch.eval.report.intervals import Curve, Estimate, estimate, gain_to, gap_at
 from bosch.eval.report.runs import RunResults
-from bosch.eval.report.scores import read_value
-from bosch.eval.report.statistics import Curve, estimate, gap_at
-from bosch.eval.report.tables import align, calibration_score, checkpoint_table, kv_saved
+from bosch.eval.report.tables import (
+    MISSING,
+    align,
+    calibration_score,
+    checkpoint_table,
+    kv_saved,
+    show_change,
+    show_estimate,
+    show_share,
+    show_tokens,
+)
 from bosch.eval.suites._reporting import ReportedScore, reporting_of
 from bosch.masks.picture import mask_lines, mask_title
 
@@ -44,7 +51,13 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
     recovered = {(row.run, row.score.suite): row for row in recoveries(comparison)}
     found = []
     for run in comparison.runs:
-        lines, ends = [describe_mask(run)], []
+        lines, ends = ["no mask yet"], []
+        if run.mask is not None:
+            mask = run.mask.mask
+            lines = [
+                f"{run.method}, {mask.num_windowed} of {mask.num_total} KV groups on a window of "
+                f"{mask.window_tokens:,} tokens; KV bytes saved: {kv_saved(run)}"
+            ]
         for score in comparison.averages:
             curve = comparison.curve(run.name, score)
             ends.append(-curve.values[-1] if curve else math.inf)
@@ -54,16 +67,6 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
                 lines.append(describe_start(score, curve))
         found.append((ends, run.name, lines))
     return [(name, lines) for _, name, lines in sorted(found, key=lambda one: one[0])]
-
-
-def describe_mask(run: RunResults) -> str:
-    if run.mask is None:
-        return "no mask yet"
-    mask = run.mask.mask
-    return (
-        f"{run.method}, {mask.num_windowed} of {mask.num_total} KV groups on a window of "
-        f"{mask.window_tokens:,} tokens; KV bytes saved: {kv_saved(run)}"
-    )
 
 
 def describe_recovery(recovery: Recovery) -> str:
@@ -95,9 +98,12 @@ def _gap_at(curve: Curve, place: int) -> str:
     return show_estimate(estimate(curve, gap_at(place)), show_change)
 
 
+# -------------------------------------------------------------------------------------- warnings
+
+
 def warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before the numbers: missing parts, runs that are not comparable, and
-    checkpoints below step 0. Those that may be noise are only counted."""
+    checkpoints below step 0."""
     lines = [f"{run.name}: {problem}" for run in comparison.runs for problem in run.problems]
     runs_lacking: dict[str, list[str]] = {}
     for run in comparison.runs:
@@ -105,28 +111,22 @@ def warnings(comparison: Comparison) -> list[str]:
             runs_lacking.setdefault(part, []).append(run.name)
     lines += [f"{list_runs(names)}: {part}" for part, names in runs_lacking.items()]
     lines += different_examples(comparison)
-    lines += different_ends(comparison)
+    ends: list[tuple[Curve, list[str]]] = []  # of a training, and the runs that end there
+    for recovery in recoveries(comparison):
+        alike = (runs for curve, runs in ends if end_together(recovery.curve, curve))
+        if (runs := next(alike, None)) is None:
+            ends.append((recovery.curve, [recovery.run]))
+        elif recovery.run not in runs:
+            runs.append(recovery.run)
+    if len(ends) > 1:
+        listed = (f"{show_tokens(curve.tokens[-1])} in {list_runs(runs)}" for curve, runs in ends)
+        lines.append(f"runs were trained on different numbers of tokens: {'; '.join(listed)}")
     if comparison.baseline and len(comparison.runs) > 1 and not baseline_differences(comparison):
         lines.append(
-            f"{comparison.baseline}: no run is compared to it: none is like it in model, ratio, "
-            "window and seed, or step 0 was not evaluated"
+            f"{comparison.baseline.title}: no run is compared to it: none is like it in model, "
+            "ratio, window and seed, or step 0 was not evaluated"
         )
-    significant: dict[tuple[str, str], list[Drop]] = {}
-    for drop in (drops := find_drops(comparison)):
-        if drop.points.excludes_zero:
-            significant.setdefault((drop.run, drop.score.full_title), []).append(drop)
-    for (name, title), members in significant.items():
-        worst = min(members, key=lambda drop: drop.points.value or 0)
-        lines.append(
-            f"{name}: {title} is below step 0 at steps {', '.join(str(d.step) for d in members)}: "
-            f"at worst {show_estimate(worst.points, show_change)} points"
-        )
-    if num_others := len(drops) - sum(map(len, significant.values())):
-        others = "more scores" if significant else "scores"
-        lines.append(
-            f"{num_others} {others} of checkpoints are below step 0, but not significantly"
-        )
-    return lines
+    return lines + drops(comparison)
 
 
 def list_runs(names: Sequence[str], most: int = 4) -> str:
@@ -174,17 +174,27 @@ def different_examples(comparison: Comparison) -> list[str]:
     return lines
 
 
-def different_ends(comparison: Comparison) -> list[str]:
-    """Runs that were trained on different numbers of tokens."""
-    ends: dict[float, dict[str, Curve]] = {}
-    for recovery in recoveries(comparison):
-        for end, members in ends.items():
-            if end_together(recovery.curve, next(iter(members.values()))):
-                ends[end][recovery.run] = recovery.curve
-                break
-        else:
-            ends[float(recovery.curve.tokens[-1])] = {recovery.run: recovery.curve}
-    if len(ends) < 2:
-        return []
-    listed = "; ".join(f"{show_tokens(end)} in {list_runs([*of])}" for end, of in ends.items())
-    return [f"runs were trained on different numbers of tokens: {listed}"]
+def drops(comparison: Comparison) -> list[str]:
+    """Checkpoints below step 0, averages first. Those that may be noise are only counted."""
+    lines, num_others = [], 0
+    for score in sorted(comparison.scores, key=lambda score: score.kind):
+        for run, curve in comparison.curves_of(score):
+            lost: dict[int, Estimate] = {}
+            for place, step in enumerate(curve.steps):
+                if curve.starts_at_zero and curve.values[place] < curve.values[0] - 1e-9:
+                    points = estimate(curve, gain_to(place))
+                    lost |= {step: points} if points.excludes_zero else {}
+                    num_others += not points.excludes_zero
+            if lost:
+                worst = show_estimate(min(lost.values(), key=lambda e: e.value or 0), show_change)
+                steps = ", ".join(map(str, lost))
+                lines.append(
+                    f"{run.name}: {score.full_title} is below step 0 at steps {steps}: at worst "
+                    f"{worst} points"
+                )
+    if num_others:
+        others = "more scores" if lines else "scores"
+        lines.append(
+            f"{num_others} {others} of checkpoints are below step 0, but not significantly"
+        )
+    return lines

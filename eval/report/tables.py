@@ -1,33 +1,25 @@
 """The tables of a report, as cells of text: the same for page, markdown and terminal."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bosch.eval.report.cells import (
-    MISSING,
-    show_count,
-    show_difference,
-    show_estimate,
-    show_points,
-    show_score,
-    show_seconds,
-    show_share,
-    show_tokens,
-)
 from bosch.eval.report.compare import (
     Comparison,
     Recovery,
+    ScoreValue,
     baseline_differences,
+    headline_cells,
     recoveries,
     seed_means,
+    value_of,
 )
+from bosch.eval.report.intervals import LEVEL, NEVER, Estimate
 from bosch.eval.report.runs import RunResults
-from bosch.eval.report.scores import ScoreValue, headline_cells, value_of
-from bosch.eval.report.statistics import LEVEL, Curve, survive_holm
 from bosch.eval.suites._reporting import Cell, ReportedScore, reporting_of
 
+MISSING = "–"
 EXAMPLES = "± standard error over examples."
 SEEDS = "± standard error over seeds; in parentheses: the number of seeds."
 
@@ -96,12 +88,12 @@ def short_table(comparison: Comparison) -> Table:
 
 def checkpoint_table(comparison: Comparison, run: RunResults) -> Table:
     """One run's averages and losses: the dense model, step 0, every checkpoint."""
-    losses = run.validation_losses
+    losses = {r["step"]: r["validation_loss"] for r in run.training if "validation_loss" in r}
     rows = []
-    for step, tokens, cells in _checkpoint_cells(comparison, run, comparison.averages):
-        name = "dense model" if step is None else f"step {step}"
-        loss = f"{losses[step]:.4f}" if step in losses else MISSING
-        rows.append([name, tokens, loss, *cells])
+    for step, *cells in _checkpoint_cells(comparison, run, comparison.averages):
+        loss = losses.get(int(step)) if step != "dense" else None
+        name = "dense model" if step == "dense" else f"step {step}"
+        rows.append([name, cells[0], MISSING if loss is None else f"{loss:.4f}", *cells[1:]])
     header = ["", "tokens", "validation loss", *(score.title for score in comparison.averages)]
     return Table("", header, rows)
 
@@ -131,21 +123,20 @@ def recovery_table(comparison: Comparison) -> Table:
 
 def baseline_table(comparison: Comparison) -> Table:
     """Paired differences, over the seeds that both have."""
-    differences = baseline_differences(comparison)
-    columns = [[getattr(row, name) for row in differences] for name in ("start", "end", "mean")]
-    cells = [map(show_difference, column, survive_holm(column)) for column in columns]
-    names = [[row.setup, row.score.title] for row in differences]
-    rows = [[*name, *shown] for name, *shown in zip(names, *cells, strict=True)]
+    rows = [
+        [row.setup, row.score.title, *map(show_difference, (row.start, row.end, row.mean))]
+        for row in baseline_differences(comparison)
+    ]
     note = (
         "Percentage points above the baseline run of the same model, ratio, window and seed, but "
         f"for what the baseline names. In brackets: {LEVEL:.0%} bootstrap interval over seeds and "
-        "examples, which are the same for both runs; * marks intervals that exclude zero, ** those "
-        "that do after Holm's correction for all differences of the column. In parentheses: the "
-        "number of seeds. One seed says nothing about others, and with few seeds the intervals are "
-        "too narrow."
+        "examples, which are the same for both runs; * marks intervals that exclude zero, of "
+        "which one in twenty does so by chance. In parentheses: the number of seeds. One seed "
+        "says nothing about others, and with few seeds the intervals are too narrow."
     )
     header = ["runs", "score", "before training", "after training", "mean score"]
-    return Table(f"Difference from {comparison.baseline}, in points", header, rows, note)
+    title = comparison.baseline.title if comparison.baseline else ""
+    return Table(f"Difference from {title}, in points", header, rows, note)
 
 
 def seed_table(comparison: Comparison, at_end: bool) -> Table:
@@ -160,9 +151,8 @@ def variants_table(comparison: Comparison) -> Table:
     """Figure 4 and table 6 of the paper."""
     scores = comparison.variants
     rows, _ = _seed_cells(comparison, scores, at_end=False)
-    dense = {run.model: run.name for run in comparison.runs}
-    for model, name in dense.items():
-        cells = [_value_cell(comparison.dense_value(name, score)) for score in scores]
+    for model, name in {run.model: run.name for run in comparison.runs}.items():
+        cells = [show_score(comparison.dense_value(name, score)) for score in scores]
         rows += [[f"{model}, dense", *cells]] if {*cells} - {MISSING} else []
     note = f"{SEEDS} Each mask was chosen for its run's own window. Longer texts use YaRN."
     header = ["runs", *(score.title for score in scores)]
@@ -176,9 +166,12 @@ def _seed_cells(
     columns = [{m.setup: m for m in seed_means(comparison, score, at_end)} for score in scores]
     rows = []
     for setup in dict.fromkeys(setup for means in columns for setup in means):
-        cells = [means.get(setup) for means in columns]
-        shown = (m and f"{show_score(m.mean, m.stderr)} ({len(m.values)})" for m in cells)
-        rows.append([setup, *(cell or MISSING for cell in shown)])
+        cells = []
+        for means in columns:
+            mean = means.get(setup)
+            shown = mean and show_score(ScoreValue(mean.mean, mean.stderr, len(mean.values)))
+            cells.append(f"{shown} ({len(mean.values)})" if mean else MISSING)
+        rows.append([setup, *cells])
     return rows, max((len(m.values) for means in columns for m in means.values()), default=0)
 
 
@@ -186,10 +179,10 @@ def score_table(comparison: Comparison, suite: str) -> Table:
     """Every score of a suite at every checkpoint."""
     scores = [score for score in comparison.scores if score.suite == suite]
     rows = [
-        [run.name, "dense" if step is None else str(step), tokens, *cells]
+        [run.name, *cells]
         for run in comparison.runs
-        for step, tokens, cells in _checkpoint_cells(comparison, run, scores)
-        if step is not None or {*cells} != {MISSING}
+        for cells in _checkpoint_cells(comparison, run, scores)
+        if {*cells[2:]} != {MISSING}
     ]
     header = ["run", "step", "tokens", *(score.name.removeprefix(f"{suite}_") for score in scores)]
     has_lengths = any(length for score in scores for _, length in score.weights)
@@ -203,9 +196,8 @@ def lengths_table(comparison: Comparison, suite: str) -> Table:
     checkpoints: dict[tuple[str, int | None], dict[Cell, ScoreValue]] = {}
     for run in comparison.runs:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
-        for step in sorted(
-            {row["step"] for row in with_length}, key=lambda step: (step is not None, step)
-        ):
+        steps = {row["step"] for row in with_length}
+        for step in sorted(steps, key=lambda step: (step is not None, step)):
             cells = headline_cells(suite, [row for row in with_length if row["step"] == step])
             shown = reporting.tasks_by_length or {task for task, _ in cells}
             values = {cell: value_of(row) for cell, row in cells.items() if cell[0] in shown}
@@ -215,7 +207,7 @@ def lengths_table(comparison: Comparison, suite: str) -> Table:
     tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in known))
     columns = sorted(known, key=lambda cell: (tasks.index(cell[0]), cell[1]))
     rows = [
-        [run, "dense" if step is None else str(step), *(_value_cell(cells.get(c)) for c in columns)]
+        [run, "dense" if step is None else str(step), *(show_score(cells.get(c)) for c in columns)]
         for (run, step), cells in checkpoints.items()
     ]
     header = ["run", "step", *(f"{task} {length:,}" for task, length in columns)]
@@ -265,6 +257,67 @@ def certainty_table(comparison: Comparison) -> Table:
     return Table("How sure the masks are", header, rows, note)
 
 
+def _checkpoint_cells(
+    comparison: Comparison, run: RunResults, scores: Sequence[ReportedScore]
+) -> Iterator[list[str]]:
+    """Step, tokens and a cell per score: of the dense model, then of every checkpoint."""
+    curves = [comparison.curve(run.name, score) for score in scores]
+    dense = (comparison.dense_value(run.name, score) for score in scores)
+    yield ["dense", MISSING, *map(show_score, dense)]
+    tokens = {
+        step: count
+        for curve in curves
+        if curve
+        for step, count in zip(curve.steps, curve.tokens, strict=True)
+    }
+    for step in sorted(tokens):
+        cells = [str(step), show_tokens(tokens[step])]
+        for curve in curves:
+            if curve is None or step not in curve.steps:
+                cells.append(MISSING)
+            else:
+                place = curve.steps.index(step)
+                cells.append(show_score(ScoreValue(curve.values[place], curve.stderrs[place], 0)))
+        yield cells
+
+
+def align(table: Table) -> list[str]:
+    """The table as lines of plain text."""
+    lines = [table.header, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Pairs of a section and its `field value, field value`. Settings without a section come first,
+    as `run`."""
+    plain = {name: value for name, value in config.items() if not isinstance(value, dict)}
+    sections = {name: value for name, value in config.items() if isinstance(value, dict)}
+    return [
+        (section, ", ".join(f"{name} {value}" for name, value in values.items()))
+        for section, values in {"run": plain, **sections}.items()
+        if values or section != "run"
+    ]
+
+
+# ----------------------------------------------------------------------------------------- cells
+
+
+def _start_to_end(comparison: Comparison, run: RunResults, score: ReportedScore) -> str:
+    """`31.2 → 88.0 (95.8)`."""
+    curve = comparison.curve(run.name, score)
+    dense = comparison.dense_value(run.name, score)
+    beside = f" ({dense.value:.1f})" if dense else f" ({MISSING})"
+    if curve is None:
+        return MISSING + beside
+    first = f"{curve.values[0]:.1f}" if curve.starts_at_zero else MISSING
+    trained = len(curve.steps) > 1 or not curve.starts_at_zero
+    return f"{first} → {curve.values[-1]:.1f}{beside}" if trained else f"{first}{beside}"
+
+
 def show_gap_share(recovery: Recovery) -> str:
     if math.isnan(recovery.curve.dense):
         return MISSING
@@ -290,65 +343,55 @@ def calibration_score(run: RunResults) -> str:
     return f"{hybrid} ({dense or MISSING})" if hybrid else MISSING
 
 
-# ---------------------------------------------------------------------------------------- cells
+show_points = "{:.1f}".format
+show_change = "{:+.1f}".format  # points
+show_share = "{:.0%}".format
 
 
-def _start_to_end(comparison: Comparison, run: RunResults, score: ReportedScore) -> str:
-    """`31.2 → 88.0 (95.8)`."""
-    curve = comparison.curve(run.name, score)
-    dense = comparison.dense_value(run.name, score)
-    beside = f" ({dense.value:.1f})" if dense else f" ({MISSING})"
-    if curve is None:
-        return MISSING + beside
-    first = f"{curve.values[0]:.1f}" if curve.starts_at_zero else MISSING
-    trained = len(curve.steps) > 1 or not curve.starts_at_zero
-    return f"{first} → {curve.values[-1]:.1f}{beside}" if trained else f"{first}{beside}"
+def show_tokens(count: float) -> str:
+    """`1.25M`."""
+    if count == NEVER:
+        return "not reached"
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
 
 
-def _checkpoint_cells(
-    comparison: Comparison, run: RunResults, scores: Sequence[ReportedScore]
-) -> Iterator[tuple[int | None, str, list[str]]]:
-    """Step, tokens and a cell per score: of the dense model (step None), then of every point."""
-    curves = [comparison.curve(run.name, score) for score in scores]
-    yield None, MISSING, [_value_cell(comparison.dense_value(run.name, s)) for s in scores]
-    steps = {
-        step: tokens
-        for curve in curves
-        if curve
-        for step, tokens in zip(curve.steps, curve.tokens, strict=True)
-    }
-    for step in sorted(steps):
-        yield step, show_tokens(steps[step]), [_point_cell(curve, step) for curve in curves]
-
-
-def _value_cell(value: ScoreValue | None) -> str:
-    return MISSING if value is None else show_score(value.value, value.stderr)
-
-
-def _point_cell(curve: Curve | None, step: int) -> str:
-    if curve is None or step not in curve.steps:
+def show_estimate(estimate: Estimate | None, write: Callable[[float], str]) -> str:
+    """`62% [41%, 80%]`."""
+    if estimate is None or estimate.value is None:
         return MISSING
-    place = curve.steps.index(step)
-    return show_score(curve.values[place], curve.stderrs[place])
+    text = write(estimate.value)
+    if estimate.low is None or estimate.high is None:
+        return text
+    low, high = write(estimate.low), write(estimate.high)
+    return text if low == high == text else f"{text} [{low}, {high}]"
 
 
-def align(table: Table) -> list[str]:
-    """The table as lines of plain text."""
-    lines = [table.header, *table.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+def show_difference(estimate: Estimate | None) -> str:
+    """`+8.1 [+3.1, +12.8]* (3)`: excludes zero, three seeds."""
+    text = show_estimate(estimate, show_change)
+    if estimate is None or estimate.value is None:
+        return text
+    seeds = "1 seed" if estimate.num_seeds == 1 else str(estimate.num_seeds)
+    return f"{text}{'*' if estimate.excludes_zero else ''} ({seeds})"
 
 
-def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Pairs of a section and its `field value, field value`. Settings without a section come first,
-    as `run`."""
-    plain = {name: value for name, value in config.items() if not isinstance(value, dict)}
-    sections = {name: value for name, value in config.items() if isinstance(value, dict)}
-    return [
-        (section, ", ".join(f"{name} {value}" for name, value in values.items()))
-        for section, values in {"run": plain, **sections}.items()
-        if values or section != "run"
-    ]
+def show_score(score: ScoreValue | None) -> str:
+    if score is None:
+        return MISSING
+    known = not math.isnan(score.stderr)
+    return f"{score.value:.1f} ± {score.stderr:.1f}" if known else f"{score.value:.1f}"
+
+
+def show_count(value: object) -> str:
+    return f"{value:,.0f}" if isinstance(value, int | float) else MISSING
+
+
+def show_seconds(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    if value < 60:
+        return f"{value:.1f} s"
+    return f"{value / 60:.1f} min" if value < 3600 else f"{value / 3600:.1f} h"

@@ -18,8 +18,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
+from bosch.eval.report.compare import find_scores
 from bosch.eval.report.runs import RunResults, read_json, read_run
-from bosch.eval.report.scores import find_scores
 from bosch.eval.report.tables import kv_saved, settings_by_section
 from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
 from bosch.masks.picture import mask_title

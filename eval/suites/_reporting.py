@@ -65,6 +65,13 @@ class Reporting:
     report_order: float = math.inf  # place among the suites; default: at the end, by name
 
 
+def condition(row: Row) -> str:
+    """The condition that a row was evaluated under; empty: the run's own window and lengths."""
+    if "window" in row:
+        return f"window {row['window']}"
+    return f"{row['text_tokens']:,} tokens" if "text_tokens" in row else ""
+
+
 def reporting_of(suite: str) -> Reporting:
     """What the suite's file defines, with the defaults for the rest. A suite whose file is not
     here, as of a run from another machine, has the defaults."""

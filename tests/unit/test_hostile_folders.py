@@ -16,8 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from bosch.data.sources import mds
 from bosch.data.token_files import GrowingFiles
-from bosch.eval.report.archive import append_run, read_archive
-from bosch.eval.report.runs import read_run
+from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.suites._longbench_source import read_dataset
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, PROGRESS, SINGLE, rewrite_weights

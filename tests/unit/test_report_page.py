@@ -16,32 +16,41 @@ from typing import Any
 
 import pytest
 
-from bosch.eval.report.cells import show_estimate, show_points
 from bosch.eval.report.compare import Comparison, compare
+from bosch.eval.report.intervals import estimate, value_at
 from bosch.eval.report.page import page
+from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import read_run
-from bosch.eval.report.statistics import estimate, value_at
 from bosch.eval.report.summary import warnings
-from bosch.eval.report.tables import make_tables
+from bosch.eval.report.tables import make_tables, show_estimate, show_points
 from launch.take_screenshots import BROWSERS, DARK, FLAGS, PHONE_WIDTH
 from tests.run_folders import FakeRun
 
 SECONDS = 300
 BREAKS_OUT = "</script><script>document.title = 'broken out'</script><b>x</b>&amp;\u2028"
 HELPERS = """
-const all = (selector) => [...document.querySelectorAll(selector)];
 const pointAt = (element, type) => {
   const box = element.getBoundingClientRect();
   const [clientX, clientY] = [box.x + box.width / 2, box.y + box.height / 2];
-  document.querySelector(".plot svg").dispatchEvent(new PointerEvent(type, {clientX, clientY}));
+  element.closest("svg").dispatchEvent(new PointerEvent(type, {clientX, clientY}));
 };
 const tip = () => all(".tip").filter((tip) => !tip.hidden).map((tip) => tip.innerText).join();
-const drawn = () => all(".line").map((line) => line.dataset.name);
+const charts = () => all(".chart").filter((chart) => !chart.hidden);
+const buttons = () => all(".legend [data-line]", charts()[0]);
+const drawn = () => buttons().filter((one) => {
+  const lines = all(`.line-${one.dataset.line}`, charts()[0].querySelector(".panels"));
+  return lines.some((line) => getComputedStyle(line).display !== "none");
+}).map((one) => one.innerText);
+const lastPoint = (number, panel = 0) => {
+  const line = all("figure", charts()[0])[panel].querySelectorAll(`.line-${number}`);
+  return [...[...line].at(-1).querySelectorAll("use")].at(-1);
+};
 const choose = (select, title) => {
   select.value = [...select.options].find((option) => option.text === title).value;
   select.dispatchEvent(new Event("change"));
 };
-const click = (text) => all("button").find((button) => button.innerText.startsWith(text)).click();
+const click = (text) => all(".legend button", charts()[0]).find((button) =>
+  button.innerText.startsWith(text)).click();
 const names = (table) => [...table.tBodies[0].rows].map((row) => row.cells[0].innerText);
 const color = (element, name) => getComputedStyle(element)[name].match(/\\d+/g).map(Number);
 """
@@ -94,7 +103,13 @@ def write_page(comparison: Comparison, folder: Path) -> Path:
     """Without the pictures, which take longest."""
     path = folder / "report.html"
     path.write_text(
-        page(comparison, make_tables(comparison).values(), warnings(comparison)), "utf-8"
+        page(
+            comparison,
+            make_charts(comparison),
+            make_tables(comparison).values(),
+            warnings(comparison),
+        ),
+        "utf-8",
     )
     return path
 
@@ -106,26 +121,24 @@ def seen(report: Path) -> Any:
         const seen = {page: color(document.body, "backgroundColor"), tips: {}, sorted: {}};
         seen.text = color(document.body, "color");
 
-        for (const line of all(".line")) {
-          pointAt([...line.querySelectorAll(".marker")].at(-1), "pointermove");
-          seen.tips[line.dataset.name] = tip();
+        for (const button of buttons()) {
+          pointAt(lastPoint(button.dataset.line), "pointermove");
+          seen.tips[button.innerText] = tip();
         }
-        pointAt(document.body, "pointerleave");
+        all("figure svg")[0].dispatchEvent(new PointerEvent("pointerleave"));
         seen.tips.left = tip();
 
-        const [score, axis] = all("select");
+        const [chart] = all("select");
+        seen.offered = [...chart.options].map((option) => option.text);
         seen.drawn = drawn();
         click(seen.drawn[1]);
         seen.withoutSecond = drawn();
-        seen.offered = [...axis.options].map((option) => option.text);
-        choose(axis, "hours of training, without evaluations");
-        choose(score, "LongBench average");
-        pointAt(all(".line .marker").at(-1), "pointermove");
+        choose(chart, "averages over hours of training, without evaluations");
+        seen.stillHidden = drawn();
+        pointAt(lastPoint(2, 1), "pointermove");
         seen.overHours = tip();
-        choose(score, "validation loss");
-        seen.kept = axis.selectedOptions[0].text;
         click("hide all");
-        seen.pressed = all("[aria-pressed]").map((button) => button.ariaPressed);
+        seen.pressed = buttons().map((button) => button.ariaPressed);
         seen.none = drawn();
 
         const table = all("table").find((one) => one.innerText.startsWith("run"));
@@ -166,14 +179,14 @@ def test_a_click_on_a_name_hides_the_run(comparison: Comparison, seen: Any) -> N
     assert seen["none"] == []
 
 
-def test_a_chosen_axis_is_kept_for_other_scores(comparison: Comparison, seen: Any) -> None:
-    assert len(seen["offered"]) == 3
-    hours = seen["offered"][-1]
-    assert seen["kept"] == hours
+def test_a_chosen_chart_keeps_hidden_runs_hidden(comparison: Comparison, seen: Any) -> None:
+    assert len(seen["offered"]) == 7  # averages over tokens, FLOPs, hours; before; parts; losses
+    assert seen["stillHidden"] == seen["withoutSecond"]
     lines = seen["overHours"].split("\n")
     assert lines[0] == comparison.runs[2].name
     assert lines[1].startswith("LongBench average: ")
-    assert lines[2] == f"{hours}: 0.05"  # 20 rows of 9 seconds in tests/run_folders.py
+    # 20 rows of 9 seconds in tests/run_folders.py
+    assert lines[2] == "hours of training, without evaluations: 0.05"
 
 
 def test_tables_sort_both_ways_by_number_or_name(comparison: Comparison, seen: Any) -> None:
@@ -199,13 +212,15 @@ def test_a_phone_scrolls_the_tables_and_not_the_page(report: Path) -> None:
     seen = browse(
         report,
         """
-        const boxes = all("h1, li, select, .plot, .legend button, .masks figure, .scroll");
-        pointAt(all(".line .marker").at(-1), "pointerdown");
+        const boxes = all("h1, li, select, figure, .legend button, .scroll");
+        pointAt(lastPoint(2), "pointerdown");
+        const svg = document.querySelector("figure svg");
+        const scale = svg.clientWidth / svg.viewBox.baseVal.width;
         return {page: document.documentElement.scrollWidth, tip: tip(),
-          right: Math.max(...[...boxes, ...all(".tip, .plot text")].map((one) =>
+          right: Math.max(...[...boxes, ...all(".tip, figure text")].map((one) =>
             one.getBoundingClientRect().right)),
           letters: Math.min(...all("td, text, button, .note").map((one) =>
-            parseFloat(getComputedStyle(one).fontSize))),
+            parseFloat(getComputedStyle(one).fontSize) * (one.tagName === "text" ? scale : 1))),
           scrolled: all(".scroll").some((one) => one.scrollWidth > one.clientWidth)};
         """,
         width=PHONE_WIDTH,
@@ -220,7 +235,7 @@ def test_a_phone_scrolls_the_tables_and_not_the_page(report: Path) -> None:
 def test_a_name_cannot_break_out_of_the_data(comparison: Comparison, tmp_path: Path) -> None:
     runs = [replace(read_run(run.path), name=BREAKS_OUT + run.name) for run in comparison.runs]
     report = write_page(compare(runs), tmp_path)
-    assert report.read_text().count("</script>") == 2
+    assert report.read_text().count("</script>") == 1
     script = "return {title: document.title, names: drawn(), bold: all('b').length}"
     seen = browse(report, script)
     shown = BREAKS_OUT.replace("\u2028", " ")

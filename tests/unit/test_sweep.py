@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from bosch.command_line import parse_command
-from bosch.eval.report.archive import append_run
-from bosch.eval.report.runs import read_run
+from bosch.eval.report.runs import append_run, read_run
 from bosch.recipes import presets, sweep
 from bosch.run.errors import UserError
 from tests.run_folders import FakeRun

@@ -6,9 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from bosch.eval.report import statistics
-from bosch.eval.report.cells import show_difference
-from bosch.eval.report.statistics import (
+from bosch.eval.report import intervals
+from bosch.eval.report.intervals import (
     NEVER,
     Curve,
     Estimate,
@@ -18,11 +17,10 @@ from bosch.eval.report.statistics import (
     estimate_difference,
     interval,
     resample_examples,
-    survive_holm,
 )
 
 TOKENS = np.array([0.0, 100.0, 200.0, 400.0])
-GAIN = statistics.gain_to(-1)
+GAIN = intervals.gain_to(-1)
 
 
 def make_curve(values: list[float], dense: float) -> Curve:
@@ -32,21 +30,21 @@ def make_curve(values: list[float], dense: float) -> Curve:
 @pytest.mark.parametrize(
     ("values", "statistic", "number"),
     [
-        ([20, 30, 50, 65], statistics.gap_share, 0.75),  # from 20 to 65 of a gap from 20 to 80
-        ([20, 30, 50, 65], statistics.gain_to(2), 30),
-        ([20, 30, 50, 65], statistics.tokens_to_share(0.5), 200),  # 50 is half way from 20 to 80
-        ([20, 30, 40, 80], statistics.tokens_to_share(0.5), 250),  # and a quarter from 40 to 80
-        ([20, 30, 40, 60], statistics.tokens_to_share(0.5), 300),
-        ([20, 80, 10, 10], statistics.tokens_to_share(0.5), 50),  # the first time counts
-        ([20, 30, 50, 65], statistics.tokens_to_share(0.9), NEVER),  # 74 is never seen
-        ([20, 10, 5, 1], statistics.tokens_to_share(0.5), NEVER),
+        ([20, 30, 50, 65], intervals.gap_share, 0.75),  # from 20 to 65 of a gap from 20 to 80
+        ([20, 30, 50, 65], intervals.gain_to(2), 30),
+        ([20, 30, 50, 65], intervals.tokens_to_share(0.5), 200),  # 50 is half way from 20 to 80
+        ([20, 30, 40, 80], intervals.tokens_to_share(0.5), 250),  # and a quarter from 40 to 80
+        ([20, 30, 40, 60], intervals.tokens_to_share(0.5), 300),
+        ([20, 80, 10, 10], intervals.tokens_to_share(0.5), 50),  # the first time counts
+        ([20, 30, 50, 65], intervals.tokens_to_share(0.9), NEVER),  # 74 is never seen
+        ([20, 10, 5, 1], intervals.tokens_to_share(0.5), NEVER),
         # Trapezoids 25 x 100 + 40 x 100 + 57.5 x 200 = 18,000 over 400 tokens.
-        ([20, 30, 50, 65], statistics.mean_score(), 45),
+        ([20, 30, 50, 65], intervals.mean_score(), 45),
         # Up to 300, where the curve is at 57.5: 2,500 + 4,000 + 53.75 x 100.
-        ([20, 30, 50, 65], statistics.mean_score(until=300), 11_875 / 300),
+        ([20, 30, 50, 65], intervals.mean_score(until=300), 11_875 / 300),
         # From 50, at 25, to 200: 27.5 x 50 + 40 x 100.
-        ([20, 30, 50, 65], statistics.mean_score(until=200, since=50), 5_375 / 150),
-        ([20, 30, 50, 65], statistics.mean_score(until=50, since=60), None),
+        ([20, 30, 50, 65], intervals.mean_score(until=200, since=50), 5_375 / 150),
+        ([20, 30, 50, 65], intervals.mean_score(until=50, since=60), None),
     ],
 )
 def test_statistics_are_as_worked_out_by_hand(
@@ -59,7 +57,7 @@ def test_statistics_are_as_worked_out_by_hand(
 def test_there_is_no_share_of_a_gap_that_does_not_exist() -> None:
     for dense in (20, 10, math.nan):
         curve = make_curve([20, 30, 50, 65], dense)
-        for statistic in (statistics.gap_share, statistics.tokens_to_share(0.5)):
+        for statistic in (intervals.gap_share, intervals.tokens_to_share(0.5)):
             assert estimate(curve, statistic).value is None
 
 
@@ -87,9 +85,9 @@ def at(value: float, replicates: list[float] | None = None) -> Curve:
 def test_difference_of_one_seed_is_resampled_over_examples_only() -> None:
     # The first is 10 better on every resample: difficulty that both share cancels out.
     pair = (at(60, [50, 60, 70]), at(50, [40, 50, 60]))
-    known = estimate_difference([pair], statistics.value_at(0))
-    assert known == Estimate(10, 10, 10, 1, p_value=0.0)
-    unknown = estimate_difference([(at(60), at(50, [50]))], statistics.value_at(0))
+    known = estimate_difference([pair], intervals.value_at(0))
+    assert known == Estimate(10, 10, 10, 1)
+    unknown = estimate_difference([(at(60), at(50, [50]))], intervals.value_at(0))
     assert unknown == Estimate(10, None, None, 1)
 
 
@@ -97,13 +95,11 @@ def test_differences_are_resampled_over_seeds_and_examples() -> None:
     """By hand: seeds with differences 0 and 20, without noise of the examples. Resampling two seeds
     gives 0, 10, 10 or 20, a quarter each, so the middle 95% are all of these."""
     pairs = [(at(50, [50]), at(50, [50])), (at(70, [70]), at(50, [50]))]
-    result = estimate_difference(pairs, statistics.value_at(0))
+    result = estimate_difference(pairs, intervals.value_at(0))
     assert (result.value, result.low, result.high, result.num_seeds) == (10, 0, 20, 2)
-    # The standard deviation of those is the root of 50: 1.414 of it to zero.
-    assert result.p_value == pytest.approx(0.157, abs=0.02)
     # Differences of 5 and 6 exclude zero; three seeds are resampled like two.
     near = [(at(55, [55]), at(50, [50])), *[(at(56, [56]), at(50, [50]))] * 2]
-    result = estimate_difference(near, statistics.value_at(0))
+    result = estimate_difference(near, intervals.value_at(0))
     assert (result.low, result.high, result.num_seeds) == (5, 6, 3)
     assert result.value == pytest.approx(17 / 3)
     assert result.excludes_zero
@@ -141,23 +137,3 @@ def test_points_that_answered_other_examples_are_not_paired() -> None:
     first = {CELL: {0: 100.0, 1: 0.0}}
     for second in ({CELL: {0: 100.0}}, {}):
         assert resample_examples([first, second], None, {CELL: 1.0}, "niah") is None
-
-
-def test_holm_keeps_a_difference_only_while_all_smaller_p_values_hold() -> None:
-    def tested(*p_values: float | None) -> list[bool]:
-        return survive_holm([Estimate(1.0, p_value=p_value) for p_value in p_values])
-
-    assert tested(0.04) == [True]
-    assert tested(0.04, 0.04) == [False, False]  # 0.05 / 2
-    assert tested(0.04, 0.02) == [True, True]  # 0.05 / 2, then 0.05
-    assert tested(0.02, 0.001, 0.03) == [True, True, True]
-    assert tested(0.03, 0.001, 0.03) == [False, True, False]
-    assert tested(None, 0.04) == [False, True]  # what was not tested does not count
-    assert survive_holm([None]) == [False]
-
-
-def test_an_interval_that_includes_zero_gets_no_stars() -> None:
-    """Though Holm's test, which is normal, may find it significant."""
-    touching, apart = (Estimate(25.0, low, 50.0, p_value=0.001) for low in (0.0, 2.0))
-    assert show_difference(touching, survives=True) == "+25.0 [+0.0, +50.0] (1 seed)"
-    assert show_difference(apart, survives=True) == "+25.0 [+2.0, +50.0]** (1 seed)"

@@ -62,7 +62,6 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     num_seeds: int = 1  # it is the mean over so many
-    p_value: float | None = None  # of a difference: normal, two-sided
 
     @property
     def excludes_zero(self) -> bool:
@@ -107,21 +106,7 @@ def _average_seeds(of_seeds: Sequence[tuple[float, Numbers | None]]) -> Estimate
     table = np.array(resampled).T  # [replicate, seed]
     seeds = np.random.default_rng(0).integers(0, count, table.shape)
     means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
-    deviation = float(means.std())
-    ratio = abs(value or 0.0) / deviation if deviation > 0 else math.inf if value else 0.0
-    p_value = math.erfc(ratio / math.sqrt(2))
-    return Estimate(value, *interval(means), count, p_value)
-
-
-def survive_holm(estimates: Sequence[Estimate | None]) -> list[bool]:
-    """Which differences exclude zero even though so many were tested (Holm's correction)."""
-    known = [(e.p_value, n) for n, e in enumerate(estimates) if e and e.p_value is not None]
-    survivors = set()
-    for rank, (p_value, n) in enumerate(sorted(known)):
-        if p_value > (1 - LEVEL) / (len(known) - rank):
-            break
-        survivors.add(n)
-    return [n in survivors for n in range(len(estimates))]
+    return Estimate(value, *interval(means), count)
 
 
 def interval(replicates: Numbers) -> tuple[float | None, float | None]:
