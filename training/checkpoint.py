@@ -60,7 +60,7 @@ TRAINER = "trainer.json"  # everything that is not a tensor
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be written, or all of them are damaged."""
+    """A checkpoint or the metrics cannot be written, or all checkpoints are damaged."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Checkpoints:
     def save(self, state: TrainState, step: int) -> None:
         """Save the state after `step` steps, unless it is there."""
         tensors, rest = describe_state(state)
-        folder = self.folder / f".step-{step:06d}.tmp"
+        folder, rank = self.folder / f".step-{step:06d}.tmp", self._ranks.rank
 
         def open_folder() -> bool:
             if (self.folder / f"step-{step:06d}" / MANIFEST).is_file():
@@ -196,28 +196,31 @@ class Checkpoints:
 
         def write_rest() -> None:
             save_random_state(folder / self._random_state)
-            if self._ranks.rank == 0:
+            if rank == 0:
                 (folder / TRAINER).write_text(json.dumps({"extra": rest}))
 
-        with self._explaining(step, folder):
-            if not self._ranks.from_rank_0(open_folder):
-                return
-            self._ranks.all_succeed(write_rest)
-            writer = dcp.FileSystemWriter(folder, sync_files=True)
-            dcp.save(tensors, storage_writer=writer, process_group=self._ranks.gloo)
-            own_files = self._ranks.all_succeed(lambda: self._describe_own_files(folder))
-            files = self._ranks.gather(own_files)
-            self._ranks.from_rank_0(lambda: self._place(step, folder, files))
+        def describe_own_files() -> Manifest:
+            """Sizes and checksums, while the files are in the page cache."""
+            paths = [*folder.glob(f"__{rank}_*"), folder / self._random_state]
+            paths += [folder / name for name in (".metadata", TRAINER) if rank == 0]
+            return {
+                path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path, sync=True)}
+                for path in sorted(paths)
+            }
 
-    def _describe_own_files(self, folder: Path) -> Manifest:
-        """Sizes and checksums of this rank's files, while they are in the page cache."""
-        rank = self._ranks.rank
-        paths = [*folder.glob(f"__{rank}_*"), folder / self._random_state]
-        paths += [folder / name for name in (".metadata", TRAINER) if rank == 0]
-        return {
-            path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path, sync=True)}
-            for path in sorted(paths)
-        }
+        try:
+            with explain_refusal(f"the checkpoint of step {step} in {self.folder}"):
+                if not self._ranks.from_rank_0(open_folder):
+                    return
+                self._ranks.all_succeed(write_rest)
+                writer = dcp.FileSystemWriter(folder, sync_files=True)
+                dcp.save(tensors, storage_writer=writer, process_group=self._ranks.gloo)
+                files = self._ranks.gather(self._ranks.all_succeed(describe_own_files))
+                self._ranks.from_rank_0(lambda: self._place(step, folder, files))
+        except CheckpointError:
+            if rank == 0:  # the unfinished files may be what fills the disk
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def _place(self, step: int, folder: Path, files: Sequence[Manifest]) -> None:
         """On rank 0, when all is written: manifest, final name, and removal of old checkpoints,
@@ -245,23 +248,6 @@ class Checkpoints:
                 hidden = path.rename(path.with_name(f".{path.name}.tmp"))
                 shutil.rmtree(hidden, ignore_errors=True)
 
-    @contextmanager
-    def _explaining(self, step: int, folder: Path) -> Iterator[None]:
-        """One sentence if the machine refuses to write. Any other error is a bug and passes."""
-        try:
-            yield
-        except (CheckpointException, OSError) as error:
-            if (cause := _refusal(error)) is None:
-                raise
-            if self._ranks.rank == 0:  # the unfinished files may be what fills the disk
-                shutil.rmtree(folder, ignore_errors=True)
-            steps = [n for n, path in self._by_step().items() if (path / MANIFEST).is_file()]
-            resumes = f"resumes after step {max(steps)}" if steps else "starts from the beginning"
-            raise CheckpointError(
-                f"the checkpoint of step {step} cannot be written to {self.folder}: {cause}. "
-                f"Free some space (or fix the cause) and run the same command again: it {resumes}."
-            ) from error
-
     # ---------------------------------------------------------------------------------- the folder
 
     @property
@@ -278,6 +264,20 @@ class Checkpoints:
         under other names are the user's and are left alone."""
         steps = ((path.name.removeprefix("step-"), path) for path in self.folder.glob("step-*"))
         return {int(number): path for number, path in steps if number.isdecimal()}
+
+
+@contextmanager
+def explain_refusal(what: str) -> Iterator[None]:
+    """One sentence if the machine refuses to write it. Any other error is a bug and passes."""
+    try:
+        yield
+    except (CheckpointException, OSError) as error:
+        if (cause := _refusal(error)) is None:
+            raise
+        raise CheckpointError(
+            f"{what} cannot be written: {cause}. Free some space (or fix the cause) and run the "
+            "same command again: it goes on from the last checkpoint."
+        ) from error
 
 
 def _refusal(error: BaseException | None) -> str | None:

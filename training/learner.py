@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bosch.config import TrainConfig
-from bosch.data.loader import Sequences, TokenFolder
+from bosch.data.loader import TokenFolder
 from bosch.method import Learner
 from bosch.run.files import sync_directory
 from bosch.run.group import Group
@@ -68,7 +68,15 @@ class LearnerTraining:
         stopped_by = train(job)
         if stopped_by is None and weights_out is not None:
             exported = folder / f"step-{num_steps:06d}"
-            Group.current().from_rank_0(lambda: move(exported, weights_out))
+
+            def move() -> None:
+                if weights_out.is_dir():  # a kill came after this rename, and it was exported again
+                    shutil.rmtree(exported)
+                    return
+                exported.rename(weights_out)
+                sync_directory(weights_out.parent)
+
+            Group.current().from_rank_0(move)
         return stopped_by
 
 
@@ -80,22 +88,15 @@ def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
     if parts == 1:
         return tokens
 
-    def cut(sequences: Sequences) -> Sequences:
-        return replace(sequences, rows=sequences.rows.reshape(-1, sequence_tokens))
-
+    train, held_out = (
+        replace(sequences, rows=sequences.rows.reshape(-1, sequence_tokens))
+        for sequences in (tokens.train, tokens.held_out)
+    )
     numbers = tokens.order[:, None] * np.uint32(parts) + np.arange(parts, dtype=np.uint32)[:, None]
     return replace(
         tokens,
         summary=dict(tokens.summary) | {"seq_len": sequence_tokens},
-        train=cut(tokens.train),
-        held_out=cut(tokens.held_out),
+        train=train,
+        held_out=held_out,
         order=numbers.reshape(len(tokens.order), -1),
     )
-
-
-def move(exported: Path, target: Path) -> None:
-    if target.is_dir():  # a kill came after this rename, and the model was exported again
-        shutil.rmtree(exported)
-        return
-    exported.rename(target)
-    sync_directory(target.parent)

@@ -4,10 +4,8 @@ Each line is forced to disk before the next step. The TensorBoard files are made
 rebuilt whenever a run resumes, so that no point is missing or there twice.
 """
 
-import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +16,7 @@ from bosch.run.errors import UserError
 from bosch.run.files import append_line, open_own_file, sealed_lines, write_atomically
 from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
+from bosch.training.checkpoint import explain_refusal
 from bosch.training.flops import count_active_weights, peak_flops, training_flops
 from bosch.training.schedule import TrainSchedule
 
@@ -50,7 +49,7 @@ class MetricsLog:
         if any(row["step"] >= step for row in rows):
             say(f"metrics: rows from step {step:,} on are dropped, because they are repeated")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._explaining():
+        with explain_refusal(str(self.path)):
             write_atomically(self.path, sealed_lines(earlier))
         self._curves = TrainingCurves(self._run, earlier, self._name)
 
@@ -60,20 +59,9 @@ class MetricsLog:
             return
         assert self._curves is not None, "call start first"
         timed = {**row, "time": round(time.time(), 3)}
-        with self._explaining(), open_own_file(self.path, "ab") as file:
+        with explain_refusal(str(self.path)), open_own_file(self.path, "ab") as file:
             append_line(file, timed)
         self._curves.add(timed)
-
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = os.strerror(error.errno).lower() if error.errno else str(error)
-            raise UserError(
-                f"{self.path} cannot be written: {reason}. Free some space (or fix the cause) and "
-                "run the same command again: it resumes from the last checkpoint."
-            ) from error
 
 
 class StepTimer:

@@ -20,17 +20,10 @@ from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.models import check_native_window, family_of
 from bosch.run.errors import UserError
 from bosch.training.kernels import install_kernels
-from bosch.training.loss import Lesson
+from bosch.training.loss import Lesson, install_loss_head
 from bosch.training.model_start import allocate, build_on_meta, fill_model, read_config
 from bosch.training.parallel import Switches
 from bosch.training.trained import windowed_layers
-
-
-class HiddenHead(nn.Linear):
-    """Returns the hidden states. The loss multiplies them with this weight, chunk by chunk."""
-
-    def forward(self, hidden_BTH: Tensor) -> Tensor:
-        return hidden_BTH
 
 
 class Pull(torch.autograd.Function):
@@ -87,7 +80,9 @@ class Teacher:
         self.settings = settings
         model.requires_grad_(False)
         install_kernels(model, kernels)
-        model.lm_head.__class__ = HiddenHead
+        install_loss_head(model, kernels)
+        # The student's loss multiplies the hidden states with the head's weight, chunk by chunk.
+        model.lm_head.loss = lambda hidden_BTH, weight_VH: hidden_BTH
         self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers
         self.strength = 0.0
         if settings.layer_weight:
@@ -119,9 +114,9 @@ class Teacher:
             self.strength = scale * int((labels_BT != IGNORED).sum())
         hidden_BTH = self.model(**inputs, use_cache=False).logits
         # shard_model keeps the head gathered after a forward.
-        head_VH, settings = self.model.get_submodule("lm_head").weight, self.settings
-        weight, temperature, top_k = settings.distill_weight, settings.temperature, settings.top_k
-        return Lesson(hidden_BTH.flatten(0, 1), head_VH, weight, temperature, top_k)
+        head_VH, given = self.model.get_submodule("lm_head").weight, self.settings
+        shares = given.distill_weight, given.temperature, given.top_k
+        return Lesson(hidden_BTH.flatten(0, 1), head_VH, *shares)
 
 
 def check_top_k(settings: TrainConfig, model: str, config: PretrainedConfig) -> None:

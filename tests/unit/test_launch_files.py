@@ -4,7 +4,6 @@ No process needs a GPU here: accelerate only starts as many as the config says.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,25 +19,6 @@ import os
 names = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "FSDP_ACTIVATION_CHECKPOINTING")
 os.write(1, (" ".join(os.environ.get(name, "-") for name in names) + "\\n").encode())
 """
-
-
-def start(arguments: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
-    (tmp_path / "program.py").write_text(PROGRAM)
-    accelerate = Path(sys.executable).with_name("accelerate")
-    return subprocess.Popen(
-        [accelerate, "launch", *arguments, tmp_path / "program.py"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def started(arguments: list[str], tmp_path: Path) -> list[str]:
-    """A line of each process."""
-    process = start(arguments, tmp_path)
-    output, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return sorted(output.splitlines())
 
 
 def test_accelerate_reads_the_configs_and_their_comments_say_what_to_change() -> None:
@@ -63,35 +43,15 @@ def test_the_cpu_config_gives_a_process_the_cores_it_says(monkeypatch: pytest.Mo
 
 
 def test_eight_gpus_starts_eight_ranks_with_what_training_reads(tmp_path: Path) -> None:
-    lines = started(["--config_file", str(LAUNCH / "eight_gpus.yaml")], tmp_path)
+    """The other configs: tests/faults/test_launched_training.py."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    accelerate = Path(sys.executable).with_name("accelerate")
+    config = LAUNCH / "eight_gpus.yaml"
+    command = [accelerate, "launch", "--config_file", config, tmp_path / "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
     assert lines == [f"{rank} 8 bf16 true" for rank in range(8)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "more", "expected"),
-    [
-        ("cpu", [], ["0 1 no false"]),
-        ("cpu", ["--num_processes", "2"], ["0 2 no false", "1 2 no false"]),
-        ("one_gpu", [], ["- - bf16 -"]),
-    ],
-)
-def test_the_other_configs_start_what_they_say(
-    name: str, more: list[str], expected: list[str], tmp_path: Path
-) -> None:
-    assert started(["--config_file", str(LAUNCH / f"{name}.yaml"), *more], tmp_path) == expected
-
-
-@pytest.mark.slow
-def test_nodes_starts_one_world_from_two_launchers(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    here = ["--num_processes", "4", "--main_process_ip", "127.0.0.1"]
-    common = ["--config_file", str(LAUNCH / "nodes.yaml"), *here, "--main_process_port", str(port)]
-    launchers = [start([*common, "--machine_rank", str(n)], tmp_path) for n in range(2)]
-    lines = sorted("".join(launcher.communicate()[0] for launcher in launchers).splitlines())
-    assert lines == [f"{rank} 4 bf16 true" for rank in range(4)]
 
 
 def test_the_slurm_script_hands_cores_on_and_requeues_only_at_the_time_limit(

@@ -3,7 +3,6 @@
 Fully sharded on CPUs over gloo, in place of GPUs over NCCL."""
 
 import json
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,52 +16,15 @@ from bosch.training.loop import TrainJob, train
 from tests.plain_training import SETTINGS, Trace, model_folder, tokens_in_memory, train_plainly
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = Path("tests/training_program.py")
 # The losses of several ranks are summed in another order than those of one process.
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # in norm
 
 
-def start(cases: Path, *options: str) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--use_fsdp"]
-    return subprocess.Popen(
-        [*launcher, "--mixed_precision", "no", "--num_processes", "2", *options, PROGRAM, cases],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    with process:
-        try:
-            output, _ = process.communicate(timeout=1_800)  # ends processes that hang
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    assert process.returncode == 0, output
-    return output
-
-
-def write_cases(folder: Path, cases: dict[str, tuple[Path, dict[str, Any]]]) -> Path:
-    content = [
-        {"model": str(model), "out": str(folder / name), "settings": settings}
-        for name, (model, settings) in cases.items()
-    ]
-    (folder / "cases.json").write_text(json.dumps(content))
-    return folder / "cases.json"
-
-
-def assert_close(
-    ours: Trace,
-    plain: Trace,
-    loss_tolerance: float = LOSS_TOLERANCE,
-    weight_tolerance: float = WEIGHT_TOLERANCE,
-) -> None:
+def assert_close(ours: Trace, plain: Trace, weight_tolerance: float) -> None:
     # Absolute too: a divergence is a small difference of large numbers.
-    assert ours.losses == pytest.approx(plain.losses, rel=loss_tolerance, abs=loss_tolerance)
-    assert ours.norms == pytest.approx(plain.norms, rel=10 * loss_tolerance, abs=loss_tolerance)
+    assert ours.losses == pytest.approx(plain.losses, rel=LOSS_TOLERANCE, abs=LOSS_TOLERANCE)
+    assert ours.norms == pytest.approx(plain.norms, rel=10 * LOSS_TOLERANCE, abs=LOSS_TOLERANCE)
     for name, weight in plain.weights.items():
         difference = torch.linalg.norm(ours.weights[name] - weight)
         assert difference <= weight_tolerance * torch.linalg.norm(weight), name
@@ -84,8 +46,18 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         "distilled, tied, offloaded": (tied, {"objective": "distill", "cpu_offload": True}),
         "lora": (tied, {"trained": "lora"}),
     }
-    path = write_cases(tmp_path, cases)
-    finish(start(path, "--main_process_port", "0"))
+    content = [
+        {"model": str(model), "out": str(tmp_path / name), "settings": settings}
+        for name, (model, settings) in cases.items()
+    ]
+    (tmp_path / "cases.json").write_text(json.dumps(content))
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--use_fsdp"]
+    launcher += "--mixed_precision no --num_processes 2 --main_process_port 0".split()
+    program = ["tests/training_program.py", str(tmp_path / "cases.json")]
+    done = subprocess.run(
+        [*launcher, *program], cwd=ROOT, capture_output=True, text=True, timeout=1_800
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     for name, (model, settings) in cases.items():
         if name == "lora":
             alone = replace(SETTINGS, **settings)
@@ -95,23 +67,4 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
             plain = train_plainly(model, replace(SETTINGS, **settings))
         # AdamW steps by the rate however small the gradient is, and a divergence has small ones.
         tolerance = (5 if "distilled" in name else 1) * WEIGHT_TOLERANCE
-        assert_close(Trace.of_run(tmp_path / name, 5), plain, weight_tolerance=tolerance)
-
-
-@pytest.mark.slow
-def test_two_launchers_train_as_one(tmp_path: Path) -> None:
-    model = model_folder(tmp_path / "model")
-    path = write_cases(tmp_path, {"out": (model, {})})
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    shared = ["--num_machines", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
-    for process in [start(path, *shared, "--machine_rank", rank) for rank in ("0", "1")]:
-        finish(process)
-    two_machines = Trace.of_run(tmp_path / "out", 5)
-
-    path = write_cases(tmp_path, {"one launcher": (model, {})})
-    finish(start(path, "--main_process_port", "0"))
-    one_machine = Trace.of_run(tmp_path / "one launcher", 5)
-    assert two_machines.losses == one_machine.losses
-    for name, weight in one_machine.weights.items():
-        assert torch.equal(two_machines.weights[name], weight), name
+        assert_close(Trace.of_run(tmp_path / name, 5), plain, tolerance)
