@@ -19,19 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from bosch.backends._interface import AttentionCall, Documents
+from bosch.backends._interface import AttentionCall
 from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
-from bosch.hybrid.documents import (
-    MASK_TYPE,
-    as_type,
-    find_documents,
-    given_documents,
-    hide_other_documents,
-)
+from bosch.hybrid.documents import MASK_TYPE, as_type, keep_documents_apart
 from bosch.hybrid.search_mode import AttentionModule, Mask, has_empty_slots, search_attention
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
@@ -62,28 +56,6 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, bosch_mask_function)
 
 
-def guard_other_attention() -> None:
-    """Make transformers' registered attention functions refuse our arguments, which they would
-    ignore. `eager` is registered nowhere, and cannot."""
-    for name, attention in AttentionInterface().items():
-        if not name.startswith(NAME):
-            AttentionInterface.register(name, _refusing_ours(name, attention))
-
-
-def _refusing_ours(name: str, attention: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(attention)
-    def refusing(module: Any, *args: Any, **others: Any) -> Any:
-        for argument, value in others.items():
-            if argument.startswith("bosch_") and value is not None:
-                raise UserError(
-                    f"attn_implementation={name!r} would ignore {argument}: load the model with "
-                    'from_pretrained(..., attn_implementation="bosch").'
-                )
-        return attention(module, *args, **others)
-
-    return refusing
-
-
 def bosch_attention(
     module: AttentionModule,
     query_BHTD: Tensor,
@@ -101,7 +73,15 @@ def bosch_attention(
     **others: object,
 ) -> tuple[Tensor, None]:
     """The attention of one layer: (B, T, H, D), and no weights."""
-    _refuse_unknown_family(module.config)
+    config = module.config
+    is_hybrid = isinstance(key, Split) or getattr(config, "bosch", None) is not None
+    if not is_hybrid and config.model_type not in FAMILIES:
+        # Some drop arguments: StableLM drops bosch_mask, OPT the positions of documents.
+        raise UserError(
+            f"attn_implementation='bosch' does not know the model_type {config.model_type!r}: such "
+            "models may drop masks or packed documents before attention is computed. It knows "
+            f"{', '.join(FAMILIES)}; to add one, write a file in bosch/families."
+        )
     _refuse_unknown(others)
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):
         raise UserError(
@@ -109,18 +89,25 @@ def bosch_attention(
             "needs a boolean one (True: visible)."
         )
     num_queries = query_BHTD.shape[2]
+    # Of a static cache a tensor.
     num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
-    mask, documents = _keep_documents_apart(
-        module, query_BHTD, num_past, attention_mask, position_ids, cu_seq_lens_q
+    mask_BNTS, documents = keep_documents_apart(
+        query_BHTD, num_past, attention_mask, position_ids, cu_seq_lens_q, module.layer_idx
     )
-    common: dict[str, Any] = {"scaling": scaling, "dropout": dropout}
-    common |= {"mask_BNTS": mask, "documents": documents}
-    backend = bosch_backend or getattr(module.config, "bosch_backend", None)
-    is_hybrid = isinstance(key, Split) or getattr(module.config, "bosch", None) is not None
-    if is_hybrid or bosch_window is not None:
-        _refuse_looking_ahead(attention_mask, num_past)
+    # A mask that the caller made replaces the causal rule, but windows only look back.
+    is_callers = attention_mask is not None and attention_mask.dtype == torch.bool
+    if is_callers and (is_hybrid or bosch_window is not None) and isinstance(num_past, int):
+        assert attention_mask is not None
+        if not torch.compiler.is_compiling() and attention_mask.triu(num_past + 1).any():
+            raise UserError(
+                "this attention_mask lets a query see a later key, which groups with a window "
+                "cannot do: use a causal mask, or the dense model."
+            )
+    common: dict[str, Any] = {"mask_BNTS": mask_BNTS, "documents": documents}
+    common |= {"scaling": scaling, "dropout": dropout}
+    backend = bosch_backend or getattr(config, "bosch_backend", None)
     if not is_hybrid:
         assert isinstance(key, Tensor)
         assert isinstance(value, Tensor)
@@ -132,10 +119,77 @@ def bosch_attention(
             "bosch_mask, bosch_window and bosch_gates are for stock models; this one is a hybrid, "
             "whose groups are fixed."
         )
-    calls = _deploy_calls(module, query_BHTD, key, value, common)
+    calls = _calls_of_hybrid(module, query_BHTD, key, value, common)
     outputs = [attend(call, backend).transpose(1, 2) for call in calls]
     out_BTHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return out_BTHD.contiguous(), None
+
+
+def _calls_of_hybrid(
+    module: AttentionModule, query_BHTD: Tensor, key: Any, value: Any, common: dict[str, Any]
+) -> list[AttentionCall]:
+    """One for the layer's full groups, and one for its groups with a window."""
+    config, num_queries, mask_BNTS = module.config, query_BHTD.shape[2], common["mask_BNTS"]
+    num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
+    parts = (key.full_BGSD, key.window_BGLD) if isinstance(key, Split) else (key,)
+    num_given = sum(part.shape[1] for part in parts if part is not None)
+    if num_given != num_groups:
+        raise UserError(
+            f"layer {module.layer_idx} of this hybrid has {num_groups} KV heads, but this process "
+            f"holds {num_given} of them. Tensor parallelism does not keep full and window groups "
+            "apart: load the model without tp_plan."
+        )
+    if mask_BNTS is not None and mask_BNTS.shape[1] != 1:
+        raise UserError(
+            f"the mask has {mask_BNTS.shape[1]} heads, but the heads of a hybrid are permuted; "
+            "give one mask for all heads."
+        )
+    if not isinstance(key, Split):  # no cache, or a plain dynamic one with all positions
+        if has_empty_slots(query_BHTD, key, mask_BNTS):
+            raise UserError(
+                "the base model of a hybrid cannot use a static cache by itself, because the empty "
+                "slots would count as text. Call the whole model (with logits_to_keep=1 for the "
+                "last logits only), or use a DynamicCache."
+            )
+        num_past = key.shape[2] - num_queries
+        if num_past and num_full < num_groups and not torch.compiler.is_compiling():
+            mention_plain_cache()
+        key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
+
+    calls = []
+    num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
+    if num_full:
+        k_BGSD, v_BGSD = key.full_BGSD, value.full_BGSD
+        if isinstance(key.first_query, int):  # a static cache has empty slots after the keys
+            num_keys = key.first_query + num_queries
+            k_BGSD, v_BGSD = k_BGSD[:, :, :num_keys], v_BGSD[:, :, :num_keys]
+        calls.append(AttentionCall(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD, **common))
+    if num_full < num_groups:
+        width = check_window(config.bosch["window"])
+        window: int | None = width
+        if key.positions_L is not None:  # the ring of a static cache: a mask, by positions
+            positions_L = key.positions_L
+            new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
+            queries_T1 = key.first_query + new_T1
+            inside_TL = (positions_L >= 0) & (positions_L <= queries_T1)
+            inside_TL &= positions_L > queries_T1 - width
+            mask_BNTS = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & inside_TL
+            window = None
+        elif mask_BNTS is not None:  # its last columns are those of the keys
+            mask_BNTS = mask_BNTS[..., -key.window_BGLD.shape[2] :]
+        common = common | {"mask_BNTS": mask_BNTS, "window_tokens": window}
+        q_BHTD = query_BHTD[:, num_full_heads:]
+        calls.append(AttentionCall(q_BHTD, key.window_BGLD, value.window_BGLD, **common))
+    return calls
+
+
+@functools.cache
+def mention_plain_cache() -> None:
+    """Said once: every token is right, so nobody would notice the memory."""
+    logger.warning(
+        "This hybrid decodes with a plain cache, in which its window groups keep all positions: no "
+        "memory is saved. Call the whole model (not model.model) with an empty cache or none."
+    )
 
 
 def bosch_mask_function(
@@ -152,23 +206,26 @@ def bosch_mask_function(
     aligns queries and keys itself and finds documents in the position ids. So long texts need no
     T x S mask, which transformers builds for prompt chunks and packed documents.
     """
-    if others.get("allow_is_bidirectional_skip") or not getattr(
-        others.get("config"), "is_causal", True
-    ):
+    config, device = others.get("config"), others.get("device")
+    if others.get("allow_is_bidirectional_skip") or not getattr(config, "is_causal", True):
         raise UserError(NOT_CAUSAL)
     # A static cache has empty slots after the keys. Our own models know how many. For others
     # the mask shows them, and so it does for the base model of a hybrid by itself, except at the
     # start of a cache, where the position ids of several tokens are enough.
-    is_hybrid = getattr(others.get("config"), "bosch", None) is not None
+    is_hybrid = getattr(config, "bosch", None) is not None
     is_exact = isinstance(q_offset, int) and (
         (is_hybrid and q_length > 1) or kv_offset + kv_length == q_offset + q_length
     )
     is_plain = not others.get("use_vmap") and others.get("local_size") is None
     if is_exact and is_plain and not torch.compiler.is_compiling():
         assert isinstance(q_offset, int)
-        only_packed = allow_is_causal_skip or _looks_only_back(
-            others.get("mask_function"), q_length, others.get("device")
-        )
+        rule = others.get("mask_function")
+        only_packed = True
+        if not (allow_is_causal_skip or rule is None or q_length < 2):
+            # Causal and packed masks let no query see the next token.
+            here = torch.arange(q_length - 1, device=device)
+            zero = torch.zeros((), dtype=torch.long, device=device)
+            only_packed = not torch.as_tensor(rule(zero, zero, here, here + 1)).any()
         if only_packed and (
             attention_mask is None or bool(attention_mask[:, : q_offset + q_length].all())
         ):
@@ -186,158 +243,14 @@ def bosch_mask_function(
     return None if mask_BNTS is None else as_type(mask_BNTS, MASK_TYPE)
 
 
-# ------------------------------------------------------------------------------------------- deploy
-
-
-def _deploy_calls(
-    module: AttentionModule, query_BHTD: Tensor, key: Any, value: Any, common: dict[str, Any]
-) -> list[AttentionCall]:
-    """The attention calls of a layer of a hybrid: one for its full groups, one for the others."""
-    config, num_queries = module.config, query_BHTD.shape[2]
-    num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
-    _refuse_part_of_groups(module, key, num_groups)
-    num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
-    if common["mask_BNTS"] is not None and common["mask_BNTS"].shape[1] != 1:
-        raise UserError(
-            f"the mask has {common['mask_BNTS'].shape[1]} heads, but the heads of a hybrid are "
-            "permuted; give one mask for all heads."
-        )
-    if not isinstance(key, Split):  # no cache, or a plain dynamic one with all positions
-        if has_empty_slots(query_BHTD, key, common["mask_BNTS"]):
-            raise UserError(
-                "the base model of a hybrid cannot use a static cache by itself, because the empty "
-                "slots would count as text. Call the whole model (with logits_to_keep=1 for the "
-                "last logits only), or use a DynamicCache."
-            )
-        num_past = key.shape[2] - num_queries
-        if num_past and num_full < num_groups and not torch.compiler.is_compiling():
-            mention_plain_cache()
-        key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
-
-    calls = []
-    if num_full:
-        k_BGSD, v_BGSD = key.full_BGSD, value.full_BGSD
-        if isinstance(key.first_query, int):  # a static cache has empty slots after the keys
-            num_keys = key.first_query + num_queries
-            k_BGSD, v_BGSD = k_BGSD[:, :, :num_keys], v_BGSD[:, :, :num_keys]
-        calls.append(AttentionCall(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD, **common))
-    if num_full < num_groups:
-        width = check_window(config.bosch["window"])
-        window: int | None = width
-        mask_BNTS, num_keys = common["mask_BNTS"], key.window_BGLD.shape[2]
-        if key.positions_L is not None:
-            mask_BNTS, window = _ring_mask(mask_BNTS, key, width, num_queries), None
-        elif mask_BNTS is not None:  # its last columns are those of the keys
-            mask_BNTS = mask_BNTS[..., -num_keys:]
-        parts = query_BHTD[:, num_full_heads:], key.window_BGLD, value.window_BGLD
-        common = common | {"mask_BNTS": mask_BNTS}
-        calls.append(AttentionCall(*parts, window_tokens=window, **common))
-    return calls
-
-
-@functools.cache
-def mention_plain_cache() -> None:
-    """Said once: every token is right, so nobody would notice the memory."""
-    logger.warning(
-        "This hybrid decodes with a plain cache, in which its window groups keep all positions: no "
-        "memory is saved. Call the whole model (not model.model) with an empty cache or none."
-    )
-
-
-def _refuse_part_of_groups(module: AttentionModule, key: Tensor | Split, num_groups: int) -> None:
-    """With tensor parallelism each rank has some of the groups, but `num_full` counts all."""
-    parts = (key.full_BGSD, key.window_BGLD) if isinstance(key, Split) else (key,)
-    num_given = sum(part.shape[1] for part in parts if part is not None)
-    if num_given != num_groups:
-        raise UserError(
-            f"layer {module.layer_idx} of this hybrid has {num_groups} KV heads, but this process "
-            f"holds {num_given} of them. Tensor parallelism does not keep full and window groups "
-            "apart: load the model without tp_plan."
-        )
-
-
-def _ring_mask(mask_BNTS: Tensor, key: Split, window: int, num_queries: int) -> Tensor:
-    """The mask and the window for keys in the ring of a static cache, by their positions."""
-    assert key.positions_L is not None
-    positions_L = key.positions_L
-    queries_T1 = key.first_query + torch.arange(num_queries, device=positions_L.device)[:, None]
-    inside_TL = (
-        (positions_L >= 0) & (positions_L <= queries_T1) & (positions_L > queries_T1 - window)
-    )
-    columns_BNTL: Tensor = mask_BNTS.index_select(-1, positions_L.clamp_min(0))
-    return columns_BNTL & inside_TL
-
-
-# --------------------------------------------------------------------------------------------- both
-
-
-def _keep_documents_apart(
-    module: AttentionModule,
-    query_BHTD: Tensor,
-    num_past: int | Tensor,
-    mask_BNTS: Tensor | None,
-    position_ids: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor | None, Documents | None]:
-    """The mask as bool, with packed documents hidden from each other; if there is no mask, the
-    documents. A mask that the caller made is used unchanged. (transformers detects packed documents
-    only without a cache, and a stock model has one by default.)
-    """
-    batch, _, num_queries, _ = query_BHTD.shape
-    is_ours = mask_BNTS is not None and mask_BNTS.dtype == MASK_TYPE
-    visible_BNTS = None if mask_BNTS is None else as_type(mask_BNTS, torch.bool)
-    if num_queries == 1 or isinstance(num_past, Tensor):
-        return visible_BNTS, None
-    if cu_seqlens is not None:
-        return visible_BNTS, given_documents(cu_seqlens, batch, num_queries, num_past)
-    if position_ids is None or position_ids.shape[-1] != num_queries:
-        return visible_BNTS, None
-    if mask_BNTS is None:
-        return None, find_documents(position_ids, batch, num_past, module.layer_idx)
-    if num_past or not is_ours:
-        return visible_BNTS, None
-    return hide_other_documents(mask_BNTS, position_ids), None
-
-
-def _refuse_looking_ahead(mask_BNTS: Tensor | None, num_past: int | Tensor) -> None:
-    """A mask that the caller made replaces the causal rule, but windows only look back."""
-    if mask_BNTS is None or mask_BNTS.dtype == MASK_TYPE or torch.compiler.is_compiling():
-        return
-    if isinstance(num_past, int) and bool(mask_BNTS.triu(num_past + 1).any()):
-        raise UserError(
-            "this attention_mask lets a query see a later key, which groups with a window cannot "
-            "do: use a causal mask, or the dense model."
-        )
-
-
-def _looks_only_back(
-    mask_function: Callable[..., Tensor] | None, num_tokens: int, device: torch.device | str | None
-) -> bool:
-    """Whether no query sees the next token, as in causal and packed masks."""
-    if mask_function is None or num_tokens < 2:
-        return True
-    here = torch.arange(num_tokens - 1, device=device)
-    zero = torch.zeros((), dtype=torch.long, device=device)
-    return not bool(torch.as_tensor(mask_function(zero, zero, here, here + 1)).any())
-
-
-def _refuse_unknown_family(config: PretrainedConfig) -> None:
-    """Some models drop arguments: StableLM drops bosch_mask, OPT the positions of documents."""
-    if getattr(config, "bosch", None) is None and config.model_type not in FAMILIES:
-        raise UserError(
-            f"attn_implementation='bosch' does not know the model_type {config.model_type!r}: such "
-            "models may drop masks or packed documents before attention is computed. It knows "
-            f"{', '.join(FAMILIES)}; to add one, write a file in bosch/families."
-        )
+# --------------------------------------------------------------------------------------- refusals
 
 
 def _refuse_unknown(others: Mapping[str, object]) -> None:
+    if others.get("is_causal") is False:
+        raise UserError(NOT_CAUSAL)
     for name, value in others.items():
-        if name == "is_causal":
-            if value is False:
-                raise UserError(NOT_CAUSAL)
-            continue
-        if name in HARMLESS or value is None or value is False:
+        if name in HARMLESS or name == "is_causal" or value is None or value is False:
             continue
         if name == "sliding_window":
             raise UserError(
@@ -349,3 +262,25 @@ def _refuse_unknown(others: Mapping[str, object]) -> None:
             f"attn_implementation='bosch' does not support the argument {name} and would ignore "
             "it. Leave it out."
         )
+
+
+def guard_other_attention() -> None:
+    """Make transformers' registered attention functions refuse our arguments, which they would
+    ignore. `eager` is registered nowhere, and cannot."""
+
+    def guarded(name: str, attention: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(attention)
+        def refusing(module: Any, *args: Any, **others: Any) -> Any:
+            for argument, value in others.items():
+                if argument.startswith("bosch_") and value is not None:
+                    raise UserError(
+                        f"attn_implementation={name!r} would ignore {argument}: load the model "
+                        'with from_pretrained(..., attn_implementation="bosch").'
+                    )
+            return attention(module, *args, **others)
+
+        return refusing
+
+    for name, attention in AttentionInterface().items():
+        if not name.startswith(NAME):
+            AttentionInterface.register(name, guarded(name, attention))

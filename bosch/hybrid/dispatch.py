@@ -61,18 +61,27 @@ def choose(call: AttentionCall, backend: str | None = None) -> str:
     refused: list[tuple[str, str]] = []
     for name in by_priority(call):
         reason = refusal(name, call)
-        if reason is None:
-            _show(refused, name)
-            return name
-        refused.append((name, reason))
+        if reason is not None:
+            refused.append((name, reason))
+            continue
+        if not torch.compiler.is_compiling():
+            for other, why in refused:
+                if (other, why) not in _shown:
+                    _shown.add((other, why))
+                    logger.warning(
+                        "attention backend %s is not used: %s. %s runs instead.", other, why, name
+                    )
+        return name
     raise AssertionError(f"sdpa computes every call, but was not asked: {refused}")
 
 
 def by_priority(call: AttentionCall) -> list[str]:
     """The backends to ask for a call that names none, the best first."""
     priorities = {name: backend.priority(call) for name, backend in BACKENDS.items()}
-    ranked = [(-priority, name) for name, priority in priorities.items() if priority is not None]
-    return [name for _, name in sorted(ranked)]
+    return sorted(
+        (name for name, priority in priorities.items() if priority is not None),
+        key=lambda name: (-priorities[name], name),
+    )
 
 
 def refusal(name: str, call: AttentionCall) -> str | None:
@@ -121,14 +130,3 @@ def _unavailable(name: str) -> str | None:
     if name not in _availability:
         _availability[name] = BACKENDS[name].unavailable()
     return _availability[name]
-
-
-def _show(refused: list[tuple[str, str]], instead: str) -> None:
-    if torch.compiler.is_compiling():
-        return
-    for name, reason in refused:
-        if (name, reason) not in _shown:
-            _shown.add((name, reason))
-            logger.warning(
-                "attention backend %s is not used: %s. %s runs instead.", name, reason, instead
-            )

@@ -17,6 +17,44 @@ MASK_TYPE = torch.int8
 _MEMO = "_bosch_documents"  # attribute of position_ids, for the layers after the first one
 
 
+def keep_documents_apart(
+    q_BHTD: Tensor,
+    num_past: int | Tensor,
+    mask_BNTS: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    layer: int,
+) -> tuple[Tensor | None, Documents | None]:
+    """The mask as bool, with packed documents hidden from each other; if there is no mask, the
+    documents. A mask that the caller made is used unchanged. (transformers detects packed documents
+    only without a cache, and a stock model has one by default.)
+    """
+    batch, _, num_queries, _ = q_BHTD.shape
+    visible_BNTS = None if mask_BNTS is None else as_type(mask_BNTS, torch.bool)
+    if num_queries == 1 or isinstance(num_past, Tensor):
+        return visible_BNTS, None
+    if cu_seqlens is not None:  # as flash-attention has them: one row of ends, from 0 on
+        if batch != 1 or num_past:
+            raise UserError(
+                f"cu_seq_lens_q needs a batch of one row without a cache; this one has {batch} "
+                f"rows and {num_past} cached tokens."
+            )
+        ends = tuple(cu_seqlens.tolist())
+        if ends[0] != 0 or ends[-1] != num_queries or any(a >= b for a, b in pairwise(ends)):
+            raise UserError(
+                f"cu_seq_lens_q is {ends}; it must rise from 0 to the {num_queries} tokens of the "
+                "row."
+            )
+        return visible_BNTS, Documents((ends,), cu_seqlens.device)
+    if position_ids is None or position_ids.shape[-1] != num_queries:
+        return visible_BNTS, None
+    if mask_BNTS is None:
+        return None, find_documents(position_ids, batch, num_past, layer)
+    if num_past or mask_BNTS.dtype != MASK_TYPE:
+        return visible_BNTS, None
+    return hide_other_documents(mask_BNTS, position_ids), None
+
+
 @torch.compiler.disable
 def find_documents(position_ids: Tensor, batch: int, num_past: int, layer: int) -> Documents | None:
     """The documents of a batch without padding; None if each row is a single document."""
@@ -53,39 +91,21 @@ def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Document
     return Documents(tuple(rows), position_ids.device)
 
 
-def given_documents(cu_seqlens: Tensor, batch: int, num_tokens: int, num_past: int) -> Documents:
-    """Documents that the caller gives as flash-attention does: one row of ends, from 0 on."""
-    if batch != 1 or num_past:
-        raise UserError(
-            f"cu_seq_lens_q needs a batch of one row without a cache; this one has {batch} rows "
-            f"and {num_past} cached tokens."
-        )
-    ends = tuple(cu_seqlens.tolist())
-    if ends[0] != 0 or ends[-1] != num_tokens or any(a >= b for a, b in pairwise(ends)):
-        raise UserError(
-            f"cu_seq_lens_q is {ends}; it must rise from 0 to the {num_tokens} tokens of the row."
-        )
-    return Documents((ends,), cu_seqlens.device)
-
-
 def hide_other_documents(made_BNTS: Tensor, position_ids: Tensor) -> Tensor:
     """A mask made by our mask function for a padded batch, as bool, with packed documents hidden
     from each other.
 
     A document begins where the position of a real token does not rise. Padding does not begin one.
     """
-    mask_BNTS = as_type(made_BNTS, torch.bool)
-    if torch.compiler.is_compiling():
-        index_BT = _document_index(mask_BNTS, position_ids)
-        return mask_BNTS & (index_BT[:, None, :, None] == index_BT[:, None, None, :])
-    memo = getattr(made_BNTS, _MEMO, None)
+    mask_BNTS, is_compiling = as_type(made_BNTS, torch.bool), torch.compiler.is_compiling()
+    memo = None if is_compiling else getattr(made_BNTS, _MEMO, None)
     if memo is None or memo[0] is not position_ids:
-        index_BT = _document_index(mask_BNTS, position_ids)
-        apart = None
-        if bool((index_BT != index_BT[:, :1]).any()):
+        index_BT, apart = _document_index(mask_BNTS, position_ids), None
+        if is_compiling or bool((index_BT != index_BT[:, :1]).any()):
             apart = mask_BNTS & (index_BT[:, None, :, None] == index_BT[:, None, None, :])
         memo = (position_ids, apart)
-        setattr(made_BNTS, _MEMO, memo)
+        if not is_compiling:
+            setattr(made_BNTS, _MEMO, memo)
     return mask_BNTS if memo[1] is None else memo[1]
 
 

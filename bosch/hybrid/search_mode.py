@@ -57,13 +57,23 @@ def search_attention(
         )
     if bosch_window is None:
         return attend(call, backend).transpose(1, 2)
-    num_groups, gates_G = call.k_BGSD.shape[1], None
+    num_layers, num_groups = module.config.num_hidden_layers, call.k_BGSD.shape[1]
+    gates_G = None
     if bosch_gates is not None:
-        _check_gates(bosch_gates, module.config.num_hidden_layers, num_groups)
+        is_tensor = isinstance(bosch_gates, Tensor)
+        shape = tuple(bosch_gates.shape) if is_tensor else None
+        if shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
+            given = f"{shape} of {bosch_gates.dtype}" if is_tensor else type(bosch_gates).__name__
+            raise UserError(
+                f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x "
+                f"{num_groups} KV heads with floating-point numbers from 0 (window) to 1 (full "
+                "attention). For masks of 0 and 1 use bosch_mask."
+            )
         gates_G = bosch_gates[module.layer_idx]
     row: list[int | None] = [None] * num_groups
     if bosch_mask is not None:
-        row = _mask_row(bosch_mask, module, num_groups, (0, 1) if gates_G is None else (0, 1, None))
+        known = (0, 1) if gates_G is None else (0, 1, None)
+        row = _mask_row(bosch_mask, module.layer_idx, num_layers, num_groups, known)
     check_window(bosch_window)
     if row != [1] * num_groups and has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
         # The positions of the queries, and so their windows, are not known.
@@ -74,6 +84,27 @@ def search_attention(
     return mixed_attention(call, gates_G, row, bosch_window, backend)
 
 
+def _mask_row(
+    bosch_mask: Mask, layer: int, num_layers: int, num_groups: int, known: tuple[int | None, ...]
+) -> list[int | None]:
+    """z of this layer as a list of the values in `known`."""
+    if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
+        raise UserError(
+            f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as z "
+            "of a GroupMask (and bosch_window its window_tokens), or use bosch.masked(model, mask)."
+        )
+    if len(bosch_mask) != num_layers:
+        raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
+    given: Any = bosch_mask[layer]
+    row = given.tolist() if hasattr(given, "tolist") else list(given)
+    if len(row) != num_groups or any(bit not in known for bit in row):
+        raise UserError(
+            f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
+            "heads, 1 for full attention or 0 for the window."
+        )
+    return [bit if bit is None else int(bit) for bit in row]
+
+
 def mixed_attention(
     call: AttentionCall,
     gates_G: Tensor | None,
@@ -82,12 +113,20 @@ def mixed_attention(
     backend: str | None,
 ) -> Tensor:
     """The output of a layer, (B, T, H, D). `row`: what each group computes, as in bosch_mask."""
+
+    def output(groups: list[int], window_tokens: int | None) -> Tensor:
+        """(B, T, G, R, D) of some groups, all full or all windowed."""
+        if not groups:
+            return call.q_BHTD.new_empty(0)
+        picked = replace(_pick(call, groups), window_tokens=window_tokens)
+        return attend(picked, backend).transpose(1, 2).unflatten(2, (len(groups), -1))
+
     only_full, both, only_window = (
         [group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0)
     )
     parts_BTGRD = []
-    full_BTGRD = _output(call, only_full + both, None, backend)
-    window_BTGRD = _output(call, both + only_window, window_tokens, backend)
+    full_BTGRD = output(only_full + both, None)
+    window_BTGRD = output(both + only_window, window_tokens)
     if only_full:
         parts_BTGRD.append(full_BTGRD[:, :, : len(only_full)])
     if both:
@@ -104,16 +143,6 @@ def mixed_attention(
     if groups != sorted(groups):
         out_BTGRD = out_BTGRD[:, :, sorted(range(len(groups)), key=groups.__getitem__)]
     return out_BTGRD.flatten(2, 3)
-
-
-def _output(
-    call: AttentionCall, groups: list[int], window_tokens: int | None, backend: str | None
-) -> Tensor:
-    """The output of some groups, all full or all windowed: (B, T, G, R, D)."""
-    if not groups:
-        return call.q_BHTD.new_empty(0)
-    out_BHTD = attend(replace(_pick(call, groups), window_tokens=window_tokens), backend)
-    return out_BHTD.transpose(1, 2).unflatten(2, (len(groups), -1))
 
 
 def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
@@ -141,39 +170,3 @@ def has_empty_slots(q_BHTD: Tensor, k_BGSD: Tensor, mask_BNTS: Tensor | None) ->
     """Whether the keys end with empty slots of a static cache."""
     has_past = k_BGSD.shape[2] > q_BHTD.shape[2]
     return has_past and mask_BNTS is not None and not bool(mask_BNTS[:, :, -1, -1].any())
-
-
-def _mask_row(
-    bosch_mask: Mask, module: AttentionModule, num_groups: int, known: tuple[int | None, ...]
-) -> list[int | None]:
-    """z of this layer as a list of the values in `known`."""
-    num_layers, layer = module.config.num_hidden_layers, module.layer_idx
-    if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
-        raise UserError(
-            f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as z "
-            "of a GroupMask (and bosch_window its window_tokens), or use bosch.masked(model, mask)."
-        )
-    if len(bosch_mask) != num_layers:
-        raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
-    given: Any = bosch_mask[layer]
-    row = given.tolist() if hasattr(given, "tolist") else list(given)
-    if len(row) != num_groups or any(bit not in known for bit in row):
-        raise UserError(
-            f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
-            "heads, 1 for full attention or 0 for the window."
-        )
-    return [bit if bit is None else int(bit) for bit in row]
-
-
-def _check_gates(bosch_gates: object, num_layers: int, num_groups: int) -> None:
-    given = type(bosch_gates).__name__
-    if isinstance(bosch_gates, Tensor):
-        shape = tuple(bosch_gates.shape)
-        if shape == (num_layers, num_groups) and bosch_gates.is_floating_point():
-            return
-        given = f"{shape} of {bosch_gates.dtype}"
-    raise UserError(
-        f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x {num_groups} KV "
-        "heads with floating-point numbers from 0 (window) to 1 (full attention). For masks of 0 "
-        "and 1 use bosch_mask."
-    )
