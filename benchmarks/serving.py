@@ -28,7 +28,8 @@ from benchmarks._measure import (
 from benchmarks._models import random_ids, read_shape
 from bosch.assets import asset_folder
 from bosch.eval.engine_vllm import check_engine, start_engine
-from bosch.hybrid.models import family_of, head_size, hybrid_config
+from bosch.hybrid.conversion import head_size, hybrid_config
+from bosch.hybrid.models import family_of
 from bosch.masks.mask import num_windowed
 from bosch.run.progress import show_rows
 

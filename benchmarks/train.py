@@ -34,7 +34,7 @@ from benchmarks._measure import (
 from benchmarks._models import make_model, read_shape, spread_mask
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
 from bosch.run.progress import show_rows

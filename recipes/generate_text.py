@@ -178,7 +178,7 @@ def print_text(text: str, stream_end: bool = False) -> None:
 
 def describe_cache(cache: "Cache", model: Any) -> str:
     from bosch.hybrid.cache import kv_bytes
-    from bosch.hybrid.models import head_size
+    from bosch.hybrid.conversion import head_size
 
     config, held, used = model.config, int(cache.get_seq_length()), kv_bytes(cache)
     entries = config.num_hidden_layers * config.num_key_value_heads * held

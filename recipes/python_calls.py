@@ -166,7 +166,8 @@ def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[Pr
 
 def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTrainedModel":
     """The hybrid, with weights of its own: `save_pretrained` writes an ordinary folder."""
-    from bosch.hybrid.models import check_native_window, deploy
+    from bosch.hybrid.conversion import deploy
+    from bosch.hybrid.models import check_native_window
 
     _need_plain_weights(model)
     check_native_window(model.config)
@@ -237,7 +238,7 @@ def describe(model: "PreTrainedModel") -> ModelInfo:
     config, name = model.config, origin_of(model)
     if name and (folder := find_model(name)) is not None:
         return read_model_info(folder)
-    from bosch.hybrid.models import head_size
+    from bosch.hybrid.conversion import head_size
 
     revision = getattr(config, "_commit_hash", None)
     return ModelInfo(

@@ -22,7 +22,7 @@ from triton.runtime import interpreter
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bosch.data.loader import IGNORED
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from bosch.training import parallel
 from bosch.training.kernels import choose_kernels, install_kernels
 from bosch.training.loss import Lesson, head_loss, install_loss_head, model_loss

@@ -7,7 +7,8 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from bosch.hybrid.cache import held_tensors
-from bosch.hybrid.models import convert, family_of, plain_config
+from bosch.hybrid.conversion import convert, plain_config
+from bosch.hybrid.models import family_of
 from bosch.hybrid.permute import inverse
 from bosch.plugins import list_plugins, load_plugin
 

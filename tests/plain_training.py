@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Loader, Sequences, TokenFolder
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, tiny_model
 

@@ -11,7 +11,7 @@ Recomputation to save memory does not count.
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid.models import head_size
+from bosch.hybrid.conversion import head_size
 
 # Dense bf16 FLOPs per second, from the data sheets, by a part of the device's name.
 PEAK_FLOPS = {

@@ -45,7 +45,7 @@ from bosch.backends import varlen
 from bosch.config import Config, TrainConfig
 from bosch.data.loader import Batch
 from bosch.hybrid import dispatch
-from bosch.hybrid.models import hybrid_config, plain_config
+from bosch.hybrid.conversion import hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
 from bosch.run.errors import UserError

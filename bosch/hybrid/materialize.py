@@ -25,15 +25,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid import export
-from bosch.hybrid.models import (
-    PREFIX,
-    check_native_window,
-    family_of,
-    head_dimensions,
-    head_size,
-    hybrid_config,
-    plain_config,
-)
+from bosch.hybrid.conversion import head_dimensions, head_size, hybrid_config, plain_config
+from bosch.hybrid.models import PREFIX, check_native_window, family_of
 from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
 from bosch.hybrid.tokenizer import keep_tokenizer

@@ -1,4 +1,4 @@
-"""Config and model of a hybrid: what the classes of all families share, and conversion in memory.
+"""Config and model of a hybrid: what the classes of all families share.
 
 A family's classes are transformers' own with these two mixins in front. Modules, parameter names
 and forward are the plain family's; new are `config.bosch`, the attention function and the cache.
@@ -12,18 +12,15 @@ and forward are the plain family's; new are `config.bosch`, the attention functi
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import json
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 import transformers
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
@@ -34,12 +31,9 @@ from transformers.conversion_mapping import (
 
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import CACHE, hybridize_cache
-from bosch.hybrid.permute import HeadDimensions, Permutation, groups_in_order, permute_groups
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
-
-logger = logging.getLogger("bosch")
 
 PREFIX = "bosch_"  # of the model_type
 # In place of num_key_value_heads in a saved config: the rows of `permutation` have that length.
@@ -116,7 +110,7 @@ class HybridCausalLM:
         if config.bosch is None:
             raise UserError(
                 f"a {config.model_type} model needs config.bosch (window, num_full, permutation); "
-                "make one with bosch.hybrid.models.deploy or recipes/materialize_model.py."
+                "make one with bosch.hybrid.conversion.deploy or recipes/materialize_model.py."
             )
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
 
@@ -231,11 +225,6 @@ def block_norms(config: PretrainedConfig) -> BlockNorms | None:
     return getattr(family_of(config), "block_norms", None)
 
 
-def head_dimensions(config: PretrainedConfig) -> HeadDimensions:
-    """Those of the family's own attention parameters, beside the usual ones."""
-    return getattr(family_of(config), "head_dimensions", {})
-
-
 def family_of(config: PretrainedConfig) -> ModuleType:
     """The file in bosch/families for a plain or a hybrid config."""
     name = config.model_type.removeprefix(PREFIX)
@@ -246,22 +235,6 @@ def family_of(config: PretrainedConfig) -> ModuleType:
             f"{', '.join(known)}. To add one, write a file in bosch/families."
         )
     return load_plugin("bosch.families", name)
-
-
-def register_families() -> None:
-    """Make the auto classes of transformers know every family's hybrid. A broken file is named, and
-    the other families are registered."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    for name in list_plugins("bosch.families"):
-        try:
-            family = load_plugin("bosch.families", name)
-        except UserError as error:
-            logger.warning("The family %s is left out. %s", name, error)
-            continue
-        AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
-        AutoModelForCausalLM.register(family.config_class, family.model_class, exist_ok=True)
-        share_conversions(family.plain_config_class, family.config_class)
 
 
 def share_conversions(
@@ -321,85 +294,3 @@ def check_hybrid(config: PretrainedConfig) -> None:
             f"{num_layers} layers."
         )
     check_native_window(config)
-
-
-# ----------------------------------------------------------------------------------- there and back
-
-
-def hybrid_config(
-    config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
-) -> PretrainedConfig:
-    """The config of the hybrid of a plain model and a mask (1: full attention)."""
-    rows = [[int(bit) for bit in row] for row in z]
-    shape = {(len(rows), len(row)) for row in rows}
-    if shape != {(config.num_hidden_layers, config.num_key_value_heads)}:
-        sizes = sorted({len(row) for row in rows})
-        raise UserError(
-            f"the mask has {len(rows)} layers of {sizes} groups, but the model has "
-            f"{config.num_hidden_layers} of {config.num_key_value_heads}; pass a mask made for "
-            "this model."
-        )
-    hybrid = {
-        "window": window_tokens,
-        "num_full": [sum(row) for row in rows],
-        "permutation": groups_in_order(rows),
-    }
-    made: PretrainedConfig = family_of(config).config_class(
-        **_values(config), bosch={**hybrid, **provenance}
-    )
-    return made
-
-
-def plain_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of the model a hybrid was made from."""
-    values = _values(config)
-    del values["bosch"]
-    made: PretrainedConfig = family_of(config).plain_config_class(**values)
-    return made
-
-
-def _values(config: PretrainedConfig) -> dict[str, Any]:
-    types = ("model_type", "architectures")
-    return {key: value for key, value in config.to_dict().items() if key not in types}
-
-
-def head_size(config: PretrainedConfig) -> int:
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
-
-
-def deploy(
-    model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
-) -> PreTrainedModel:
-    """A new hybrid from a plain model in memory, with weights of its own."""
-    config = hybrid_config(model.config, z, window_tokens, **provenance)
-    return convert(model, family_of(config).model_class, config, config.bosch["permutation"])
-
-
-@torch.no_grad()
-def convert(
-    source: PreTrainedModel,
-    model_class: type[PreTrainedModel],
-    config: PretrainedConfig,
-    permutation: Permutation,
-) -> PreTrainedModel:
-    """A model with the permuted weights of `source`, and its buffers, tied weights and settings."""
-    # How experts are computed is a setting of the running model that is not saved.
-    config._experts_implementation = source.config._experts_implementation
-    with torch.device("meta"):
-        made = model_class(config)
-    size, further = head_size(config), head_dimensions(config)
-    state = {
-        name: permute_groups(name, tensor, permutation, size, further).detach().clone()
-        for name, tensor in source.state_dict().items()
-    }
-    made.load_state_dict(state, assign=True)
-    buffers = dict(source.named_buffers())
-    for name, buffer in list(made.named_buffers()):
-        if buffer.is_meta:
-            owner, _, attribute = name.rpartition(".")
-            setattr(made.get_submodule(owner), attribute, buffers[name].clone())
-    made.tie_weights()
-    made.generation_config = copy.deepcopy(source.generation_config)
-    return made.train(source.training)

@@ -16,6 +16,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from bosch.plugins import list_plugins, load_plugin
+from bosch.run.errors import UserError
+
 logger = logging.getLogger("bosch")
 
 TESTED = "5.24.0"  # of transformers, as in launch/constraints.txt
@@ -32,12 +35,23 @@ def register_with_transformers() -> None:
 
 
 def _register() -> None:
+    """A broken family is named, and the others are registered."""
     mention_newer_transformers()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     from bosch.hybrid import attention, models, remote_code
 
     attention.register()
     attention.guard_other_attention()
-    models.register_families()
+    for name in list_plugins("bosch.families"):
+        try:
+            family = load_plugin("bosch.families", name)
+        except UserError as error:
+            logger.warning("The family %s is left out. %s", name, error)
+            continue
+        AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
+        AutoModelForCausalLM.register(family.config_class, family.model_class, exist_ok=True)
+        models.share_conversions(family.plain_config_class, family.config_class)
     models.HybridConfig.write_code = staticmethod(remote_code.write_remote_code)
 
 

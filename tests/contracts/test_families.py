@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from bosch.hybrid.models import deploy, family_of, head_dimensions, hybrid_config
+from bosch.hybrid.conversion import deploy, head_dimensions, hybrid_config
+from bosch.hybrid.models import family_of
 from bosch.hybrid.permute import HEAD_DIMENSIONS, permute_groups
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError

@@ -11,7 +11,7 @@ from transformers.cache_utils import QuantizedLayer
 
 from bosch.hybrid.attention import mention_plain_cache
 from bosch.hybrid.cache import CACHE, HybridLayer, held_tensors, kv_bytes
-from bosch.hybrid.models import deploy, head_size
+from bosch.hybrid.conversion import deploy, head_size
 from bosch.masks.mask import GroupMask
 from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
 

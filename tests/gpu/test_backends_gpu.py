@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bosch.hybrid import dispatch
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from tests.attention_calls import (
     Case,
     check_against_reference,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 
 TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
 WINDOW = 64

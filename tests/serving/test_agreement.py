@@ -17,7 +17,7 @@ import torch
 from bosch_vllm.packing import share_of_dense
 from transformers import AutoModelForCausalLM
 
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from tests.model_factory import MIXED, tiny_model
 from tests.serving.hybrids import TINY, WINDOW, tiny_hybrid
 

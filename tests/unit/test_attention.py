@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from bosch.hybrid.cache import CACHE
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
 from tests.model_factory import (

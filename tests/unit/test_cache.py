@@ -15,7 +15,7 @@ from bosch.hybrid.cache import (
     hybridize_cache,
     kv_bytes,
 )
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
 from tests.model_factory import (
     MIXED,

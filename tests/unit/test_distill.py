@@ -15,7 +15,7 @@ import bosch.training.loss
 from bosch.assets import asset_folder
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
 from bosch.training.loop import TrainJob, train

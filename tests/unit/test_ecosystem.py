@@ -34,8 +34,8 @@ from transformers import (
 )
 
 import bosch
+from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import materialize
-from bosch.hybrid.models import deploy
 from bosch.hybrid.remote_code import ENTRY
 from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError

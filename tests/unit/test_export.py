@@ -16,9 +16,9 @@ from transformers.dynamic_module_utils import (
     get_relative_import_files,
 )
 
+from bosch.hybrid.conversion import deploy
 from bosch.hybrid.export import full_groups, kv_table, mask_record
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
-from bosch.hybrid.models import deploy
 from bosch.hybrid.remote_code import ENTRY, remote_code
 from bosch.masks.mask import describe_bytes
 from bosch.plugins import list_plugins

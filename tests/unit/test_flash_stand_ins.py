@@ -23,7 +23,7 @@ from bosch.backends._interface import NO_MASK
 from bosch.eval.prompt_cache import new_cache
 from bosch.hybrid import dispatch
 from bosch.hybrid.cache import CACHE
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from tests import varlen_kernel
 from tests.attention_calls import (
     Case,

@@ -22,7 +22,7 @@ from transformers import (
 
 from bosch.assets import asset_folder
 from bosch.hybrid.cache import CACHE, HybridLayer
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from tests.model_factory import FAMILIES, MIXED, kv_entries, random_tokens, tiny_model
 
 WINDOW = 16

@@ -13,7 +13,7 @@ from bosch.eval.generate import Generator, Job, Key
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
 from tests.hybrid_folders import WINDOW, tiny_tokenizer
 from tests.model_factory import FAMILIES, MIXED, TINY, tiny_model

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bosch.config import Config
 from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.hybrid.conversion import deploy, head_size, hybrid_config
 from bosch.hybrid.materialize import (
     CHECK_TOLERANCE,
     compare_logits,
@@ -24,7 +25,7 @@ from bosch.hybrid.materialize import (
     read_config,
     unmaterialize,
 )
-from bosch.hybrid.models import deploy, family_of, head_size, hybrid_config
+from bosch.hybrid.models import family_of
 from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.recipes import materialize_model
@@ -297,7 +298,7 @@ PEAK_PROGRAM = """
 import sys
 from pathlib import Path
 from bosch.hybrid.materialize import materialize, read_config
-from bosch.hybrid.models import hybrid_config
+from bosch.hybrid.conversion import hybrid_config
 from bosch.hybrid.shards import rewrite_weights
 from bosch.masks.mask import read_mask
 

@@ -14,8 +14,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.calibration import write_calibration
+from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import materialize
-from bosch.hybrid.models import deploy
 from bosch.hybrid.registration import TESTED
 from bosch.masks.mask import read_mask
 from bosch.model import load_model, load_tokenizer

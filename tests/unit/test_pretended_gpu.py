@@ -16,8 +16,8 @@ from bosch.eval.generate import Generator
 from bosch.eval.judging import Judging, device_and_type
 from bosch.eval.settings import FAST
 from bosch.eval.suites._interface import Example
+from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import _device_with_room
-from bosch.hybrid.models import deploy
 from bosch.recipes import search_mask
 from bosch.run.errors import UserError
 from bosch.search.settings import Accelerations

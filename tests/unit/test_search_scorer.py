@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from bosch.hybrid.models import deploy
+from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
 from bosch.search.evaluations import MaskObjective
 from bosch.search.objective import WEIGHTS, rounded, weighted

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from benchmarks import rehearse
 from benchmarks._models import read_shape, spread_mask
-from bosch.hybrid.models import hybrid_config
+from bosch.hybrid.conversion import hybrid_config
 from bosch.training.flops import count_active_weights, training_flops, visible_pairs
 from bosch.training.rehearsal import as_hybrid
 from bosch.training.trained import choose_trained
