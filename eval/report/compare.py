@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -121,26 +121,6 @@ class BaselineDifference:
     mean: Estimate | None  # of the mean score
 
 
-@dataclass(frozen=True)
-class SeedMean:
-    """The mean of a score over runs that differ only in the seed."""
-
-    setup: str
-    runs: Sequence[RunResults]
-    curves: Sequence[Curve]  # of the runs
-    values: Sequence[float]  # of each curve, at one end
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.values)
-
-    @property
-    def stderr(self) -> float:
-        """nan for one run."""
-        many = len(self.values) > 1
-        return stdev(self.values) / math.sqrt(len(self.values)) if many else math.nan
-
-
 def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:
     """`given`: run folders, and files written by `sweep.py --rows`. `baseline`: a method, the name
     or folder of one of the runs, or the settings of some (`window=64,train.trained=all`)."""
@@ -225,11 +205,7 @@ def find_scores(rows: Sequence[Row]) -> list[ReportedScore]:
 
 
 def _sort_by_suite(scores: Iterable[ReportedScore]) -> list[ReportedScore]:
-    listed = list(scores)
-    order = {
-        suite: (reporting_of(suite).report_order, suite) for suite in {s.suite for s in listed}
-    }
-    return sorted(listed, key=lambda score: order[score.suite])  # stable
+    return sorted(scores, key=lambda s: (reporting_of(s.suite).report_order, s.suite))
 
 
 def read_value(score: ReportedScore, rows: Sequence[Row]) -> ScoreValue | None:
@@ -313,21 +289,25 @@ def has_recovered(comparison: Comparison, step: int) -> bool:
     return bool(comparison.suites)
 
 
-def seed_means(comparison: Comparison, score: ReportedScore, at_end: bool) -> list[SeedMean]:
-    """One for each setup, at step 0 or at the end of training. Runs that were not trained as far as
-    the longest run of their setup are left out at the end."""
+def seeds_of_setups(
+    comparison: Comparison, score: ReportedScore, at_end: bool
+) -> dict[str, list[tuple[RunResults, Curve]]]:
+    """Runs that differ only in the seed, evaluated before training or at its end. Those that were
+    not trained as far as the longest of their setup are left out at the end."""
     setups: dict[str, list[tuple[RunResults, Curve]]] = {}
     for run, curve in comparison.curves_of(score):
         if curve.is_trained if at_end else curve.starts_at_zero:
             setups.setdefault(run.setup, []).append((run, curve))
-    means = []
-    for setup, members in setups.items():
-        longest = max((curve for _, curve in members), key=lambda curve: float(curve.tokens[-1]))
-        used = [(r, curve) for r, curve in members if not at_end or end_together(curve, longest)]
-        runs, curves = zip(*used, strict=True)
-        values = [float(curve.values[-1 if at_end else 0]) for curve in curves]
-        means.append(SeedMean(setup, runs, curves, values))
-    return means
+    if not at_end:
+        return setups
+    longest = {
+        setup: max((curve for _, curve in members), key=lambda curve: float(curve.tokens[-1]))
+        for setup, members in setups.items()
+    }
+    return {
+        setup: [(run, curve) for run, curve in members if end_together(curve, longest[setup])]
+        for setup, members in setups.items()
+    }
 
 
 def end_together(first: Curve, second: Curve) -> bool:

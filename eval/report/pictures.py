@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bosch.eval.report import intervals
-from bosch.eval.report.compare import Comparison, seed_means
+from bosch.eval.report.compare import Comparison, seeds_of_setups
 from bosch.eval.report.intervals import Curve, Estimate, Numbers
 from bosch.eval.report.runs import RunResults
 from bosch.eval.report.tables import show_estimate, show_points, show_tokens
@@ -79,8 +79,10 @@ class Panel:
     is_loss: bool = False
 
     @property
-    def is_curve(self) -> bool:
-        return any(len(line.points) > 1 for line in self.lines)
+    def has_something(self) -> bool:
+        """A line, or two dots that can be compared."""
+        counts = [len(line.points) for line in self.lines]
+        return (sum(counts) if self.axis == "ratio" else max(counts, default=0)) > 1
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,7 @@ def make_charts(comparison: Comparison) -> list[Chart]:
         for score in comparison.averages
         if (lines := _lines_over_ratios(comparison, score))
     ]
-    if sum(len(line.points) for line in panels[0].lines) > 1 if panels else False:
-        charts.append(Chart("zero_shot", "averages before training", panels))
+    charts.append(Chart("zero_shot", "averages before training", panels))
     for suite in comparison.suites:
         reporting = reporting_of(suite)
         panels = list(_over_training(comparison, comparison.parts(suite), "tokens"))
@@ -117,11 +118,7 @@ def make_charts(comparison: Comparison) -> list[Chart]:
         if (lines := list(_loss_lines(comparison.runs, name)))
     ]
     charts.append(Chart(None, "losses", panels))
-    return [
-        chart
-        for chart in charts
-        if chart.name == "zero_shot" or any(panel.is_curve for panel in chart.panels)
-    ]
+    return [chart for chart in charts if any(panel.has_something for panel in chart.panels)]
 
 
 def parts_picture(suite: str) -> str:
@@ -183,13 +180,13 @@ def _lines_over_ratios(comparison: Comparison, score: ReportedScore) -> list[Lin
     one_model = len({run.model for run in comparison.runs}) == 1
     one_window = len({run.window for run in comparison.runs}) == 1
     starts: dict[str, dict[float, Estimate]] = {}
-    for mean in seed_means(comparison, score, at_end=False):
-        run = mean.runs[0]
+    for members in seeds_of_setups(comparison, score, at_end=False).values():
+        run, curves = members[0][0], [curve for _, curve in members]
         if run.ratio:
             label = run.method if one_model else f"{run.model} {run.method}"
             label += "" if one_window else f" W{run.window}"
             label += "".join(f", {name} {value}" for name, value in run.differences.items())
-            start = intervals.estimate_mean(mean.curves, intervals.value_at(0))
+            start = intervals.estimate_mean(curves, intervals.value_at(0))
             starts.setdefault(label, {})[run.ratio] = start
     lines = []
     for label, by_ratio in starts.items():

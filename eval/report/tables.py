@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from bosch.eval.report.compare import (
     Comparison,
@@ -12,7 +13,7 @@ from bosch.eval.report.compare import (
     baseline_differences,
     headline_cells,
     recoveries,
-    seed_means,
+    seeds_of_setups,
     value_of,
 )
 from bosch.eval.report.intervals import LEVEL, NEVER, Estimate
@@ -163,16 +164,25 @@ def _seed_cells(
     comparison: Comparison, scores: Sequence[ReportedScore], at_end: bool
 ) -> tuple[list[list[str]], int]:
     """A row of means for each setup, and the largest number of seeds behind one."""
-    columns = [{m.setup: m for m in seed_means(comparison, score, at_end)} for score in scores]
-    rows = []
-    for setup in dict.fromkeys(setup for means in columns for setup in means):
-        cells = []
-        for means in columns:
-            mean = means.get(setup)
-            shown = mean and show_score(ScoreValue(mean.mean, mean.stderr, len(mean.values)))
-            cells.append(f"{shown} ({len(mean.values)})" if mean else MISSING)
-        rows.append([setup, *cells])
-    return rows, max((len(m.values) for means in columns for m in means.values()), default=0)
+    columns = [seeds_of_setups(comparison, score, at_end) for score in scores]
+    rows, most = [], 0
+    for setup in dict.fromkeys(setup for column in columns for setup in column):
+        row = [setup]
+        for column in columns:
+            values = [float(curve.values[-at_end]) for _, curve in column.get(setup, ())]
+            most = max(most, len(values))
+            row.append(
+                f"{show_score(mean_of_seeds(values))} ({len(values)})" if values else MISSING
+            )
+        rows.append(row)
+    return rows, most
+
+
+def mean_of_seeds(values: Sequence[float]) -> ScoreValue:
+    """With the standard error over the seeds; nan for one."""
+    count = len(values)
+    stderr = stdev(values) / math.sqrt(count) if count > 1 else math.nan
+    return ScoreValue(fmean(values), stderr, count)
 
 
 def score_table(comparison: Comparison, suite: str) -> Table:

@@ -14,13 +14,13 @@ from bosch.eval.report.compare import (
     baseline_differences,
     compare,
     recoveries,
-    seed_means,
+    seeds_of_setups,
 )
 from bosch.eval.report.page import recovery_rows, write_report
 from bosch.eval.report.pictures import choose_styles, draw_picture, lines_over_training, make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.summary import summarize, warnings
-from bosch.eval.report.tables import MISSING, make_tables
+from bosch.eval.report.tables import MISSING, make_tables, mean_of_seeds
 from bosch.eval.rows import read_rows
 from bosch.eval.suites import niah
 from bosch.masks.picture import write_picture
@@ -293,12 +293,15 @@ def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path
     ]
     comparison = compare(runs)
     niah = comparison.averages[0]
-    (mean,) = seed_means(comparison, niah, at_end=False)
+    (members,) = seeds_of_setups(comparison, niah, at_end=False).values()
+    assert len(members) == 3
     values = [comparison.curves[run.name, "niah", "average"].values[0] for run in runs]
-    assert list(mean.values) == values
-    assert mean.mean == pytest.approx(sum(values) / 3)
-    deviations = sum((value - mean.mean) ** 2 for value in values) / 2
+    mean = mean_of_seeds(values)
+    assert mean.value == pytest.approx(sum(values) / 3)
+    deviations = sum((value - mean.value) ** 2 for value in values) / 2
     assert mean.stderr == pytest.approx(math.sqrt(deviations / 3))
+    cell = f"{mean.value:.1f} ± {mean.stderr:.1f} (3)"
+    assert make_tables(comparison)["seeds_before"].rows[0][1] == cell
 
 
 def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> None:
@@ -307,9 +310,8 @@ def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> N
     other = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
     comparison = compare([*whole, half, other], whole[0].name)
     niah = comparison.averages[0]
-    ends = [len(mean.runs) for mean in seed_means(comparison, niah, at_end=True)]
-    assert ends == [2, 1]
-    assert len(seed_means(comparison, niah, at_end=False)[0].runs) == 3
+    setups = [seeds_of_setups(comparison, niah, at_end).values() for at_end in (True, False)]
+    assert [[len(members) for members in of] for of in setups] == [[2, 1], [3, 1]]
     beside = {row.setup: row.end for row in baseline_differences(comparison)}
     assert beside[whole[1].name] is not None
     assert beside[half.name] is beside[other.name] is None
@@ -331,18 +333,18 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     faster, again = (FakeRun().write(tmp_path / name) for name in ("faster", "again"))
     change(faster / "run.json", "config", "train", "peak_learning_rate", value=0.5)
     comparison = compare([*seeds, faster, again])
-    means = seed_means(comparison, comparison.averages[0], at_end=True)
-    assert [len(mean.runs) for mean in means] == [2, 1, 1]
-    assert "train.peak_learning_rate 0.5" in means[1].setup
-    assert f"again/{again.name}" in means[2].setup
+    setups = seeds_of_setups(comparison, comparison.averages[0], at_end=True)
+    assert [len(members) for members in setups.values()] == [2, 1, 1]
+    assert "train.peak_learning_rate 0.5" in [*setups][1]
+    assert f"again/{again.name}" in [*setups][2]
     figure = picture(comparison, "recovery")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sum("(mean of 2 seeds)" in label for label in labels) == 1
     assert len(labels) == 3
     change(seeds[1] / "mask" / "mask.json", "model", "weight_hash", value="another")
     comparison = compare(seeds)
-    means = seed_means(comparison, comparison.averages[0], at_end=True)
-    assert [mean.setup.split("weights ")[1] for mean in means][1] == "another"
+    setups = seeds_of_setups(comparison, comparison.averages[0], at_end=True)
+    assert [*setups][1].split("weights ")[1] == "another"
 
 
 # ------------------------------------------------------------------------------------ the report
