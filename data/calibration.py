@@ -33,9 +33,10 @@ from bosch.data.needles import (
     pairs_in,
     write_smallest,
 )
-from bosch.data.questions import OwnQuestion, read_questions
+from bosch.data.sources.files import read_lines
+from bosch.data.sources.source import take_field
 from bosch.plugins import suggest
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically, write_sealed_json
 from bosch.run.fingerprint import hash_file
 from bosch.run.progress import say
@@ -104,15 +105,80 @@ class ContextText:
 
     def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
         """Where the answer of each question is hidden."""
-        spans = needle_spans(self.example, tokenizer)
+        encoded = tokenizer(self.example.prompt, return_offsets_mapping=True)
+        spans = {}
+        for needle in self.example.needles:
+            begin, end = needle.start, needle.start + len(needle.sentence)
+            inside = [
+                number
+                for number, (first, last) in enumerate(encoded["offset_mapping"])
+                if first < end and last > max(begin, first)
+            ]
+            spans[needle.value] = range(inside[0], inside[-1] + 1)
         return [spans[question.outputs[0]] for question in self.questions]
+
+
+@dataclass(frozen=True)
+class OwnQuestion:
+    """One row of a file of questions, as a context of the set. The model reads the text, a line
+    break and the question; the answer follows after a blank."""
+
+    place: str  # file and line
+    prompt: str
+    answer: str  # with the blank before it
+    task = "own"
+
+    @property
+    def pieces(self) -> list[tuple[str, str]]:
+        return [(self.prompt, self.answer)]
+
+    @property
+    def row(self) -> dict[str, object]:
+        text, answer = self.prompt + self.answer, self.answer.strip()
+        return {"task": self.task, "text": text, "answers": [[answer]], "pairs": []}
+
+    def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
+        """The whole prompt, since nobody says where in it the answer stands."""
+        return [range(len(tokenizer(self.prompt)["input_ids"]))]
+
+
+def read_questions(path: Path) -> list[OwnQuestion]:
+    """Questions of one's own: JSON lines with the fields text, question and answer, or with a text
+    alone, of which the last quarter is what the model is to continue with."""
+    if not path.is_file():
+        raise MissingFileError(
+            f"{path} does not exist; name a file of lines with text, question and answer."
+        )
+    questions = []
+    for number, row in read_lines(path):
+        place, fields = f"{path}, line {number}", row or {}
+
+        def take(name: str, place: str = place, fields: dict[str, object] = fields) -> str:
+            return str(take_field(fields, name, place, None)).strip()
+
+        if fields.keys() & {"text", "question", "answer"} == {"text"}:
+            text = take("text")
+            quarter = len(text) * 3 // 4
+            if not quarter:
+                raise UserError(f"{place} has no text that could be continued; leave it out.")
+            blank = text.find(" ", quarter)  # cut before a word, where the text has blanks
+            cut = quarter if blank < 0 else blank
+            questions.append(OwnQuestion(place, text[:cut], text[cut:]))
+            continue
+        text, question, answer = map(take, ("text", "question", "answer"))
+        if not answer or not (text or question):
+            lacking = "has no answer" if not answer else "has neither text nor question"
+            raise UserError(f"{place} {lacking}; fill it in, or leave the line out.")
+        questions.append(OwnQuestion(place, f"{text}\n{question}".strip(), f" {answer}"))
+    if not questions:
+        raise UserError(f"{path} holds no questions; write one a line, as a JSON object.")
+    return questions
 
 
 def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
     if settings.essays == TOY:
-        from bosch.data.toy_world.essays import ToyEssays
-        from bosch.data.toy_world.world import World
+        from bosch.data.toy_world.world import ToyEssays, World
 
         words = World("calibration", 0).key_words
         return Material(ToyEssays("calibration", settings.seed), words, TOY_SIZES, {"essays": TOY})
@@ -169,14 +235,8 @@ def least_length(
     """About how many tokens the smallest context of a task takes."""
     task = task_with_keys(name, settings)
     example = write_smallest(task, settings.length, material)
-    text = add_questions(task, example, settings.questions_per_context).text
+    text = ask_questions(task, example, settings).text
     return len(tokenizer(text)["input_ids"]) + material.sizes.answer_tokens
-
-
-def task_with_keys(name: str, settings: CalibrationSettings) -> NeedleTask:
-    """The task with a key for every question of a context."""
-    num_keys = max(TASKS[name].num_keys, settings.questions_per_context)
-    return replace(TASKS[name], num_keys=num_keys)
 
 
 def build_task(
@@ -188,28 +248,33 @@ def build_task(
 ) -> list[ContextText]:
     """Contexts of one task. Further questions need room like the answer does; if a context is too
     long, all are drawn again with that much more room."""
-    task = task_with_keys(name, settings)
+    task, sizes = task_with_keys(name, settings), material.sizes
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
-    room = 0
     while True:
-        sizes = replace(material.sizes, answer_tokens=material.sizes.answer_tokens + room)
         examples = build_examples(
             task, settings.length, count, seed, tokenizer, material.essays, material.words, sizes
         )
-        contexts = [
-            add_questions(task, example, settings.questions_per_context) for example in examples
-        ]
+        contexts = [ask_questions(task, example, settings) for example in examples]
         longest = max((len(encode(context, tokenizer).ids_T) for context in contexts), default=0)
         if longest <= settings.length:
             return contexts
-        room += longest - settings.length
+        room = sizes.answer_tokens + longest - settings.length
+        sizes = replace(sizes, answer_tokens=room)
 
 
-def add_questions(task: NeedleTask, example: NeedleExample, num_questions: int) -> ContextText:
+def task_with_keys(name: str, settings: CalibrationSettings) -> NeedleTask:
+    """The task with a key for every question of a context."""
+    num_keys = max(TASKS[name].num_keys, settings.questions_per_context)
+    return replace(TASKS[name], num_keys=num_keys)
+
+
+def ask_questions(
+    task: NeedleTask, example: NeedleExample, settings: CalibrationSettings
+) -> ContextText:
     # The text of the first question is part of the example's input.
-    question = NeedleQuestion("", example.answer_prefix, example.outputs)
-    others = ask_other_keys(task, example)[: num_questions - 1]
-    return ContextText(task.name, example, (question, *others))
+    first = NeedleQuestion("", example.answer_prefix, example.outputs)
+    others = ask_other_keys(task, example)[: settings.questions_per_context - 1]
+    return ContextText(task.name, example, (first, *others))
 
 
 def encode(context: ContextText | OwnQuestion, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
@@ -245,19 +310,6 @@ def encode_after(ids: Sequence[int], text: str, tokenizer: "PreTrainedTokenizerB
         f"This tokenizer cannot continue a text with {text[:40]!r}: decoded, it reads "
         f"{tokenizer.decode(last + alone)!r}. Use one that gives a text back unchanged."
     )
-
-
-def needle_spans(example: NeedleExample, tokenizer: "PreTrainedTokenizerBase") -> dict[str, range]:
-    """Value -> tokens of its needle sentence, counted in the encoded prompt."""
-    encoded = tokenizer(example.prompt, return_offsets_mapping=True)
-    spans = {}
-    for needle in example.needles:
-        begin, end = needle.start, needle.start + len(needle.sentence)
-        inside = [
-            i for i, (a, b) in enumerate(encoded["offset_mapping"]) if a < end and b > max(begin, a)
-        ]
-        spans[needle.value] = range(inside[0], inside[-1] + 1)
-    return spans
 
 
 def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:

@@ -12,13 +12,14 @@ import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
+from bosch.data.sources.source import refuse_half_pair
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
 
@@ -35,7 +36,27 @@ CAN_END_INSIDE = re.compile(r"""[.?!][)";}\]*:@'({\[!?]""")
 def read_essays(path: Path, punkt: Path | None = None) -> "Essays":
     """Essays from a JSON file with a field `text`, a text file, or the .txt files of a folder in
     the order of their names, with nothing between them."""
-    return make_essays(read_text(path), name=path.name, punkt=punkt)
+    if not path.exists():
+        raise MissingFileError(
+            f"{path} does not exist. Essays are a JSON file with a field `text`, a text file, or a "
+            "folder of .txt files."
+        )
+    if path.is_dir():
+        files = sorted(file for file in path.glob("*.txt") if file.is_file())
+        if not files:
+            raise UserError(f"{path} holds no .txt files; essays are read from them.")
+        return make_essays("".join(map(read_utf8, files)), path.name, punkt)
+    text = read_utf8(path)
+    if path.suffix == ".json":
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not a JSON file ({error}).") from error
+        if not isinstance(content, dict) or not isinstance(content.get("text"), str):
+            raise UserError(f'{path} must be one JSON object, {{"text": "..."}}.')
+        text = content["text"]
+        refuse_half_pair(text, str(path))
+    return make_essays(text, path.name, punkt)
 
 
 def make_essays(text: str, name: str, punkt: Path | None = None) -> "Essays":
@@ -45,10 +66,15 @@ def make_essays(text: str, name: str, punkt: Path | None = None) -> "Essays":
         raise UserError(f"{name} holds no essays, only blanks; a haystack needs words.")
     words = re.sub(r"\s+", " ", text).split(" ")
     sha256 = hashlib.sha256(text.encode()).hexdigest()
-    ends = stored_sentence_ends(sha256)
-    if ends is None:
-        ends = find_sentence_ends(words, name, punkt)
+    ends = stored_sentence_ends(sha256) or find_sentence_ends(words, name, punkt)
     return Essays(words, ends, name, sha256)
+
+
+def read_utf8(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error}); convert it.") from error
 
 
 @dataclass(frozen=True)
@@ -77,21 +103,20 @@ class Essays:
         repeats, last_word = divmod(num_words - 1, len(self.words))
         places = self.sentence_ends.places
         ends = [len(self._text) * i + end for i in range(repeats) for end in places]
+        start = len(self._text) * repeats  # of the last repetition
         count = bisect_left(places, self._word_ends[last_word])
-        ends += [len(self._text) * repeats + end for end in places[:count]]
-        ends = sorted([*ends, *self._ends_in_last_word(num_words)])
-        ends += [len(self._text) * repeats + self._word_ends[last_word]]
+        ends += [start + end for end in places[:count]]
+        # Empty words, which a blank at the text's end makes, do not count as the last.
+        number = num_words - 1
+        while number > 0 and not self.words[number % len(self.words)]:
+            number -= 1
+        before, word = divmod(number, len(self.words))
+        inside = self.sentence_ends.in_last_words.get(word, [])
+        ends += [len(self._text) * before + end for end in inside]
+        ends = [*sorted(ends), start + self._word_ends[last_word]]
         text = self._text * (repeats + 1)
         pieces = [text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False)]
         return [piece for piece in pieces if piece]
-
-    def _ends_in_last_word(self, num_words: int) -> list[int]:
-        """Empty words, which a blank at the text's end makes, do not count as the last."""
-        while num_words > 1 and not self.words[(num_words - 1) % len(self.words)]:
-            num_words -= 1
-        repeats, word = divmod(num_words - 1, len(self.words))
-        ends = self.sentence_ends.in_last_words.get(word, [])
-        return [len(self._text) * repeats + end for end in ends]
 
     def starting_at(self, share: float) -> "Essays":
         """The same text from about `share` of it on: another region, for calibration."""
@@ -119,41 +144,6 @@ class Essays:
             f"{self.name} from word {first}",
             self.sha256,
         )
-
-
-def read_text(path: Path) -> str:
-    if not path.exists():
-        raise MissingFileError(
-            f"{path} does not exist. Essays are a JSON file with a field `text`, a text file, or a "
-            "folder of .txt files."
-        )
-    if path.is_dir():
-        files = sorted(file for file in path.glob("*.txt") if file.is_file())
-        if not files:
-            raise UserError(f"{path} holds no .txt files; essays are read from them.")
-        return "".join(map(read_utf8, files))
-    text = read_utf8(path)
-    if path.suffix != ".json":
-        return text
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a JSON file ({error}).") from error
-    if not isinstance(content, dict) or not isinstance(content.get("text"), str):
-        raise UserError(f'{path} must be one JSON object, {{"text": "..."}}.')
-    if half := re.search("[\ud800-\udfff]", content["text"]):
-        raise UserError(
-            f"{path}: character {half.start():,} of the text is half of a surrogate pair "
-            f"({half[0]!a}), which is not valid text; remove it."
-        )
-    return content["text"]
-
-
-def read_utf8(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error}); convert it.") from error
 
 
 def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> SentenceEnds | None:
@@ -204,14 +194,8 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
 
     length = len(" ".join(words))
     places = [end for end in cut(" ".join([*words, *words[:SEAM_WORDS]])) if end <= length]
-    return SentenceEnds(places, find_ends_in_last_words(words, set(places), cut))
-
-
-def find_ends_in_last_words(
-    words: Sequence[str], known: set[int], cut: Callable[[str], list[int]]
-) -> dict[int, list[int]]:
-    """Ends inside words that Punkt sees only if the text stops after the word."""
-    in_last_words = {}
+    # Ends inside words that Punkt sees only if the text stops after the word.
+    known, in_last_words = set(places), {}
     for number, word_end in enumerate(accumulate(len(word) + 1 for word in words)):
         word = words[number]
         if CAN_END_INSIDE.search(word):
@@ -220,7 +204,7 @@ def find_ends_in_last_words(
             ends = [begin + end for end in cut(text) if len(text) - len(word) < end < len(text)]
             if new := [end for end in ends if end not in known]:
                 in_last_words[number] = new
-    return in_last_words
+    return SentenceEnds(places, in_last_words)
 
 
 def find_punkt_folder(name: str, punkt: Path | None, nltk_folders: Sequence[str]) -> Path:

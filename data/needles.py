@@ -200,7 +200,6 @@ def build_examples(
 ) -> list[NeedleExample]:
     """The first `num_samples` examples of at most `length` tokens, including the answer budget. All
     come from one random generator, so asking for more gives the same ones first."""
-    check_spelling(tokenizer)
     count_tokens = token_counter(tokenizer)
     rng = random.Random(seed)
 
@@ -208,10 +207,43 @@ def build_examples(
         example = write_example(task, num_units, rng, seed, words, essays)
         return replace(example, length=count_tokens(example.prompt) + sizes.answer_tokens)
 
+    is_essay = task.haystack == "essay"
     step = sizes.step(task, length)
-    smallest = step if task.haystack == "essay" else max(step, task.num_needles)
-    num_units = find_haystack_size(build, length, smallest, sizes)
-    return [build_fitting(task, build, length, num_units, step) for _ in range(num_samples)]
+    smallest = step if is_essay else max(step, task.num_needles)
+    # The largest haystack that fits, by bisection; a little noisy, as each try is a new draw.
+    tokens_per_unit = (build(smallest).length - sizes.answer_tokens) / smallest
+    high = int(length / tokens_per_unit * sizes.search_factor) if sizes.search_factor else length
+    low, high, best = smallest, max(high, 2 * smallest), smallest
+    while low <= high:
+        middle = (low + high) // 2
+        if build(middle).length <= length:
+            best, low = middle, middle + 1
+        else:
+            high = middle - 1
+
+    def build_fitting() -> NeedleExample:
+        """Drawn again until it fits, each time a step smaller if possible."""
+        num_units = best
+        too_long: list[int] = []  # the lengths of the smallest haystack
+        # Until further draws are pointless, judged by those lengths. RULER tries forever.
+        while len(too_long) < 50 or (
+            min(too_long) - length <= 3 * (max(too_long) - min(too_long)) + 10
+            and len(too_long) < 2000
+        ):
+            example = build(num_units)
+            if example.length <= length:
+                return example
+            if num_units > step and num_units - step >= (1 if is_essay else task.num_needles):
+                num_units -= step
+            else:
+                too_long.append(example.length)
+        raise DoesNotFitError(
+            f"{task.name} cannot be built in {length} tokens: with its smallest haystack "
+            f"({'words' if is_essay else 'lines'}: {num_units}) it needs {min(too_long)} with this "
+            "tokenizer, including the answer. Use a greater length, or leave this task out."
+        )
+
+    return [build_fitting() for _ in range(num_samples)]
 
 
 def least_tokens(task: NeedleTask, length: int, material: Material) -> int:
@@ -223,54 +255,6 @@ def least_tokens(task: NeedleTask, length: int, material: Material) -> int:
 def write_smallest(task: NeedleTask, length: int, material: Material) -> NeedleExample:
     num_units = max(material.sizes.step(task, length), task.num_needles)
     return write_example(task, num_units, random.Random(0), 0, material.words, material.essays)
-
-
-def find_haystack_size(
-    build: Callable[[int], NeedleExample], length: int, smallest: int, sizes: Sizes
-) -> int:
-    """The largest haystack that fits, by bisection; a little noisy, as each try is a new draw."""
-    tokens_per_unit = (build(smallest).length - sizes.answer_tokens) / smallest
-    high = int(length / tokens_per_unit * sizes.search_factor) if sizes.search_factor else length
-    low, high = smallest, max(high, 2 * smallest)
-    best = smallest
-    while low <= high:
-        middle = (low + high) // 2
-        if build(middle).length <= length:
-            best, low = middle, middle + 1
-        else:
-            high = middle - 1
-    return best
-
-
-def build_fitting(
-    task: NeedleTask, build: Callable[[int], NeedleExample], length: int, num_units: int, step: int
-) -> NeedleExample:
-    """One example that fits: drawn again until it does, each time a step smaller if possible."""
-    fewest_units = 1 if task.haystack == "essay" else task.num_needles
-    lengths: list[int] = []
-    while not is_hopeless(lengths, length):
-        example = build(num_units)
-        if example.length <= length:
-            return example
-        if num_units > step and num_units - step >= fewest_units:
-            num_units -= step
-        else:
-            lengths.append(example.length)
-    unit = "words" if task.haystack == "essay" else "lines"
-    raise DoesNotFitError(
-        f"{task.name} cannot be built in {length} tokens: with its smallest haystack "
-        f"({unit}: {num_units}) it needs {min(lengths)} with this tokenizer, including the "
-        "answer. Use a greater length, or leave this task out."
-    )
-
-
-def is_hopeless(lengths: list[int], longest: int) -> bool:
-    """Whether further draws of the smallest haystack are pointless, judged by the lengths of those
-    that did not fit. RULER tries forever."""
-    if len(lengths) < 50:
-        return False
-    spread = max(lengths) - min(lengths)
-    return min(lengths) - longest > 3 * spread + 10 or len(lengths) == 2000
 
 
 def write_example(
@@ -285,13 +269,24 @@ def write_example(
 
     The draws from `rng` are in RULER's order. As in RULER the shuffle has its own generator: it
     permutes the needles of every sample in the same way."""
+
+    def draw(kind: str) -> str:
+        if kind == "numbers":
+            return str(rng.randint(10**6, 10**7 - 1))
+        if kind == "uuids":
+            return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+        return rng.choice(words)
+
+    def write_needle(key: str, value: str) -> str:
+        return NEEDLE.format(type=task.values, key=key, value=value)
+
     keys: list[str] = []
     values: list[list[str]] = []
     needles: list[str] = []
     for _ in range(task.num_keys):
-        keys.append(draw(task.keys, rng, words))
-        values.append([draw(task.values, rng, words) for _ in range(task.num_values)])
-        needles += [write_needle(task, keys[-1], value) for value in values[-1]]
+        keys.append(draw(task.keys))
+        values.append([draw(task.values) for _ in range(task.num_values)])
+        needles += [write_needle(keys[-1], value) for value in values[-1]]
     random.Random(shuffle_seed).shuffle(needles)
 
     if task.haystack == "essay":
@@ -299,9 +294,23 @@ def write_example(
             raise UserError(
                 f"{task.name} hides its needles in essays, but none are given: name their file."
             )
-        context = hide_in_sentences(needles, essays.sentences(num_units), rng)
+        sentences = essays.sentences(num_units)
+        depths = rng.sample(DEPTHS_PERCENT, len(needles))
+        places = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
+        # With no sentence between two needles there are two blanks, as in RULER.
+        parts = []
+        for needle, begin, end in zip(needles, [0, *places], places, strict=False):
+            parts += [" ".join(sentences[begin:end]), needle]
+        context = " ".join([*parts, " ".join(sentences[places[-1] :])])
     else:
-        context = hide_in_lines(needles, write_lines(task, num_units, rng, words), rng)
+        if task.haystack == "noise":
+            lines = [NOISE] * num_units
+        else:
+            lines = [write_needle(draw(task.keys), draw(task.values)) for _ in range(num_units)]
+        places = sorted(rng.sample(range(num_units), len(needles)), reverse=True)
+        for needle, place in zip(needles, places, strict=True):
+            lines.insert(place, needle)
+        context = "\n".join(lines)
 
     asked = rng.sample(range(task.num_keys), task.num_queries)
     queries = tuple(keys[i] for i in asked)
@@ -309,49 +318,6 @@ def write_example(
     question = write_question(task, queries, outputs)
     text = fill(TASK_TEXT, task, context=context) + question.text
     return NeedleExample(text, question.answer_prefix, outputs, 0, tuple(keys), queries)
-
-
-def draw(kind: str, rng: random.Random, words: Words) -> str:
-    if kind == "numbers":
-        return str(rng.randint(10**6, 10**7 - 1))
-    if kind == "uuids":
-        return str(uuid.UUID(int=rng.getrandbits(128), version=4))
-    return rng.choice(words)
-
-
-def write_needle(task: NeedleTask, key: str, value: str) -> str:
-    return NEEDLE.format(type=task.values, key=key, value=value)
-
-
-def write_lines(task: NeedleTask, num_lines: int, rng: random.Random, words: Words) -> list[str]:
-    if task.haystack == "noise":
-        return [NOISE] * num_lines
-    return [
-        write_needle(task, draw(task.keys, rng, words), draw(task.values, rng, words))
-        for _ in range(num_lines)
-    ]
-
-
-def hide_in_lines(needles: list[str], lines: list[str], rng: random.Random) -> str:
-    lines = list(lines)
-    positions = sorted(rng.sample(range(len(lines)), len(needles)), reverse=True)
-    for position, needle in zip(positions, needles, strict=True):
-        lines.insert(position, needle)
-    return "\n".join(lines)
-
-
-def hide_in_sentences(needles: list[str], sentences: list[str], rng: random.Random) -> str:
-    """Put the needles before sentences at random depths. With no sentence between two of them
-    there are two blanks, as in RULER."""
-    depths = rng.sample(DEPTHS_PERCENT, len(needles))
-    positions = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
-    pieces = []
-    last = 0
-    for position, needle in zip(positions, needles, strict=True):
-        pieces += [" ".join(sentences[last:position]), needle]
-        last = position
-    pieces.append(" ".join(sentences[last:]))
-    return " ".join(pieces)
 
 
 def write_question(
@@ -390,8 +356,9 @@ def pairs_in(text: str) -> set[tuple[str, str]]:
     return {(match["key"], match["value"]) for match in NEEDLE_PATTERN.finditer(text)}
 
 
-def check_spelling(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Refuse a tokenizer that leaves a letter or digit out, or has the unknown token for it."""
+def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
+    """`len(tokenizer.tokenize(text))`, in about half the time if the tokenizer is a fast one.
+    Refuses one that leaves a letter or digit out, or has the unknown token for it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     is_fast = backend is not None
     encoded = tokenizer(SPELLED, add_special_tokens=False, return_offsets_mapping=is_fast)
@@ -407,11 +374,6 @@ def check_spelling(tokenizer: "PreTrainedTokenizerBase") -> None:
             "them into its unknown token. Use one that knows English letters, digits and "
             "punctuation."
         )
-
-
-def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
-    """`len(tokenizer.tokenize(text))`, in about half the time if the tokenizer is a fast one."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: len(tokenizer.tokenize(text))
     backend.no_truncation()  # like `tokenize`: a tokenizer's file may ask for either

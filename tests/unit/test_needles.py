@@ -18,18 +18,14 @@ from transformers import PreTrainedTokenizerFast
 
 from bosch.data.essays import Essays, SentenceEnds, read_essays
 from bosch.data.needles import (
-    DEPTHS_PERCENT,
     PAPER_TASKS,
     TASKS,
     TOY_SIZES,
     DoesNotFitError,
     NeedleExample,
     NeedleTask,
-    Sizes,
     ask_other_keys,
     build_examples,
-    hide_in_lines,
-    hide_in_sentences,
     needle_distances,
     pairs_in,
     write_example,
@@ -226,11 +222,6 @@ def rows_of(examples: list[NeedleExample]) -> list[dict[str, Any]]:
     return [example.to_row(index) for index, example in enumerate(examples)]
 
 
-def test_the_tasks_are_the_papers_six_in_table_order_and_two_more() -> None:
-    assert tuple(TASKS) == tuple(SPECIFIED)
-    assert tuple(SPECIFIED)[:6] == PAPER_TASKS
-
-
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize(("length", "seed"), [(1900, 42), (4095, 7), (4096, 42), (6000, 0)])
 def test_examples_are_those_of_the_slow_reimplementation(
@@ -244,6 +235,8 @@ def test_examples_are_those_of_the_slow_reimplementation(
     arguments = (SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
     expected = slow_rows(*arguments, cut_at_full_stops)
     rows = rows_of(build(name, length, 4, seed))
+    assert tuple(TASKS) == tuple(SPECIFIED)
+    assert tuple(SPECIFIED)[:6] == PAPER_TASKS
     assert rows == expected
     assert {tuple(row) for row in rows} == {FIELDS}  # the order in the file
 
@@ -276,74 +269,6 @@ def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
         arguments = (SPECIFIED[name], length, 3, 42, tokenizer.tokenize, essays.words)
         examples = build_examples(TASKS[name], length, 3, 42, tokenizer, essays, WORDS)
         assert rows_of(examples) == slow_rows(*arguments, nltk.sent_tokenize)
-
-
-def test_the_text_with_one_answer_is_in_the_singular() -> None:
-    example = write_example(TASKS["niah_single_1"], 2, random.Random(42), 42, WORDS, None)
-    key, value = example.queries[0], example.outputs[0]
-    # spec/eval.md 1.2, by hand; the needle keeps its plural.
-    assert example.input.startswith(
-        "A special magic number is hidden within the following text. Make sure to memorize it. "
-        "I will quiz you about the number afterwards.\n"
-    )
-    assert f"\nOne of the special magic numbers for {key} is: {value}.\n" in example.input
-    assert example.input.endswith(
-        f"\nWhat is the special magic number for {key} mentioned in the provided text?"
-    )
-    assert example.answer_prefix == (
-        f" The special magic number for {key} mentioned in the provided text is"
-    )
-
-
-def test_needles_keep_one_order_in_all_samples_of_a_seed(essays: Essays) -> None:
-    # spec/eval.md 1.5: for seed 42 and 4 needles the order is 3, 2, 4, 1.
-    rng = random.Random(5)
-    task = replace(TASKS["niah_multikey_1"], keys="uuids")
-    for _ in range(5):
-        example = write_example(task, 300, rng, 42, WORDS, essays)
-        drawn = [example.keys.index(needle.key) + 1 for needle in example.needles]
-        assert drawn == [3, 2, 4, 1]
-
-
-def test_depths_and_steps_are_the_specifications() -> None:
-    assert tuple(round(i * 100 / 39) for i in range(40)) == DEPTHS_PERCENT
-    # spec/eval.md 1.6
-    sizes = Sizes()
-    lines, essay = TASKS["niah_multikey_2"], TASKS["niah_single_2"]
-    assert [sizes.step(lines, length) for length in (4095, 4096)] == [5, 25]
-    assert [sizes.step(essay, length) for length in (1024, 4096)] == [500, 500]
-    assert sizes.answer_tokens == 128
-
-
-class ChosenDraws(random.Random):
-    """A generator whose `sample` gives what the test chose."""
-
-    def __init__(self, chosen: list[int]):
-        super().__init__(0)
-        self._chosen = chosen
-
-    def sample(self, population: Any, k: int, **_: Any) -> list[Any]:
-        assert k == len(self._chosen)
-        return self._chosen
-
-
-@pytest.mark.parametrize(
-    ("depths", "context"),
-    [
-        ([0], " N1 a. b. c. d."),
-        ([100], "a. b. c. d. N1 "),
-        ([51, 54], "a. b. N1  N2 c. d."),  # both before sentence 2
-        ([100, 0], " N1 a. b. c. d. N2 "),  # needles stay in order, positions are sorted
-    ],
-)
-def test_empty_stretches_between_needles_leave_blanks(depths: list[int], context: str) -> None:
-    needles = ["N1", "N2"][: len(depths)]
-    assert hide_in_sentences(needles, ["a.", "b.", "c.", "d."], ChosenDraws(depths)) == context
-
-
-def test_lines_get_their_needles_from_the_last_position_on() -> None:
-    text = hide_in_lines(["N1", "N2"], ["a", "b", "c"], ChosenDraws([0, 2]))
-    assert text == "N2\na\nb\nN1\nc"
 
 
 def test_a_length_that_no_haystack_fits_is_refused(build: Build) -> None:
@@ -405,23 +330,18 @@ def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
         assert example.length == len(tokenizer.tokenize(example.prompt)) + 128
 
 
-def test_more_samples_begin_with_the_same_ones(build: Build) -> None:
-    state = random.getstate()
-    few, many = (build("niah_multikey_2", 2000, count) for count in (3, 5))
-    other = build("niah_multikey_2", 2000, 5, 43)
-    assert many[:3] == few
-    assert not {example.input for example in many} & {example.input for example in other}
-    assert random.getstate() == state  # the global generator is left alone
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_toy_sizes_fill_a_short_length(
     name: str, tokenizer: PreTrainedTokenizerFast, build: Build
 ) -> None:
+    state = random.getstate()
     for length in (700, 2048):
-        for example in build(name, length, 5, 1, TOY_SIZES):
+        examples = build(name, length, 5, 1, TOY_SIZES)
+        assert examples[:3] == build(name, length, 3, 1, TOY_SIZES)
+        for example in examples:
             assert length - 150 <= example.length <= length
             assert example.length == len(tokenizer.tokenize(example.prompt)) + 40
+    assert random.getstate() == state  # the global generator is left alone
 
 
 def test_several_needles_in_lines_of_step_one_need_as_many_lines(build: Build) -> None:
