@@ -37,7 +37,6 @@ from bosch.data.token_files import (
     SUMMARY,
     TOKENS,
     GrowingFiles,
-    Shard,
     check_complete,
     cut_tail,
     hash_complete,
@@ -116,7 +115,7 @@ class Progress:
     source: int = 0
     position: Position = field(default_factory=Position)
     gap_left: int = 0  # tokens still to be dropped after the held-out slice
-    shards: list[Shard] = field(default_factory=list)
+    files: list[tuple[int, str]] = field(default_factory=list)  # their sizes and checksums
 
 
 def pack_documents(
@@ -126,7 +125,7 @@ def pack_documents(
     quotas = split_quotas(sources, config)
     begun, finished = (
         read_sealed_json(folder / name, needed) if (folder / name).exists() else {}
-        for name, needed in ((PROGRESS, "facts"), (SUMMARY, "fingerprint"))
+        for name, needed in ((PROGRESS, "files"), (SUMMARY, "fingerprint"))
     )
     # A source on the hub is read to the end at one commit: that of an earlier try, else the newest.
     known, commits = (begun or finished).get("commits", {}), {}
@@ -158,7 +157,7 @@ def pack_documents(
     done = sum(counts.tokens_kept for counts in progress.counts)
     total = sum(train or 0 for _, train in quotas)
     with (
-        GrowingFiles(folder, tokenizer.dtype.itemsize, progress.shards) as files,
+        GrowingFiles(folder, tokenizer.dtype.itemsize, progress.files) as files,
         track("tokens", total=total, unit="tokens", done=done) as bar,
     ):
         while (number := progress.source) < len(sources):
@@ -218,6 +217,7 @@ def pack_source(
 
     def end_shard() -> None:
         files.end_shard()
+        progress.files = files.done
         write_sealed_json(files.folder / PROGRESS, asdict(progress))
 
     chunks = read_chunks(source, progress.position, config.chunk_chars)

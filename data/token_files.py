@@ -9,11 +9,12 @@
     tokens.json    the summary: tokenizer hash, length, sources, counts, what was dropped
 
 Tokens are appended as they come. After every shard of work the files are forced to disk, and
-`.progress.json` records their sizes and a checksum of the shard's bytes."""
+`.progress.json` records their sizes and checksums."""
 
 import contextlib
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,29 +31,39 @@ ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".progress.json"
 # In the order of GrowingFiles.files. The ends become .npy files once their number is known.
 GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
 
-Shard = tuple[list[int], list[str]]  # sizes and checksums of the growing files
 CHUNK_BYTES = 1 << 22
 MAKE_AGAIN = "Pack the tokens again (recover.py --fresh tokens; or remove the folder)."
 
 
 class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
-    """Appends to the files, starting at the end of the last complete shard."""
+    """Appends to the files, starting where the last complete shard ended: `done` holds the size and
+    checksum of each file there, and is empty before the first."""
 
-    def __init__(self, folder: Path, token_bytes: int, shards: list[Shard]):
-        self.folder, self.token_bytes, self.shards = folder, token_bytes, shards
-        self.sizes = list(shards[-1][0]) if shards else [0] * len(GROWING)
+    def __init__(self, folder: Path, token_bytes: int, done: Sequence[tuple[int, str]]):
+        self.folder, self.token_bytes, self.done = folder, token_bytes, list(done)
+        self.sizes = [size for size, _ in done] or [0] * len(GROWING)
+        self._digests = [xxhash.xxh3_128() for _ in GROWING]
         self.files: list[IO[bytes]] = []
         for number, name in enumerate(GROWING):
-            if shards:  # what is on disk is checked before more is appended to it
-                verify_shards(folder / name, [(s[number], c[number]) for s, c in shards])
-            self.files.append(open_own_file(folder / name, "a+b"))
-            self.files[-1].truncate(self.sizes[number])
-        self._digests = [xxhash.xxh3_128() for _ in GROWING]
+            path, size = folder / name, self.sizes[number]
+            if done:  # what is on disk is checked before more is appended to it
+                if not path.is_file():
+                    raise DamagedArtifactError(
+                        f"{path} is missing, though {PROGRESS} lists it. {MAKE_AGAIN}"
+                    )
+                self._digests[number] = hash_start(path, size)
+                if self._digests[number].hexdigest() != done[number][1]:
+                    raise DamagedArtifactError(
+                        f"{path} is damaged in its first {size:,} bytes: its checksum differs from "
+                        f"{PROGRESS}. {MAKE_AGAIN}"
+                    )
+            self.files.append(open_own_file(path, "a+b"))
+            self.files[-1].truncate(size)
 
     def __exit__(self, *error: object) -> None:
         for file in self.files:
             file.close()
-        if not self.shards:
+        if not self.done:
             for name in GROWING:
                 (self.folder / name).unlink(missing_ok=True)
 
@@ -74,12 +85,12 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
             self._write(number, np.array([count], "<u8"))
 
     def end_shard(self) -> None:
-        """Force all files to disk and note the shard in `shards`, which the caller saves."""
+        """Force all files to disk and note the shard in `done`, which the caller saves."""
         for file in self.files:
             file.flush()
             os.fsync(file.fileno())
-        self.shards.append((list(self.sizes), [digest.hexdigest() for digest in self._digests]))
-        self._digests = [xxhash.xxh3_128() for _ in GROWING]
+        digests = (digest.hexdigest() for digest in self._digests)
+        self.done = list(zip(self.sizes, digests, strict=True))
 
     def write_ends(self, name: str, path: str, num_tokens: int) -> None:
         """Write the document ends up to a number of tokens; the last document ends there."""
@@ -95,27 +106,14 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
         self.sizes[number] += len(data)
 
 
-def verify_shards(path: Path, shards: list[tuple[int, str]]) -> None:
-    """Check a file against its size and checksum after each shard."""
-    if not path.is_file():
-        raise DamagedArtifactError(f"{path} is missing, though {PROGRESS} lists it. {MAKE_AGAIN}")
-    begin = 0
-    with path.open("rb") as file:
-        for size, checksum in shards:
-            if hash_bytes(file, size - begin) != checksum:
-                raise DamagedArtifactError(
-                    f"{path} is damaged between bytes {begin:,} and {size:,}: its checksum differs "
-                    f"from {PROGRESS}. {MAKE_AGAIN}"
-                )
-            begin = size
-
-
-def hash_bytes(file: IO[bytes], count: int) -> str:
+def hash_start(path: Path, size: int) -> Any:
+    """The digest of a file's first bytes, to which more can be added."""
     digest = xxhash.xxh3_128()
-    while count > 0 and (chunk := file.read(min(count, CHUNK_BYTES))):
-        digest.update(chunk)
-        count -= len(chunk)
-    return digest.hexdigest() if count == 0 else "too short"
+    with path.open("rb") as file:
+        while size > 0 and (chunk := file.read(min(size, CHUNK_BYTES))):
+            digest.update(chunk)
+            size -= len(chunk)
+    return digest
 
 
 def write_array(path: Path, array: NDArray[np.integer]) -> None:
@@ -146,8 +144,7 @@ def hash_complete(folder: Path, size: int) -> dict[str, str]:
     """Checksums of the files as they are once the tokens are cut to `size` bytes."""
     names = (DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER)
     checksums = {name: hash_file(folder / name) for name in names if (folder / name).is_file()}
-    with (folder / TOKENS).open("rb") as file:
-        return checksums | {TOKENS: hash_bytes(file, size)}
+    return checksums | {TOKENS: hash_start(folder / TOKENS, size).hexdigest()}
 
 
 def check_complete(folder: Path) -> None:

@@ -110,7 +110,7 @@ def test_damage_done_while_packing_was_interrupted_is_named(
     with interrupted_after(17):
         pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
     flip_bit(tmp_path / TOKENS, 100)
-    with pytest.raises(DamagedArtifactError, match=r"tokens\.bin .* bytes 0 and"):
+    with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is damaged"):
         pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
     (tmp_path / TOKENS).unlink()
     with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is missing"):
