@@ -1,6 +1,5 @@
 """The toy world, the embedded corpus: a seeded generator of essays, facts, code, labels, and
 questions about them.
 
-`world` draws names and words, `essays` writes prose, `documents` and `records` are training text,
-`tasks` is toy LongBench, `lessons` is what the tiny model is trained on, `tokenizer` is its BPE.
-"""
+`world` draws names and words and writes prose, `documents` is training text, `tasks` is toy
+LongBench, `lessons` is what the tiny model is trained on, `tokenizer` is its BPE."""

@@ -2,14 +2,27 @@
 
 from collections.abc import Iterator
 
-from bosch.data.toy_world.essays import paragraph
-from bosch.data.toy_world.records import write_records
 from bosch.data.toy_world.tasks import DATASETS
-from bosch.data.toy_world.world import World
+from bosch.data.toy_world.world import World, paragraph
 
 VERSION = 2  # raise it when the same seed gives other documents
 ESSAY_SHARE, TASK_SHARE = 0.1, 0.45  # of the documents; the rest are records
 LONGEST_TASK, LONGEST_RECORDS = 400, 150  # words
+
+# How an entry of records is stated, and how it is looked up. None resembles the question of a toy
+# task, where the text ends with the answer.
+STYLES = (
+    ("{key}: {value}\n", "{key}: {value}\n"),
+    ("{key} has the entry {value}.\n", "The entry of {key} is {value}.\n"),
+    ("def {key}():\n    return {value}\n", "# {key} returns {value}\n"),
+    ("The sign of {key} is {value}.\n", "Look up the sign of {key}: {value}\n"),
+    ("{key} is known as {value}.\n", "By which name is {key} known? It is {value}.\n"),
+)
+SHARES_OF_PROSE = (0.0, 0.2, 0.5)  # one is drawn for each document
+# The rest are look-ups: only they can be learned, since entries are drawn at random.
+SHARE_OF_ENTRIES = 0.25
+WORDS_OF_PROSE = 20
+WORDS_OF_ENTRY = 4
 
 
 class ToyDocuments:
@@ -38,23 +51,45 @@ def write_document(seed: int, number: int) -> str:
     num_words = int(60 * 25 ** world.rng.random())
     kind = world.rng.random()
     if kind < ESSAY_SHARE:
-        return write_essay(world, num_words)
+        paragraphs: list[str] = []
+        while num_words > 0:
+            paragraphs.append(" ".join(paragraph(world, world.rng.randint(5, 9))))
+            num_words -= len(paragraphs[-1].split())
+        return "\n".join(paragraphs)
     if kind < ESSAY_SHARE + TASK_SHARE:
-        return write_task(world, min(num_words, LONGEST_TASK))
+        # With one question. The text ends after its answer; otherwise a model would learn to write
+        # more questions where its answer is judged.
+        dataset = DATASETS[world.rng.choice(list(DATASETS))]
+        scene = dataset.write(world, min(num_words, LONGEST_TASK))
+        return "".join(dataset.ask(scene, world.rng.choice(scene.questions)))
     return write_records(world, min(num_words, LONGEST_RECORDS))
 
 
-def write_essay(world: World, num_words: int) -> str:
-    paragraphs: list[str] = []
+def write_records(world: World, num_words: int) -> str:
+    """Entries that are stated once, and prose, then look-ups in random order. A hybrid can practice
+    long-range recall on them, as on real code and books, without seeing a NIAH template."""
+    rng = world.rng
+    state, look_up = rng.choice(STYLES)
+    make_key = rng.choice(
+        (world.key_word, world.person, world.code_name, world.coined_word, world.uuid)
+    )
+    make_value = rng.choice(
+        (world.number, world.uuid, world.place, world.coined_word, world.person)
+    )
+    prose = rng.choice(SHARES_OF_PROSE)
+    text, words_of_look_ups = "", num_words * (1 - SHARE_OF_ENTRIES)
+    entries: list[tuple[str, str]] = []
+    while num_words > words_of_look_ups or not entries:
+        if rng.random() < prose:
+            text += " ".join(paragraph(world, rng.randint(1, 3))) + "\n"
+            num_words -= WORDS_OF_PROSE
+        else:
+            entries.append((make_key(), make_value()))
+            key, value = entries[-1]
+            text += state.format(key=key, value=value)
+            num_words -= WORDS_OF_ENTRY
     while num_words > 0:
-        paragraphs.append(" ".join(paragraph(world, world.rng.randint(5, 9))))
-        num_words -= len(paragraphs[-1].split())
-    return "\n".join(paragraphs)
-
-
-def write_task(world: World, num_words: int) -> str:
-    """The task's prompt with one question. The text ends after its answer; otherwise a model would
-    learn to write more questions where its answer is judged."""
-    dataset = DATASETS[world.rng.choice(list(DATASETS))]
-    scene = dataset.write(world, num_words)
-    return "".join(dataset.ask(scene, world.rng.choice(scene.questions)))
+        key, value = rng.choice(entries)
+        text += look_up.format(key=key, value=value)
+        num_words -= WORDS_OF_ENTRY
+    return text

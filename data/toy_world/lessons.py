@@ -16,10 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from bosch.data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, write_example
 from bosch.data.toy_world.documents import write_document
-from bosch.data.toy_world.essays import ToyEssays, paragraph
 from bosch.data.toy_world.tasks import DATASETS
 from bosch.data.toy_world.tokenizer import END_OF_TEXT
-from bosch.data.toy_world.world import World
+from bosch.data.toy_world.world import ToyEssays, World, paragraph
 
 Piece = tuple[str, bool]  # text, and whether it is an answer to learn
 Lesson = list[Piece]
@@ -136,32 +135,28 @@ class LessonWriter:
         self, step: int, sequences: int, length: int, mixture: Mixture, text_weight: float
     ) -> tuple[Tensor, Tensor]:
         """(ids, weights), both (sequences, length + 1): answers weigh 1, the rest `text_weight`."""
+        kinds = [name for name, share in vars(mixture).items() if share > 0]
+        shares = [getattr(mixture, name) for name in kinds]
         ids = torch.full((sequences, length + 1), self._end)
         weights = torch.zeros(sequences, length + 1)
         for row in range(sequences):
             world = World(self._split, f"lessons/{self._seed}/{step}/{row}")
-            tokens, is_answer = self._sequence(world, length + 1, mixture)
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            weights[row, : len(tokens)] = torch.where(torch.tensor(is_answer), 1.0, text_weight)
+            used = 0
+            while (room := length + 1 - used) > 24:
+                kind = world.rng.choices(kinds, shares)[0]
+                full = world.rng.random() < 0.6
+                target = room if full else world.rng.randint(min(room, 64), room)
+                lesson = self._lesson(world, kind, target)
+                if lesson is None:  # no lesson of this kind is that short
+                    lesson = recall_lesson(world, target // 6, simple=kind == "simple_recall")
+                tokens, is_answer = self._encode([*lesson, (END_OF_TEXT, False)])
+                end = used + min(room, len(tokens))
+                ids[row, used:end] = torch.tensor(tokens[:room])
+                weights[row, used:end] = torch.where(
+                    torch.tensor(is_answer[:room]), 1.0, text_weight
+                )
+                used = end
         return ids, weights
-
-    def _sequence(
-        self, world: World, length: int, mixture: Mixture
-    ) -> tuple[list[int], list[bool]]:
-        kinds = [name for name, share in vars(mixture).items() if share > 0]
-        shares = [getattr(mixture, name) for name in kinds]
-        tokens: list[int] = []
-        answers: list[bool] = []
-        while (room := length - len(tokens)) > 24:
-            kind = world.rng.choices(kinds, shares)[0]
-            target = room if world.rng.random() < 0.6 else world.rng.randint(min(room, 64), room)
-            lesson = self._lesson(world, kind, target)
-            if lesson is None:  # no lesson of this kind is that short
-                lesson = recall_lesson(world, target // 6, simple=kind == "simple_recall")
-            new_tokens, new_answers = self._encode([*lesson, (END_OF_TEXT, False)])
-            tokens += new_tokens[:room]
-            answers += new_answers[:room]
-        return tokens, answers
 
     def _lesson(self, world: World, kind: str, target: int) -> Lesson | None:
         if kind in ("recall", "simple_recall"):
@@ -185,8 +180,14 @@ class LessonWriter:
         self, target: int, name: str, write: Callable[..., Lesson], world: World
     ) -> Lesson | None:
         """A lesson of just under `target` tokens; its size is estimated from two measured sizes."""
-        if name not in self._sizes:
-            self._sizes[name] = self._measure(name, write)
+        if name not in self._sizes:  # tokens at size 0, and for each unit of size
+            world_of_sizes = World(self._split, f"sizes/{name}")
+            few, many = (
+                sum(len(self._encode(write(world_of_sizes, size=size))[0]) for _ in range(8)) / 8
+                for size in (20, 120)
+            )
+            per_unit = max((many - few) / 100, 0.1)
+            self._sizes[name] = few - per_unit * 20, per_unit
         fixed, per_unit = self._sizes[name]
         size = max(1, int((target - fixed) / per_unit))
         for _ in range(6):
@@ -198,16 +199,6 @@ class LessonWriter:
                 return None
             size = max(1, min(size - 1, int(size - excess / per_unit)))
         return None
-
-    def _measure(self, name: str, write: Callable[..., Lesson]) -> tuple[float, float]:
-        """(tokens at size 0, tokens per unit of size), from a separate world."""
-        world = World(self._split, f"sizes/{name}")
-        few, many = (
-            sum(len(self._encode(write(world, size=size))[0]) for _ in range(8)) / 8
-            for size in (20, 120)
-        )
-        per_unit = max((many - few) / 100, 0.1)
-        return few - per_unit * 20, per_unit
 
     def _encode(self, lesson: Lesson) -> tuple[list[int], list[bool]]:
         """(ids, whether each is of an answer). Prompt and answer are encoded apart."""

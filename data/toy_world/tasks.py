@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bosch.data.toy_world.essays import paragraph, sentence
-from bosch.data.toy_world.lexicon import ADJECTIVES, NOUNS, TOPICS, WORDS
-from bosch.data.toy_world.world import World
+from bosch.data.toy_world.world import ADJECTIVES, NOUNS, TOPICS, WORDS, World, paragraph, sentence
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 

@@ -11,9 +11,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data.needles import PAPER_TASKS, TASKS, write_example
-from bosch.data.toy_world.essays import ToyEssays, paragraph
 from bosch.data.toy_world.tasks import DATASETS
-from bosch.data.toy_world.world import World
+from bosch.data.toy_world.world import ToyEssays, World, paragraph
 
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|padding|>"

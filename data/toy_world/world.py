@@ -1,20 +1,58 @@
-"""A seeded world: one random stream that draws people, places and words of one split."""
+"""A seeded world: people, places and words of one split, and prose about them from a small grammar
+that is rich enough for haystacks not to repeat.
+
+Every name and every key word belongs to exactly one of three splits, by a checksum of its text. A
+model trained on the `train` world has never seen a person, a place or a key of the `test` world,
+though it knows all their syllables.
+"""
 
 import random
 import uuid
+import zlib
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
-from bosch.data.toy_world.lexicon import (
-    ADJECTIVES,
-    NOUNS,
-    PLACE_ENDINGS,
-    SPLITS,
-    SYLLABLES,
-    split_of,
-)
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
+
+FOLDER = Path(__file__).parent
+SPLITS = ("train", "calibration", "test")
+SPLIT_OF_BUCKET = ("train",) * 7 + ("calibration",) + ("test",) * 2  # shares of all names
+
+Words = tuple[str, ...]
+
+# Lists by name: a line with the name, then words, with commas between if some are of two.
+WORDS: dict[str, Words] = {}
+for _block in (FOLDER / "words.txt").read_text().split("\n\n"):
+    _name, _, _words = _block.partition("\n")
+    WORDS[_name] = tuple(" ".join(_words.split()).split(", " if "," in _words else " "))
+ADJECTIVES, NOUNS = WORDS["adjectives"], WORDS["nouns"]
+
+# Three lines a topic: its name and what one finds there, what people do there, and what is said of
+# it.
+TOPICS: dict[str, tuple[Words, Words, Words]] = {}
+_lines = (FOLDER / "topics.txt").read_text().splitlines()
+for _first, _deeds, _sayings in zip(_lines[::3], _lines[1::3], _lines[2::3], strict=True):
+    _name, _things = _first.split(": ")
+    TOPICS[_name] = tuple(_things.split()), tuple(_deeds.split()), tuple(_sayings.split("; "))
+
+_ONSETS = "b br d dr f fl g gr h j k kl l m n p pl r s sk st t tr v w z".split()
+_VOWELS = "a e i o u ai or an el in ar".split()
+SYLLABLES = tuple(onset + vowel for onset in _ONSETS for vowel in _VOWELS)[::3]  # about a hundred
+PLACE_ENDINGS = tuple("by dale ford ham ley mere mouth port stead ton vale wick".split())
+_TIMES = (
+    *("In the morning", "Last winter", "After the feast", "That evening", "Years ago"),
+    *("On the first day", "At noon", "Before the storm", "In spring", "Some time later"),
+    *("Once a month", "During the night"),
+)
+_REASONS = ("because", "although", "while", "so that in the end", "and everyone knew that", "since")
+
+
+def split_of(text: str) -> str:
+    """The one split that a name or key word belongs to."""
+    return SPLIT_OF_BUCKET[zlib.crc32(text.encode()) % len(SPLIT_OF_BUCKET)]
 
 
 @cache
@@ -66,3 +104,57 @@ class World:
         while split_of(name := make()) != self.split:
             continue
         return name
+
+
+def sentence(world: World, topic: str, cast: tuple[str, ...], places: tuple[str, ...]) -> str:
+    """One sentence on a topic, about a person of the cast."""
+    rng = world.rng
+    things, deeds, sayings = TOPICS[topic]
+    (who, friend), where = rng.sample(cast, k=2), rng.choice(places)
+    adjective = rng.choice(ADJECTIVES)
+    thing, other = rng.sample(things, k=2)
+    deed, saying = rng.choice(deeds), rng.choice(sayings)
+    form = rng.randrange(8)
+    if form == 0:
+        return f"{rng.choice(_TIMES)} {who} {deed} the {adjective} {thing}."
+    if form == 1:
+        return f"In {where} the {topic} was {adjective}, {rng.choice(_REASONS)} {saying}."
+    if form == 2:
+        return f"{who} {deed} {thing} and {other} {rng.choice(_REASONS)} {saying}."
+    if form == 3:
+        return f"The {adjective} {thing} of the {topic} came from {where}."
+    if form == 4:
+        return f"Nobody in {where} {deed} the {thing} as well as {who}."
+    if form == 5:
+        return f"{rng.choice(_TIMES)} the {other} were {adjective}, and {saying}."
+    if form == 6:
+        return f"{who} wrote to {friend} that {saying}."
+    return f"People said the {topic} near {where} had too many {thing}."
+
+
+def paragraph(world: World, num_sentences: int) -> list[str]:
+    """Sentences on one topic, with a cast of three people and two places."""
+    topic = world.rng.choice(tuple(TOPICS))
+    cast = tuple(world.person() for _ in range(3))
+    places = tuple(world.place() for _ in range(2))
+    return [sentence(world, topic, cast, places) for _ in range(num_sentences)]
+
+
+class ToyEssays:
+    """An endless essay for the NIAH builder: `sentences(n)` gives its first n words."""
+
+    def __init__(self, split: str, seed: int | str):
+        self._world = World(split, f"essays/{seed}")
+        self._sentences: list[str] = []
+        self._ends: list[int] = []  # number of words up to the end of sentence i
+
+    def sentences(self, num_words: int) -> list[str]:
+        while not self._ends or self._ends[-1] < num_words:
+            for text in paragraph(self._world, self._world.rng.randint(5, 9)):
+                self._sentences.append(text)
+                self._ends.append((self._ends[-1] if self._ends else 0) + len(text.split()))
+        count = bisect_right(self._ends, num_words)
+        out = self._sentences[:count]
+        if (left := num_words - (self._ends[count - 1] if count else 0)) > 0:
+            out.append(" ".join(self._sentences[count].split()[:left]))
+        return out

@@ -31,9 +31,8 @@ from bosch.data.calibration import (
     write_set,
 )
 from bosch.data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
-from bosch.data.toy_world.essays import ToyEssays
 from bosch.data.toy_world.tokenizer import train_tokenizer
-from bosch.data.toy_world.world import World
+from bosch.data.toy_world.world import ToyEssays, World
 from bosch.run.errors import UserError
 from tests import odd_tokenizers
 

@@ -13,8 +13,7 @@ from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import TASKS, TOY_SIZES
 from bosch.data.needles import build_examples as build_needles
-from bosch.data.toy_world.essays import ToyEssays
-from bosch.data.toy_world.world import World
+from bosch.data.toy_world.world import ToyEssays, World
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
 from bosch.run.errors import UserError

@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data.needles import PAPER_TASKS
-from bosch.data.toy_world.documents import ToyDocuments
-from bosch.data.toy_world.essays import ToyEssays, paragraph
+from bosch.data.toy_world.documents import STYLES, ToyDocuments, write_records
 from bosch.data.toy_world.lessons import LessonWriter, Mixture, needle_lesson, task_lesson
-from bosch.data.toy_world.lexicon import SPLITS, split_of
-from bosch.data.toy_world.records import STYLES, write_records
 from bosch.data.toy_world.tasks import DATASETS, longbench_rows
 from bosch.data.toy_world.tokenizer import END_OF_TEXT, train_tokenizer
-from bosch.data.toy_world.world import World, key_words
+from bosch.data.toy_world.world import SPLITS, ToyEssays, World, key_words, paragraph, split_of
 from bosch.run.errors import UserError
 
 MIXTURE = Mixture(recall=0.3, needles=0.3, tasks=0.3, essays=0.1)
