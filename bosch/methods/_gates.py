@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bosch.config import above_0, at_least
-from bosch.gates.constraint import ConstrainedGates, Granularity
-from bosch.gates.discretize import lowest
-from bosch.gates.learner import GateLearner, RateCurve
-from bosch.gates.scalar import ScalarGates
+from bosch.gates import (
+    ConstrainedGates,
+    GateLearner,
+    Granularity,
+    RateCurve,
+    ScalarGates,
+    lowest,
+)
 from bosch.masks.mask import Unit
 from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info

@@ -16,7 +16,6 @@ from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
 METHODS = "bosch.methods"
-RENAMED = {"bosch_plus": "bosch"}
 
 
 def list_methods() -> list[str]:
@@ -29,8 +28,6 @@ def list_methods() -> list[str]:
 def load_method(name: str) -> ModuleType:
     """A file of bosch/methods that is a complete method."""
     known = list_plugins(METHODS)
-    if name in RENAMED:
-        raise UserError(f"--method {name} is called {RENAMED[name]} now; pass that name.")
     if name not in known:
         raise UserError(f"--method {name}: no such method; {suggest(name, known)}")
     method = load_plugin(METHODS, name)

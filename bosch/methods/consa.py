@@ -2,7 +2,7 @@
 
 Chen et al., arXiv 2606.18056. A hard-concrete gate per group or layer mixes full and windowed
 attention (bosch/hybrid/search_mode.py). An augmented Lagrangian drives the expected share on the
-window to the ratio (bosch/gates/constraint.py). The lowest gates get the window.
+window to the ratio (bosch/gates.py). The lowest gates get the window.
 
 The paper does not give the learning rates of gates and multipliers. At the weights' rate (3e-4)
 nothing moves within its 1,000 steps. On a convex toy of 28 x 8 gates, at ratios .25, .5 and .75 and
@@ -14,7 +14,7 @@ settle, so where tokens are few, steps use shorter sequences.
 from dataclasses import dataclass
 
 from bosch.config import above_0, at_least
-from bosch.gates.constraint import ConstrainedGates
+from bosch.gates import ConstrainedGates
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._gates import GateSettings, learn
 

@@ -8,7 +8,7 @@ DuoAttention's). The paper found such gates almost equal in all layers.
 from dataclasses import dataclass
 
 from bosch.config import above_0, at_least
-from bosch.gates.scalar import ScalarGates
+from bosch.gates import ScalarGates
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._gates import GateSettings, learn
 

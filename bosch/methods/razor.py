@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bosch.config import MaskConfig, at_least
 from bosch.method import Inputs, MethodTraits, Scores
-from bosch.methods._examples import Result, identify, measure_each
+from bosch.methods._examples import Result, measure_each
 from bosch.methods._statistics import add_up, attention_rows, per_layer
 from bosch.run.errors import UserError
 
@@ -76,8 +76,7 @@ def score_groups(inputs: Inputs) -> Scores:
         sums_LH2 = per_layer(inputs, ids_T, mass_at_lags)
         return {"echo": sums_LH2[..., 0].tolist(), "induction": sums_LH2[..., 1].tolist()}
 
-    made_of = identify(inputs, "razor")
-    results = measure_each(inputs.folder, "razor", settings.probes, "probes", measure, made_of)
+    results = measure_each(inputs, "razor", settings.probes, "probes", measure)
     length = REPEATS * block_tokens
     num_echo = (length - block_tokens) * settings.probes
     num_induction = (length - max(induction_lag, block_tokens)) * settings.probes

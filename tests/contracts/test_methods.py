@@ -25,7 +25,7 @@ from bosch.calibration import Calibration
 from bosch.masks.mask import MaskFile, num_windowed, read_mask
 from bosch.method import Inputs
 from bosch.methods import _choose
-from bosch.methods._examples import NOTES
+from bosch.methods._examples import FILE
 from bosch.methods._settings import load_method, traits_of, unit_of
 from bosch.plugins import list_plugins
 from bosch.recipes.presets import smoke
@@ -229,14 +229,14 @@ def test_after_a_kill_the_files_are_the_same(name: str, inputs: Inputs) -> None:
     """Killed after every example, in the middle of writing the next one. (For searches see
     test_search_methods.py; the other methods take no time.)"""
     write(name, inputs)
-    lines = (inputs.folder / NOTES).read_bytes().splitlines(keepends=True)
-    for done in range(len(lines) + 1):  # the first line says what the results depend on
+    lines = (inputs.folder / FILE).read_bytes().splitlines(keepends=True)
+    for done in range(len(lines) + 1):
         killed = in_folder(inputs, "killed")
         torn = lines[done][: len(lines[done]) // 2] if done < len(lines) else b""
-        (killed.folder / NOTES).write_bytes(b"".join(lines[:done]) + torn)
+        (killed.folder / FILE).write_bytes(b"".join(lines[:done]) + torn)
         write(name, killed)
         assert files_of(killed) == files_of(inputs)
-        assert (killed.folder / NOTES).read_bytes().startswith(b"".join(lines[:done]))
+        assert (killed.folder / FILE).read_bytes().startswith(b"".join(lines[:done]))
 
 
 def state_of(model: PreTrainedModel) -> dict[str, Any]:

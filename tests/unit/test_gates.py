@@ -8,11 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from bosch.gates import hard_concrete
-from bosch.gates.constraint import ConstrainedGates
-from bosch.gates.discretize import lowest
-from bosch.gates.learner import RateCurve, branches_of
-from bosch.gates.scalar import ScalarGates
+from bosch.gates import (
+    BETA,
+    GAMMA,
+    START,
+    ZETA,
+    ConstrainedGates,
+    RateCurve,
+    ScalarGates,
+    branches_of,
+    draw_noise,
+    lowest,
+    mean_of_gates,
+    sample_gates,
+    share_open,
+)
 from bosch.masks.mask import num_windowed
 
 GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
@@ -28,10 +38,10 @@ def evenly_spaced_noise(count: int) -> Tensor:
 @pytest.mark.parametrize("alpha", [-6.0, -1.5986, 0.0, 1.0, 5.0])
 def test_the_share_of_open_gates_agrees_with_many_samples(alpha: float) -> None:
     """P(z > 0) = sigmoid(alpha + 1.5986), and P(z < 1) is its mirror image."""
-    z = hard_concrete.sample(torch.tensor(alpha).double(), evenly_spaced_noise(100_000))
+    z = sample_gates(torch.tensor(alpha).double(), evenly_spaced_noise(100_000))
     expected = 1 / (1 + math.exp(-alpha - 1.5986))
     assert float((z > 0).double().mean()) == pytest.approx(expected, abs=1e-4)
-    assert float(hard_concrete.share_open(torch.tensor(alpha))) == pytest.approx(expected, abs=1e-4)
+    assert float(share_open(torch.tensor(alpha))) == pytest.approx(expected, abs=1e-4)
     mirrored = 1 / (1 + math.exp(alpha - 1.5986))
     assert float((z < 1).double().mean()) == pytest.approx(mirrored, abs=1e-4)
 
@@ -40,31 +50,31 @@ def test_the_mean_agrees_with_the_density() -> None:
     """E[z] = integral of P(z > t) over t from 0 to 1, where P(z > t) = sigmoid(alpha - BETA *
     logit((t - GAMMA) / (ZETA - GAMMA)))."""
     t = evenly_spaced_noise(20_000)
-    inner = (t - hard_concrete.GAMMA) / (hard_concrete.ZETA - hard_concrete.GAMMA)
+    inner = (t - GAMMA) / (ZETA - GAMMA)
     for alpha in (-3.0, 0.0, 2.5):
-        expected = torch.sigmoid(alpha - hard_concrete.BETA * torch.logit(inner)).mean()
-        got = hard_concrete.mean(torch.tensor(alpha, dtype=torch.float64), num_points=4_096)
+        expected = torch.sigmoid(alpha - BETA * torch.logit(inner)).mean()
+        got = mean_of_gates(torch.tensor(alpha, dtype=torch.float64), num_points=4_096)
         assert float(got) == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_gates_far_from_0_are_open_or_closed_for_every_noise() -> None:
     noise = evenly_spaced_noise(1_000)
-    assert hard_concrete.sample(torch.tensor(30.0), noise).eq(1).all()
-    assert hard_concrete.sample(torch.tensor(-30.0), noise).eq(0).all()
-    assert float(hard_concrete.share_open(torch.tensor(-60.0))) == pytest.approx(0, abs=1e-9)
+    assert sample_gates(torch.tensor(30.0), noise).eq(1).all()
+    assert sample_gates(torch.tensor(-30.0), noise).eq(0).all()
+    assert float(share_open(torch.tensor(-60.0))) == pytest.approx(0, abs=1e-9)
 
 
 def test_gradients_agree_with_finite_differences() -> None:
     alpha = torch.linspace(-3, 3, 21, dtype=torch.float64).requires_grad_()
     noise = torch.linspace(0.2, 0.8, 21, dtype=torch.float64)
-    for made in (lambda alpha: hard_concrete.sample(alpha, noise), hard_concrete.share_open):
+    for made in (lambda alpha: sample_gates(alpha, noise), share_open):
         assert torch.autograd.gradcheck(made, (alpha,))
 
 
 def test_gradients_are_finite_whatever_the_noise() -> None:
     for noise in (0.0, 1e-9, 0.5, 1 - 1e-7, 1.0):
         alpha = torch.tensor([-20.0, 0.0, 5.0, 20.0]).requires_grad_()
-        z = hard_concrete.sample(alpha, torch.full((4,), noise))
+        z = sample_gates(alpha, torch.full((4,), noise))
         (gradient,) = torch.autograd.grad(z.sum(), alpha)
         assert bool(((z >= 0) & (z <= 1)).all())
         assert bool(gradient.isfinite().all())
@@ -73,11 +83,11 @@ def test_gradients_are_finite_whatever_the_noise() -> None:
 
 
 def test_noise_is_a_function_of_seed_and_step() -> None:
-    noise = hard_concrete.draw_noise(3, 7, (4, 8))
+    noise = draw_noise(3, 7, (4, 8))
     torch.manual_seed(5)
-    assert torch.equal(hard_concrete.draw_noise(3, 7, (4, 8)), noise)
-    assert not torch.equal(hard_concrete.draw_noise(3, 8, (4, 8)), noise)
-    assert not torch.equal(hard_concrete.draw_noise(4, 7, (4, 8)), noise)
+    assert torch.equal(draw_noise(3, 7, (4, 8)), noise)
+    assert not torch.equal(draw_noise(3, 8, (4, 8)), noise)
+    assert not torch.equal(draw_noise(4, 7, (4, 8)), noise)
 
 
 # --- the constraint ---
@@ -118,10 +128,10 @@ def test_multipliers_climb_and_gates_descend() -> None:
         gates.penalty().backward()
         optimizer.step()
         if step == 0:
-            assert gates.alpha_U.eq(hard_concrete.START).all()  # the multipliers were still 0
+            assert gates.alpha_U.eq(START).all()  # the multipliers were still 0
     assert gates.linear_C.item() < 0  # too few are closed
     assert gates.quadratic_C.item() > 0
-    assert bool((gates.alpha_U < hard_concrete.START).all())
+    assert bool((gates.alpha_U < START).all())
 
 
 def test_layers_are_independent_problems() -> None:
@@ -172,7 +182,7 @@ def test_learning_rates_rise_and_fall_to_the_floor() -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.33, 0.5, 0.75, 0.875, 1.0])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_the_budget_is_met_exactly(granularity: Any, ratio: float) -> None:
+def test_the_ratio_is_met_exactly(granularity: Any, ratio: float) -> None:
     num_layers, num_columns = 7, 1 if granularity == "layer" else 4
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(num_layers, num_columns, generator=generator).tolist()

@@ -23,17 +23,17 @@ from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.method import Inputs, MethodTraits, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
-from bosch.methods._examples import NOTES, measure_each, read_notes
+from bosch.methods._examples import FILE, measure_each
 from bosch.methods._settings import learning_tokens, list_methods
 from bosch.model import load_for_search, read_model_info
 from bosch.plugins import list_plugins
-from bosch.recipes import presets, recover, search_mask, sweep
+from bosch.recipes import presets, search_mask
 from bosch.recipes.search_mask import build, main
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
 from bosch.run.files import verify_folder
 from bosch.run.folder import RunFolder
-from bosch.run.stage import Artifact, Stage, StageBlockedError
+from bosch.run.stage import Artifact, Stage
 from tests.attention_matrices import inputs_of, toy_calibration
 from tests.faults.search_program import wait
 from tests.fork_server import launch_environment, start
@@ -133,9 +133,12 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
             for environment in launch_environment(world)
         ]
         assert wait(ranks) == [0] * world
-        parts = sorted((folder / "mask").rglob(NOTES))
-        notes = {str(part.parent.relative_to(folder)): read_notes(part) for part in parts}
-        results = {name: [result for _, result in each] for name, each in notes.items()}
+        results = {
+            str(part.parent.relative_to(folder)): [
+                line and line["result"] for line in map(json.loads, part.read_text().splitlines())
+            ]
+            for part in sorted((folder / "mask").rglob(FILE))
+        }
         assert results
         found[world] = results, read_mask(folder / "mask" / "mask.json").mask
     assert found[2] == found[1]
@@ -170,30 +173,6 @@ def test_help_says_what_each_option_of_a_search_is(capsys: pytest.CaptureFixture
     words = " ".join(capsys.readouterr().out.replace("│", "").split())
     for option in ("--objective STR", "--optimizer STR", "--probed FLOAT", "--effort FLOAT"):
         assert not words.partition(option)[2].removeprefix(" {None}|INT").startswith(" (default")
-
-
-@pytest.mark.parametrize(
-    ("recipe", "option"),
-    [(search_mask, "--method"), (recover, "--method"), (sweep, "--methods")],
-)
-def test_a_name_of_an_earlier_version_is_refused_with_the_new_one(recipe: Any, option: str) -> None:
-    with pytest.raises(UserError, match="--method bosch_plus is called bosch now"):
-        recipe.main(["--preset", "smoke", option, "bosch_plus"])
-
-
-def test_a_mask_begun_by_another_bosch_is_refused(tmp_path: Path) -> None:
-    """As version 0.1 began it: it was stopped in its search."""
-    stage = build(presets.smoke(), calibration=Artifact(tmp_path, "of the calibration set"))
-
-    def begin(folder: Path, **inputs: Artifact) -> None:
-        (folder / "journal.jsonl").touch()
-        raise KeyboardInterrupt
-
-    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
-        with pytest.raises(KeyboardInterrupt):
-            run.complete(replace(stage, version=1, run=begin))
-        with pytest.raises(StageBlockedError, match="version of the stage: 1 -> 2"):
-            run.complete(stage)
 
 
 @pytest.mark.parametrize(
@@ -270,27 +249,31 @@ def test_killed_within_an_example_it_resumes_to_the_same_files(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     notes = (tmp_path / "run" / "mask" / "examples.jsonl").read_text()
-    assert notes.count("\n") == 3  # what they depend on, and two examples
+    assert notes.count("\n") == 2
     main(arguments)
     assert (tmp_path / "run" / "mask" / "examples.jsonl").read_text().startswith(notes)
     assert outputs(tmp_path / "run" / "mask") == expected
 
 
-@pytest.mark.parametrize("line", ["{}", "[1]", "no json", '{"seconds": 1, "result": 2}'])
-def test_a_damaged_result_of_an_example_is_named(line: str, tmp_path: Path) -> None:
-    first = ('{"made_of": ""}', '{"index": 0, "seconds": 1, "result": {}}')
-    (tmp_path / NOTES).write_text("\n".join([*first, line, ""]))
-    with pytest.raises(UserError, match=f"{NOTES}.*line 3"):
-        measure_each(tmp_path, "a test", 3, "examples", lambda index: {})
+@pytest.mark.parametrize("kept", [[0, 2], [1, 2], [0, 0, 1], []])
+def test_missing_repeated_and_damaged_results_are_measured_again(
+    kept: list[int], inputs: Inputs
+) -> None:
+    def measure(method: str = "a test") -> list[int]:
+        measured: list[int] = []
+        results = measure_each(
+            inputs, method, 3, "examples", lambda n: measured.append(n) or {"index": n}
+        )
+        assert results == [{"index": number} for number in range(3)]
+        return measured
 
-
-@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [0, 0, 1], [0, 1, 1]])
-def test_missing_or_repeated_results_of_examples_are_named(kept: list[int], tmp_path: Path) -> None:
-    measure_each(tmp_path, "a test", 3, "examples", lambda index: {"index": index})
-    lines = (tmp_path / NOTES).read_bytes().splitlines(keepends=True)
-    (tmp_path / NOTES).write_bytes(b"".join(lines[number] for number in kept))
-    with pytest.raises(UserError, match=NOTES):
-        measure_each(tmp_path, "a test", 3, "examples", lambda index: {"index": index})
+    assert measure() == [0, 1, 2]
+    lines = (inputs.folder / FILE).read_bytes().splitlines(keepends=True)
+    damaged = lines[2].replace(b"2", b"3", 1)
+    (inputs.folder / FILE).write_bytes(b"".join(lines[n] for n in kept) + damaged + lines[0][:9])
+    assert measure() == [number for number in range(3) if number not in kept]
+    assert measure() == []
+    assert measure("another method") == [0, 1, 2]
 
 
 def outputs(folder: Path) -> list[bytes]:

@@ -11,9 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bosch.data.loader import Loader
-from bosch.gates.constraint import ConstrainedGates
-from bosch.gates.learner import GateLearner, RateCurve
-from bosch.gates.scalar import ScalarGates
+from bosch.gates import ConstrainedGates, GateLearner, RateCurve, ScalarGates
 from bosch.run.errors import UserError
 from bosch.run.tensorboard import read_metrics
 from bosch.training.learner import LearnerTraining, cut_sequences

@@ -1,1 +1,0 @@
-"""The mathematics of gates that learn which groups keep full attention, without the training."""
