@@ -35,13 +35,13 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> None:
     """Run a benchmark and print the rows that have a target. The benchmark prints its own tables.
     The file is written as rows come, so that a run that is stopped keeps its results."""
     benchmark = load_plugin(PACKAGE, name)
-    presets = getattr(benchmark, "PRESETS", {})
+    preset = getattr(benchmark, "PRESETS", {}).get(peek(arguments, "preset")["preset"])
     options, _ = read_options(
         benchmark.Options,
         arguments,
-        default=presets.get(peek(arguments, "preset")["preset"]),
-        prog=f"{COMMAND} {name}",
-        description=benchmark.__doc__,
+        vars(preset) if preset else {},
+        f"{COMMAND} {name}",
+        benchmark.__doc__ or "",
     )
     progress.set_up()
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}

@@ -25,7 +25,6 @@ PROCESS = Path("/proc/self")
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
     out: Path | None = None  # JSON file for the figures
-    debug: bool = False  # show the traceback of an error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,72 +1,307 @@
-"""From a command line to settings. tyro makes options from dataclasses; this file holds what all
-commands share, and the command line of recover.py, where the preset decides the defaults."""
+"""From a command line to settings: the fields of a dataclass become options, those of a dataclass
+in it `--section.name`, and the comment on a field its help. Below that, the command line of
+recover.py, where the preset decides the defaults."""
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
-import io
-import itertools
+import inspect
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from types import ModuleType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import tyro
-
-from bosch.config import (
-    CalibrationConfig,
-    Config,
-    JudgingConfig,
-    MaskConfig,
-    PackingConfig,
-    TrainConfig,
-)
+from bosch.config import FLAT, NO_OPTION, POSITIONAL, Config, show_value
 from bosch.plugins import first_sentence, suggest
 from bosch.run.checkout import find_checkout
 from bosch.run.errors import UserError, exit_on_user_error
 
 T = TypeVar("T")
-RULE = re.compile(r"[╰ ]?[─-]{9}")  # a line across a box of tyro's
 # How sys.argv begins in a program that the command `bosch` has started (bosch/__main__.py).
 CONSOLE = ("bosch ", "python -m bosch ")
+REQUIRED = dataclasses.MISSING
+KINDS = {int: "a whole number", float: "a number"}
 Commands = Mapping[str, tuple[type, Callable[[Any], None]]]  # word -> its options, what runs it
 ChooseConfig = Callable[[str | None, str | None], tuple[Config, list[str]]]
 
-# Rarely set: recover.py --help leaves these out, --help-all shows them.
-RARELY_SET: Mapping[type, str] = {
-    CalibrationConfig: "tasks punkt",
-    MaskConfig: "alpha gamma ratio_buckets max_variables max_layers razor_recent_share",
-    PackingConfig: "held_out_sequences min_document_tokens workers",
-    TrainConfig: "floor_share betas weight_decay clip_norm spike keep_checkpoints "
-    "distill_weight temperature top_k layer_weight teacher trained lora_rank max_steps "
-    "checkpoint_steps reshard_after_forward sync_every_micro_batch compile "
-    "deterministic",
-    JudgingConfig: "niah_tasks niah_essays longbench_categories gsm8k_tasks precision attention "
-    "batch prefill_chunk",
-}
+
+@dataclass(frozen=True)
+class Option:
+    """A field of a command's settings, or of settings in them."""
+
+    name: str  # --calibration.length; of a positional one: MASK
+    path: tuple[str, ...]  # the fields that lead to the value
+    kind: Any  # its type, without None
+    default: Any  # REQUIRED: there is none
+    takes_none: bool
+    marks: tuple[Any, ...]  # metavar, and how one value is read
+    owner: type  # the dataclass
+
+    @property
+    def is_positional(self) -> bool:
+        return POSITIONAL in self.marks
+
+    @property
+    def is_flag(self) -> bool:
+        return self.kind is bool and not self.takes_none
+
+    @property
+    def is_tuple(self) -> bool:
+        return get_origin(self.kind) is tuple
+
+    @property
+    def opposite(self) -> str:
+        """--no-keep of --keep."""
+        section, dot, name = self.name.removeprefix("--").rpartition(".")
+        return f"--{section}{dot}no-{name}"
+
+    def read(self, words: Sequence[str]) -> Any:
+        """The value that these words stand for. UserError if they stand for none."""
+        if self.takes_none and list(words) == ["None"]:
+            return None
+        kind, *_ = get_args(self.kind) if self.is_tuple else (self.kind,)
+        try:
+            values = [read_value(word, kind, self.marks) for word in words]
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
+        return tuple(values) if self.is_tuple else values[0]
+
+
+def read_value(word: str, kind: Any, marks: Sequence[Any] = ()) -> Any:
+    kind, _, more = _take_apart(kind)
+    for parse in filter(callable, (*marks, *more)):
+        return parse(word)
+    choices = {"True": True, "False": False} if kind is bool else {c: c for c in get_args(kind)}
+    if choices:
+        if word not in choices:
+            raise UserError(f"{word!r} is not one of {', '.join(map(repr, choices))}.")
+        return choices[word]
+    try:
+        return kind(word)
+    except ValueError:
+        raise UserError(f"{word!r} is not {KINDS.get(kind, kind.__name__)}.") from None
+
+
+def _take_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+    """A type without None and what annotates it, whether None is allowed, and these marks."""
+    marks: tuple[Any, ...] = ()
+    takes_none = False
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        if get_origin(hint) is Annotated:
+            hint, marks = hint.__origin__, marks + hint.__metadata__
+            continue
+        takes_none = takes_none or type(None) in get_args(hint)
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    return hint, takes_none, marks
+
+
+def list_options(
+    kind: Any, values: Mapping[str, Any], prefix: str = "", path: tuple[str, ...] = ()
+) -> Iterator[Option]:
+    """The options that a dataclass makes. `values`: defaults in place of its own."""
+    hints = get_type_hints(kind, include_extras=True)
+    for each in dataclasses.fields(kind):
+        hint, takes_none, marks = _take_apart(hints[each.name])
+        make = each.default_factory
+        usual = each.default if make is REQUIRED else make()
+        default = values.get(each.name, usual)
+        name, place = each.name.strip("_").replace("_", "-"), (*path, each.name)
+        if NO_OPTION in marks:
+            continue
+        if dataclasses.is_dataclass(default):  # which tells more: the settings of any plug-in
+            hint = type(default)
+        if dataclasses.is_dataclass(hint):
+            inner = {} if default is REQUIRED else vars(default)
+            section = prefix if FLAT in marks else f"{prefix}{name}."
+            yield from list_options(hint, inner, section, place)
+        else:
+            shown = name.upper() if POSITIONAL in marks else f"--{prefix}{name}"
+            yield Option(shown, place, hint, default, takes_none, marks, kind)
+
+
+def change(kind: Any, settings: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
+    """A dataclass with other values, each by the fields that lead to it. `settings`: an instance,
+    or values of some of its fields; what they lack is the class's default."""
+    values = dict(settings) if isinstance(settings, Mapping) else dict(vars(settings))
+    hints = get_type_hints(kind)
+    for name in {path[0] for path in changes}:
+        inner = {path[1:]: value for path, value in changes.items() if path[0] == name}
+        if () in inner:
+            values[name] = inner[()]
+        else:
+            now = values.get(name)
+            inside = _take_apart(hints[name])[0] if now is None else type(now)
+            values[name] = change(inside, now or {}, inner)
+    return kind(**values)
 
 
 # ---------------------------------------------------------------------------------- any command
 
 
 def parse(
-    command: type[T],
+    kind: type[T],
     arguments: Sequence[str],
-    default: T | None = None,
     short: Mapping[str, str] | None = None,
-) -> T:
-    """The options of a recipe, whose docstring is the help. `short`: short forms of options."""
-    recipe = sys.modules[command.__module__]
+    passes_on: bool = False,
+    **defaults: Any,
+) -> Any:
+    """The options of a recipe, whose docstring is the help. `short`: short forms of options. With
+    `passes_on`, also the words that belong to no option."""
+    recipe = sys.modules[kind.__module__]
     names = [word.partition("=") for word in arguments]
     words = ["".join([(short or {}).get(name, name), *rest]) for name, *rest in names]
     prog = called_as(Path(str(recipe.__file__)).name)
-    parsed, _ = read_options(command, words, default=default, prog=prog, description=recipe.__doc__)
-    return parsed
+    settings, unknown = read_options(
+        kind, words, defaults, prog, recipe.__doc__ or "", passes_on=passes_on
+    )
+    return (settings, unknown) if passes_on else settings
+
+
+def read_options(
+    kind: type[T],
+    arguments: Sequence[str],
+    defaults: Mapping[str, Any],
+    prog: str,
+    description: str,
+    passes_on: bool = False,
+    rarely_set: Sequence[str] = (),
+    all_by: str = "--help",
+) -> tuple[T, list[str]]:
+    """The settings, and with `passes_on` the words that belong to no option. `defaults`: values of
+    fields in place of the class's. UserError for whatever the user got wrong."""
+    refuse_empty(arguments)
+    options = list(list_options(kind, defaults))
+    if {"-h", "--help"} & set(arguments):
+        show_help(options, prog, description or first_sentence(kind.__doc__ or ""), rarely_set)
+    parser = _bare_parser()
+    parser.add_argument("--debug", action="store_true")
+    for option in options:
+        if option.is_flag:
+            for name, value in ((option.name, True), (option.opposite, False)):
+                parser.add_argument(name, dest=option.name, action="store_const", const=value)
+        else:
+            parser.add_argument(option.name, **_places(option))
+    try:
+        given, unknown = parser.parse_known_intermixed_args(_with_dashes(arguments))
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error.argument_name}: {error.message}.") from None
+    if unknown and not passes_on:
+        raise UserError(describe_unknown(unknown[0], options, all_by))
+    read = vars(given)
+    missing = [o for o in options if o.default is REQUIRED and not read.get(o.name)]
+    if missing:
+        names = " and ".join(option.name for option in missing)
+        raise UserError(f"{names}: missing; --help describes what is needed.")
+    changes = {
+        option.path: read[option.name] if option.is_flag else option.read(_as_list(read, option))
+        for option in options
+        if option.name in read
+    }
+    return change(kind, defaults, changes), unknown
+
+
+def _with_dashes(arguments: Sequence[str]) -> list[str]:
+    """`-` for `_` in the names of options, as people copy them from run.json."""
+    return [re.sub(r"^--[\w.-]+", lambda n: n[0].replace("_", "-"), word) for word in arguments]
+
+
+def _bare_parser(**options: Any) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
+        **options,
+    )
+
+
+def _places(option: Option) -> dict[str, Any]:
+    """Where argparse keeps the words of an option, and how many there can be."""
+    place = {} if option.is_positional else {"dest": option.name}
+    if option.is_tuple:
+        kinds = get_args(option.kind)
+        return place | {"nargs": "*" if kinds[-1] is Ellipsis else len(kinds)}
+    return place | ({"nargs": "?"} if option.is_positional else {})
+
+
+def _as_list(read: Mapping[str, Any], option: Option) -> list[str]:
+    words = read[option.name]
+    return words if isinstance(words, list) else [words]
+
+
+def show_help(
+    options: Sequence[Option], prog: str, description: str, rarely_set: Sequence[str]
+) -> None:
+    """Print the options and end the process."""
+    if prog.startswith(CONSOLE):  # the examples of a recipe, as the command `bosch` runs them
+        module = f"-m {prog.removeprefix('python -m ')}"
+        launched = re.sub(r"(accelerate launch.*?) recipes/\w+\.py", rf"\1 {module}", description)
+        description = re.sub(r"python recipes/\w+\.py", prog, launched)
+    words = [prog, *(option.name for option in options if option.is_positional), "[OPTIONS]"]
+    width = min(shutil.get_terminal_size().columns, 120)
+    parser = _bare_parser(
+        usage=" ".join(words),
+        description=description.replace("%", "%%"),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 32, width),
+    )
+    parser.add_argument("-h", "--help", action="help", help="show this text")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    groups: dict[str, Any] = {"": parser}
+    for option in options:
+        if option.name in rarely_set:
+            continue
+        section = option.name.removeprefix("--").rpartition(".")[0]
+        if section not in groups:
+            about = first_sentence(option.owner.__doc__ or "")
+            groups[section] = parser.add_argument_group(f"{section} options", about)
+        is_required = option.default is REQUIRED
+        note = "required" if is_required else f"default: {show_value(option.default)}"
+        about = f"{comments_of(option.owner).get(option.path[-1], '')} ({note})"
+        about = about.strip().replace("%", "%%")
+        if option.is_flag:
+            name = option.opposite if option.default is True else option.name
+            groups[section].add_argument(name, action="store_true", help=about)
+        else:
+            metavar = option.name if option.is_positional else _metavar(option)
+            groups[section].add_argument(
+                option.name, metavar=metavar, help=about, **_places(option)
+            )
+    parser.print_help()
+    raise SystemExit(0)
+
+
+def _metavar(option: Option) -> str:
+    kind, *_ = get_args(option.kind) if option.is_tuple else (option.kind,)
+    kind, _, marks = _take_apart(kind)
+    named = [mark for mark in (*option.marks, *marks) if isinstance(mark, str)]
+    if named:
+        return named[0]
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
+    return {bool: "{True,False}", str: "TEXT"}.get(kind, kind.__name__.upper())
+
+
+def comments_of(kind: type) -> dict[str, str]:
+    """The comment on each field of a dataclass: behind it, or on the lines above it."""
+    found: dict[str, str] = {}
+    for owner in reversed(kind.__mro__):
+        try:
+            lines = inspect.getsource(owner).splitlines()
+        except (OSError, TypeError):  # made in memory, or built in
+            continue
+        above: list[str] = []
+        for line in lines:
+            if comment := re.match(r" +# (.*)", line):
+                above.append(comment[1])
+                continue
+            if named := re.match(r" {4}(\w+): .*?(?:  # (.*))?$", line):
+                found[named[1]] = named[2] or " ".join(above)
+            above = []
+    return found
 
 
 def called_as(program: str) -> str:
@@ -77,11 +312,11 @@ def called_as(program: str) -> str:
 def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:
     """The values of a few options, on which the defaults of the others depend."""
     refuse_empty(arguments)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = _bare_parser()
     for name in names:
-        parser.add_argument(f"--{name}")
+        parser.add_argument(f"--{name}", default=None)
     try:
-        values, _ = parser.parse_known_args(list(arguments))
+        values, _ = parser.parse_known_args(_with_dashes(arguments))
     except argparse.ArgumentError as error:
         raise UserError(f"{error.argument_name}: {error.message}.") from error
     return vars(values)
@@ -98,110 +333,46 @@ def refuse_empty(arguments: Sequence[str]) -> None:
             raise UserError(f"{option} is empty; give a value, or leave it out.")
 
 
-def read_options(
-    command: type[T], arguments: Sequence[str], passes_on: bool = False, **tyro_options: Any
-) -> tuple[T, list[str]]:
-    """The settings, and with `passes_on` the words that belong to no option. UserError for whatever
-    the user got wrong."""
-    refuse_empty(arguments)
-    prog, description = tyro_options.get("prog", ""), tyro_options.get("description")
-    if description and prog.startswith(CONSOLE):
-        tyro_options["description"] = _examples_for(prog, description)
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            settings, unknown = tyro.cli(
-                command, args=list(arguments), return_unknown_args=True, **tyro_options
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise  # --help
-        sentence = _sentence_in_box(printed.getvalue(), find_setting_error(stop))
-        # A misspelled option leaves the right one missing.
-        if "missing" in sentence and not passes_on:
-            _check_known([word for word in arguments if word[:2] == "--"], command, tyro_options)
-        raise UserError(sentence) from None
-    if not passes_on:
-        _check_known(unknown, command, tyro_options)
-    return settings, unknown
-
-
-def _examples_for(prog: str, description: str) -> str:
-    """A recipe's docstring with its examples as the command `bosch` would run them."""
-    module = f"-m {prog.removeprefix('python -m ')}"
-    launched = re.sub(r"(accelerate launch.*?) recipes/\w+\.py", rf"\1 {module}", description)
-    return re.sub(r"python recipes/\w+\.py", prog, launched)
-
-
-def _check_known(words: Sequence[str], command: type, tyro_options: Mapping[str, object]) -> None:
-    if not words:
-        return
-    options = option_names(command, **tyro_options)
-    for word in words:
-        if word.partition("=")[0].replace("_", "-") not in options:
-            raise UserError(describe_unknown(word, options))
-
-
-def find_setting_error(stop: SystemExit) -> str | None:
-    """The sentence of a check of ours that led to tyro's exit, as one in a config's __post_init__;
-    None if there was none."""
-    error: BaseException | None = stop
-    while error is not None:
-        if isinstance(error, UserError):
-            return str(error)
-        error = error.__context__
-    return None
-
-
-def _sentence_in_box(box: str, sentence: str | None) -> str:
-    """What tyro says in a box, as one sentence. `sentence`: of the check of ours that failed."""
-    box = re.sub(r"\x1b\[[\d;]*m", "", box)  # colors, on a terminal
-    # Below the title, without the frame, up to the line that leads to --help or to a helptext.
-    lines = [re.sub(r"^[│ ] |\s*│?$", "", line) for line in box.splitlines()[1:]]
-    if lines and RULE.match(lines[0]):
-        del lines[0]
-    body = list(itertools.takewhile(lambda line: not RULE.match(line), lines))
-    text = " ".join(line.strip() for line in body)
-    if option := re.match(r"Error parsing (--[\w.-]+)[^:]*: ", text):
-        # Of a type like `int | None` it says why each part failed; the last one is ours.
-        reason = sentence or re.sub(r"^no type matching .*[\]>]: ", "", text[option.end() :])
-        reason = re.sub(r"could not convert .*: (.*)", r"\1 is not a number.", reason)
-        reason = re.sub(r"invalid literal for int.*: (.*)", r"\1 is not a whole number.", reason)
-        return f"{option[1]}: {reason}"
-    if sentence is not None:
-        return sentence
-    if text.startswith("Missing from"):
-        # An option stands 4 columns in, and 8 columns in what it is for.
-        names = [line.split()[0] for line in body if re.match(r" {4}\S", line)]
-        return f"{' and '.join(names)}: missing; --help describes what is needed."
-    if lacking := re.match(r"Missing value for argument '(.*)'. Expected (\d+)", text):
-        return f"{lacking[1]}: {lacking[2]} value{'s' * (lacking[2] != '1')} expected."
-    if choice := re.match(r"invalid choice ('.*') for argument '(.*)'. Expected one of (.*)", text):
-        return f"{choice[2]}: {choice[1]} is not one of {choice[3]}"
-    return re.sub(r"\. ([A-Z])", lambda match: f"; {match[1].lower()}", text)
-
-
-def describe_unknown(word: str, options: Sequence[str], all_by: str = "--help") -> str:
-    name = re.sub(r"=.*", "", word).replace("_", "-")
+def describe_unknown(word: str, options: Sequence[Option], all_by: str = "--help") -> str:
+    name = word.partition("=")[0]
     if not name.startswith("-"):
         return f"{word!r} belongs to no option; see --help."
-    options = [option for option in options if option != "--help"]
+    names = [option.name for option in options if not option.is_positional]
     # `--length` for `--calibration.length`: with the section left out, the end of the name says
     # what was meant.
-    meant = [option for option in options if option.endswith(f".{name.lstrip('-')}")]
-    nearest = difflib.get_close_matches(name, meant or options, n=1, cutoff=0.5)
+    meant = [known for known in names if known.endswith(f".{name.lstrip('-')}")]
+    nearest = difflib.get_close_matches(name, meant or names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}? " if nearest else ""
     return f"{word}: no such option; {hint}{all_by} shows all."
 
 
-def option_names(command: type, **tyro_options: Any) -> list[str]:
-    """Every long option of a command, as `--calibration.length`."""
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        tyro.cli(command, args=["--help"], **tyro_options)
-    # An option begins a line of its box; what it does stands two blanks behind it, or below.
-    lines = re.findall(r"^\W ((?:-h, )?--.*?)(?:  |$)", shown.getvalue(), re.MULTILINE)
-    return [name for line in lines for name in re.findall(r"--[a-z][\w.-]*", line)]
+def with_options(
+    plugin: str,
+    settings: Any,
+    options: Sequence[str],
+    flag: str = "--mask.options",
+    set_elsewhere: Mapping[str, str] | None = None,
+) -> Any:
+    """A plug-in's settings, changed as words like `granularity=layer` say. `flag`: what stands
+    before the words. `set_elsewhere`: settings that have a command-line option of their own."""
+    known = {o.name.removeprefix("--"): o for o in list_options(type(settings), vars(settings))}
+    for word in options:
+        name, _, value = word.partition("=")
+        option = known.get(name.replace("_", "-"))
+        if option is None or not value:
+            names = tuple(name.replace("-", "_") for name in known)
+            raise UserError(
+                f"{flag} {word}: write NAME=VALUE with a setting of {plugin}; "
+                f"{suggest(name, names)}"
+            )
+        if set_elsewhere and (own := set_elsewhere.get(".".join(option.path))):
+            raise UserError(f"{flag} {word}: {name} has an option of its own, {own}.")
+        try:
+            chosen = option.read(value.split(",") if option.is_tuple else [value])
+        except UserError as error:
+            raise UserError(f"{flag} {word}: {plugin} takes no such value: {error}") from None
+        settings = change(type(settings), settings, {option.path: chosen})
+    return settings
 
 
 def choose_word(
@@ -224,10 +395,7 @@ def choose_word(
 
 
 def run_subcommand(
-    prog: str,
-    commands: Commands,
-    arguments: Sequence[str] | None = None,
-    description: str | None = None,
+    prog: str, commands: Commands, arguments: Sequence[str] | None = None, description: str = ""
 ) -> None:
     """Run what the first word names with the settings that the others come to. `arguments`: None
     for those of this process."""
@@ -237,8 +405,7 @@ def run_subcommand(
         about = {word: first_sentence(kind.__doc__ or "") for word, (kind, _) in commands.items()}
         word, rest = choose_word(called_as(prog), about, words)
         kind, function = commands[word]
-        name = f"{called_as(prog)} {word}"
-        function(read_options(kind, rest, prog=name, description=description)[0])
+        function(read_options(kind, rest, {}, f"{called_as(prog)} {word}", description)[0])
 
     exit_on_user_error(run, debug="--debug" in words)
 
@@ -268,34 +435,45 @@ def as_near(path: Path) -> str:
 
 # ----------------------------------------------------------------------------------- recover.py
 
+# recover.py --help leaves these out, --help-all shows them.
+RARELY_SET = """
+--calibration.tasks --calibration.punkt
+--mask.alpha --mask.gamma --mask.ratio-buckets --mask.max-variables --mask.max-layers
+--mask.razor-recent-share
+--data.held-out-sequences --data.min-document-tokens --data.workers
+--train.floor-share --train.betas --train.weight-decay --train.clip-norm --train.spike
+--train.keep-checkpoints --train.distill-weight --train.temperature --train.top-k
+--train.layer-weight --train.teacher --train.trained --train.lora-rank --train.max-steps
+--train.checkpoint-steps --train.reshard-after-forward --train.sync-every-micro-batch
+--train.compile --train.deterministic
+--eval.niah-tasks --eval.niah-essays --eval.longbench-categories --eval.gsm8k-tasks
+--eval.precision --eval.attention --eval.batch --eval.prefill-chunk
+""".split()
+
 
 @dataclass(frozen=True)
 class Controls:
     """Where the run is stored, and which stages to redo."""
 
     # Where defaults come from: tiny (the embedded model), smoke (seconds, for tests) or paper.
-    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    preset: Annotated[str | None, "NAME"] = None
     # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
-    kv_budget: Annotated[str | None, tyro.conf.arg(metavar="BYTES@TOKENS")] = None
+    kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
     # Folder of the run; None: runs/<model>-<method>-r<ratio>.
-    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    run_dir: Annotated[Path | None, "DIR"] = None
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
-    fresh: Annotated[str | None, tyro.conf.arg(metavar="STAGE")] = None
-    # Redo this stage and all later ones.
-    start: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE")] = None
-    # Stop before training: choose the groups and evaluate the untrained hybrid.
-    zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False
-    # Print all settings and what each stage would do, then stop.
-    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    fresh: Annotated[str | None, "STAGE"] = None
+    from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones
+    zero_shot: bool = False  # stop before training: choose the groups, evaluate the hybrid
+    dry_run: bool = False  # print all settings and what each stage would do, then stop
     # Say what memory a training step would take on this many GPUs, then stop.
-    rehearse: Annotated[int | None, tyro.conf.arg(metavar="GPUS")] = None
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
-    help_all: tyro.conf.FlagCreatePairsOff[bool] = False  # show all options, with rarely used ones
+    rehearse: Annotated[int | None, "GPUS"] = None
+    help_all: bool = False  # show all options, with rarely used ones
 
     def __post_init__(self) -> None:
-        if self.fresh is not None and self.start is not None:
+        if self.fresh is not None and self.from_ is not None:
             raise UserError(
-                f"--fresh {self.fresh} and --from {self.start} contradict each other; pass one."
+                f"--fresh {self.fresh} and --from {self.from_} contradict each other; pass one."
             )
 
 
@@ -306,49 +484,27 @@ class Command:
     Run the same command again to resume where it stopped. --help-all shows all options.
     """
 
-    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
-    controls: Annotated[Controls, tyro.conf.arg(name="")] = field(default_factory=Controls)
-    chosen_by: tyro.conf.Suppress[tuple[str, ...]] = ()  # lines on where the settings come from
+    config: Annotated[Config, FLAT] = field(default_factory=Config)
+    controls: Annotated[Controls, FLAT] = field(default_factory=Controls)
+    # Lines on where the settings come from.
+    chosen_by: Annotated[tuple[str, ...], NO_OPTION] = ()
 
     @property
     def run_path(self) -> Path:
-        """--run-dir, else a folder named after model, method, ratio and seed."""
-        options = [re.sub(r"[^\w=.,-]", "_", option) for option in self.config.mask.options]
-        method = "-".join([self.config.method, *options])
-        name = f"{Path(self.config.model).name}-{method}-r{self.config.ratio:g}"
-        seed = f"-s{self.config.seed}" if self.config.seed != Config.seed else ""
-        return self.controls.run_dir or Path("runs") / (name + seed)
+        return self.controls.run_dir or self.config.usual_path
 
 
 def parse_command(arguments: Sequence[str], choose: ChooseConfig) -> Command:
     """The command of these arguments. UserError for whatever the user got wrong."""
     preset, model = peek(arguments, "preset", "model").values()
     config, origin = choose(preset, model)
-    words = ["--help" if word == "--help-all" else word for word in arguments]
-    is_short = {"--help", "-h"} & set(arguments)
-    with leaving_out(RARELY_SET) if is_short else contextlib.nullcontext():
-        command, unknown = read_options(
-            Command,
-            words,
-            passes_on=True,
-            default=Command(config, Controls(preset)),
-            prog=called_as("recover.py"),
-        )
-    if unknown:
-        raise UserError(describe_unknown(unknown[0], option_names(Command), "--help-all"))
-    return dataclasses.replace(command, chosen_by=tuple(origin))
-
-
-@contextlib.contextmanager
-def leaving_out(rarely_set: Mapping[type, str]) -> Iterator[None]:
-    """Hide these fields from tyro meanwhile, for a short --help."""
-    suppress: Any = tyro.conf.Suppress
-    before = {settings: dict(settings.__annotations__) for settings in rarely_set}
-    for settings, names in rarely_set.items():
-        for name in names.split():
-            settings.__annotations__[name] = suppress[before[settings][name]]
-    try:
-        yield
-    finally:
-        for settings, annotations in before.items():
-            settings.__annotations__.update(annotations)
+    command, _ = read_options(
+        Command,
+        ["--help" if word == "--help-all" else word for word in arguments],
+        {"config": config, "controls": Controls(preset), "chosen_by": tuple(origin)},
+        called_as("recover.py"),
+        inspect.cleandoc(str(Command.__doc__)),
+        rarely_set=[] if "--help-all" in arguments else RARELY_SET,
+        all_by="--help-all",
+    )
+    return command

@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, Literal
-
-import tyro
 
 from bosch.masks.mask import check_ratio
 from bosch.masks.window import check_window
@@ -36,16 +35,10 @@ def parse_count(text: str) -> int:
     return int(count)
 
 
-TokenCount = Annotated[
-    int,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="TOKENS",
-        instance_from_str=lambda args: parse_count(args[0]),
-        is_instance=lambda value: isinstance(value, int),
-        str_from_instance=lambda value: [str(value)],
-    ),
-]
+# What bosch/command_line.py reads in `Annotated`, beside a name for the value and a function that
+# reads one. FLAT: options of this dataclass have no prefix; NO_OPTION: cannot be set there.
+FLAT, POSITIONAL, NO_OPTION = object(), object(), object()
+TokenCount = Annotated[int, parse_count, "TOKENS"]
 
 
 @dataclass(frozen=True)
@@ -279,6 +272,14 @@ class Config:
                 f"decide, but {min(judged)} are evaluated; pass --eval.samples {FEWEST_TO_DECIDE}."
             )
 
+    @property
+    def usual_path(self) -> Path:
+        """The run folder without --run-dir, named after model, method, ratio and seed."""
+        options = [re.sub(r"[^\w=.,-]", "_", option) for option in self.mask.options]
+        method = "-".join([self.method, *options])
+        seed = f"-s{self.seed}" if self.seed != Config.seed else ""
+        return Path("runs") / f"{Path(self.model).name}-{method}-r{self.ratio:g}{seed}"
+
 
 def shared_fields(part: type[Any], whole: object) -> dict[str, Any]:
     """The values in `whole` of the fields that the class `part` has too."""
@@ -314,7 +315,7 @@ def describe_config(config: Config) -> list[str]:
 def _wrap_settings(values: Mapping[str, object], column: int) -> list[str]:
     """`name value, name value`, in lines that begin at this column."""
     hard = "\N{NO-BREAK SPACE}"  # `wrap` leaves a name with its value
-    text = ", ".join(f"{name}{hard}{_show(value)}" for name, value in values.items())
+    text = ", ".join(f"{name}{hard}{show_value(value)}" for name, value in values.items())
     lines = wrap(text, 100 - column, break_long_words=False, break_on_hyphens=False)
     return [line.replace(hard, " ") for line in lines]
 
@@ -332,9 +333,9 @@ def warn_of_window(config: Config) -> list[str]:
     return [f"warning: a window of {config.window:,} tokens covers all of {', '.join(short)}"]
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(_show, value)) or "none"
+        return " ".join(map(show_value, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

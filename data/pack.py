@@ -9,12 +9,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import tyro
 
-from bosch.config import PackingConfig, at_least
+from bosch.config import NO_OPTION, PackingConfig, at_least
 from bosch.data.encode import (
     CHUNK_CHARS,
     Encoded,
@@ -64,9 +63,9 @@ class PackConfig(PackingConfig):
     epochs: int = 1  # shuffled orders of the sequences to store; training stops after the last
     seed: int = 0  # of all random choices
     # Chunks of a quarter megabyte between the points from which a killed run can resume.
-    shard_chunks: tyro.conf.Suppress[int] = speed_only(256)
+    shard_chunks: Annotated[int, NO_OPTION] = speed_only(256)
     # Size of a chunk. Changes how many tokens count as dropped at the budget, but not the tokens.
-    chunk_chars: tyro.conf.Suppress[int] = CHUNK_CHARS
+    chunk_chars: Annotated[int, NO_OPTION] = CHUNK_CHARS
 
     def __post_init__(self) -> None:
         super().__post_init__()

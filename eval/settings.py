@@ -5,8 +5,8 @@ from dataclasses import dataclass, is_dataclass
 from types import ModuleType
 from typing import Any, Literal
 
+from bosch.command_line import with_options
 from bosch.eval.suites._interface import Request, Task
-from bosch.plugin_options import with_options
 from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 

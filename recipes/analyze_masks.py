@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
-
-import tyro
+from typing import Annotated, Any
 
 from bosch.command_line import parse
+from bosch.config import POSITIONAL
 from bosch.masks.analysis import (
     NamedMask,
     comparable,
@@ -44,10 +43,9 @@ Rows = list[dict[str, Any]]
 class Options:
     """Compare masks of one or more models."""
 
-    masks: tyro.conf.Positional[tuple[Path, ...]]  # mask.json files or run folders
+    masks: Annotated[tuple[Path, ...], POSITIONAL]  # mask.json files or run folders
     out: Path = Path("analysis")  # folder for numbers and pictures
     replacement: int = 0  # masks to write for each pair of ratios, for the test of the paper's C.1
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from bosch.command_line import parse
-from bosch.config import CalibrationConfig, Config, shared_fields
+from bosch.config import FLAT, CalibrationConfig, Config, shared_fields
 from bosch.data.calibration import TOY, CalibrationSettings, build_set, check_material, write_set
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.eval.rows import read_rows
@@ -37,15 +35,14 @@ class Options:
     """Build the examples that masks are scored on."""
 
     model: str  # model whose tokenizer is used: a Hugging Face folder or hub id
-    calibration: Annotated[CalibrationSettings, tyro.conf.arg(name="")]
+    calibration: Annotated[CalibrationSettings, FLAT]
     against: tuple[Path, ...] = ()  # test examples that must share no needle with it
     out: Path = Path("calibration")  # folder to write
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
-    options = parse(Options, arguments, Options(config.model, settings_of(config)))
+    options = parse(Options, arguments, model=config.model, calibration=settings_of(config))
     progress.set_up()
     presets.check_length("--length", options.calibration.length, options.model)
     check(options.model, options.calibration)

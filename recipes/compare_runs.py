@@ -12,10 +12,10 @@ files that are not runs, such as runs/shared or a log, are skipped. The report n
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
+from typing import Annotated
 
 from bosch.command_line import parse
+from bosch.config import POSITIONAL
 from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import write_report
 from bosch.eval.report.runs import RunResults, is_archive, is_run
@@ -35,13 +35,12 @@ MOST_WARNINGS = 12  # on the terminal; the report lists all
 class Options:
     """Compare runs, and write a report."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """run folders, or files of finished runs (sweep.py --rows); none: all folders in runs/"""
+    # run folders, or files of finished runs (sweep.py --rows); none: all folders in runs/
+    runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
     out: Path = Path("comparison")  # folder for the report
     baseline: str | None = None  # method, run or NAME=VALUE of a setting to compare with
-    rebuild_tb: tyro.conf.FlagCreatePairsOff[bool] = False
-    """only rebuild the TensorBoard files of the runs"""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+    # only rebuild the TensorBoard files of the runs
+    rebuild_tb: bool = False
 
 
 def main(arguments: Sequence[str]) -> None:

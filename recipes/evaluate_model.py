@@ -16,10 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from bosch.command_line import parse
-from bosch.config import Config, JudgingConfig, TokenCount, at_least, shared_fields
+from bosch.config import FLAT, Config, JudgingConfig, TokenCount, at_least, shared_fields
 from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
 from bosch.eval.results import collect_results, show_evaluation
 from bosch.eval.settings import PLAIN, SUITES, Engine, GenerationSettings, Label, configure_suites
@@ -59,7 +57,7 @@ class Options:
     """Evaluate a model on suites of tasks."""
 
     model: str  # a Hugging Face folder or hub id, dense or hybrid
-    judging: Annotated[JudgingConfig, tyro.conf.arg(name="")]
+    judging: Annotated[JudgingConfig, FLAT]
     suite: tuple[str, ...] = ("niah",)  # names of files in eval/suites, and lm-eval:TASK,TASK
     include_path: Path | None = None  # folder with lm-eval tasks of your own
     out: Path = Path("evaluation")  # folder for predictions and scores
@@ -67,10 +65,9 @@ class Options:
     window: TokenCount | None = None  # window size in tokens; None: the hybrid's own
     yarn: float | None = None  # stretch the positions by this factor: 2 for 64k, 4 for 128k
     # Positions the model was trained on, 32,768 for Qwen3; None: as in its config.json.
-    yarn_from: Annotated[TokenCount | None, tyro.conf.arg(metavar="POSITIONS")] = None
-    plain: tyro.conf.FlagCreatePairsOff[bool] = False  # without speed-ups (scores are the same)
+    yarn_from: Annotated[TokenCount | None, "POSITIONS"] = None
+    plain: bool = False  # without speed-ups (scores are the same)
     engine: Engine = "transformers"  # vllm: the same scores in fp32 (docs/serving.md)
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show tracebacks
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "yarn", "yarn_from")
@@ -84,7 +81,9 @@ def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     essays = config.eval.niah_essays or config.calibration.essays
     defaults = shared_fields(JudgingConfig, config.eval) | {"niah_essays": essays}
-    options = parse(Options, arguments, Options(config.model, JudgingConfig(**defaults)), SHORT)
+    options = parse(
+        Options, arguments, SHORT, model=config.model, judging=JudgingConfig(**defaults)
+    )
     rank, world = rank_and_world()
     progress.set_up(rank)
     judging = choose_judging(options)

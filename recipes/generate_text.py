@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
 from bosch.eval.settings import Engine
@@ -37,17 +35,16 @@ class Options:
     """Generate text. The same seed gives the same text on the same machine."""
 
     model: str  # folder of a model, dense or hybrid, or a hub id
-    prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    prompt_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None  # instead of --prompt
+    prompt: Annotated[str | None, "TEXT"] = None
+    prompt_file: Annotated[Path | None, "FILE"] = None  # instead of --prompt
     max_tokens: TokenCount = 128  # most tokens to generate
     temperature: float = 0.0  # of sampling; 0: always the most likely token
     top_k: int = 0  # sample from this many most likely tokens; 0: from all
     top_p: float = 1.0  # sample from the most likely tokens that together have this probability
     seed: int = 0  # of sampling
-    prefill_chunk: Annotated[TokenCount | None, tyro.conf.arg(metavar="TOKENS")] = None
-    """read the prompt in chunks of this many tokens; None: all at once"""
+    # read the prompt in chunks of this many tokens; None: all at once
+    prefill_chunk: Annotated[TokenCount | None, "TOKENS"] = None
     engine: Engine = "transformers"  # vllm: see docs/serving.md
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "max_tokens", "prefill_chunk")

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from bosch.command_line import parse
 from bosch.config import Config
 from bosch.masks.mask import read_mask
@@ -44,10 +42,9 @@ class Options:
 
     model: str  # folder of a model, or a hub id
     out: Path  # folder to write
-    mask: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """a mask.json; leave it out for a model that is already a hybrid"""
-    reverse: tyro.conf.FlagCreatePairsOff[bool] = False  # restore the dense model from the hybrid
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+    # a mask.json; leave it out for a model that is already a hybrid
+    mask: Annotated[Path | None, "FILE"] = None
+    reverse: bool = False  # restore the dense model from the hybrid
 
     def __post_init__(self) -> None:
         if self.reverse and self.mask:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from bosch.command_line import parse
-from bosch.config import PackingConfig, shared_fields
+from bosch.config import FLAT, PackingConfig, shared_fields
 from bosch.data.pack import PackConfig
 from bosch.data.packed import make_stage
 from bosch.recipes import presets
@@ -31,16 +29,21 @@ class Options:
 
     model: str  # model whose tokenizer is used: a Hugging Face folder or hub id
     source: tuple[str, ...]  # training text; to mix several, add @WEIGHT to each
-    packing: Annotated[PackConfig, tyro.conf.arg(name="")]
+    packing: Annotated[PackConfig, FLAT]
     out: Path = Path("tokens")  # folder to write
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     packing = PackConfig(**shared_fields(PackingConfig, config.data))
-    default = Options(config.model, config.data.source, packing)
-    options = parse(Options, arguments, default, {"--seq-len": "--sequence-length"})
+    options = parse(
+        Options,
+        arguments,
+        {"--seq-len": "--sequence-length"},
+        model=config.model,
+        source=config.data.source,
+        packing=packing,
+    )
     progress.set_up()
     presets.check_length("--sequence-length", options.packing.sequence_length, options.model)
     out = options.out.absolute()

@@ -88,9 +88,9 @@ def main(arguments: Sequence[str]) -> None:
     from bosch.training.rehearsal import estimate, training_seconds  # torch, which takes seconds
 
     stages = make_chain()
-    redo = stages_to_redo(stages, controls.fresh, controls.start)
+    redo = stages_to_redo(stages, controls.fresh, controls.from_)
     if controls.dry_run:
-        steps = plan_run(command.run_path, stages, controls.fresh, controls.start)
+        steps = plan_run(command.run_path, stages, controls.fresh, controls.from_)
         for step in steps:
             say(f"{step.stage.name}: {step.action} ({step.reason})")
         refuse_blocked(steps)
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> None:
         progress.log_to(command.run_path / "recover.log")
         introduce(command)
         if rank == 0:
-            decisions = run.plan(stages, controls.fresh, controls.start)
+            decisions = run.plan(stages, controls.fresh, controls.from_)
             refuse_blocked(decisions)
             for line in inputs() if evaluates(decisions) or is_new else ():
                 say(line)

@@ -8,19 +8,16 @@ Writes mask.json, its picture and, for rankings, scores.json into the folder `ma
 the same command again and it resumes where it stopped.
 """
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
-from bosch.command_line import Command, Controls, parse, peek
-from bosch.config import Config, TokenCount, TrainConfig
+from bosch.command_line import parse, peek
+from bosch.config import FLAT, Config, TokenCount, TrainConfig
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.method import Inputs, Learning, MethodTraits
 from bosch.methods._choose import deciding, make_mask, write_selection
@@ -206,6 +203,7 @@ class Options:
     ratio: float  # share of KV groups that get the sliding window
     window: TokenCount  # window size in tokens, including the current token
     seed: int  # for all random choices
+    settings: Annotated[Any, FLAT]  # the method's
     kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     preset: str | None = None  # source of the defaults: tiny, smoke or paper
@@ -213,9 +211,8 @@ class Options:
     # Packed tokens, for methods that learn; None: pack the preset's.
     tokens_from: Path | None = None
     run_dir: Path | None = None  # None: runs/<model>-<method>-r<ratio>
-    list: tyro.conf.FlagCreatePairsOff[bool] = False  # print all methods and exit
-    fresh: tyro.conf.FlagCreatePairsOff[bool] = False  # make a new mask, set the old one aside
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
+    list: bool = False  # print all methods and exit
+    fresh: bool = False  # make a new mask, set the old one aside
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -229,7 +226,7 @@ def main(arguments: Sequence[str]) -> None:
     if config.ratio:
         presets.check_window(config.window, config.model)
     check_attention(config)
-    run_path = Command(config, Controls(run_dir=options.run_dir)).run_path
+    run_path = options.run_dir or config.usual_path
     calibration = find_calibration(options.calibration, run_path)
     config, tokens = find_tokens(config, options.tokens_from)
     stage = build(config, calibration, tokens, settings)
@@ -256,23 +253,15 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[s
     preset, model, method = peek(arguments, "preset", "model", "method").values()
     config, origin = presets.choose(preset, model)
     settings = default_settings(method or config.method, config.mask)
-    defaults = {name: getattr(config, name) for name in ("model", "ratio", "window", "seed")}
-    defaults["attention"] = config.mask.attention
-    options = Options(method=method or config.method, preset=preset, **defaults)
-    flat = tyro.conf.arg(name="")
-    both: Any = dataclasses.make_dataclass(
-        "SearchMask",
-        [
-            ("options", Annotated[Options, flat], field(default=options)),
-            ("settings", Annotated[type(settings), flat], field(default=settings)),
-        ],
-    )
-    both.__module__ = __name__
-    command = parse(both, arguments)
-    options, settings = command.options, command.settings
-    changed = {name: getattr(options, name) for name in ("method", *defaults)}
-    mask = replace(config.mask, attention=changed.pop("attention"))
+    dials = ("model", "ratio", "window", "seed")
+    defaults: dict[str, Any] = {"method": method or config.method, "preset": preset}
+    defaults |= {name: getattr(config, name) for name in dials}
+    attention = config.mask.attention
+    options = parse(Options, arguments, settings=settings, attention=attention, **defaults)
+    mask = replace(config.mask, attention=options.attention)
+    changed = {name: getattr(options, name) for name in ("method", *dials)}
     config = replace(config, mask=mask, **changed)
+    settings = options.settings
     if options.kv_budget is not None:
         config, line = with_kv_budget(config, options.kv_budget, arguments, settings)
         origin = [*origin, line]

@@ -37,9 +37,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from bosch.command_line import called_as, parse_command, read_options
+from bosch.command_line import parse, parse_command
 from bosch.config import Config, fill_in
 from bosch.eval.judging import judging_of
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
@@ -71,20 +69,19 @@ class Options:
     methods: str  # names of files in bosch/methods, separated by commas
     ratios: str = "0.75"  # shares of KV groups on the sliding window, separated by commas
     seeds: int = 1  # number of seeds: 0, 1, ...
-    vary: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE,VALUE")] = ()
-    """further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1"""
+    # further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
+    vary: Annotated[tuple[str, ...], "NAME=VALUE,VALUE"] = ()
     preset: str | None = None  # tiny, smoke or paper
     model: str | None = None  # a Hugging Face folder or hub id
-    zero_shot: tyro.conf.FlagCreatePairsOff[bool] = False  # stop before training
+    zero_shot: bool = False  # stop before training
     baseline: str | None = None  # method, or NAME=VALUE of --vary, to compare the others with
     windows: str = ""  # further window sizes to evaluate, in tokens, separated by commas
     lengths: str = ""  # further text lengths to evaluate (NIAH), in tokens, separated by commas
     rows: Path | None = None  # .jsonl or .jsonl.gz file of finished runs, which are not run again
     out: Path | None = None  # folder for the report; None: runs/comparison
+    # Command that runs one chain; None: recipes/recover.py, started by accelerate launch if there
+    # are several GPUs.
     command: str | None = None
-    """command that runs one chain; None: accelerate launch recipes/recover.py, or python
-    recipes/recover.py for a single process"""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,7 @@ class Chain:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options, rest = read_options(
-        Options, arguments, passes_on=True, prog=called_as("sweep.py"), description=__doc__
-    )
+    options, rest = parse(Options, arguments, passes_on=True)
     progress.set_up()
     chains = list_chains(options, rest)
     for model in {chain.config.model: None for chain in chains}:

@@ -15,10 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from bosch.command_line import parse
-from bosch.config import Config, TokenCount, TrainConfig, at_least, check_shares
+from bosch.config import FLAT, Config, TokenCount, TrainConfig, at_least, check_shares
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import check_weights, fetch_config, fetch_model, find_model
@@ -50,11 +48,10 @@ class Options:
     model: str  # folder or hub id of a hybrid or dense model
     tokens_from: Path  # folder that prepare_tokens.py wrote
     out: Path  # folder to write
-    train: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    train: Annotated[TrainConfig, FLAT]
     tokens: TokenCount | None = None  # to train on; None: all in the folder, once
     evaluated: tuple[float, ...] = (0.0, 1.0)  # export the model after these shares of the steps
     document_mask: bool = True  # documents in one sequence do not attend to each other
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "tokens")
@@ -62,8 +59,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    default = Options(tyro.MISSING, tyro.MISSING, tyro.MISSING, presets.for_stage(arguments).train)
-    options = parse(Options, arguments, default)
+    options = parse(Options, arguments, train=presets.for_stage(arguments).train)
     rank, world = rank_and_world()
     progress.set_up(rank)
     check_attention(options.train, options.document_mask)

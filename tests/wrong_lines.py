@@ -168,7 +168,7 @@ WRONG_LINES = {
     "analyze nowhere.json": "nowhere.json",
     "analyze": "",
     "analyze broken.json": "broken.json",
-    "mask show": "PATH",
+    "mask show": "MASK",
     "mask show nowhere.json": "nowhere.json",
     "mask show broken.json": "broken.json",
     "mask show list.json": "list.json",

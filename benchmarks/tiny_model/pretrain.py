@@ -10,20 +10,22 @@ checkpoint and ends with the same weights, bit for bit.
 import copy
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-import tyro
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import bosch  # noqa: F401  registers the attention with a window per group
+from bosch.command_line import parse
 from bosch.data.toy_world.lessons import LessonWriter, Mixture
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run import progress
+from bosch.run.errors import run_main
 
 SEED = 0
 VOCABULARY_SIZE = 2048
@@ -298,12 +300,12 @@ class Options:
     threads: int = 1
 
 
-def main() -> None:
-    options = tyro.cli(Options, description=__doc__)
+def main(arguments: Sequence[str]) -> None:
+    options = parse(Options, arguments)
     torch.set_num_threads(options.threads)
     progress.set_up()
     train(PRESETS[options.preset], options.out, options.save_every)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -8,12 +8,12 @@ bosch mask show mask.json --png mask.png
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-import tyro
 from rich.console import Console
 
 from bosch.command_line import Commands, run_subcommand
+from bosch.config import POSITIONAL
 from bosch.masks.formats import export_mask, import_mask
 from bosch.masks.mask import describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_lines, mask_title
@@ -28,35 +28,32 @@ Format = Literal["duo"]  # the tables of DuoAttention and PruLong
 class Import:
     """Convert a mask of DuoAttention to mask.json."""
 
-    file: tyro.conf.Positional[Path]  # a TSV: one line per layer, one number per KV head
+    file: Annotated[Path, POSITIONAL]  # a TSV: one line per layer, one number per KV head
     model: str  # the model that the mask is for: a Hugging Face folder or hub id
     ratio: float  # share of groups on the sliding window, met exactly
     out: Path = Path("mask.json")  # file to write
     window: int | None = None  # in tokens, including the current one; None: that beside the file
     seed: int = 0  # breaks ties between groups of equal value
     format: Format = "duo"
-    debug: bool = False  # show the traceback of an error
 
 
 @dataclass(frozen=True)
 class Export:
     """Write a mask.json in DuoAttention's format."""
 
-    mask: tyro.conf.Positional[Path]  # a mask.json
+    mask: Annotated[Path, POSITIONAL]  # a mask.json
     out: Path  # the TSV to write
     format: Format = "duo"
-    debug: bool = False  # show the traceback of an error
 
 
 @dataclass(frozen=True)
 class Show:
     """Print a mask, its ratio, and the size of its KV cache."""
 
-    mask: tyro.conf.Positional[Path]  # a mask.json
+    mask: Annotated[Path, POSITIONAL]  # a mask.json
     png: Path | None = None  # also write the picture to this file
     context: tuple[int, ...] = (4096, 32768, 131072)  # lengths for which KV bytes are printed
     bytes_per_value: int = 2  # in the KV cache: 2 for bfloat16
-    debug: bool = False  # show the traceback of an error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, get_args
 
-from bosch import plugin_options
+from bosch import command_line
 from bosch.config import Config, MaskConfig, shared_fields
 from bosch.masks.mask import Unit, describe_ratio, num_windowed
 from bosch.method import MethodTraits
@@ -88,9 +88,8 @@ def default_settings(name: str, mask: MaskConfig) -> Any:
 
 def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
     """The settings, changed as words like `granularity=layer` say."""
-    hint = f"search_mask.py --method {method} --help says which"
     dials = {field.name: f"--mask.{field.name}" for field in dataclasses.fields(MaskConfig)}
-    return plugin_options.with_options(method, settings, options, "--mask.options", hint, dials)
+    return command_line.with_options(method, settings, options, "--mask.options", dials)
 
 
 def learning_tokens(config: Config) -> int:

@@ -292,7 +292,6 @@ class Build:
     samples: int = 500
     seed: int = needles.DEFAULT_SEED
     punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
-    debug: bool = False  # show tracebacks
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -134,7 +134,7 @@ def test_help_shows_at_most_50_options_and_help_all_every_one(
         ("--ration", "--ratio"),
         ("--length", "--calibration.length"),
         ("--calibraton.length", "--calibration.length"),
-        ("--train.lerning_rate", "--train.peak-learning-rate"),
+        ("--train.lerning-rate", "--train.peak-learning-rate"),
         ("--dryrun", "--dry-run"),
         ("--form", "--from"),
         ("--mask.gama", "--mask.gamma"),  # not in --help

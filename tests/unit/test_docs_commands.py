@@ -24,6 +24,7 @@ OTHERS = {"git", "(cd", "pip", "hf", "sbatch", "tensorboard", "cat", "cp", "mkdi
 ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
 }
 
 

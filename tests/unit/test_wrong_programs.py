@@ -72,7 +72,7 @@ def test_a_mistake_in_the_command_line_loads_no_torch(line: str, inputs: Path) -
 def test_on_a_terminal_it_is_the_same_sentence(
     line: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There tyro colors what it prints, and wraps it."""
+    """There a help text is colored and wrapped."""
     monkeypatch.setenv("COLUMNS", "40")
     reader, terminal = os.openpty()
     done = run_program(inputs, *shlex.split(line), stdout=terminal)
