@@ -2,7 +2,7 @@
 folder.
 
 An audit hook of Python sees every operation, so tests reach each point between two operations
-without a clock. What is repeated in a thread is not counted, since it depends on the time.
+without a clock. What the thread that saves the wall time does is not counted.
 """
 
 import os
@@ -32,7 +32,7 @@ def watch_operations(
     def count(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in operations or not str(arguments[0]).startswith(prefixes):
             return
-        if threading.current_thread().name == "repeated":
+        if threading.current_thread().name == "wall time":
             return
         num_operations[0] += 1
         if num_operations[0] == at:

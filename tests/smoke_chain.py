@@ -103,8 +103,8 @@ def _run(
     gc.disable()
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        is_repeated = threading.current_thread().name == "repeated"
-        if event in OPERATIONS and not is_repeated and (stage := stage_of(str(arguments[0]))):
+        is_counted = threading.current_thread().name != "wall time"
+        if event in OPERATIONS and is_counted and (stage := stage_of(str(arguments[0]))):
             if stage not in places:
                 alive = [each for each in gc.get_objects() if isinstance(each, GenerationMixin)]
                 models[stage] = len(alive)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from bosch.run.files import (
     write_atomically,
     write_sealed_json,
 )
-from bosch.run.lock import FolderLock, repeat
+from bosch.run.lock import FolderLock
 from bosch.run.ranks import RANKS, Ranks
 from bosch.run.stage import (
     REFERENCE,
@@ -85,7 +86,8 @@ class RunFolder:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self._ranks.leave(error)
+            failed = error is not None and not isinstance(error, SystemExit)
+            self._ranks.leave(failed)
         finally:
             if self.rank == 0:
                 self._lock.__exit__()
@@ -191,7 +193,6 @@ class RunFolder:
         if decision.action == "run":
             write_sealed_json(folder / STARTED, facts)
         wall_time = WallTime(folder)
-        stopped = repeat(wall_time.save, SAVE_SECONDS)
         try:
             self._ranks.announce(begun)
             finish = self._run(stage, folder)
@@ -214,7 +215,7 @@ class RunFolder:
                 (folder / STARTED).unlink()
             raise
         finally:
-            stopped.set()
+            wall_time.stopped.set()
         seconds = wall_time.finish()
         seal_folder(folder, facts | {"wall_seconds": seconds} | provenance())
         self._verified.add(folder)
@@ -229,15 +230,13 @@ class RunFolder:
             else source
             for name, source in stage.inputs.items()
         }
-        if stage.ranks == "first":
-            return stage.run(folder, **inputs)
-        # These stages take most memory, and Python collects cycles by their number alone.
-        gc.collect()
-        torch = sys.modules.get("torch")  # not imported for this: that takes seconds
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        with self._ranks.watching():
-            return stage.run(folder, **inputs)
+        if stage.ranks == "all":
+            # These take most memory, and Python collects cycles by their number alone.
+            gc.collect()
+            torch = sys.modules.get("torch")  # not imported for this: that takes seconds
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+        return stage.run(folder, **inputs)
 
 
 class WallTime:
@@ -246,6 +245,7 @@ class WallTime:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".wall_seconds.json"
+        self.stopped = threading.Event()
         self.earlier: list[float] = []
         # Only a statistic: without a valid file the time is counted from now on.
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
@@ -253,9 +253,12 @@ class WallTime:
             if all(type(seconds) is float and 0 <= seconds < 1e9 for seconds in earlier):
                 self.earlier = list(earlier)
         self._begin = time.monotonic()
+        threading.Thread(target=self._save, daemon=True, name="wall time").start()
 
-    def save(self) -> None:
-        write_atomically(self.path, json.dumps(self._seconds()))
+    def _save(self) -> None:
+        while not self.stopped.wait(SAVE_SECONDS):
+            with contextlib.suppress(OSError):  # of a full disk
+                write_atomically(self.path, json.dumps(self._seconds()))
 
     def finish(self) -> list[float]:
         self.path.unlink(missing_ok=True)

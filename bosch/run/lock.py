@@ -10,7 +10,6 @@ import errno
 import os
 import platform
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -78,16 +77,3 @@ def read_owner(path: Path) -> str:
         if owner := re.fullmatch(r"(pid \d+ on host \S+)\n", path.read_text()):
             return owner[1]
     return "another process"
-
-
-def repeat(action: Callable[[], None], seconds: float) -> threading.Event:
-    """Do `action` every few seconds in a thread, until the returned event is set."""
-    stopped = threading.Event()
-
-    def keep_on() -> None:
-        while not stopped.wait(seconds):
-            with contextlib.suppress(OSError):  # of a full disk: the next time it may work
-                action()
-
-    threading.Thread(target=keep_on, daemon=True, name="repeated").start()
-    return stopped

@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bosch.run import ranks
 from bosch.run.files import write_atomically
 from bosch.run.folder import RunFolder
+from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
 from tests.kill_points import POINT, watch_operations
 
@@ -51,7 +51,7 @@ def write_journal(folder: Path, words: Artifact, ratio: float) -> None:
 
 def write_rank_files(folder: Path, journal: Artifact) -> None:
     """Every rank writes its own file, as a sharded evaluation does."""
-    rank, world = ranks.rank_and_world()
+    rank, world = rank_and_world()
     num_lines = len((journal.folder / "journal.jsonl").read_text().splitlines())
     write_atomically(folder / f"rank-{rank}.txt", f"{rank} of {world}: {num_lines} lines\n")
 
@@ -80,12 +80,11 @@ def main() -> None:
     seen = watch_operations(run_path.parent, at=options.get("kill_at"))
     if "count" in options:
         atexit.register(lambda: print(f"operations {seen[0]}"))
-    rank, world = ranks.rank_and_world()
+    rank, world = rank_and_world()
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    ranks.WATCH_SECONDS = 0.2
     with RunFolder(run_path, rank, world, say) as run:
         if "hold" in options:  # keeps the folder until standard input closes
             say("held")

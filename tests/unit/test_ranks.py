@@ -1,19 +1,15 @@
-"""Ranks of a launch: they find each other by rank 0's lock, and one that dies ends the others, even
-if nothing else would wake them. Whole chains of stages are in tests/faults."""
+"""Ranks of a launch: they find each other by rank 0's files, and decide things together. Whole
+chains of stages, and ranks that die, are in tests/faults."""
 
-import multiprocessing
 import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bosch.methods import single_group
-from bosch.run import ranks
 from bosch.run.errors import UserError
 from bosch.run.group import Group, joined
-from bosch.run.ranks import LEFT, PEER_DIED, RANKS, RankGoneError, Ranks
+from bosch.run.ranks import RANKS, RankGoneError, Ranks
 from tests.attention_matrices import inputs_of
 from tests.fork_server import PATIENCE, launch_environment, start
 from tests.search_cases import answered_calibration, small_model
@@ -24,27 +20,6 @@ def member(folder: Path, rank: int, world: int = 2) -> Ranks:
     member = Ranks(folder, rank, world)
     member.join(join_seconds=PATIENCE)
     return member
-
-
-def wait_for_ever(folder: Path, rank: int, ready: Any) -> None:
-    ranks.WATCH_SECONDS = 0.05
-    with member(folder, rank).watching():
-        ready.set()
-        signal.pause()
-
-
-def test_killed_rank_ends_the_one_that_waits(tmp_path: Path) -> None:
-    context: Any = multiprocessing.get_context("spawn")
-    processes = []
-    for rank in range(2):
-        ready = context.Event()
-        processes.append(context.Process(target=wait_for_ever, args=(tmp_path, rank, ready)))
-        processes[-1].start()
-        assert ready.wait(PATIENCE)
-    waiting, killed = processes
-    killed.kill()
-    waiting.join(PATIENCE)
-    assert waiting.exitcode == PEER_DIED
 
 
 class NotPickledError(Exception):
@@ -123,40 +98,13 @@ def test_ranks_share_the_texts_of_single_group(tmp_path: Path) -> None:
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == [expected] * 2
 
 
-@pytest.mark.parametrize("error", [None, SystemExit(0)])
-def test_rank_that_is_done_ends_nobody(tmp_path: Path, error: SystemExit | None) -> None:
-    here, there = member(tmp_path, 0), member(tmp_path, 1)
-    assert not here.has_died(1)
-    there.leave(error)
-    assert not here.has_died(1)
-    assert here.wait_for(1, LEFT) == LEFT
-
-
-def test_rank_that_failed_and_hangs_on_its_way_out_is_dead_before_long(tmp_path: Path) -> None:
-    here, there = member(tmp_path, 0), member(tmp_path, 1)
-    there.leave(ValueError("no such file"))
-    assert not here.has_died(1)  # it may still be printing its error
-    os.utime(here.folder / "rank-1", (0, 0))  # long ago
-    assert here.has_died(1)
-    with pytest.raises(RankGoneError, match="Rank 1 ended"):
-        here.wait_for(1, "done")
-
-
-def test_file_of_a_rank_that_cannot_be_read_ends_nobody(tmp_path: Path) -> None:
-    here = member(tmp_path, 0)
-    for make in (Path.mkdir, Path.touch):
-        make(here.folder / "rank-1")
-        assert not here.has_died(1)
-        (here.folder / "rank-1").rmdir() if make is Path.mkdir else None
-
-
 def test_rank_waits_for_rank_0_of_its_own_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a fixed port, an earlier launch from several machines has the same name."""
     monkeypatch.setenv("MASTER_PORT", "29500")
     earlier = member(tmp_path, 0, 16)
-    earlier.leave(SystemExit())
+    earlier.leave(failed=True)
     assert (tmp_path / RANKS).exists()
     with pytest.raises(RankGoneError, match="rank 0 to lock"):
         Ranks(tmp_path, 8, 16).join(join_seconds=0)
@@ -172,6 +120,6 @@ def test_rank_waits_for_rank_0_of_its_own_launch(
     assert member(tmp_path, 8, 16).folder == started[0].folder
     assert not earlier.folder.exists()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")  # on one machine nobody waits for the dead
-    member(tmp_path, 0, 16).leave(ValueError())
+    member(tmp_path, 0, 16).leave(failed=True)
     with pytest.raises(RankGoneError, match="Rank 0 ended before rank 8 joined"):
         member(tmp_path, 8, 16)
