@@ -85,9 +85,8 @@ def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -
     """Refuse, before anything is written, what the training would refuse after it."""
     from bosch.data.loader import Loader, open_tokens
     from bosch.hybrid.models import check_native_window
-    from bosch.training.kernels import choose_kernels
     from bosch.training.model_start import read_config
-    from bosch.training.parallel import choose_device
+    from bosch.training.parallel import choose_device, choose_kernels
     from bosch.training.schedule import make_schedule
 
     if options.train.until != "budget":
@@ -108,8 +107,7 @@ def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -
 def check_machine(config: Config, world_size: int) -> None:
     """Refuse, before hours of search, a batch that these ranks cannot share, and kernels and
     attention that were named and cannot run here."""
-    from bosch.training.kernels import choose_kernels
-    from bosch.training.parallel import choose_device
+    from bosch.training.parallel import choose_device, choose_kernels
     from bosch.training.schedule import choose_micro_batch
 
     device = choose_device(os.environ)
@@ -150,8 +148,7 @@ def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
     """With the largest micro-batch up to the config's that fits these GPUs. One that the user named
     is refused if it does not, and so is a model that fits with none. Where all machines have the
     same GPUs, each rank comes to the same number by itself."""
-    from bosch.training.kernels import choose_kernels
-    from bosch.training.parallel import choose_device
+    from bosch.training.parallel import choose_device, choose_kernels
     from bosch.training.rehearsal import choose_fitting, gpu_memory_gb
 
     memory_gb = gpu_memory_gb()

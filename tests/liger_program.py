@@ -24,10 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bosch.data.loader import IGNORED
 from bosch.hybrid.conversion import deploy
 from bosch.training import parallel
-from bosch.training.kernels import choose_kernels, install_kernels
-from bosch.training.loss import Lesson, head_loss, install_loss_head, model_loss
+from bosch.training.loss import Lesson, head_loss, install_kernels, model_loss
 from bosch.training.model_start import start_model
-from bosch.training.parallel import Switches, leave_world, start_world, whole
+from bosch.training.parallel import Switches, choose_kernels, leave_world, start_world, whole
 from tests.model_factory import packed_positions, random_tokens, tiny_model
 from tests.plain_training import model_folder
 
@@ -72,10 +71,9 @@ def models() -> None:
         plain: Any = tiny_model(family, num_hidden_layers=1, initializer_range=0.1)
         plain = deploy(plain, [[1, 0, 1, 0]], 4).train()
         ours = copy.deepcopy(plain)
-        install_loss_head(plain, "torch")
+        install_kernels(plain, "torch")
         expected = loss_and_gradients(plain, inputs, labels, 1 / 20)
         install_kernels(ours, kernels)
-        install_loss_head(ours, kernels)
         found = loss_and_gradients(ours, inputs, labels, 1 / 20)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
         for module in (ours.model.norm, ours.model.layers[0].mlp):
@@ -132,10 +130,11 @@ def sharded() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model_folder(Path(folder), hybrid=False, num_hidden_layers=1)
         for precision, tolerance in (("fp32", 1e-5), ("bf16", 2e-2)):
-            switches = Switches(device, precision, True, precision == "fp32", True, False)
             results = []
             for kernels in ("torch", "liger"):
-                model: Any = start_model(Path(folder), switches, kernels)
+                offloads = precision == "fp32"
+                switches = Switches(device, precision, True, offloads, True, False, kernels)
+                model: Any = start_model(Path(folder), switches)
                 assert isinstance(model.model.layers[0], FSDPModule)
                 results.append(loss_and_gradients(model, inputs, torch.roll(ids, -1, 1), 1 / 24))
             for name, expected in results[0].items():

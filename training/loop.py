@@ -33,11 +33,15 @@ from bosch.run.progress import say, track
 from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.export import Weights, export_model
 from bosch.training.guards import Guards, Interruption, describe_first_losses, without_windows
-from bosch.training.kernels import choose_kernels
 from bosch.training.loss import Lesson, model_loss
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import start_model
-from bosch.training.parallel import choose_switches, describe_environment, start_world
+from bosch.training.parallel import (
+    choose_kernels,
+    choose_switches,
+    describe_environment,
+    start_world,
+)
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.teacher import Teacher, start_teacher
 from bosch.training.trained import gradient_norm, make_optimizer, trained_parameters
@@ -230,7 +234,7 @@ class Run:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses cuBLAS
             torch.use_deterministic_algorithms(True)
         switches = choose_switches(settings, device)
-        kernels, why = choose_kernels(settings.kernels, device)
+        _, why = choose_kernels(settings.kernels, device)
         self.schedule = schedule = make_schedule(
             settings,
             job.budget_tokens,
@@ -245,17 +249,15 @@ class Run:
         for line in describe_environment(settings):
             say(line)
         say(schedule.describe())
-        say(f"{switches.describe()}, kernels {kernels} ({why})")
+        say(f"{switches.describe()}, kernels {switches.kernels} ({why})")
         last_export = max(schedule.evaluated_steps, default=schedule.num_steps)
         if behind := schedule.num_steps - last_export:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
-        self.model = start_model(job.model, switches, kernels, settings.trained, settings.lora_rank)
+        self.model = start_model(job.model, switches, settings.trained, settings.lora_rank)
         self.teacher: Teacher | None = None
         if settings.objective == "distill":
-            self.teacher = start_teacher(
-                job.teacher or job.model, switches, kernels, settings, self.model
-            )
+            self.teacher = start_teacher(job.teacher or job.model, switches, settings, self.model)
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
         if any(schedule.evaluated_steps):
@@ -270,7 +272,7 @@ class Run:
             job.folder / "checkpoints",
             {**job.facts, "num_steps": schedule.num_steps},
             settings.keep_checkpoints,
-            {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": kernels},
+            {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": switches.kernels},
         )
         self.ending: tuple[int, int] | None = None  # first and last step of an early ending
 

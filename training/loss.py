@@ -2,10 +2,11 @@
 
 For one sequence of 32,768 tokens and a vocabulary of 151,936, the logits and their gradient would
 take 50 GB. Here only the logits of one chunk exist at a time, and those of the teacher for it, if
-there is one.
+there is one. And Liger's kernels for it, for norms and for MLPs.
 """
 # B batch, T tokens, N = B * T rows, H hidden size, V vocabulary
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bosch.data.loader import IGNORED
+from bosch.hybrid.models import family_of
+from bosch.run.progress import say
 
 # Rows whose logits exist at once. On a CPU with a vocabulary of 2,048, chunks of 512 rows take 90 %
 # of the time of 2,048, as they fit its caches. Smaller ones would read a large head too often.
@@ -49,14 +52,41 @@ class LossHead(nn.Linear):
         return self.loss(hidden_BTH, self.weight)
 
 
-def install_loss_head(model: PreTrainedModel, kernels: str) -> None:
-    """Make the head of a causal language model a LossHead. Weight names and ties stay the same."""
+def install_kernels(model: PreTrainedModel, kernels: str) -> None:
+    """Make the head of a model of our families a LossHead; weight names and ties stay the same.
+    With Liger's kernels, use its RMSNorm and SwiGLU in this one model too.
+
+    Liger also replaces transformers' own classes for all later models. We restore them, so that all
+    evaluations of a run use the same kernels. Liger's rotary embeddings are not used, since Liger
+    can only replace them for the whole process.
+    """
     head = model.get_submodule("lm_head")
     assert isinstance(head, nn.Linear)
     assert head.bias is None, "no family's head has a bias"
     head.__class__ = LossHead
     assert isinstance(head, LossHead)
     head.kernels = kernels
+    if kernels != "liger":
+        return
+    from liger_kernel import transformers as liger
+
+    family = family_of(model.config)
+    model_type = family.plain_config_class.model_type
+    module = sys.modules[family.plain_model_class.__module__]
+    apply = getattr(liger, f"apply_liger_kernel_to_{model_type}", None)
+    if apply is None:
+        say(f"Liger has no kernels for the family {model_type}; torch computes its norms and MLPs")
+        return
+    before = dict(vars(module))
+    apply(
+        rope=False,
+        rms_norm=True,
+        swiglu=True,
+        cross_entropy=False,
+        fused_linear_cross_entropy=False,
+        model=model,
+    )
+    vars(module).update(before)
 
 
 def model_loss(

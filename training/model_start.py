@@ -23,19 +23,18 @@ from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
-from bosch.training.kernels import install_kernels
-from bosch.training.loss import install_loss_head
+from bosch.training.loss import install_kernels
 from bosch.training.parallel import Switches, shard_model
 from bosch.training.trained import choose_trained, first_lora_values
 
 
 def start_model(
-    folder: Path, switches: Switches, kernels: str, trained: str = "all", lora_rank: int = 16
+    folder: Path, switches: Switches, trained: str = "all", lora_rank: int = 16
 ) -> PreTrainedModel:
     """The model of a folder, in fp32, sharded, ready to train. Every rank calls this."""
     model = build_on_meta(read_config(folder))
     choose_trained(model, trained, lora_rank)
-    model = make_empty(model, switches, kernels)
+    model = make_empty(model, switches)
     fill_model(model, folder, switches.device)
     return model
 
@@ -57,10 +56,9 @@ def build_on_meta(config: PretrainedConfig, dtype: torch.dtype = torch.float32) 
     return model
 
 
-def make_empty(model: PreTrainedModel, switches: Switches, kernels: str) -> PreTrainedModel:
+def make_empty(model: PreTrainedModel, switches: Switches) -> PreTrainedModel:
     """The sharded model before its weights are read: memory, with anything in it."""
-    install_kernels(model, kernels)
-    install_loss_head(model, kernels)
+    install_kernels(model, switches.kernels)
     return allocate(model, switches).train()
 
 

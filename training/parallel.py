@@ -11,6 +11,7 @@ import datetime
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -124,6 +125,7 @@ class Switches:
     cpu_offload: bool
     reshard_after_forward: bool
     compile: bool
+    kernels: str = "torch"  # of norms, MLPs and the loss; or liger
 
     def describe(self) -> str:
         names = ("activation_checkpointing", "cpu_offload", "compile")
@@ -147,7 +149,23 @@ def choose_switches(
             chosen[name] = value in TRUE
         if (setting := getattr(settings, name)) is not None:
             chosen[name] = setting
-    return Switches(device, settings.precision, compile=settings.compile, **chosen)
+    kernels, _ = choose_kernels(settings.kernels, device)
+    return Switches(device, settings.precision, compile=settings.compile, kernels=kernels, **chosen)
+
+
+def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
+    """(liger or torch, the reason). Setting liger where it cannot run is an error."""
+    reason = None
+    if find_spec("liger_kernel") is None:
+        reason = "liger-kernel is not installed (pip install liger-kernel)"
+    # Triton's interpreter runs the kernels anywhere, thousands of times slower. Tests use it.
+    elif device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        reason = f"Liger's kernels need a GPU, and this device is a {device.type}"
+    if setting == "liger" and reason is not None:
+        raise UserError(f"train.kernels liger cannot run here: {reason}. Use auto or torch.")
+    if setting != "auto":
+        return setting, "as set"
+    return ("torch", reason) if reason is not None else ("liger", "this device is a GPU")
 
 
 def describe_environment(

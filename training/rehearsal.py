@@ -57,12 +57,7 @@ from bosch.training.model_start import build_on_meta, make_empty
 from bosch.training.parallel import choose_device, choose_switches, whole
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense
-from bosch.training.trained import (
-    choose_trained,
-    gradient_norm,
-    make_optimizer,
-    trained_parameters,
-)
+from bosch.training.trained import choose_trained, gradient_norm, make_optimizer, trained_parameters
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "loss")
 COLUMNS = {  # of a table of rehearsals
@@ -155,7 +150,8 @@ def rehearse_here(plan: Plan) -> Rehearsal:
 
     begin, live, settings = time.process_time(), LiveMemory(), plan.settings
     # As for a GPU, but on the CPU: on a fake GPU, torch's backward fails in C++.
-    switches = replace(choose_switches(settings, CUDA), device=CPU, compile=False)
+    switches = choose_switches(replace(settings, kernels="torch"), CUDA)
+    switches = replace(switches, device=CPU, compile=False, kernels=plan.kernels)
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
     choose_trained(model, settings.trained, settings.lora_rank)
     distills = settings.objective == "distill"
@@ -174,8 +170,8 @@ def rehearse_here(plan: Plan) -> Rehearsal:
             live.name("host" if switches.cpu_offload else kind, tensors)
 
         with live.making("weights"):
-            model = make_empty(model, switches, plan.kernels)
-            teacher = dense and Teacher(dense, switches, plan.kernels, settings, model)
+            model = make_empty(model, switches)
+            teacher = dense and Teacher(dense, switches, settings, model)
         parameters = trained_parameters(model)
         name_state("weights", model.parameters())
         for module in model.modules():  # those that fully_shard has gathered

@@ -19,8 +19,7 @@ from bosch.data.loader import IGNORED
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.models import check_native_window, family_of
 from bosch.run.errors import UserError
-from bosch.training.kernels import install_kernels
-from bosch.training.loss import Lesson, install_loss_head
+from bosch.training.loss import Lesson, install_kernels
 from bosch.training.model_start import allocate, build_on_meta, fill_model, read_config
 from bosch.training.parallel import Switches
 from bosch.training.trained import windowed_layers
@@ -44,14 +43,10 @@ class Pull(torch.autograd.Function):
 
 
 def start_teacher(
-    folder: Path,
-    switches: Switches,
-    kernels: str,
-    settings: TrainConfig,
-    student: PreTrainedModel,
+    folder: Path, switches: Switches, settings: TrainConfig, student: PreTrainedModel
 ) -> "Teacher":
     config = read_config(folder)
-    teacher = Teacher(build_dense(config, switches), switches, kernels, settings, student)
+    teacher = Teacher(build_dense(config, switches), switches, settings, student)
     fill_model(teacher.model, folder, switches.device, config.tie_word_embeddings)
     return teacher
 
@@ -70,17 +65,11 @@ class Teacher:
     """`model`, from `build_dense`, gets memory here, but no weights."""
 
     def __init__(
-        self,
-        model: Any,
-        switches: Switches,
-        kernels: str,
-        settings: TrainConfig,
-        student: PreTrainedModel,
+        self, model: Any, switches: Switches, settings: TrainConfig, student: PreTrainedModel
     ) -> None:
         self.settings = settings
         model.requires_grad_(False)
-        install_kernels(model, kernels)
-        install_loss_head(model, kernels)
+        install_kernels(model, switches.kernels)
         # The student's loss multiplies the hidden states with the head's weight, chunk by chunk.
         model.lm_head.loss = lambda hidden_BTH, weight_VH: hidden_BTH
         self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers

@@ -66,10 +66,7 @@ def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW
     # only 14 % of the weights in 50 steps (measured).
     assert {parameter.dtype for parameter in parameters} == {torch.float32}
     groups = [
-        {
-            "params": [p for p in parameters if p.ndim >= 2],
-            "weight_decay": settings.weight_decay,
-        },
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(

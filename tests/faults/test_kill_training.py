@@ -3,6 +3,8 @@
 import random
 import re
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,75 +20,55 @@ from tests.faults.training_program import (
 )
 from tests.plain_training import model_folder
 
-DISTILLED = {"settings": {"objective": "distill", "trained": "attention", "layer_weight": 0.5}}
-
-
-Undisturbed = dict[int, tuple[dict[str, Any], list[int]]]
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "next-token": {},
+    "distill": {"settings": {"objective": "distill", "trained": "attention", "layer_weight": 0.5}},
+}
+Undisturbed = Callable[..., tuple[dict[str, Any], list[int]]]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """By number of ranks: results of a run that is not killed, and each rank's file operations."""
-    return {world: run_undisturbed(tmp_path_factory, world) for world in (1, 2)}
+    """By number of ranks and objective: results of a run that is not killed, and each rank's file
+    operations."""
+
+    @cache
+    def made(world: int, objective: str = "next-token") -> tuple[dict[str, Any], list[int]]:
+        root = tmp_path_factory.mktemp("undisturbed")
+        model_folder(root / "model")
+        output = run(root / "train", world, **OBJECTIVES[objective])
+        counts = re.findall(r"operations: (\d+)", output)
+        return results(root / "train"), [int(count) for count in counts]
+
+    return made
 
 
-@pytest.fixture(scope="module")
-def undisturbed_distilled(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return {world: run_undisturbed(tmp_path_factory, world, **DISTILLED) for world in (1, 2)}
-
-
-def run_undisturbed(
-    tmp_path_factory: pytest.TempPathFactory, world: int, **options: Any
-) -> tuple[dict[str, Any], list[int]]:
-    root = tmp_path_factory.mktemp("undisturbed")
-    model_folder(root / "model")
-    counts = re.findall(r"operations: (\d+)", run(root / "train", world, **options))
-    return results(root / "train"), [int(count) for count in counts]
-
-
-def attempts(world: int) -> list[Any]:
-    """One in every test run, all ten in `make faults`."""
-    return [pytest.param(world, n, marks=[pytest.mark.faults] if n else []) for n in range(10)]
-
-
-@pytest.mark.parametrize(("world", "attempt"), [*attempts(1), *attempts(2)])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(  # one in every test run, all ten in `make faults`
+    "attempt", [0, *(pytest.param(n, marks=pytest.mark.faults) for n in range(1, 10))]
+)
 def test_killed_training_resumes_to_the_same_bytes(
-    world: int, attempt: int, tmp_path: Path, undisturbed: Undisturbed
+    world: int, attempt: int, objective: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    kill_once(tmp_path, world, attempt, undisturbed[world])
-
-
-@pytest.mark.parametrize(("world", "attempt"), [*attempts(1), *attempts(2)])
-def test_killed_distillation_resumes_to_the_same_bytes(
-    world: int, attempt: int, tmp_path: Path, undisturbed_distilled: Undisturbed
-) -> None:
-    kill_once(tmp_path, world, attempt, undisturbed_distilled[world], **DISTILLED)
-
-
-def kill_once(
-    folder: Path,
-    world: int,
-    attempt: int,
-    undisturbed: tuple[dict[str, Any], list[int]],
-    **options: Any,
-) -> None:
-    expected, num_operations = undisturbed
+    expected, num_operations = undisturbed(world, objective)
+    options = OBJECTIVES[objective]
     draw = random.Random(f"{world} {attempt}")
     victim = draw.randrange(world)
-    model_folder(folder / "model")
+    model_folder(tmp_path / "model")
     point = draw.randint(1, num_operations[victim])
-    killed = launch(folder / "train", world, at=point, victim=victim, **options)
+    killed = launch(tmp_path / "train", world, at=point, victim=victim, **options)
     assert killed.wait_for_end(victim) == -signal.SIGKILL, killed.output()
     killed.kill()
-    run(folder / "train", world, **options)
-    assert results(folder / "train") == expected
+    run(tmp_path / "train", world, **options)
+    assert results(tmp_path / "train") == expected
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.faults)])
 def test_training_killed_again_and_again_ends_the_same(
     world: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    expected, num_operations = undisturbed[world]
+    expected, num_operations = undisturbed(world)
     draw = random.Random(world)
     model_folder(tmp_path / "model")
     for _ in range(3):
@@ -112,7 +94,7 @@ def test_the_number_of_ranks_may_change_between_attempts(
     assert "ranks: 1 -> 2" in output
     assert "training resumes after step 2 of 6" in output
     # Every step's loss, gradient norm etc. are as if there had always been two ranks.
-    ours, expected = (each["curve"] for each in (results(tmp_path / "train"), undisturbed[2][0]))
+    ours, expected = (each["curve"] for each in (results(tmp_path / "train"), undisturbed(2)[0]))
     for row, other in zip(ours, expected, strict=True):
         assert [value is None for value in row] == [value is None for value in other]
         numbers, others = ([v for v in values if v is not None] for values in (row, other))
@@ -129,7 +111,7 @@ def test_the_number_of_ranks_may_change_between_attempts(
 def test_a_signal_to_one_rank_ends_all_after_the_step_and_loses_nothing(
     world: int, name: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    expected, num_operations = undisturbed[world]
+    expected, num_operations = undisturbed(world)
     model_folder(tmp_path / "model")
     point, victim = num_operations[-1] // 2, world - 1
     output = run(tmp_path / "train", world, at=point, sends=name, victim=victim)
@@ -145,7 +127,7 @@ def test_a_signal_to_one_rank_ends_all_after_the_step_and_loses_nothing(
 def test_a_killed_rank_ends_the_other(
     victim: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    point = undisturbed[2][1][victim] // 2
+    point = undisturbed(2)[1][victim] // 2
     model_folder(tmp_path / "model")
     killed = launch(tmp_path / "train", 2, at=point, victim=victim)
     codes = killed.wait()  # not -9: `wait` did not have to kill it
@@ -172,7 +154,7 @@ def test_the_end_of_the_launcher_ends_the_ranks_with_everything_saved(
     arguments: list[str], name: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     world = 2 if arguments else 1
-    expected, num_operations = undisturbed[world]
+    expected, num_operations = undisturbed(world)
     model_folder(tmp_path / "model")
     folder = tmp_path / "train"
     point = num_operations[0] // 3

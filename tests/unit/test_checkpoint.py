@@ -318,18 +318,9 @@ class Bomb:
         return self.call[0], self.call[1:]
 
 
-def test_a_table_of_contents_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    for bomb, named in (
-        (Bomb(os.mkdir, str(tmp_path / "exploded")), r"posix\.mkdir"),
-        (Bomb(getattr, Metadata, "__globals__"), "__globals__"),
-    ):
-        (tmp_path / ".metadata").write_bytes(pickle.dumps(bomb))
-        with pytest.raises(UserError, match=f"{tmp_path}/.metadata .*{named}"):
-            CheckpointReader(tmp_path).read_metadata()
-    assert not (tmp_path / "exploded").exists()
-
-
-def test_a_table_of_contents_names_only_files_of_its_folder(tmp_path: Path) -> None:
+def test_a_table_of_contents_runs_no_code_and_names_only_its_folders_files(
+    tmp_path: Path,
+) -> None:
     (path,) = saved(tmp_path, (3,)).folder.glob("step-*")
     table = path / ".metadata"
     outside = tmp_path / "outside.distcp"
@@ -344,10 +335,13 @@ def test_a_table_of_contents_names_only_files_of_its_folder(tmp_path: Path) -> N
         with pytest.raises(UserError, match=f"{table}.*outside.distcp"):
             CheckpointReader(str(path)).read_metadata()
         table.write_bytes(pickle.dumps(metadata))
-    for content in (b"", pickle.dumps([1]), pickle.dumps(Bomb(Path, 1)), b"\x80\x04."):
+    bombs = (Bomb(os.mkdir, str(tmp_path / "exploded")), Bomb(getattr, Metadata, "__globals__"))
+    damaged = (b"", b"\x80\x04.", *map(pickle.dumps, ([1], Bomb(Path, 1), *bombs)))
+    for content in damaged:
         table.write_bytes(content)
         with pytest.raises(UserError, match=str(table)):
             CheckpointReader(str(path)).read_metadata()
+    assert not (tmp_path / "exploded").exists()
 
 
 def test_a_random_state_that_would_run_code_is_refused(tmp_path: Path) -> None:
@@ -375,9 +369,6 @@ def test_a_table_of_contents_may_be_of_another_python(tmp_path: Path) -> None:
     assert b"getattr" in table.read_bytes()
     again = CheckpointReader(str(path)).read_metadata()
     assert again.state_dict_metadata == metadata.state_dict_metadata
-    table.write_bytes(pickle.dumps(Bomb(getattr, Metadata, "__globals__")))
-    with pytest.raises(UserError, match="__globals__"):
-        CheckpointReader(str(path)).read_metadata()
 
 
 # ---------------------------------------------------------------------------------------- no room
@@ -386,9 +377,16 @@ def test_a_table_of_contents_may_be_of_another_python(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", kilobytes=250) as disk:
         state, checkpoints = make_state(), Checkpoints(disk, FACTS, 50)
-        done = []
+        done: list[int] = []
+
+        def save_until_full() -> None:
+            for step in range(1, 50):
+                train(state, step - 1, step)
+                checkpoints.save(state, step)
+                done.append(step)
+
         with pytest.raises(CheckpointError, match=f"{disk} .*no space left"):
-            save_until_full(state, checkpoints, done)
+            save_until_full()
         assert names(disk) == [f"step-{step:06d}" for step in done]
         assert not list(disk.glob(".*.tmp"))
         resumed = make_state(seed=1)
@@ -397,13 +395,6 @@ def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(tmp_path:
         train(resumed, done[-1], done[-1] + 1)
         Checkpoints(disk, FACTS, 50).save(resumed, done[-1] + 1)
         assert len(names(disk)) == len(done)
-
-
-def save_until_full(state: TrainState, checkpoints: Checkpoints, done: list[int]) -> None:
-    for step in range(1, 50):
-        train(state, step - 1, step)
-        checkpoints.save(state, step)
-        done.append(step)
 
 
 def test_a_bug_in_a_save_keeps_its_own_error(

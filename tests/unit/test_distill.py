@@ -22,7 +22,7 @@ from bosch.training.loop import TrainJob, train
 from bosch.training.loss import Lesson, head_loss, model_loss
 from bosch.training.model_start import start_model
 from bosch.training.parallel import choose_switches, start_world
-from bosch.training.teacher import Pull, Teacher, check_teacher, start_teacher
+from bosch.training.teacher import Pull, check_teacher, start_teacher
 from bosch.training.trained import choose_trained
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, random_tokens, tiny_model
@@ -50,15 +50,9 @@ def make_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Ten
     return hidden.requires_grad_(), weight.requires_grad_(), taught, head, labels
 
 
-def plain_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    taught: Tensor,
-    head: Tensor,
-    labels: Tensor,
-    case: dict[str, Any],
-) -> Tensor:
+def plain_loss(inputs: tuple[Tensor, ...], case: dict[str, Any]) -> Tensor:
     """Sums over all tokens of p (log p - log q), written out."""
+    hidden, weight, taught, head, labels = inputs
     heat, share = case.get("temperature", 1.0), case.get("weight", 1.0)
     logits = F.linear(hidden.flatten(0, 1), weight).float()
     q = (logits / heat).log_softmax(1)
@@ -84,7 +78,7 @@ def test_divergence_in_chunks_is_that_of_plain_autograd(
             lesson = Lesson(taught, head, **CASES[case])
             loss = head_loss(hidden, weight, labels, 0.01, "torch", lesson)
         else:
-            loss = plain_loss(hidden, weight, taught, head, labels, CASES[case])
+            loss = plain_loss((hidden, weight, taught, head, labels), CASES[case])
         return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
 
     exact = results(torch.float32, in_chunks=False)
@@ -92,12 +86,6 @@ def test_divergence_in_chunks_is_that_of_plain_autograd(
     ours, plain = (results(torch.bfloat16, in_chunks) for in_chunks in (True, False))
     for mine, theirs, right in zip(ours, plain, exact, strict=True):
         assert (mine - right).norm() <= 2 * (theirs - right).norm() + 1e-6
-
-
-def make_teacher(folder: Path, settings: TrainConfig = SETTINGS) -> Teacher:
-    switches = choose_switches(settings, start_world(), {})
-    student = start_model(folder, switches, "torch")
-    return start_teacher(folder, switches, "torch", settings, student)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -109,7 +97,10 @@ def test_teacher_of_a_hybrid_is_the_dense_model(tied: bool, tmp_path: Path) -> N
     assert not torch.allclose(hybrid(ids, use_cache=False).logits, expected, atol=1e-2)
     hybrid.config.dtype = torch.float32
     hybrid.save_pretrained(tmp_path)
-    lesson = make_teacher(tmp_path).teach({"input_ids": ids}, ids)
+    switches = choose_switches(SETTINGS, start_world(), {})
+    student = start_model(tmp_path, switches)
+    teacher = start_teacher(tmp_path, switches, SETTINGS, student)
+    lesson = teacher.teach({"input_ids": ids}, ids)
     logits = F.linear(lesson.hidden_NH, lesson.head_VH).view_as(expected)
     assert (logits - expected).abs().max() <= 1e-6 * expected.abs().max()
     assert not lesson.head_VH.requires_grad
@@ -141,20 +132,15 @@ def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: P
     assert changed == {name for name in before if part in name}
 
 
-@pytest.mark.parametrize(
-    ("family", "z", "trained", "part"),
-    [
+def test_the_same_holds_for_the_control_and_for_biases() -> None:
+    for family, z, trained, part in (
         ("qwen3", [[1] * 4] * 3, "windowed-attention", ".self_attn."),  # the control: no windows
         ("qwen2", MIXED, "norms", "norm"),  # and none of its biases
-    ],
-)
-def test_the_same_holds_for_the_control_and_for_biases(
-    family: str, z: Any, trained: str, part: str
-) -> None:
-    hybrid = deploy(tiny_model(family), z, WINDOW)
-    choose_trained(hybrid, trained, lora_rank=4)
-    chosen = {name for name, weight in hybrid.named_parameters() if weight.requires_grad}
-    assert chosen == {name for name, _ in hybrid.named_parameters() if part in name} != set()
+    ):
+        hybrid = deploy(tiny_model(family), z, WINDOW)
+        choose_trained(hybrid, trained, lora_rank=4)
+        chosen = {name for name, weight in hybrid.named_parameters() if weight.requires_grad}
+        assert chosen == {name for name, _ in hybrid.named_parameters() if part in name} != set()
 
 
 def test_lora_trains_what_it_exports(tmp_path: Path) -> None:
@@ -194,8 +180,8 @@ def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Pa
     ids = random_tokens(2, 48)
     inputs = {"input_ids": ids}
     switches = choose_switches(settings, start_world(), {})
-    ours, plain = (start_model(folder, switches, "torch") for _ in range(2))
-    teacher = start_teacher(folder, switches, "torch", settings, ours)
+    ours, plain = (start_model(folder, switches) for _ in range(2))
+    teacher = start_teacher(folder, switches, settings, ours)
     lesson = teacher.teach(inputs, ids, 0.01)
     model_loss(ours, inputs, ids, 0.01, lesson).backward()
 
@@ -217,19 +203,10 @@ def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Pa
 # --------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("distill_weight", 1.5),
-        ("distill_weight", -0.1),
-        ("temperature", 0.0),
-        ("temperature", -1.0),
-        ("top_k", 0),
-    ],
-)
-def test_impossible_settings_are_refused(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=name):
-        TrainConfig(**{name: value})
+def test_impossible_settings_are_refused() -> None:
+    for name, value in (("distill_weight", 1.5), ("temperature", 0.0), ("top_k", 0)):
+        with pytest.raises(UserError, match=name):
+            TrainConfig(**{name: value})
 
 
 def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> None:

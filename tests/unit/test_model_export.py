@@ -32,7 +32,7 @@ def hybrid_folder(tmp_path: Path, **options: Any) -> Path:
 
 def started(folder: Path) -> Any:
     start_world()
-    return start_model(folder, SWITCHES, "torch")
+    return start_model(folder, SWITCHES)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -42,9 +42,20 @@ def run(
     folder: Path, model: Path, settings: TrainConfig = SETTINGS, **more: Any
 ) -> list[dict[str, Any]]:
     """Train, and return the rows of the metrics."""
-    job = TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN, **more)
-    assert train(job) is None
+    assert train(job_of(folder, model, settings, **more)) is None
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def job_of(folder: Path, model: Path, settings: TrainConfig, **more: Any) -> TrainJob:
+    return TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN, **more)
+
+
+def stop_early(job: TrainJob) -> None:
+    """A STOP file ends the training, which another process could resume."""
+    assert "STOP" in str(train(job))
+    for folder in (job.folder, job.folder.parent):
+        (folder / "STOP").unlink(missing_ok=True)
+    leave_world()
 
 
 def assert_same(ours: Trace, plain: Trace) -> None:
@@ -118,10 +129,7 @@ def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     folder = tmp_path / "stopped" / "train"
     folder.mkdir(parents=True)
     (folder / "STOP").touch()
-    job = TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN)
-    assert "STOP" in str(train(job))
-    (folder / "STOP").unlink(missing_ok=True)
-    leave_world()
+    stop_early(job_of(folder, model, settings))
     rows = run(folder, model, settings)
     exact = ("step", "tokens", "loss", "learning_rate", "grad_norm", "validation_loss")
     for row, other in zip(rows, whole, strict=True):
@@ -174,12 +182,7 @@ def test_recovered_model_ends_the_training_a_tenth_later(tmp_path: Path) -> None
     assert rates[8:] == pytest.approx([at_8, at_8 / 2])
 
     folder = tmp_path / "stopped" / "train"
-    job = TrainJob(
-        settings, model, tokens_in_memory(), folder, 10**9, **shares, on_checkpoint=stop_too
-    )
-    assert "STOP" in str(train(job))
-    (tmp_path / "stopped" / "STOP").unlink(missing_ok=True)
-    leave_world()
+    stop_early(job_of(folder, model, settings, **shares, on_checkpoint=stop_too))
     run(folder, model, settings, **shares, on_checkpoint=has_recovered)
     assert asked[4:] == [4, 8, 10]
     assert_same(Trace.of_run(folder, 10), Trace.of_run(tmp_path / "whole", 10))
@@ -197,18 +200,14 @@ def test_resuming_where_an_annealing_could_have_ended_evaluates_nothing_more(
             (tmp_path / "STOP").touch()
 
     monkeypatch.setattr(Checkpoints, "save", stop_at_6)
-    job = TrainJob(
-        replace(settings, checkpoint_steps=1),
-        model,
-        tokens_in_memory(),
+    job = job_of(
         tmp_path / "train",
-        10**9,
-        (0.0, 0.2, 0.4, 1.0),
+        model,
+        replace(settings, checkpoint_steps=1),
+        evaluated_shares=(0.0, 0.2, 0.4, 1.0),
         on_checkpoint=lambda step, tokens, folder: asked.append(step),
     )
-    assert "STOP" in str(train(job))
-    (tmp_path / "STOP").unlink(missing_ok=True)
-    leave_world()
+    stop_early(job)
     assert train(job) is None
     assert asked == [0, 4, 4, 8, 20]
     assert not (tmp_path / "train" / "step-000006").exists()
@@ -249,9 +248,7 @@ def test_bad_batch_is_skipped_named_and_counted(
 
 def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
-    weights = load_file(model / "model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    change_weights(model, lambda weights: weights[WEIGHT].fill_(float("nan")))
     with pytest.raises(TrainingFailedError, match=r"3 steps .*train\.peak_learning_rate"):
         run(tmp_path / "train", model)
 
@@ -285,7 +282,7 @@ def test_a_full_disk_during_an_export_is_one_sentence(tmp_path: Path) -> None:
 
 
 def started(folder: Path, settings: TrainConfig = SETTINGS) -> Any:
-    return start_model(folder, choose_switches(settings, start_world(), {}), "torch")
+    return start_model(folder, choose_switches(settings, start_world(), {}))
 
 
 @pytest.mark.parametrize(
@@ -338,22 +335,13 @@ def test_weights_that_cannot_be_trained_are_refused_before_training(
     assert not (tmp_path / "train").exists()
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "named"),
-    [
-        ("model.safetensors", "half", "model.safetensors"),
-        ("config.json", "{", "config.json"),
+def test_a_damaged_model_folder_is_refused(tmp_path: Path) -> None:
+    for file, content, named in (
         ("config.json", '{"model_type": "gpt2"}', "gpt2"),
-        ("config.json", None, "config.json"),
-    ],
-)
-def test_a_damaged_model_folder_is_refused(
-    file: str, content: str | None, named: str, tmp_path: Path
-) -> None:
-    folder = model_folder(tmp_path / "model")
-    if content is None:
-        (folder / file).unlink()
-    else:
+        ("config.json", "{", "config.json"),
+        ("model.safetensors", "half", "model.safetensors"),
+    ):
+        folder = model_folder(tmp_path / "model")
         (folder / file).write_text(content)
-    with pytest.raises(UserError, match=named):
-        run(tmp_path / "train", folder)
+        with pytest.raises(UserError, match=named):
+            run(tmp_path / "train", folder)

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import bosch.training.loss
 from bosch.data.loader import IGNORED
 from bosch.run.errors import UserError
-from bosch.training.kernels import choose_kernels
-from bosch.training.loss import head_loss, install_loss_head, model_loss
+from bosch.training.loss import head_loss, install_kernels, model_loss
+from bosch.training.parallel import choose_kernels
 from tests.model_factory import random_tokens, tiny_model
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_head_returns_logits_when_no_labels_are_set() -> None:
     model = tiny_model("qwen3")
     ids = random_tokens(2, 9)
     before = model(ids).logits
-    install_loss_head(model, "torch")
+    install_kernels(model, "torch")
     assert torch.equal(model(ids).logits, before)
     labels = torch.roll(ids, -1, 1)
     loss = model_loss(model, {"input_ids": ids}, labels, 1.0)
