@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedTokenizerBase
 
-from bosch.eval.metrics.string_match import string_match_all
+from bosch.eval.metrics import string_match_all
 from bosch.eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites._interface import Example, Stop

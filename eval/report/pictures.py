@@ -7,7 +7,7 @@ side. Bands and bars are 95% intervals. The same numbers give the same bytes.
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +77,12 @@ class Panel:
     lines: Sequence[Line]
     dense: Mapping[str, float]  # label -> height of a dense model
     is_loss: bool = False
+
+    def show(self, value: float) -> str:
+        return f"{value:.4f}" if self.is_loss else show_points(value)
+
+    def show_place(self, x: float) -> str:
+        return f"{AXES[self.axis]}: {show_tokens(x) if self.axis == 'tokens' else f'{x:.3g}'}"
 
     @property
     def has_something(self) -> bool:
@@ -251,10 +257,9 @@ def draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, int]) -> list[Nu
             axes.vlines(x, low, high, color=color, alpha=0.5, lw=1.5, gid=group)
         elif num_known and len(panel.lines) <= MOST_BANDS:
             axes.fill_between(x, low, high, color=color, alpha=0.13, lw=0, gid=group)
-    write = _write(panel)
     for label, height in panel.dense.items():
         axes.axhline(height, color=INK, alpha=0.6, lw=1, ls=(0, (6, 2)))
-        text = picture_label(f"{label} {write(height)}")
+        text = picture_label(f"{label} {panel.show(height)}")
         side = "bottom" if panel.is_loss else "top"  # the one that curves reach last
         axes.text(0.01, height, text, va=side, transform=axes.get_yaxis_transform())
     unit = "nats per token" if panel.is_loss else "score (%)"
@@ -331,24 +336,14 @@ def panel_for_page(panel: Panel, styles: Mapping[str, int]) -> dict[str, Any]:
     for number, color in enumerate(COLORS):
         drawn = drawn.replace(color, f"var(--line-{number})")
     drawn = re.sub(r"\d+\.\d{4,}", lambda number: f"{float(number[0]):.1f}", drawn)
-    write = _write(panel)
     points = []
     for line, at in zip(panel.lines, places, strict=True):
         pixels = axes.transData.transform(at)
         for (x, y), place, point in zip(pixels, line.x, line.points, strict=True):
-            text = [f"{panel.title}: {show_estimate(point, write)}"]
-            text.append(f"{AXES[panel.axis]}: {_short(place, panel.axis)}")
+            text = [f"{panel.title}: {show_estimate(point, panel.show)}", panel.show_place(place)]
             for label, height in panel.dense.items():
                 change = (point.value or 0.0) - height
-                text.append(f"{'−' if change < 0 else '+'}{write(abs(change))} from {label}")
+                text.append(f"{'−' if change < 0 else '+'}{panel.show(abs(change))} from {label}")
             at_pixel = [round(x, 1), round(72 * PANEL[1] - y, 1)]  # from the upper left corner
             points.append([*at_pixel, styles[line.label], *map(visible, text)])
     return {"svg": drawn, "points": points}
-
-
-def _write(panel: Panel) -> Callable[[float], str]:
-    return "{:.4f}".format if panel.is_loss else show_points
-
-
-def _short(number: float, axis: str) -> str:
-    return show_tokens(number) if axis == "tokens" else f"{number:.3g}"

@@ -62,19 +62,16 @@ def rebuild_tensorboard(run_path: Path) -> None:
         rows = read_metrics(metrics) if metrics.is_file() else []
         curves += training_events(rows, name)
         times = {row["step"]: row["time"] for row in rows if "time" in row}
-    with tolerating_write_errors(run_path):
-        summaries = [_plain(summary) for summary in _describe_run(run)]
-        events = [Event(wall_time=time.time(), summary=summary) for summary in summaries]
-        replace_events(run_path / FOLDER, [*events, *curves, *_evaluations(run.rows, times)])
-        _draw_dense_lines(run_path.parent / "shared", run.rows)
-
-
-def _evaluations(rows: Sequence[Row], times: Mapping[int, float]) -> Iterator[Event]:
-    """times: when each step was trained."""
-    with_step = [row for row in rows if row["step"] is not None]
+    with_step = [row for row in run.rows if row["step"] is not None]
     for row in sorted(with_step, key=lambda row: row["step"]):
-        when = times.get(row["step"])
-        yield from on_both_axes(row["step"], row["tokens"], _scalar(row), when)
+        when = times.get(row["step"])  # it was trained
+        curves += on_both_axes(row["step"], row["tokens"], _scalar(row), when)
+    with tolerating_write_errors(run_path):
+        # As TensorBoard's class: torch has another build of the protocol's classes.
+        plain = [Summary.FromString(one.SerializeToString()) for one in _describe_run(run)]
+        events = [Event(wall_time=time.time(), summary=summary) for summary in plain]
+        replace_events(run_path / FOLDER, [*events, *curves])
+        _draw_dense_lines(run_path.parent / "shared", run.rows)
 
 
 def _draw_dense_lines(shared: Path, rows: Sequence[Row]) -> None:
@@ -112,7 +109,10 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
 
     picture = run.path / "mask" / "mask.png"
     if run.mask is not None and picture.is_file() and not picture.is_symlink():
-        yield _image("mask", picture.read_bytes())
+        png = picture.read_bytes()
+        width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+        image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
+        yield Summary(value=[Summary.Value(tag="mask", image=image)])
     record = read_json(run.path / "run.json", [])
     config = _mapping(record.get("config"))
     settings = _hparams(run, config)
@@ -124,7 +124,15 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     yield hparams.hparams_config_pb(names, metrics, time_created_secs=0.0)
     yield hparams.hparams_pb(settings, trial_id=visible(run.name), start_time_secs=0.0)
     yield custom_scalars(_layout(run.rows))
-    yield text("run", "\n\n".join(_paragraphs(run, record.get("command", []), config)))
+    paragraphs = [f"**{markdown(run.name)}**"]
+    if run.mask is not None:
+        paragraphs.append(f"Mask: {markdown(mask_title(run.mask))}")
+    if config:
+        command = " ".join(["recover.py", *map(str, record.get("command", []))])
+        paragraphs.append(f"Command: {markdown(command)}")
+        lines = markdown_table(("settings", ""), settings_by_section(config))
+        paragraphs.append("\n".join(lines))
+    yield text("run", "\n\n".join(paragraphs))
 
 
 def _layout(rows: Sequence[Row]) -> dict[str, dict[str, list[object]]]:
@@ -159,25 +167,3 @@ def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int 
 def _mapping(value: object) -> dict[str, Any]:
     """Of a run.json that may be damaged."""
     return value if isinstance(value, dict) else {}
-
-
-def _paragraphs(
-    run: RunResults, command: Sequence[str], config: Mapping[str, object]
-) -> Iterator[str]:
-    yield f"**{markdown(run.name)}**"
-    if run.mask is not None:
-        yield f"Mask: {markdown(mask_title(run.mask))}"
-    if config:
-        yield f"Command: {markdown(' '.join(['recover.py', *map(str, command)]))}"
-        yield "\n".join(markdown_table(("settings", ""), settings_by_section(config)))
-
-
-def _image(tag: str, png: bytes) -> Summary:
-    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))  # in the header
-    image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
-    return Summary(value=[Summary.Value(tag=tag, image=image)])
-
-
-def _plain(summary: Any) -> Summary:
-    """As TensorBoard's class: torch has another build of the protocol's classes."""
-    return Summary.FromString(summary.SerializeToString())

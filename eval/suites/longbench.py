@@ -15,7 +15,7 @@ import numpy as np
 
 from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
 from bosch.data.toy_world.tasks import longbench_rows
-from bosch.eval.metrics.longbench import (
+from bosch.eval.metrics import (
     classification,
     code_sim,
     count,
@@ -24,8 +24,9 @@ from bosch.eval.metrics.longbench import (
     qa_f1_zh,
     retrieval,
     retrieval_zh,
+    rouge,
+    rouge_zh,
 )
-from bosch.eval.metrics.rouge_l import rouge, rouge_zh
 from bosch.eval.suites import gsm8k
 from bosch.eval.suites._interface import (
     Example,

@@ -20,7 +20,7 @@ from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import Material, NeedleTask, Sizes
 from bosch.data.toy_world.world import ToyEssays, World
-from bosch.eval.metrics.string_match import string_match_all, string_match_part
+from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import from_hub, write_rows
 from bosch.eval.suites._interface import (
     Example,

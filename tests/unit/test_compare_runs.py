@@ -19,7 +19,7 @@ from bosch.eval.report.compare import (
 from bosch.eval.report.page import recovery_rows, write_report
 from bosch.eval.report.pictures import choose_styles, draw_picture, lines_over_training, make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
-from bosch.eval.report.summary import summarize, warnings
+from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import MISSING, make_tables, mean_of_seeds
 from bosch.eval.rows import read_rows
 from bosch.eval.suites import niah
@@ -127,14 +127,6 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
     path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
     gaps = [row.gap_share for row in recoveries(compare([paired]))]
     assert [gap.low is None for gap in gaps] == [True, False]
-
-
-def test_one_example_a_task_has_no_interval(tmp_path: Path) -> None:
-    comparison = compare([FakeRun(samples=1, skill=forgetting).write(tmp_path)])
-    assert [row.gap_share.low for row in recoveries(comparison)] == [None, None]
-    (line,) = [line for line in warnings(comparison) if "below step 0" in line]
-    assert line.endswith("not significantly")
-    assert not any("significant" in str(line) for line in summarize(comparison))
 
 
 def test_a_run_as_baseline_gives_paired_differences(tmp_path: Path) -> None:

@@ -79,8 +79,9 @@ def test_more_examples_than_the_default_are_built() -> None:
     assert (few[0].settings.samples, few[1].settings.toy_rows) == (500, 50)
 
 
-@pytest.mark.parametrize("setting", ["essays", "data", "gsm8k"])
-@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize(
+    ("setting", "kind"), [("essays", "folder"), ("data", "file"), ("gsm8k", "file")]
+)
 def test_a_file_with_other_content_is_another_setting(
     tmp_path: Path, setting: str, kind: str
 ) -> None:

@@ -136,4 +136,5 @@ def test_replicates_are_the_same_in_every_run_and_differ_between_cells() -> None
 def test_points_that_answered_other_examples_are_not_paired() -> None:
     first = {CELL: {0: 100.0, 1: 0.0}}
     for second in ({CELL: {0: 100.0}}, {}):
+        assert resample_examples([second, second], None, {CELL: 1.0}, "niah") is None  # too few
         assert resample_examples([first, second], None, {CELL: 1.0}, "niah") is None

@@ -45,11 +45,6 @@ def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
     assert len(found[dense.name]) == 1  # nothing but its mask
 
 
-def test_a_run_that_has_only_begun_shows_what_it_has(tmp_path: Path) -> None:
-    lines = [str(line) for line in summarize(compare([FakeRun(steps=(None,)).write(tmp_path)]))]
-    assert lines[-1].startswith("dense model")
-
-
 @pytest.mark.parametrize(
     ("dense", "verdict"), [(0.6, "no gap to recover"), (0.65, "no significant gap to the dense")]
 )
@@ -61,8 +56,3 @@ def test_there_is_no_share_of_a_gap_that_may_not_exist(
     assert not any("% [" in line for line in lines if "gap" in line)
     assert any(verdict in line for line in lines)
     assert "no significant gap" in str(short_table(compare([run])).rows)
-
-
-def test_a_gap_to_an_unknown_dense_model_is_unknown(tmp_path: Path) -> None:
-    run = FakeRun(steps=(0, 100)).write(tmp_path)
-    assert "NIAH: the dense model was not evaluated" in [*map(str, summarize(compare([run])))]

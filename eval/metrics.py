@@ -1,4 +1,6 @@
-"""LongBench's scores of a prediction against one answer, from 0 to 1. ROUGE-L is in rouge_l.py."""
+"""Scores of one prediction, from 0 to 1, each bit-identical to the original implementation's:
+RULER's string match, and LongBench's scores against one answer.
+"""
 
 import logging
 import re
@@ -11,6 +13,7 @@ from difflib import SequenceMatcher
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f]")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NUMBER = re.compile(r"\d+")
 COMMENT_MARKS = ("`", "#", "//")
@@ -23,6 +26,29 @@ CHINESE_PUNCTUATION = str.maketrans(
     + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》"
     "「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
 )
+
+
+def clean_prediction(prediction: str) -> str:
+    """The prediction as RULER compares it: control characters become line breaks."""
+    return CONTROL_CHARACTERS.sub("\n", prediction.strip()).strip()
+
+
+def string_match_all(prediction: str, answers: Sequence[str]) -> float:
+    """The share of the answers that occur in the prediction."""
+    return sum(matches(prediction, answers)) / len(answers)
+
+
+def string_match_part(prediction: str, answers: Sequence[str]) -> float:
+    """1 if one of the answers occurs in the prediction."""
+    return max(matches(prediction, answers))
+
+
+def matches(prediction: str, answers: Sequence[str]) -> list[float]:
+    text = clean_prediction(prediction).lower()
+    return [1.0 if answer.lower() in text else 0.0 for answer in answers]
+
+
+# ------------------------------------------------------------------------------------ F1 of words
 
 
 def cut_words(text: str) -> list[str]:
@@ -38,9 +64,6 @@ def cut_words(text: str) -> list[str]:
         ) from error
     jieba.setLogLevel(logging.WARNING)  # else it writes about its dictionary to stderr
     return list(jieba.cut(text, cut_all=False))
-
-
-# ------------------------------------------------------------------------------------ F1 of words
 
 
 def qa_f1(prediction: str, answer: str) -> float:
@@ -128,3 +151,57 @@ def first_line_of_code(text: str) -> str:
     """The first line without comment or Markdown marks. Lines of spaces count."""
     lines = text.lstrip("\n").split("\n")
     return next((line for line in lines if not any(m in line for m in COMMENT_MARKS)), "")
+
+
+# ---------------------------------------------------------------------------------------- ROUGE-L
+
+
+def rouge(prediction: str, answer: str) -> float:
+    """ROUGE-L as the package rouge 1.0.1 computes it for LongBench. It is not the usual ROUGE-L.
+
+    Texts are split at every full stop. For each pair of a reference piece and a predicted piece the
+    words of one longest common subsequence are collected; recall and precision compare the distinct
+    words collected with the distinct words of each text. The package recovers the subsequence by
+    recursion and scores 0 on a stack overflow (rouge issue 19), which depends on the caller. Here
+    it is a loop, so every pair gets its true score.
+    """
+    predicted, reference = cut_pieces(prediction), cut_pieces(answer)
+    if not predicted or not reference:
+        return 0.0
+    common: set[str] = set()
+    for reference_piece in reference:
+        for predicted_piece in predicted:
+            common.update(common_subsequence(reference_piece, predicted_piece))
+    recall = len(common) / len({word for piece in reference for word in piece})
+    precision = len(common) / len({word for piece in predicted for word in piece})
+    return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
+
+
+def rouge_zh(prediction: str, answer: str) -> float:
+    return rouge(" ".join(cut_words(prediction)), " ".join(cut_words(answer)))
+
+
+def cut_pieces(text: str) -> list[list[str]]:
+    """The words of each piece between full stops. A blank piece has one word, the empty one."""
+    return [" ".join(piece.split()).split(" ") for piece in text.split(".") if piece]
+
+
+def common_subsequence(reference: Sequence[str], predicted: Sequence[str]) -> list[str]:
+    """The longest common subsequence that the package recovers, from its end to its start."""
+    lengths = [[0] * (len(predicted) + 1)]  # of the texts' first i and j words
+    for word in reference:
+        above, row = lengths[-1], [0]
+        for j, other in enumerate(predicted):
+            row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
+        lengths.append(row)
+    i, j = len(reference), len(predicted)
+    words = []
+    while i and j:
+        if reference[i - 1] == predicted[j - 1]:
+            words.append(reference[i - 1])
+            i, j = i - 1, j - 1
+        elif lengths[i - 1][j] > lengths[i][j - 1]:
+            i -= 1
+        else:  # ties too, as in the package: the choice decides which words are collected
+            j -= 1
+    return words
