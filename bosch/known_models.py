@@ -49,6 +49,12 @@ SHAPES = {
 }
 
 
+# The paper's models, by their ids on the hub.
+PAPER_MODELS = {
+    f"Qwen/{name}-Base": name for name in ("Qwen3-1.7B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
+}
+
+
 def known_config(model: str) -> "PretrainedConfig | None":
     """The config of a model above: `Qwen3-8B`, `Qwen/Qwen3-8B-Base`. None: it is not known."""
     from transformers import Qwen3Config, Qwen3MoeConfig  # seconds

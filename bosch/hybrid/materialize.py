@@ -15,6 +15,7 @@ Tensors keep the plain family's names, so that LoRA and quantizers work.
 """
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,16 +23,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from bosch.hybrid import export
 from bosch.hybrid.conversion import head_dimensions, head_size, hybrid_config, plain_config
 from bosch.hybrid.models import PREFIX, check_native_window, family_of
 from bosch.hybrid.permute import Permutation, inverse
-from bosch.hybrid.shards import forget_progress, rewrite_weights, weight_files
-from bosch.hybrid.tokenizer import keep_tokenizer
+from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
 from bosch.masks.mask import MaskFile
-from bosch.model import LOCAL, OTHER_WEIGHTS, explain_library_errors, read_model_config
+from bosch.model import (
+    LOCAL,
+    OTHER_WEIGHTS,
+    explain_library_errors,
+    find_tokenizer,
+    read_model_config,
+)
+from bosch.model_files import TOKENIZER_CONFIG, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.files import CHAT_TEMPLATES, MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
@@ -133,7 +146,7 @@ def _write(
 
 def _publish(out: Path, config: PretrainedConfig) -> None:
     write_atomically(out / "config.json", config.to_json_string())
-    forget_progress(out)
+    (out / PROGRESS).unlink(missing_ok=True)
 
 
 def copy_companions(source: Path, out: Path) -> None:
@@ -145,6 +158,46 @@ def copy_companions(source: Path, out: Path) -> None:
             target = out / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, path.read_bytes())
+
+
+# ------------------------------------------------------------------------------------ the tokenizer
+
+
+def keep_tokenizer(
+    source: Path, source_config: PretrainedConfig, out: Path, config: PretrainedConfig
+) -> None:
+    """Make the folder `out`, a copy of the source's files, load the same tokenizer as the source. A
+    tokenizer that does not load is left alone. The copy names no code (`auto_map`): whoever trusts
+    ours would run it too.
+
+    For some model types AutoTokenizer takes the class from a table and ignores
+    tokenizer_config.json. Our types are in no table, so the same files could give other ids. The
+    copy is therefore loaded and compared, and the class is written down if they differ.
+    """
+    path = out / TOKENIZER_CONFIG
+    settings = read_json_object(path) if path.is_file() else {}
+    has_code = settings.pop("auto_map", None) is not None
+    original = find_tokenizer(source, config=source_config)
+    for changes in ({}, {"tokenizer_class": type(original).__name__}):
+        if has_code or changes:
+            text = json.dumps(settings | changes, indent=2, ensure_ascii=False)
+            write_atomically(path, text + "\n")
+        if original is None or _meaning(original) == _meaning(find_tokenizer(out, config=config)):
+            return
+    raise UserError(
+        f"the tokenizer of {source}, a {type(original).__name__}, loads differently from {out}. "
+        "Save it with AutoTokenizer.from_pretrained(...).save_pretrained(...) into a copy of the "
+        "model, and use that copy."
+    )
+
+
+def _meaning(tokenizer: PreTrainedTokenizerBase | None) -> tuple[object, ...] | None:
+    """What decides the token ids, and the ids that begin and end a text."""
+    if tokenizer is None:
+        return None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = tokenizer.get_vocab() if backend is None else backend.to_str()
+    return vocabulary, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer("a b")["input_ids"]
 
 
 # ---------------------------------------------------------------------------------------- the check
@@ -172,7 +225,7 @@ def compare_logits(
 
 def _judge(out: Path, source: Path, difference: float) -> None:
     if not difference <= CHECK_TOLERANCE:  # true for nan too
-        forget_progress(out)
+        (out / PROGRESS).unlink(missing_ok=True)
         raise UserError(
             f"{out} does not compute the same as {source} with the mask: logits differ by "
             f"{difference:.2g} of the largest one, more than {CHECK_TOLERANCE:g}. It has no "

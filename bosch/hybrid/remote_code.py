@@ -77,54 +77,44 @@ def write_remote_code(out: Path, config: PretrainedConfig) -> dict[str, str]:
 
 def is_of_this_version(folder: Path, config: PretrainedConfig) -> bool:
     """Whether the code in a hybrid's folder is what this version writes; true if it has none."""
-    files = remote_code(family_of(config).__name__) if (folder / ENTRY).is_file() else {}
-    return all((folder / name).is_file() for name in files) and all(
-        (folder / name).read_text("utf-8", errors="replace") == text for name, text in files.items()
+    return not (folder / ENTRY).is_file() or all(
+        (folder / name).is_file() and (folder / name).read_text("utf-8", errors="replace") == text
+        for name, text in remote_code(family_of(config).__name__).items()
     )
 
 
 def remote_code(family_module: str) -> Mapping[str, str]:
     """File name -> text: the family's module and all of our modules that it needs."""
-    texts: dict[str, str] = {}
+    files: dict[str, str] = {}
     waiting = [family_module]
     while waiting:
         module = waiting.pop()
-        if module in texts:
+        name = ENTRY if module == family_module else f"{_flat(module)}.py"
+        if name in files:
             continue
-        path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
-        source = _plugins_text() if module == PLUGINS else path.read_text("utf-8")
-        source += REGISTER if module == family_module else ""
-        waiting += [name for _, name in OUR_IMPORT.findall(source)]
-        texts[module] = source
-    files = {_flat(module): _rewrite(module, text) for module, text in texts.items()}
-    files[ENTRY] = files.pop(_flat(family_module))
+        if module == PLUGINS:  # the imports make transformers fetch the backends' files
+            names = sorted(BACKENDS)
+            imports = [f"from bosch.backends.{name} import attend as _{name}" for name in names]
+            functions = ", ".join(f"{name!r}: _{name}" for name in names)
+            text = PLUGINS_TEXT.format(imports="\n".join(imports), functions=functions)
+        else:
+            path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+            text = path.read_text("utf-8") + (REGISTER if module == family_module else "")
+        waiting += [needed for _, needed in OUR_IMPORT.findall(text)]
+        text = OUR_IMPORT.sub(lambda match: f"{match[1]}from .{_flat(match[2])} import", text)
+        text = OPTIONAL_IMPORT.sub(r'\1\3 = __import__("\2", fromlist=["\3"]).\3', text)
+        if module == ATTENTION:
+            # Each copy of the code registers a name of its own, so that checkpoints of different
+            # versions, and the package, can be loaded in one process.
+            text, count = NAME_LINE.subn(
+                'NAME = "bosch_" + hashlib.sha256(__name__.encode()).hexdigest()[:12]', text
+            )
+            text = text.replace("\nimport torch\n", "\nimport hashlib\n\nimport torch\n", 1)
+            assert count == 1
+            assert "import hashlib" in text
+        files[name] = f"# From bosch-hybrid, {module}. Apache-2.0.\n{text}"
     return files
 
 
 def _flat(module: str) -> str:
-    return f"{module.replace('.', '_').replace('__', '_')}.py"
-
-
-def _rewrite(module: str, text: str) -> str:
-    text = OUR_IMPORT.sub(
-        lambda match: f"{match[1]}from .{_flat(match[2]).removesuffix('.py')} import", text
-    )
-    text = OPTIONAL_IMPORT.sub(r'\1\3 = __import__("\2", fromlist=["\3"]).\3', text)
-    if module == ATTENTION:
-        # Each copy of the code registers a name of its own, so that checkpoints of different
-        # versions, and the package, can be loaded in one process.
-        text, count = NAME_LINE.subn(
-            'NAME = "bosch_" + hashlib.sha256(__name__.encode()).hexdigest()[:12]', text
-        )
-        text = text.replace("\nimport torch\n", "\nimport hashlib\n\nimport torch\n", 1)
-        assert count == 1
-        assert "import hashlib" in text
-    return f"# From bosch-hybrid, {module}. Apache-2.0.\n{text}"
-
-
-def _plugins_text() -> str:
-    """Replaces bosch/plugins.py. Imports the backends, so that transformers fetches their files."""
-    names = sorted(BACKENDS)
-    imports = [f"from bosch.backends.{name} import attend as _{name}" for name in names]
-    functions = ", ".join(f"{name!r}: _{name}" for name in names)
-    return PLUGINS_TEXT.format(imports="\n".join(imports), functions=functions)
+    return module.replace(".", "_").replace("__", "_")

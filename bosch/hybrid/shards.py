@@ -8,8 +8,6 @@ mapped pages that the system can reclaim. Measured with safetensors 0.8: 51 and 
 import json
 import os
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -24,9 +22,9 @@ from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.progress import track
 
 SINGLE = "model.safetensors"
-PROGRESS = ".shards.json"  # which files are complete; removed once the whole folder is
-
-Reorder = Callable[[str, Tensor], Tensor]  # (name, tensor) -> permuted
+# Which files are complete, by checksum. Removed once the whole folder is, or if it is to be written
+# anew.
+PROGRESS = ".shards.json"
 
 
 def rewrite_weights(
@@ -44,25 +42,42 @@ def rewrite_weights(
     names = weight_files(source)
     sizes = {name: (source / name).stat().st_size for name in names}
     job = fingerprint({"permutation": permutation, "head_size": head_size, "files": sizes})
-    done = _read_progress(out, job)
-    reorder: Reorder | None = None
-    if permutation is not None:
-        reorder = partial(
-            permute_groups, permutation=permutation, head_size=head_size, further=further
-        )
+    done: dict[str, str] = {}
+    progress = read_json_object(out / PROGRESS) if (out / PROGRESS).is_file() else {}
+    if progress.get("job") == job:
+        for name, checksum in progress["files"].items():
+            file = path_inside(out, name, out / PROGRESS, flat=True)
+            if file.is_file() and hash_file(file) == checksum:
+                done[name] = checksum
+
     with track("weights", total=len(names), unit="files", done=len(done)) as bar:
         for name in names:
-            if name not in done:
-                done[name] = _rewrite_file(source / name, out / name, reorder)
-                write_atomically(out / PROGRESS, json.dumps({"job": job, "files": done}))
-                bar.advance()
+            if name in done:
+                continue
+            temporary = temporary_file(out / name)
+            try:
+                with safe_open(source / name, framework="pt") as opened:
+                    metadata = opened.metadata()
+            except SafetensorError as error:
+                raise UserError(
+                    f"{source / name} is not a complete safetensors file ({error}); fetch or copy "
+                    "it once more."
+                ) from error
+            if permutation is None:
+                shutil.copyfile(source / name, temporary)
+            else:
+                tensors = {
+                    key: permute_groups(key, tensor, permutation, head_size, further)
+                    for key, tensor in load_file(source / name).items()
+                }
+                save_weights(tensors, temporary, metadata)
+            done[name] = hash_file(temporary, sync=True)
+            os.replace(temporary, out / name)
+            sync_directory(out)
+            write_atomically(out / PROGRESS, json.dumps({"job": job, "files": done}))
+            bar.advance()
     if (source / INDEX).is_file():
         write_atomically(out / INDEX, (source / INDEX).read_bytes())
-
-
-def forget_progress(out: Path) -> None:
-    """Remove the record of complete files: the folder is finished, or is to be written anew."""
-    (out / PROGRESS).unlink(missing_ok=True)
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -79,42 +94,6 @@ def weight_files(folder: Path) -> list[str]:
         if not (folder / name).is_file():
             raise MissingFileError(f"{folder / name} is missing, though {INDEX} lists it.")
     return names
-
-
-def _read_progress(out: Path, job: str) -> dict[str, str]:
-    """Checksums of the files that are complete and have not changed since."""
-    if not (out / PROGRESS).is_file():
-        return {}
-    progress = read_json_object(out / PROGRESS)
-    if progress.get("job") != job:
-        return {}
-    return {
-        name: checksum
-        for name, checksum in progress["files"].items()
-        if (file := path_inside(out, name, out / PROGRESS, flat=True)).is_file()
-        and hash_file(file) == checksum
-    }
-
-
-def _rewrite_file(source: Path, target: Path, reorder: Reorder | None) -> str:
-    """Write one file, whole or not at all, and return its checksum."""
-    temporary = temporary_file(target)
-    try:
-        with safe_open(source, framework="pt") as file:
-            metadata = file.metadata()
-    except SafetensorError as error:
-        raise UserError(
-            f"{source} is not a complete safetensors file ({error}); fetch or copy it once more."
-        ) from error
-    if reorder is None:
-        shutil.copyfile(source, temporary)
-    else:
-        tensors = {name: reorder(name, tensor) for name, tensor in load_file(source).items()}
-        save_weights(tensors, temporary, metadata)
-    checksum = hash_file(temporary, sync=True)
-    os.replace(temporary, target)
-    sync_directory(target.parent)
-    return checksum
 
 
 def save_weights(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
